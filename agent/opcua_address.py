@@ -41,6 +41,19 @@ def parse_node_address(text: str) -> NodeAddress:
     return NodeAddress(sys.intern(match["uri"] or STANDARD_URI), _identifier(match["kind"], match["text"]))
 
 
+def identifier_text(identifier: int | str | UUID | bytes) -> str:
+    """The identifier of a node id as text, without the namespace."""
+    match identifier:
+        case int():
+            return f"i={identifier}"
+        case str():
+            return f"s={identifier}"
+        case UUID():
+            return f"g={identifier}"
+        case _:
+            return f"b={base64.b64encode(identifier).decode()}"
+
+
 def _identifier(kind: str, text: str) -> int | str | UUID | bytes:
     if kind == "s":
         return text

@@ -235,7 +235,7 @@ CORES: tuple[str, ...] = (
             "counters",
             "decode",
             "explore/interpretation",
-            "explore/place",
+            "explore/register_text",
             "explore/register_scan",
             "explore/request_plan",
             "refused_spans",
@@ -269,13 +269,13 @@ CORES: tuple[str, ...] = (
     *(
         f"agent/ingest/opcua/events/{name}.py"
         for name in (
-            "condition_book",
+            "conditions",
             "event_fields",
             "event_loss",
             "event_message",
         )
     ),
-    "agent/ingest/opcua/rescue/seam.py",
+    "agent/ingest/opcua/rescue/deduplicator.py",
     *(f"agent/ingest/opcua/values/{name}.py" for name in ("structures", "variant")),
     *(
         f"agent/ingest/tags/{name}.py"

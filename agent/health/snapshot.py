@@ -341,7 +341,10 @@ class SourceStatus:
         int, Counter("bsfg_source_values_duplicate_total", "Values dropped because they were held already.")
     ] = 0
     out_of_order_total: Annotated[
-        int, Counter("bsfg_source_values_out_of_order_total", "Values dropped because newer ones came before.")
+        int,
+        Counter(
+            "bsfg_source_values_out_of_order_total", "Values recorded although they are older than the one before."
+        ),
     ] = 0
     polls_missed_total: Annotated[
         int, Counter("bsfg_source_polls_missed_total", "Polls skipped because the one before took too long.")

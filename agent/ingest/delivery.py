@@ -1,12 +1,12 @@
 """Applies the sampling rules to the raw samples of one source and passes the result to the recorder, stream by stream.
 
-A `Delivery` lives as long as its source is configured, across all connections and tag maps, because the sampler needs
+A `Delivery` exists as long as its source is configured, across all connections and tag maps, because the sampler needs
 the last recorded values when the source returns. It keeps no sample that it has passed on.
 
-A new tag map waits here (`offer_map`) until the source takes it over (`retag`) in the one task that records, behind
-everything that was read under the old map. Tags that stay keep their number and their sampling state. A value that an
-ended rule held back is recorded. A tag that is no longer read is recorded once as out of service: otherwise its last
-value would look current forever.
+A new tag map waits here (`offer_map`) until the source takes it over (`take_over_map`). The source does so in the task
+that records, after everything that was read under the old map. Tags that stay keep their number and sampling state. A
+value held back by a rule that ends is recorded. A tag that is removed is recorded once as out of service: otherwise its
+last value would look current forever.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Delivery:
         self._one_stream: str | None = None
         self._wanted: dict[int, Tag] | None = None
         self._on_value: Callable[[int], None] | None = None
-        self.renumbered: Mapping[int, int] = {}  # by their earlier numbers, the tags that have another one now
+        self.renumbered: Mapping[int, int] = {}  # from earlier to present numbers of tags
         self._gap_listeners: list[Callable[[TagGap], None]] = []
         self.turns_total = 0
         self._assign(_numbered(tags, numbers))
@@ -50,22 +50,22 @@ class Delivery:
         return found
 
     def seed(self, newest: Mapping[int, Newest]) -> None:
-        """Go on from what an earlier process recorded last of these tags."""
+        """Continue from the newest samples that an earlier process recorded."""
         for number, (sample, good_ns, _) in newest.items():
             self.sampler.seed(number, sample, good_ns)
 
     @property
     def has_pending_map(self) -> bool:
-        """Whether a new tag map waits to be taken over."""
+        """Whether a new tag map is waiting."""
         return self._wanted is not None
 
     def offer_map(self, tags: Sequence[Tag], numbers: Sequence[int]) -> None:
-        """Offer a new tag map to the source. It replaces one that is still waiting."""
+        """Offer a new tag map to the source. It replaces one that is waiting."""
         self._wanted = _numbered(tags, numbers)
 
-    def retag(self, now_ns: int) -> bool:
+    def take_over_map(self, now_ns: int) -> bool:
         """Take over the waiting tag map; True if there was one. Awaits nothing, so it happens as a whole. The caller
-        then awaits `settle`."""
+        then awaits `recorder.settle`."""
         wanted, self._wanted = self._wanted, None
         if wanted is None:
             return False
@@ -79,12 +79,8 @@ class Delivery:
         self._assign(wanted)
         return True
 
-    async def settle(self) -> None:
-        """Append what was handed in."""
-        await self.recorder.settle()
-
     def expect_value(self, on_value: Callable[[int], None]) -> None:
-        """Call this once, with the time, when the next good value is delivered."""
+        """Call `on_value` once, with the time, when the next good value is delivered."""
         self._on_value = on_value
 
     @property
@@ -92,21 +88,9 @@ class Delivery:
         """Whether no good value has come since `expect_value`."""
         return self._on_value is not None
 
-    async def deliver(self, samples: Iterable[Sample], now_ns: int) -> None:
+    async def deliver(self, samples: SampleColumns, now_ns: int, returned_ns: int | None = None) -> None:
         """Record the samples that the rules let through (see `Sampler.select`). Waits while the store refuses."""
-        await self._deliver(SampleColumns.of(self.sampler.select(samples, now_ns)), now_ns)
-
-    async def deliver_columns(self, samples: SampleColumns, now_ns: int, returned_ns: int | None = None) -> None:
-        """As `deliver`, for columns."""
-        await self._deliver(self.sampler.select_columns(samples, now_ns, returned_ns), now_ns)
-
-    def hand_in_late(self, samples: SampleColumns) -> None:
-        """Record samples that are older than the last sample of their tags, regardless of the rules. They do not change
-        the state with which later samples are compared. The caller then awaits `settle`."""
-        if samples.tags:
-            self._hand_in(samples)
-
-    async def _deliver(self, columns: SampleColumns, now_ns: int) -> None:
+        columns = self.sampler.select_columns(samples, now_ns, returned_ns)
         if self._on_value is not None and not all(map(status.is_bad, columns.qualities)):
             on_value, self._on_value = self._on_value, None
             on_value(now_ns)
@@ -114,8 +98,14 @@ class Delivery:
             self._hand_in(columns)
             await self.recorder.settle()
 
+    def hand_in_late(self, samples: SampleColumns) -> None:
+        """Record samples that are older than the last sample of their tags, regardless of the rules. They do not change
+        the state with which later samples are compared. The caller then awaits `recorder.settle`."""
+        if samples.tags:
+            self._hand_in(samples)
+
     async def deliver_due(self, now_ns: int) -> None:
-        """Record the samples and gaps that are due by time alone."""
+        """Record the samples and gaps that are due because time has passed."""
         self.turns_total += 1
         await self._record(self.sampler.due(now_ns))
         await self.recorder.flush_gaps()
@@ -129,11 +119,11 @@ class Delivery:
         corrects: bool = False,
         since_ns: int | None = None,
     ) -> None:
-        """Record once that these tags, by default all, have no value now, or since then (see `Sampler.lose`)."""
+        """Record once that these tags, by default all, have no value now, or since `since_ns` (see `Sampler.lose`)."""
         await self._record(self.sampler.lose(quality, now_ns, tags, corrects=corrects, since_ns=since_ns))
 
     def on_gap(self, listener: Callable[[TagGap], None]) -> None:
-        """Call this for each gap whose end is known."""
+        """Call `listener` for each gap whose end is known."""
         self._gap_listeners.append(listener)
 
     def add_gap(
@@ -156,12 +146,20 @@ class Delivery:
             listener(TagGap(reason, first_ns, last_ns, hit))
 
     def number(self, tag: int) -> int:
-        """The present number of a tag. One that is read no more has that which it had."""
+        """The present number of a tag; the last one if the tag is no longer read."""
         return self.renumbered.get(tag, tag)
 
     def subjects(self, tags: Iterable[int]) -> list[str]:
-        """What these tags are called."""
+        """The subjects of these tags."""
         return [self.tags[tag].definition.subject for tag in tags if tag in self.tags]
+
+    def named(self, tags: Sequence[int]) -> dict[str, object]:
+        """The fields of a log line about tags: how many, and of the first the name, the row of the tag file and the
+        address as the file writes it."""
+        known = [self.tags[tag] for tag in tags[:TAGS_NAMED_MAX] if tag in self.tags]
+        names = [f"{tag.name} (row {tag.row}, {tag.definition.address})" for tag in known]
+        more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
+        return {"count": len(tags), "tags": ", ".join(names) + more}
 
     async def _record(self, rows: list[Sample]) -> None:
         if rows:
@@ -187,11 +185,11 @@ class Delivery:
 
 
 def _with_later(known: Mapping[int, int], ended: Mapping[int, int | None], wanted: Mapping[int, Tag]) -> dict[int, int]:
-    """The earlier numbers of the tags of a new map, with the present ones. As many as these tags were edited."""
+    """The present numbers of the tags of a new map by all their earlier numbers."""
     later = {**ended, **{number: ended.get(then, then) for number, then in known.items()}}
     return {number: now for number, now in later.items() if now is not None and number not in wanted}
 
 
 def _numbered(tags: Sequence[Tag], numbers: Sequence[int]) -> dict[int, Tag]:
-    assert len(tags) == len(set(numbers)) == len(numbers), "the store numbers each definition, and each differently"
+    assert len(tags) == len(set(numbers)) == len(numbers), "the store gives each definition a number of its own"
     return dict(zip(numbers, tags, strict=True))

@@ -6,8 +6,8 @@
       UnknownSource             a command names a source that is not configured (for the operator)
       NotConnected              a command asks for values through a source that has no connection (for the operator)
       NoHistory                 a command asks for the history of a source that has none to read (for the operator)
-      HistoryRefused            a server does not answer a HistoryRead as a whole; its session goes on
-      StoredUnreadable          the store cannot be read for what it holds already; live values go on
+      HistoryRefused            a server refuses a HistoryRead as a whole; the session continues
+      StoredUnreadable          the facts that the store holds cannot be read; live values continue
       SourceError               one life of a source has ended; the supervisor rebuilds it after a pause
         SourceLost              the connection broke, fell silent or was never established
           SourceBusy            the server has no room for another client at present
@@ -31,8 +31,9 @@ class IngestError(BsfgError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong in a tag file. `row` counts as a spreadsheet does (the header is 1), in a TOML file it is the
-    line of `[[tag]]`; 0 is the file itself. `template_row` is the row of a template that `row` uses, if it does."""
+    """One mistake in a tag file. `row` is the row of the spreadsheet (the header is 1) or the line of `[[tag]]` in a
+    TOML file; 0 stands for the whole file. `template_row` is the row of the template that `row` uses, 0 if it uses
+    none."""
 
     file: str
     row: int
@@ -42,14 +43,14 @@ class Problem:
     template_row: int = 0
 
     def __str__(self) -> str:
-        _, column = _words_of(self.file)
+        _, column = _terms(self.file)
         where = place(self.file, self.row, self.template_row) + (f" {column} {self.column}" if self.column else "")
         return f"{where}: {self.value!r} {self.why}" if self.column else f"{where}: {self.why}"
 
 
 def place(file: str, row: int, template_row: int = 0) -> str:
-    """Where a row is, in the words of the kind of file: `meters.csv row 7 (template row 2)`."""
-    word, _ = _words_of(file)
+    """The position of a row as messages give it: `meters.csv row 7 (template row 2)`."""
+    word, _ = _terms(file)
     return file + (f" {word} {row}" if row else "") + (f" (template {word} {template_row})" if template_row else "")
 
 
@@ -58,7 +59,7 @@ def is_toml(file: str) -> bool:
     return file.lower().endswith(".toml")
 
 
-def _words_of(file: str) -> tuple[str, str]:
+def _terms(file: str) -> tuple[str, str]:
     return ("line", "key") if is_toml(file) else ("row", "column")
 
 
@@ -74,7 +75,7 @@ class TagMapError(IngestError):
 
 
 class TagFileUnreadable(TagMapError):
-    """A tag file is missing or cannot be opened: an error at the start; later an editor may just be saving it."""
+    """A tag file is missing or cannot be opened. At the start that is an error; later an editor may be saving it."""
 
 
 class UnknownSource(IngestError):
@@ -102,19 +103,20 @@ class SourceBusy(SourceLost):
 
 
 class HistoryRefused(IngestError):
-    """A server does not answer a HistoryRead as a whole. Its session goes on."""
+    """A server refuses a HistoryRead as a whole. The session continues."""
 
     def __init__(self, why: str, *, is_final: bool) -> None:
         super().__init__(why)
-        self.is_final = is_final  # it has no history service, so asking again changes nothing
+        self.is_final = is_final  # the server has no history service: it is not asked again
 
 
 class StoredUnreadable(IngestError):
-    """The store cannot be read for what it holds already."""
+    """The facts that the store holds cannot be read."""
 
 
 class SourceRefused(SourceError):
-    """The source refused us, or we refuse it. Retries fail until an operator changes something, so they are rare."""
+    """The source refuses the connection, or our own rules do. Retries fail until an operator changes something, so they
+    are rare."""
 
 
 def tag_file_problem(file: Path, why: str) -> Problem:

@@ -1,12 +1,12 @@
 """Gaps: values that could not be sampled, recorded as a fact. Core: no IO.
 
-A source that cannot wait (a poll whose time has passed, a server whose queue overflowed) loses values when the store or
-the line is too slow. Losses are merged here into one message per source and reason, so that many losses make few facts.
-The caller decides when to append it.
+Values are lost when the store or the line is too slow for a source that cannot wait: a poll is missed, or the queue of
+a server overflows. Losses of the same source and reason are merged into one message, so that many losses make few
+facts. The caller decides when to append it.
 
-A lost source produces two facts with the same `first_time`, its last sign of life: one at once, so that the loss is
-recorded even if this process ends before the source returns, and one when the next value has arrived. The later one is
-complete.
+A lost source produces two facts with the same `first_time`, its last sign of life. The first is appended at once, so
+that the loss is recorded even if this process ends before the source returns. The second is appended when the next
+value has arrived, and is complete.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ GAP_PREDICATE = "samples_lost"
 
 STORE_REFUSED = "store_refused"  # polls that were not made because the store took nothing
 POLLS_MISSED = "polls_missed"  # polls that were not made because the ones before took too long
-STORE_REJECTED = "store_rejected"  # samples the store failed at, not for want of room
+STORE_REJECTED = "store_rejected"  # samples that the store failed to append, other than for lack of room
 SERVER_QUEUE_OVERFLOW = "server_queue_overflow"  # the OPC UA server discarded values it had queued for us
-NOTIFICATIONS_MISSING = "notifications_missing"  # the server sent a notification that never came
+NOTIFICATIONS_MISSING = "notifications_missing"  # the server sent a notification that did not arrive
 SUBSCRIPTION_LOST = "subscription_lost"  # the server ended one subscription of several; it was created anew
 ITEM_RENEWED = "item_renewed"  # an item that published nothing, or was to be monitored otherwise, was created anew
-ITEM_REFUSED = "item_refused"  # the server had no item for a tag: its node was gone, or it refused the item
-VALUES_UNREADABLE = "values_unreadable"  # the server sent a malformed value; those behind it have no known place
-AGENT_STOPPED = "agent_stopped"  # what happened at the source while no process of this node ran
-SOURCE_LOST = "source_lost"  # what happened at the source after its last sign of life is not known
-CLOCK_SET_BACK = "clock_set_back"  # a gap in the times that came again, because the server's clock was set back in it
+ITEM_REFUSED = "item_refused"  # a tag had no item: its node did not exist, or the server refused the item
+VALUES_UNREADABLE = "values_unreadable"  # the values behind a malformed one in a notification
+AGENT_STOPPED = "agent_stopped"  # values since the end of the previous process of this node
+SOURCE_LOST = "source_lost"  # values since the last sign of life of a lost source
+CLOCK_SET_BACK = "clock_set_back"  # a gap, in the times that the server's clock shows twice because it was set back
 OUTAGE_REASONS = frozenset({AGENT_STOPPED, SOURCE_LOST})
 GAP_INTERVAL_S = 10.0  # gaps are merged for this long before they become a fact
 FILL_PREDICATE = "history_backfilled"  # the values of some outages were read from the source's own records
@@ -65,7 +65,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class TagGap:
-    """A gap for those who may fill it: all its tags, by number."""
+    """A gap with the numbers of all its tags, for filling it from history."""
 
     reason: str
     first_time_ns: int
@@ -73,12 +73,12 @@ class TagGap:
     tags: tuple[int, ...]
 
 
-_APART = frozenset({SOURCE_LOST, CLOCK_SET_BACK, ITEM_RENEWED, ITEM_REFUSED})  # a second and a week would be a week
-OUTAGES_OPEN_MAX = 100  # a source that flaps while the store refuses for days; beyond, outages are merged too
+_APART = frozenset({SOURCE_LOST, CLOCK_SET_BACK, ITEM_RENEWED, ITEM_REFUSED})  # one gap would cover the time between
+OUTAGES_OPEN_MAX = 100  # beyond it outages are merged too: a source may flap while the store refuses for days
 
 
 class GapLog:
-    """Gaps of one source that are not written yet: one for each reason, and one for each outage of the source."""
+    """The gaps of one source that are not appended yet: one for each reason, and one for each outage of the source."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, int], Gap] = {}
@@ -93,7 +93,7 @@ class GapLog:
         self._open[key] = gap if known is None else known.merged(gap)
 
     def take(self) -> list[Gap]:
-        """All open gaps, which are closed by this."""
+        """Remove and return all gaps."""
         gaps = list(self._open.values())
         self._open.clear()
         return gaps

@@ -1,11 +1,11 @@
-"""The states of a source as a table, the back-off between connections, when an earlier process ended, and which
-reasons of an outage are logged.
+"""The states of a source as a table, the back-off between connections, the end of the previous process, and the reasons
+of an outage that are logged.
 
     idle --start--> connecting --up--> connected --down--> waiting --start--> connecting
                     connecting --down--> waiting
     any of them --stop--> stopped
 
-Core: a transition that is not in the table raises AssertionError, because it is a mistake of the supervisor.
+Core. A transition that is not in the table raises AssertionError, because it is a bug of the supervisor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent.message import Sample
 
 
 class State(Enum):
-    """Where a source is in its life."""
+    """The state of a source."""
 
     IDLE = "idle"
     CONNECTING = "connecting"
@@ -60,22 +60,22 @@ def next_state(state: State, event: Event) -> State:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waiting times that double from `delay_ms` to `delay_max_ms`, with jitter so that many sources do not connect at
-    once."""
+    """Waiting times that double from `delay_ms` to `delay_max_ms`, with jitter, so that many sources do not connect at
+    the same time."""
 
     delay_ms: int
     delay_max_ms: int
 
     def wait_ms(self, failures: int, jitter: float) -> int:
         """How long to wait after this many failures in a row (from 1); `jitter` is a random number in [0, 1)."""
-        assert failures >= 1, "the first life needs no wait"
+        assert failures >= 1, "only a failure is followed by a wait"
         full_ms = min(self.delay_max_ms, self.delay_ms << min(failures - 1, 30))
         return int(full_ms * (0.5 + jitter / 2))
 
 
 FORGET_S = 5.0
-"""A life that gave values for this long was a success: the next loss starts with the shortest wait again. A server that
-drops its clients, or that a service manager restarts over and over, does so within the first seconds."""
+"""A life with values for this long is a success: the next loss starts with the shortest wait again. A server that drops
+its clients, or that a service manager restarts repeatedly, does so within the first seconds."""
 
 
 class Failures:
@@ -89,66 +89,70 @@ class Failures:
         """A life begins."""
         self._first_value_s = None
 
-    def see_value(self, now_s: float) -> None:
+    def note_value(self, now_s: float) -> None:
         """The life gave its first good value."""
         self._first_value_s = now_s
 
     def end(self, alive_s: float) -> int:
-        """A life has ended, and gave its last sign of life at `alive_s`. Returns the failures in a row, this one
+        """A life has ended with its last sign of life at `alive_s`. Returns the failures in a row, this one
         included."""
         delivered_s = 0.0 if self._first_value_s is None else alive_s - self._first_value_s
         self.count = 1 if delivered_s >= FORGET_S else self.count + 1
         return self.count
 
     def forget(self) -> None:
-        """Begin again with the shortest wait."""
+        """Start with the shortest wait again."""
         self.count = 0
 
 
 AHEAD_NS = 120 * 1_000_000_000  # a mark may be a minute old, and a clock a minute ahead of another (decision 0042)
-TOLD_LATE_NS = int((GAP_INTERVAL_S + 2.0) * 1e9)  # with what the turn of the source took that tells it
-EVENTS_LATE_NS = 60 * 1_000_000_000  # an outage's events are recorded or declared by then (opcua/rescue: RESCUE_S)
-CLOCK_LEAST_NS = 1_577_836_800 * 1_000_000_000  # 2020: a clock of ours that shows less was never set
+# A loss is declared this late at most, with two seconds for doing it.
+REPORTED_LATE_NS = int((GAP_INTERVAL_S + 2.0) * 1e9)
+# After this time, the events of an outage are recorded or declared (opcua/rescue: RESCUE_S).
+EVENTS_LATE_NS = 60 * 1_000_000_000
+CLOCK_LEAST_NS = 1_577_836_800 * 1_000_000_000  # 2020: if our clock shows less, it was never set
 
 
 class Newest(NamedTuple):
-    """The newest sample of a tag, the time of its newest good one (0: not found), and a time before it was recorded, at
-    most a minute, by this node's clock (0: not known)."""
+    """The newest sample of a tag, the time of its newest good sample (0: not found), and a time on this node's clock
+    that is at most a minute before the newest sample was recorded (0: not known)."""
 
     sample: Sample
     good_ns: int
     recorded_ns: int = 0
 
 
-class Ahead(NamedTuple):
-    """One moment by a clock of a source that was ahead, and by ours."""
+class FastClock(NamedTuple):
+    """The same moment on the clock of a source that was ahead, and on ours."""
 
     first_ns: int
     ours_ns: int
 
     def last_ns(self, now_ns: int) -> int:
-        """What the source's clock shows now, if it was not set right. `now_ns` is our clock."""
+        """The present time on the source's clock if it was not corrected. `now_ns` is our clock."""
         return self.first_ns + max(0, now_ns - self.ours_ns)
 
 
 class Stop(NamedTuple):
-    """When an earlier process ended, or earlier, in the times of its source; also by a clock that was ahead then."""
+    """A time on the source's clock at or before the end of the previous process. `ahead` is set if that clock may have
+    been ahead then."""
 
     first_ns: int
-    ahead: Ahead | None
+    ahead: FastClock | None
 
 
 def stop_of(streams: Iterable[Sequence[Newest]], undelivered_ns: int) -> Stop | None:
-    """The end of the process that recorded these samples, in each stream the last one first; None if there are none.
-    Values that are so much older may have been missing. The time of a sample that is ahead of its recording, since a
-    clock was wrong then, says nothing; where all are, the time of the last recording counts."""
+    """The end of the process that recorded these samples; None if there are none. In each stream the sample that was
+    recorded last comes first. `undelivered_ns`: how old values could be that were not yet delivered. A sample whose
+    time is later than its recording came from a wrong clock and is ignored; if all did, the time of the last recording
+    counts."""
     stops = [_stop_of(newest, undelivered_ns) for newest in streams if newest]
     ahead = [one.ahead for one in stops if one.ahead is not None]
     return Stop(max(one.first_ns for one in stops), max(ahead, default=None)) if stops else None
 
 
 class DeclaredGap(NamedTuple):
-    """A gap that the store has a fact of, in the times of its source."""
+    """A gap that a fact in the store declares, in the times of its source."""
 
     first_ns: int
     last_ns: int
@@ -156,17 +160,17 @@ class DeclaredGap(NamedTuple):
 
 
 def values_missing_since(stop_ns: int, gaps: Sequence[DeclaredGap]) -> int:
-    """Since when values may be missing that no fact names, by the end of the last process and the gaps that it
-    declared, newest first. Losses that follow one another are told once in GAP_INTERVAL_S: what was lost in the last of
-    these was not told."""
-    untold = [one.last_ns for one in gaps[:1] if stop_ns - one.last_ns <= TOLD_LATE_NS]
-    return min([stop_ns, *untold])
+    """Since when values may be missing that no fact declares. `stop_ns` is the end of the last process, `gaps` are
+    those that it declared, newest first. Losses are merged for GAP_INTERVAL_S: the last of them may not have been
+    declared."""
+    unreported = [one.last_ns for one in gaps[:1] if stop_ns - one.last_ns <= REPORTED_LATE_NS]
+    return min([stop_ns, *unreported])
 
 
 def events_missing_since(stop_ns: int, gaps: Iterable[DeclaredGap]) -> int:
-    """The same for events. The newest values say nothing of them: after an outage, those of before it may still have
-    been on their way when the process ended."""
-    since_ns = stop_ns - TOLD_LATE_NS
+    """The same for events. The newest values do not date them: events from before an outage may still have been on
+    their way when the process ended."""
+    since_ns = stop_ns - REPORTED_LATE_NS
     for one in gaps:
         if one.last_ns < since_ns - EVENTS_LATE_NS:
             break
@@ -179,10 +183,10 @@ def _stop_of(newest: Sequence[Newest], undelivered_ns: int) -> Stop:
     right_ns = [one.sample.source_time_ns for one in newest if not _is_ahead(one)]
     last, ahead = newest[0], None
     if _is_ahead(last):
-        ahead = Ahead(last.sample.source_time_ns - undelivered_ns, last.recorded_ns - undelivered_ns)
-    if not right_ns:  # what was recorded last had come late by the one, and what had not come by the other
+        ahead = FastClock(last.sample.source_time_ns - undelivered_ns, last.recorded_ns - undelivered_ns)
+    if not right_ns:  # subtracted twice: the last sample may have been late by it, and those that had not arrived too
         return Stop(last.recorded_ns - 2 * undelivered_ns, ahead)
-    # By the order of recording, for a clock may have been set back; but not by that of a device that is far behind.
+    # The order of recording counts, because a clock may have been set back, but not for a device that is far behind.
     last_ns, newest_ns = right_ns[0], max(right_ns)
     return Stop((last_ns if newest_ns - last_ns <= AHEAD_NS else newest_ns) - undelivered_ns, ahead)
 
@@ -191,23 +195,23 @@ def _is_ahead(one: Newest) -> bool:
     return one.recorded_ns > CLOCK_LEAST_NS and one.sample.source_time_ns > one.recorded_ns + AHEAD_NS
 
 
-REASONS_PER_OUTAGE_MAX = 20  # an error whose text is new each time must not fill the log
+REASONS_PER_OUTAGE_MAX = 20  # an error with another text each time must not fill the log
 _DIGITS = re.compile(r"\d+")
 
 
 class Outage:
-    """An outage of a source: its start, and the reasons that were logged."""
+    """An outage of a source: its beginning, and the reasons that were logged."""
 
-    def __init__(self, first_ns: int | None = None, reason: str = SOURCE_LOST, ahead: Ahead | None = None) -> None:
+    def __init__(self, first_ns: int | None = None, reason: str = SOURCE_LOST, ahead: FastClock | None = None) -> None:
         self.first_ns = first_ns  # the last sign of life before it; 0: there was none; None: not known yet
         self.reason = reason
         self.ahead = ahead  # see Stop
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
-    def is_news(self, why: str) -> bool:
+    def is_new_reason(self, why: str) -> bool:
         """Whether this reason is logged for the first time in this outage. Numbers in the text are ignored."""
         reason = _DIGITS.sub("#", why)
-        if reason in self._told or len(self._told) >= REASONS_PER_OUTAGE_MAX:
+        if reason in self._logged or len(self._logged) >= REASONS_PER_OUTAGE_MAX:
             return False
-        self._told.add(reason)
+        self._logged.add(reason)
         return True

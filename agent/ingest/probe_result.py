@@ -12,7 +12,7 @@ from agent.ingest.tags.tag_map import Tag
 from agent.message import Value
 from agent.status_codes import status_name
 
-BAD_NAMED_MAX = 10  # of the tags that a step names
+BAD_NAMED_MAX = 10  # tags that a step names
 
 
 class Outcome(Enum):
@@ -41,8 +41,8 @@ class ProbeStep:
 
 @dataclass(frozen=True, slots=True)
 class TagReading:
-    """A tag's value as read once, and its OPC UA status. A source time of 0: the source gives none. `why` says what the
-    device answered in place of a value."""
+    """The value of a tag that was read once, and its OPC UA status. A source time of 0: the source gives none. `why` is
+    the answer of the device if there is no value."""
 
     tag: str
     address: str
@@ -51,6 +51,11 @@ class TagReading:
     source_time_ns: int = 0
     unit: str = ""
     why: str = ""
+
+    @classmethod
+    def of(cls, tag: Tag, value: Value, status: int, why: str = "", source_time_ns: int = 0) -> TagReading:
+        """What was read of a tag."""
+        return cls(tag.name, tag.definition.address, value, status, source_time_ns, tag.definition.unit, why)
 
     @property
     def is_bad(self) -> bool:
@@ -67,7 +72,8 @@ def failed(name: str, what: str, todo: str = "", details: tuple[str, ...] = ()) 
 
 
 def tags_step(readings: Sequence[TagReading], tags_total: int, todo: str) -> ProbeStep:
-    """How many of the tags that were read have a value, and which have none; `todo` is what to do about those."""
+    """The step that reports how many of the tags have a value, and which have none. `todo` is what to do about
+    those."""
     bad = [one for one in readings if one.is_bad]
     asked = f"all {tags_total:,}" if len(readings) == tags_total else f"{len(readings):,} of {tags_total:,}"
     if not bad:

@@ -1,10 +1,12 @@
 """OPC UA status codes (Part 6, Annex A.2) that this package itself gives to samples, whatever the protocol.
 
-A source's own code is kept bit for bit; these are for what only we can know: that a device does not answer, that bytes
-do not make a value. The bits for an overflow of the server's queue are defined in Part 4, 7.39.1.
+A code that a source sends is kept bit for bit. These codes are for what a source cannot send, for example that a device
+does not answer or that bytes cannot be decoded. The overflow bits are defined in Part 4, 7.39.1.
 """
 
 from __future__ import annotations
+
+from agent.status_codes import OVERFLOW_BITS
 
 GOOD = 0x0000_0000
 BAD_RESOURCE_UNAVAILABLE = 0x8004_0000
@@ -51,12 +53,13 @@ GONE = frozenset(
         BAD_MONITORED_ITEM_ID_INVALID,
     }
 )
-"""What a value is notified with when its node is gone. A monitored item does not recover from them, even when a node of
-that name exists again."""
+"""The codes of a notification when the node does not exist any more. A monitored item does not recover from them, even
+if a node with that id exists again."""
 
 DENIED = frozenset({BAD_USER_ACCESS_DENIED, BAD_NOT_READABLE, BAD_SECURITY_MODE_INSUFFICIENT})
-"""What a value is notified with that this user may not read, or not like this. The server may allow it at any time; an
-item that it does not sample (node-opcua, with an interval of 0) stays silent even then, until the value changes."""
+"""The codes of a notification when this user may not read the value, or not over this connection. The server may allow
+it at any time. An item that it does not sample (node-opcua, with an interval of 0) then stays silent until the value
+changes."""
 
 NO_ITEM = (
     GONE
@@ -67,16 +70,15 @@ NO_ITEM = (
         *(BAD_DEADBAND_FILTER_INVALID, BAD_TOO_MANY_MONITORED_ITEMS),
     }
 )
-"""What a tag is recorded with that has no item: its node is gone, or the item was refused (OPC 10000-4, 5.13.2.4)."""
-
-OVERFLOW_BITS = 0x0000_0480  # InfoType DataValue (01 in bits 10, 11) and the Overflow bit 7
+"""The codes that are recorded for a tag without a monitored item: its node does not exist, or the server refused the
+item (OPC 10000-4, 5.13.2.4)."""
 
 
 def is_bad(quality: int) -> bool:
-    """Whether a value beside this code must not be used."""
+    """Whether a value with this code must not be used."""
     return quality & 0x8000_0000 != 0
 
 
 def has_overflowed(quality: int) -> bool:
-    """Whether the server says that its queue for the item ran over before this value."""
+    """Whether the server reports that its queue for the item overflowed before this value."""
     return quality & OVERFLOW_BITS == OVERFLOW_BITS

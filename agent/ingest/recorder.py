@@ -1,10 +1,10 @@
 """Appends the samples of one source to the store, waits while the store refuses, and retries failed appends.
 
-A sample that is handed in is committed as long as the process lives; if the store fails at it repeatedly, it is given
-up and recorded as a gap. The caller waits meanwhile, so a full store slows its sources. The number of uncommitted
-samples is bounded. Messages are taken the same way, by a recorder of their own (`beside`): one task uses a recorder.
-Gaps are written as facts, and merged until they can be written; one that is due is written ahead of the samples behind
-it. Which samples are worth recording is decided elsewhere (`sampling`).
+A sample that is handed in is committed unless the process ends first. If the store fails to append it several times, it
+is given up and recorded as a gap. The caller waits while the store refuses, so a full store slows its sources. The
+number of uncommitted samples is bounded. Messages are appended in the same way, by a recorder of their own
+(`for_another_task`): one task uses a recorder. Gaps are merged until they are due, and then appended as facts ahead of
+the samples that follow them. `sampling` decides which samples are recorded.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from agent.message import Message, TagDefinition
 
 ResultT = TypeVar("ResultT")
 
-IN_FLIGHT_SAMPLES_MAX = 100_000  # some seconds of a fast source at 100 bytes each: 10 MB, then the source waits
+IN_FLIGHT_SAMPLES_MAX = 100_000  # some seconds of a fast source, 10 MB at 100 bytes each; beyond it the source waits
 REFUSED_WAIT_S = 0.05  # first pause after a refusal; a group commit takes about this long
-REFUSED_WAIT_MAX_S = 2.0  # a store that is full for hours is asked this often
-FAILURES_MAX = 3  # attempts to hand in samples at which the store fails without refusing
-MESSAGE_BYTES_A_SAMPLE = 100  # a message counts as so many samples more within IN_FLIGHT_SAMPLES_MAX
+REFUSED_WAIT_MAX_S = 2.0  # between attempts at a store that is full for hours
+FAILURES_MAX = 3  # attempts to append samples that the store fails to append without refusing them
+MESSAGE_BYTES_A_SAMPLE = 100  # within IN_FLIGHT_SAMPLES_MAX a message counts as one more sample per so many bytes
 
 
 class _Flight:
-    """Facts that are not known to be committed, and their times. Without a future they have to be appended (again).
-    `weight` is what they take of IN_FLIGHT_SAMPLES_MAX; `gap`: what they say, if it is no sample and no message."""
+    """Facts that are not known to be committed, and their times. If `future` is None, they are to be appended (again).
+    `weight` counts within IN_FLIGHT_SAMPLES_MAX. `gap` is set if the fact is a gap."""
 
     __slots__ = ("append", "count", "failures", "future", "gap", "times_ns", "value_ns", "weight")
 
@@ -49,7 +49,7 @@ class _Flight:
         self.append, self.count, self.weight, self.times_ns, self.gap = append, count, weight, times_ns, gap
         self.future: Future[Any] | None = None
         self.failures = 0
-        self.value_ns = times_ns[-1]  # of the newest value, 0 if there is none
+        self.value_ns = times_ns[-1]  # time of the newest value, 0 if there is none
 
     @property
     def is_committed(self) -> bool:
@@ -58,7 +58,7 @@ class _Flight:
 
 
 class Recorder:
-    """Appends for one source. Its gaps are facts of this predicate."""
+    """Appends the facts of one source. Its gaps have the predicate `gap_predicate`."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class Recorder:
         self.refused_total = 0
         self.last_value_unix_ms = 0
 
-    def beside(self, gap_predicate: str = GAP_PREDICATE) -> Recorder:
-        """Another recorder of the same source, for a task that works beside the live values."""
+    def for_another_task(self, gap_predicate: str = GAP_PREDICATE) -> Recorder:
+        """Another recorder of the same source, for a task other than the one that records the live values."""
         return Recorder(*(self.source, self.zone, self._store, self._refusals, self._operational_stream), gap_predicate)
 
     async def define(self, definitions: Sequence[TagDefinition]) -> list[int]:
@@ -90,14 +90,14 @@ class Recorder:
         return await self._retry_while_refused(lambda: self._store.define(definitions))
 
     async def record(self, stream: str, columns: SampleColumns) -> None:
-        """Append samples; returns once the store has queued them and the number of uncommitted samples is within its
+        """Append samples. Returns when the store has queued them and the number of uncommitted samples is within the
         limit."""
         self.hand_in(stream, columns)
         await self.settle()
 
     def hand_in(self, stream: str, columns: SampleColumns) -> None:
-        """Take samples over without waiting: a caller that is cancelled afterwards loses none. The caller then awaits
-        `settle`."""
+        """Take samples without waiting, so that none is lost if the caller is cancelled afterwards. The caller then
+        awaits `settle`."""
         if columns.tags:
             append = partial(self._store.append_columns, stream, columns)
             flight = _Flight(append, len(columns.tags), len(columns.tags), columns.source_times_ns)
@@ -105,7 +105,7 @@ class Recorder:
             self._take_over(flight)
 
     def hand_in_message(self, stream: str, message: Message, time_ns: int) -> None:
-        """As `hand_in`, for a message about something at this time."""
+        """As `hand_in`, for a message about something that happened at `time_ns`."""
         append = partial(self._store.append_message, stream, message)
         weight = 1 + len(message.fact.object_json) // MESSAGE_BYTES_A_SAMPLE
         self._take_over(_Flight(append, 1, weight, [time_ns]))
@@ -119,14 +119,14 @@ class Recorder:
         self._in_flight += flight.weight
 
     async def settle(self) -> None:
-        """Append what was handed in; returns once the number of uncommitted samples is within its limit."""
+        """Append what was handed in. Returns when the number of uncommitted samples is within the limit."""
         await self._launch()
         while self._in_flight > IN_FLIGHT_SAMPLES_MAX:
             await self._settle_oldest()
         await self._settle_done()
 
     def add_gap(self, gap: Gap) -> None:
-        """Note a loss. The next `flush_gaps` or `hand_in_gaps` that is due writes it as a fact: of an outage at
+        """Note a gap. The next `flush_gaps` or `hand_in_gaps` that is due appends it as a fact. An outage is due at
         once."""
         self.lost_total += gap.count
         self._gaps.add(gap)
@@ -134,8 +134,8 @@ class Recorder:
             self._gaps_due_s = 0.0
 
     def hand_in_gaps(self) -> None:
-        """Hand in the gaps that are due, ahead of the facts that follow: a process that is killed leaves no value
-        behind a loss that no fact names. The caller then awaits `settle`."""
+        """Hand in the gaps that are due, ahead of the facts that follow: if the process is killed, the store must not
+        hold values that came after a loss without the fact of that loss. The caller then awaits `settle`."""
         if not self._gaps or time.monotonic() < self._gaps_due_s:
             return
         self._gaps_due_s = time.monotonic() + GAP_INTERVAL_S
@@ -149,7 +149,8 @@ class Recorder:
         return gap_message(gap, self.zone, time.time_ns() // 1_000_000, self._gap_predicate)
 
     async def flush_gaps(self, *, at_once: bool = False) -> None:
-        """Write open gaps as facts, at most once in GAP_INTERVAL_S unless `at_once`."""
+        """Append the noted gaps as facts, at most once in GAP_INTERVAL_S unless `at_once`. If the store refuses, they
+        are kept and this returns."""
         if not self._gaps or (time.monotonic() < self._gaps_due_s and not at_once):
             return
         self._gaps_due_s = time.monotonic() + GAP_INTERVAL_S
@@ -167,15 +168,15 @@ class Recorder:
             gaps.pop(0)
 
     async def append_fact(self, message: Message) -> None:
-        """Append an operational fact; returns once it is committed. Waits while the store refuses."""
+        """Append an operational fact. Returns when it is committed. Waits while the store refuses."""
         await self._retry_while_refused(lambda: self._store.append_message(self._operational_stream, message))
 
     async def committed(self) -> None:
-        """Wait until everything handed in before this is committed, or given up. For a task that does not record; the
-        one that does goes on meanwhile."""
+        """Wait until everything that is handed in now is committed or given up. For a task other than the one that
+        records."""
         before = list(self._flights)
         while before := [one for one in before if one in self._flights and not one.is_committed]:  # noqa: ASYNC110
-            await asyncio.sleep(REFUSED_WAIT_S)  # the recording task may append them again meanwhile
+            await asyncio.sleep(REFUSED_WAIT_S)  # the recording task may have to append them again
 
     async def drain(self) -> None:
         """Wait until everything handed in is committed, gaps included."""
@@ -185,7 +186,7 @@ class Recorder:
         await self.flush_gaps(at_once=True)
 
     async def _launch(self) -> None:
-        """Append, oldest first, what has no future yet. Waits while the store refuses."""
+        """Append what has no future yet, the oldest first. Waits while the store refuses."""
         wait_s = REFUSED_WAIT_S
         for flight in list(self._flights):
             while flight.future is None:
@@ -200,8 +201,8 @@ class Recorder:
                     raise
 
     def _failed(self, flight: _Flight) -> None:
-        """Count a failure that waiting does not resolve. Samples that fail FAILURES_MAX times are given up and recorded
-        as a gap: otherwise they would block all later samples forever."""
+        """Count a failure other than a refusal. Samples that fail FAILURES_MAX times are given up and recorded as a
+        gap: otherwise they would block all later samples forever."""
         flight.future = None
         flight.failures += 1
         if flight.failures < FAILURES_MAX:
@@ -232,7 +233,7 @@ class Recorder:
             await asyncio.sleep(REFUSED_WAIT_S)
             return
         except asyncio.CancelledError:
-            raise  # we are being stopped; the samples stay on their way
+            raise  # the source is being stopped; the samples stay in flight
         except BaseException:
             self._failed(flight)
             raise
@@ -261,7 +262,7 @@ def _last_value_ns(columns: SampleColumns) -> int:
 
 
 async def _committed(future: Future[ResultT]) -> ResultT:
-    """The store's answer. Shielded: cancelling the wait does not cancel the append."""
-    if future.done():  # without a turn of the loop and what wakes it from another thread
+    """The result of an append. Shielded: cancelling the wait does not cancel the append."""
+    if future.done():  # saves a turn of the loop and its wake-up from another thread
         return future.result()
     return await asyncio.shield(asyncio.wrap_future(future))

@@ -19,18 +19,18 @@ from agent.message import Sample
 log = logging.getLogger(__name__)
 
 FindRemoved = Callable[[Collection[str]], Sequence[RemovedTag]]
-"""The tags of this node in the store that are none of these subjects and not out of service; in any thread, and it may
-take a second."""
+"""Finds the tags of this node in the store whose subjects are not among these and that are not out of service. It may
+be called in any thread and may take a second."""
 
 
 async def record_removed(find: FindRemoved, subjects: Collection[str], recorder: Recorder) -> None:
-    """Record each tag that is none of `subjects` as out of service. Waits while the store refuses."""
+    """Record as out of service each tag whose subject is not in `subjects`. Waits while the store refuses."""
     found = await asyncio.to_thread(find, subjects)
     if not found:
         return
     now_ns = time.time_ns()
     for stream in dict.fromkeys(one.stream for one in found):
-        # A fact is never older than the one before of its tag, whose source's clock may be ahead.
+        # A fact is never older than the previous one of its tag, which may have come from a clock that is ahead.
         rows = [
             Sample(one.number, max(now_ns, one.newest_ns + 1), None, quality.BAD_OUT_OF_SERVICE)
             for one in found

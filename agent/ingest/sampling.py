@@ -1,30 +1,30 @@
 """Which samples become facts: report by exception, duplicates, order, loss and return.
 
-Core: takes samples and the time, returns samples; holds a fixed amount of state for each tag and none beyond.
+Core: takes samples and the time, returns samples, and holds a fixed amount of state for each tag.
 
     deadband        a value is recorded when it differs from the last recorded one by more than this, absolute or in
-                    percent of the last recorded value; 0 means any change; without one every sample is recorded
-    min_interval    no two facts closer than this; the newest value held back is recorded when the time is over
-    max_interval    a value that does not change is recorded again after this, with the time of its last confirmation
+                    percent of the last recorded value; 0 means any change; without a deadband every sample is recorded
+    min_interval    two facts are at least this far apart; the newest value held back is recorded when the time is over
+    max_interval    an unchanged value is recorded again after this time
 
-A change of quality is recorded at once. A sample with the source time, value and quality of the one before is a
-duplicate (a server repeats the current value after every reconnect) and is not recorded. A sample older than the one
-before is recorded like any other; it is counted, and later samples are compared with it, so that a source whose clock
-was set back is not ignored.
+A change of quality is recorded at once. A sample with the same source time, value and quality as the previous one is a
+duplicate (a server repeats the current value after every reconnect) and is not recorded. A sample that is older than
+the previous one is counted and recorded like any other. Later samples are compared with it, so that a source whose
+clock was set back is not ignored.
 
-When a source is lost each of its tags is recorded once with a bad quality and no value. The first sample after that is
-recorded in any case. If its source time is not newer than the loss, because the value did not change meanwhile, it is
-recorded with the time of the return: otherwise the newest sample of the tag would be the loss, which is over. Both
-times are moved to the clock of the tag's own values where that is behind the source's (a device without time
-synchronisation, local time for UTC): otherwise every value up to that time would seem older than the loss.
+When a source is lost, each of its tags is recorded once with a bad quality and no value. The first sample after that is
+always recorded. If its source time is not newer than the loss, because the value did not change, it gets the time of
+the return: otherwise the newest sample of the tag would still be the loss. Both times are moved to the clock of the
+tag's values if that is behind the clock of the source (a device without time synchronisation, or with local time taken
+for UTC): otherwise all values up to that time would seem older than the loss.
 
-A tag that goes on under another number, because its definition was edited, is compared with nothing: its first sample
-is recorded in any case. If that is not newer than what was recorded last, because the value stands still, it is given
-the time of a return too: otherwise the tag would have two samples of one time. A tag that was lost is lost still.
+If the definition of a tag is edited, the tag continues under another number. Its first sample under the new number is
+always recorded. If that is not newer than the last one recorded, because the value did not change, it gets the time of
+the return too: otherwise the tag would have two samples with the same time. A lost tag remains lost.
 
-Most tags have no rule, and most of their samples are just newer than the one before. `select_columns` passes such
-samples by the column: what it must remember of these tags lies in columns too (`_Current`), and moves to a `_State`
-when anything else happens to the tag.
+Most tags have no rule, and most samples are newer than the previous one of their tag. `select_columns` passes such
+samples as columns. Their state is kept in columns too (`_Current`), and moves to a `_State` when anything else happens
+to the tag.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from agent.columns import SampleColumns
+from agent.ingest.quality import is_bad
 from agent.message import Sample, Value
 
 
@@ -58,40 +59,36 @@ class SamplingRule:
 
 @dataclass(slots=True)
 class SamplingCounts:
-    """What the rules did with the samples so far."""
+    """Repeated and late samples so far."""
 
-    recorded: int = 0
-    unchanged: int = 0
-    held_back: int = 0
     duplicates: int = 0
     out_of_order: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Tags whose last sample is bad, and tags without any sample since the start."""
+    """The number of tags whose last sample is bad, and of tags without a sample since the start."""
 
     bad: int
     silent: int
 
 
 class Return(NamedTuple):
-    """A tag that has a value again, in ns of source time: its last value before (0: it had none), when it was lost (0:
-    it was not), and its first value now."""
+    """A tag has a value again. Source times in ns: of its last value before (0: none), of its loss (0: it was not
+    lost), and of its first value now."""
 
     after_ns: int
     lost_ns: int
     before_ns: int
 
 
-LAG_NS_MIN = 120 * 1_000_000_000  # sampling and publishing, a minute each at most, are no lag of a clock
+LAG_NS_MIN = 120 * 1_000_000_000  # less may be due to sampling and publishing, which take a minute each at most
 
 _NEVER, _LIVE, _LOST = 0, 1, 2
-_BAD_BIT = 0x8000_0000  # of an OPC UA StatusCode
 
 
 class _State:
-    """What is remembered of one tag."""
+    """The state of one tag."""
 
     __slots__ = (
         "condition",
@@ -108,16 +105,16 @@ class _State:
     def __init__(self, rule: SamplingRule) -> None:
         self.rule = rule
         self.condition = _NEVER
-        self.is_seeded = False  # what follows is of the process before this one: no sample has come yet
+        self.is_seeded = False  # the state is that of an earlier process; this one has received no sample yet
         self.seen: Sample | None = None  # the last sample from the source, recorded or not
         self.value: Value = None  # value, quality and time of the last fact
         self.quality = 0
         self.recorded_ns = 0
-        self.recorded_seen_ns = 0  # our clock when it was recorded: max_interval counts from here
+        self.recorded_seen_ns = 0  # `now_ns` when it was recorded: max_interval counts from here
         self.held: Sample | None = None
 
     def follow(self, earlier: _State) -> None:
-        """Go on in time where this tag was under another number. Its value meant something else."""
+        """Take over the times that this tag had under another number, but not its value, which meant something else."""
         self.recorded_ns = earlier.recorded_ns
         if earlier.condition == _LOST:
             self.condition, self.quality, self.is_seeded = _LOST, earlier.quality, earlier.is_seeded
@@ -142,15 +139,15 @@ class _Current:
         self.qualities.update(zip(tags, qualities, strict=True))
 
     def pop(self, tag: int) -> Sample:
-        """Forget a tag; its last sample."""
+        """Forget a tag. Returns its last sample."""
         return Sample(tag, self.times_ns.pop(tag), self.values.pop(tag), self.qualities.pop(tag))
 
     def are_newer(self, tags: Sequence[int], times_ns: Sequence[int]) -> bool:
-        """Whether each of these samples is newer than the one before of its tag, which is known here."""
+        """Whether each of these samples is newer than the previous one of its tag. All tags must be known here."""
         before = list(map(self.times_ns.__getitem__, tags))
         if len(set(tags)) == len(tags):
             return all(map(gt, times_ns, before))
-        latest = dict(zip(tags, before, strict=True))  # several of one tag: each is compared with the one ahead of it
+        latest = dict(zip(tags, before, strict=True))  # several of one tag: each is compared with the previous one
         for tag, time_ns in zip(tags, times_ns, strict=True):
             if time_ns <= latest[tag]:
                 return False
@@ -159,19 +156,19 @@ class _Current:
 
 
 class Sampler:
-    """The sampling decisions of one source. Tags are numbers as their origin gave them."""
+    """The sampling decisions of one source. Tags are given by their numbers."""
 
     def __init__(self) -> None:
-        self._states: dict[int, _State] = {}  # of a tag that is in `_current` only the rule is true
+        self._states: dict[int, _State] = {}  # for a tag in `_current`, only the rule is valid
         self._current = _Current()
         self._timed: list[int] = []
-        self._lags_ns: dict[int, int] = {}  # of tags whose last change came with a time far behind the source's clock
+        self._lags_ns: dict[int, int] = {}  # of tags whose last change had a time far behind the source's clock
         self.counts = SamplingCounts()
-        self._returns: list[tuple[int, Return]] | None = None  # bounded by the tags and how often they are taken
+        self._returns: list[tuple[int, Return]] | None = None  # None: not noted; bounded, because it is taken regularly
 
     def adopt(self, rules: Mapping[int, SamplingRule], renumbered: Mapping[int, int] = MappingProxyType({})) -> None:
-        """Handle exactly these tags. A tag that was known keeps its state under its new rule; one that was known under
-        another number, by which `renumbered` has it, keeps its times."""
+        """Handle exactly these tags. A known tag keeps its state under its new rule. A tag that had another number
+        (`renumbered`: old to new) keeps its times."""
         for tag in [*self._current.times_ns]:
             self._state(tag)
         known, self._states = self._states, {}
@@ -187,13 +184,13 @@ class Sampler:
         self._lags_ns = {tag: lag_ns for tag, lag_ns in self._lags_ns.items() if tag in rules}
 
     def seed(self, tag: int, newest: Sample, good_ns: int) -> None:
-        """Go on from the newest sample that an earlier process recorded of a tag; `good_ns` is the time of its newest
-        good one. A value that stood still while no process ran is then a duplicate."""
+        """Set the state of a tag from the newest sample that an earlier process recorded. `good_ns` is the time of its
+        newest good sample. A value that has not changed since then is a duplicate."""
         state = self._states[tag]
-        is_bad = bool(newest.quality & _BAD_BIT)
-        state.condition = _LOST if is_bad else _LIVE
+        is_lost = is_bad(newest.quality)
+        state.condition = _LOST if is_lost else _LIVE
         state.is_seeded = True
-        state.seen = newest._replace(source_time_ns=good_ns) if is_bad else newest
+        state.seen = newest._replace(source_time_ns=good_ns) if is_lost else newest
         state.value, state.quality, state.recorded_ns = newest.value, newest.quality, newest.source_time_ns
 
     def rule(self, tag: int) -> SamplingRule:
@@ -201,7 +198,7 @@ class Sampler:
         return self._states[tag].rule
 
     def release(self, tags: Iterable[int], now_ns: int) -> list[Sample]:
-        """The values of these tags that a rule held back, to be recorded now because that rule ends."""
+        """The values of these tags that were held back. They are recorded now, because their rules end."""
         found: list[Sample] = []
         for tag in tags:
             state = self._state(tag)
@@ -211,10 +208,10 @@ class Sampler:
         return found
 
     def select(self, samples: Iterable[Sample], now_ns: int, returned_ns: int | None = None) -> list[Sample]:
-        """Those of the samples that are to be recorded, in the order they came. Times are in the source's own time.
+        """The samples to record, in the order of arrival. `now_ns` is the time of the source.
 
-        `returned_ns`: since when lost tags are known to be back, if not only since now. A value that stood still is
-        given that time; it must not lie after changes that came with it.
+        `returned_ns`: since when lost tags are back, by default since now. An unchanged value gets that time, which
+        must not be later than changes that arrive with it.
         """
         recorded: list[Sample] = []
         for sample in samples:
@@ -226,7 +223,7 @@ class Sampler:
         return recorded
 
     def select_columns(self, samples: SampleColumns, now_ns: int, returned_ns: int | None = None) -> SampleColumns:
-        """As `select`, for columns. The lists that come in are not changed; they may be those that come out."""
+        """As `select`, for columns. The given lists are not changed; they may be returned as they are."""
         tags, times_ns, values, qualities = samples
         known = self._current.times_ns
         others: list[int] = []
@@ -238,7 +235,6 @@ class Sampler:
             part = SampleColumns._make(list(compress(column, is_known)) for column in samples)
         if self._current.are_newer(part.tags, part.source_times_ns):
             self._current.put(*part)
-            self.counts.recorded += len(part.tags)
             if self._lags_ns or (part.tags and min(part.source_times_ns) < now_ns - LAG_NS_MIN):
                 for tag, time_ns, _, quality in zip(*part, strict=True):
                     self._note_lag(tag, now_ns - time_ns, quality)
@@ -260,7 +256,7 @@ class Sampler:
         return kept if all(is_kept) else SampleColumns._make(list(compress(column, is_kept)) for column in kept)
 
     def due(self, now_ns: int) -> list[Sample]:
-        """Samples that time alone makes due: values held back long enough, and standing values to be confirmed."""
+        """Samples that are due because time has passed: values held back, and unchanged values to be confirmed."""
         found: list[Sample] = []
         for tag in self._timed:
             state = self._states[tag]
@@ -288,19 +284,18 @@ class Sampler:
     ) -> list[Sample]:
         """One bad sample for each tag (of `tags`, or all) that is not lost already.
 
-        `corrects`: also where another reason is recorded, because this one is known and the other was presumed.
-        `since_ns`: the last sign of life of what had a value, if it was not now. The bad sample gets that time, or the
-        one right after the tag's last fact if that is later: a fact is never older than the one before it.
+        `corrects`: also for tags that are recorded as lost for another reason, which was only presumed. `since_ns`: the
+        last sign of life of tags that had a value; by default now. The bad sample gets that time, or the nanosecond
+        after the tag's last fact if that is later: a fact is never older than the previous one.
         """
         found: list[Sample] = []
         for tag in self._states if tags is None else tags:
             state = self._state(tag)
             if state.condition == _LOST and (not corrects or state.quality == quality):
-                state.is_seeded &= not corrects  # the source says now what an earlier process has recorded
+                state.is_seeded &= not corrects  # the source confirms what an earlier process recorded
                 continue
-            if state.held is not None:  # what was held back is the last that is known; the loss must not swallow it
+            if state.held is not None:  # the last known value must not get lost with the source
                 found.append(state.held)
-                self.counts.recorded += 1
                 state.recorded_ns = max(state.recorded_ns, state.held.source_time_ns)
                 state.held = None
             had_value = state.condition == _LIVE or (state.condition == _NEVER and state.recorded_ns)  # or renumbered
@@ -313,38 +308,38 @@ class Sampler:
         return found
 
     def mark_lost(self, tags: Iterable[int]) -> None:
-        """These tags are lost, and their source has said so itself: what was recorded last is bad. The next value is
-        then recorded as a return, whatever its time."""
+        """Mark tags as lost whose source has sent a bad sample as the last one. The next value is then recorded as a
+        return, whatever its time."""
         for tag in tags:
             state = self._state(tag)
-            if state.condition == _LIVE and state.quality & _BAD_BIT:
+            if state.condition == _LIVE and is_bad(state.quality):
                 state.condition = _LOST
 
     def is_lost(self, tag: int, quality: int) -> bool:
-        """Whether it is recorded already that a tag is lost, with this status."""
+        """Whether a tag is recorded as lost with this status."""
         state = self._states.get(tag)
         return state is not None and state.condition == _LOST and state.quality == quality
 
     def losses(self) -> dict[int, tuple[int, int]]:
-        """The tags that are lost, with the status and the time of the sample that says so."""
+        """The lost tags, each with the status and the time of the sample that records the loss."""
         found = {tag: state for tag, state in self._states.items() if state.condition == _LOST}
         return {tag: (state.quality, state.recorded_ns) for tag, state in found.items()}
 
     def tally(self) -> Tally:
-        """How the tags stand now."""
+        """Count the bad and the silent tags."""
         bad = silent = 0
         current = self._current.qualities
         for tag, state in self._states.items():
             if tag in current:
-                bad += current[tag] & _BAD_BIT != 0
+                bad += is_bad(current[tag])
             elif state.condition == _NEVER or state.is_seeded:
                 silent += 1
-            elif state.quality & _BAD_BIT:
+            elif is_bad(state.quality):
                 bad += 1
         return Tally(bad, silent)
 
     def note_returns(self) -> None:
-        """Note each return of a tag from now on, for `take_returns`."""
+        """From now on, keep each return of a tag for `take_returns`."""
         self._returns = []
 
     @property
@@ -357,34 +352,22 @@ class Sampler:
         found, self._returns = self._returns or [], []
         return found
 
-    def last_time_ns(self, tag: int) -> int:
-        """Source time of the last sample of a tag, 0 before the first."""
-        if tag in self._current.times_ns:
-            return self._current.times_ns[tag]
-        return self.last_reading(tag)[0]
-
-    def last_reading(self, tag: int) -> tuple[int, Value]:
-        """Source time and value of the last sample of a tag, also of an earlier process; (0, None) before the first,
-        and of a tag that is handled no more."""
-        if tag in self._current.times_ns:
-            return self._current.times_ns[tag], self._current.values[tag]
+    def last(self, tag: int) -> Sample:
+        """The last sample of a tag, of an earlier process too. Its time is 0 if there was none, or if the tag is no longer
+        handled."""
+        current = self._current
+        if tag in current.times_ns:
+            return Sample(tag, current.times_ns[tag], current.values[tag], current.qualities[tag])
         state = self._states.get(tag)
-        return (0, None) if state is None or state.seen is None else (state.seen.source_time_ns, state.seen.value)
-
-    def last_quality(self, tag: int) -> int:
-        """The status of that; good before the first."""
-        if tag in self._current.times_ns:
-            return self._current.qualities[tag]
-        state = self._states.get(tag)
-        return 0 if state is None or state.seen is None else state.seen.quality
+        return Sample(tag, 0, None) if state is None or state.seen is None else state.seen
 
     def lag_ns(self, tag: int) -> int:
-        """How far the times of a tag are behind its source's clock, as far as that is known and more than
+        """How far the times of a tag are behind the clock of its source; 0 if that is not known or below
         LAG_NS_MIN."""
         return self._lags_ns.get(tag, 0)
 
     def _state(self, tag: int) -> _State:
-        """The state of a tag, no longer in columns."""
+        """The state of a tag, moved out of the columns."""
         state = self._states[tag]
         if tag in self._current.times_ns:
             last = self._current.pop(tag)
@@ -393,17 +376,17 @@ class Sampler:
         return state
 
     def _make_current(self, tag: int) -> None:
-        """Keep the last sample of a tag in columns, if it is live and nothing but that sample matters."""
+        """Move the state of a tag into the columns if it is live and its last sample is all that matters."""
         state = self._states[tag]
         seen = state.seen
         is_ruled = not state.rule.records_all or state.rule.max_interval_ns
-        # A value that was recorded with the time of its return was seen with another, and both matter until the next.
+        # The times differ if the value was recorded with the time of its return: then both matter until the next one.
         if state.condition == _LIVE and not is_ruled and seen is not None and seen.source_time_ns == state.recorded_ns:
             self._current.put((tag,), (seen.source_time_ns,), (seen.value,), (seen.quality,))
 
     def _note_lag(self, tag: int, lag_ns: int, quality: int) -> None:
-        """A value that changed just now has a time so far behind. The time of a bad one may be of any clock."""
-        if quality & _BAD_BIT:
+        """Note that a value which just changed has a time this far behind. The time of a bad value says nothing."""
+        if is_bad(quality):
             return
         if lag_ns > LAG_NS_MIN:
             self._lags_ns[tag] = lag_ns
@@ -420,7 +403,7 @@ class Sampler:
                 return sample
             assert seen is not None, "seeded"
             if sample.source_time_ns <= seen.source_time_ns and _is_repeated(sample, seen):
-                self.counts.duplicates += 1  # it stood still; after an outage it was recorded under a later time
+                self.counts.duplicates += 1  # unchanged since an outage, after which it was recorded with a later time
                 return None
         assert seen is not None, "a live tag has been seen"
         if sample.source_time_ns <= seen.source_time_ns:
@@ -430,7 +413,7 @@ class Sampler:
             if _is_repeated(sample, seen):
                 self.counts.duplicates += 1
                 return None
-        elif was_live:  # a first value may be old; one that changed has just been given its time
+        elif was_live:  # a first value may be old, but a change has just happened
             self._note_lag(sample.tag, now_ns - sample.source_time_ns, sample.quality)
         rule = state.rule
         if rule.records_all or sample.quality != state.quality:
@@ -438,17 +421,15 @@ class Sampler:
         elapsed_ns = sample.source_time_ns - state.recorded_ns
         overdue = rule.max_interval_ns and elapsed_ns >= rule.max_interval_ns
         if not overdue and rule.deadband is not None and not _exceeds(rule, sample.value, state.value):
-            self.counts.unchanged += 1
-            state.held = None  # it came back inside the band: what was held back is not needed
+            state.held = None  # the value has returned into the band: the one held back is not needed
             return None
         if 0 <= elapsed_ns < rule.min_interval_ns:
-            self.counts.held_back += 1
             state.held = sample
             return None
         return sample
 
     def _return(self, state: _State, seen: Sample | None, sample: Sample, returned_ns: int) -> tuple[Sample, bool]:
-        """The first sample of a tag after it was lost, or in this process, and whether it is recorded in any case."""
+        """The first sample of a tag after its loss or in this process, and whether it is always recorded."""
         is_first, was_lost = state.condition != _LIVE, state.condition == _LOST
         state.condition, state.is_seeded = _LIVE, False
         if is_first and state.recorded_ns and sample.source_time_ns <= state.recorded_ns:
@@ -464,7 +445,6 @@ class Sampler:
         state.value, state.quality, state.recorded_ns = sample.value, sample.quality, sample.source_time_ns
         state.recorded_seen_ns = now_ns
         state.held = None
-        self.counts.recorded += 1
 
 
 def _is_repeated(sample: Sample, seen: Sample) -> bool:
@@ -479,7 +459,8 @@ def _same(left: Value, right: Value) -> bool:
 
 
 def _exceeds(rule: SamplingRule, value: Value, recorded: Value) -> bool:
-    """Whether a value has left the deadband around the last recorded one. Only numbers have a band."""
+    """Whether a value is outside the deadband around the last recorded one. A value that is no number is outside if it
+    differs."""
     numeric = type(value) in (int, float) and type(recorded) in (int, float)
     if not numeric or not rule.deadband:
         return not _same(value, recorded)

@@ -1,7 +1,7 @@
 """Stores a small document for each source in a file below the node's state folder.
 
-The documents are only hints: a lost or unreadable file costs a source some requests, never a value. So errors are
-logged instead of raised, and files are not synced.
+The documents are only hints: without one a source makes some more requests and loses no value. So errors are logged
+instead of raised, and files are not synced.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-LEARNED = "learned"  # the folder, below that of the node's state
+LEARNED = "learned"  # the folder, inside the node's state folder
 BYTES_MAX = 16 * 1024 * 1024
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class SourceMemory:
         file = self._file(source)
         try:
             with file.open("rb") as opened:
-                return opened.read(BYTES_MAX)  # a longer one is cut, and then no document
+                return opened.read(BYTES_MAX)  # a longer one is cut, and then refused as damaged
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -47,4 +47,4 @@ class SourceMemory:
 
     def _log(self, what: str, file: Path, error: OSError) -> None:
         extra = {"action": "source_memory_failed", "file": str(file), "why": str(error)}
-        log.warning("what a source has learned %s", what, extra=extra)
+        log.warning("the saved document of a source %s", what, extra=extra)

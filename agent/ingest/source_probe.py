@@ -18,13 +18,13 @@ TAGS_TESTED = 20  # enough to meet each part of a device, few enough for a slow 
 
 
 def is_read_by_node(settings: SourceSettings) -> bool:
-    """Whether a running node that is connected reads for commands: a Modbus device often takes one connection only, and
-    a serial line has but one. An OPC UA server takes another session."""
+    """Whether commands ask the running node to read, if it is connected: a Modbus device often accepts only one
+    connection, and a serial line has only one. An OPC UA server accepts another session."""
     return isinstance(settings, ModbusSourceSettings)
 
 
 def some_tags(tags: Sequence[Tag]) -> list[Tag]:
-    """The tags by which a source is tested: those of a Modbus source from each unit in turn."""
+    """The tags with which a source is tested. Those of a Modbus source come from all units."""
     by_unit: dict[object, list[Tag]] = {}
     for tag in tags:
         by_unit.setdefault(getattr(tag.point, "unit_id", None), []).append(tag)
@@ -33,7 +33,7 @@ def some_tags(tags: Sequence[Tag]) -> list[Tag]:
 
 
 async def probe_source(settings: SourceSettings, tags: Sequence[Tag], tags_total: int) -> AsyncIterator[ProbeStep]:
-    """The steps of a test, as they end; these `tags` are read. A step that fails ends it."""
+    """The steps of a test, each when it ends. `tags` are read. A step that fails ends the test."""
     if isinstance(settings, ModbusSourceSettings):
         from agent.ingest.modbus.explore.probe import steps
 
@@ -57,32 +57,25 @@ async def probe_source(settings: SourceSettings, tags: Sequence[Tag], tags_total
 
 
 def readings_of_node(tags: Sequence[Tag], found: Mapping[str, tuple[Value, int, str]]) -> list[TagReading]:
-    """Values that the running node has read for a command, given as (value, status, why) by tag, in the order of
-    `tags`."""
+    """The values that the running node has read for a command (`found`: value, status and reason by tag name), in the
+    order of `tags`."""
     absent = (None, quality.BAD_NODE_ID_UNKNOWN, "the running node does not read it; bsfg source list says why")
-    readings = []
-    for tag in tags:
-        name, definition = tag.definition.subject.removeprefix("tag:"), tag.definition
-        value, status, why = found.get(name, absent)
-        readings.append(TagReading(name, definition.address, value, status, unit=definition.unit, why=why))
-    return readings
+    return [TagReading.of(tag, *found.get(tag.name, absent)) for tag in tags]
 
 
 def judge_readings_of_node(
     settings: SourceSettings, tags: Sequence[Tag], readings: Sequence[TagReading], tags_total: int
 ) -> list[ProbeStep]:
-    """The steps that follow from values which the running node has read for us."""
-    assert isinstance(settings, ModbusSourceSettings), "others are read over a session of one's own"
+    """The steps of a test for which the running node has read the values."""
+    assert isinstance(settings, ModbusSourceSettings), "only Modbus devices are read by the node"
     from agent.ingest.modbus.explore.probe import judged
 
-    what = (
-        f"the running node is connected to {settings.where} and has read for us: many devices take one connection only"
-    )
+    what = f"the running node is connected to {settings.where} and has read the values: many devices accept only one connection"
     return [ProbeStep("connection", Outcome.OK, what), *judged(settings, tags, readings, tags_total)]
 
 
 async def read_source(settings: SourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
-    """The values of tags now, in their order. Raises SourceError."""
+    """Read tags once. The values are in the order of `tags`. Raises SourceError."""
     if isinstance(settings, ModbusSourceSettings):
         from agent.ingest.modbus.explore.tag_values import read_tags as read_modbus_tags
 

@@ -1,13 +1,13 @@
 """Supervises all sources separately: the failure of one does not affect the others.
 
-A source runs, is lost, waits and is rebuilt; `lifecycle` decides how long it waits. Its loss is logged once for each
-reason, its return once, when a value has come. When a source is lost, each of its tags is recorded once as bad, with
-the time of the last sign of life, and a gap fact says from when to when nothing is known of the source.
+A source runs, is lost, waits and is rebuilt; `lifecycle` decides how long it waits. The loss is logged once for each
+reason, and the return once, when a value has arrived. When a source is lost, each of its tags is recorded once as bad,
+with the time of the last sign of life, and a gap fact records from when to when nothing is known of the source.
 
-A new tag map (`offer`) is numbered by the store while the source goes on, and offered to the source, which applies it
+The store numbers a new tag map (`offer`) while the source runs. Then it is offered to the source, which takes it over
 between two polls or deliveries, or at its next connection. No connection is closed for it.
 
-This module has the only broad except of the project: whatever a driver raises ends one life of one source and is
+This module has the only broad except of the project: any exception of a driver ends one life of one source and is
 counted. An AssertionError is a bug of ours and passes through, so that the process ends.
 """
 
@@ -22,15 +22,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from agent.file_watch import PATIENT, WatchTimes
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, UnknownSource
 from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, SOURCE_LOST
 from agent.ingest.lifecycle import (
-    Ahead,
     Backoff,
     Event,
     Failures,
+    FastClock,
     Newest,
     Outage,
     State,
@@ -45,14 +46,14 @@ from agent.ingest.recorder import Recorder
 from agent.ingest.removal import FindRemoved, record_removed
 from agent.ingest.sampling import Tally
 from agent.ingest.tags.tag_map import TagMap
-from agent.ingest.tags.watch import PATIENT, TagWatch, WatchTimes
+from agent.ingest.tags.watch import TagWatch
 from agent.settings.sources import ModbusSourceSettings, SourceSettings
 
 log = logging.getLogger(__name__)
 
-DRAIN_S = 10.0  # at a stop, for what is on its way to the store; systemd waits longer
-BUSY_WAIT_S = 5.0  # at most, for a server without room: a session that is dead there ends any moment
-NUMBERING_RETRY_S = 10.0  # when the store fails to number a new tag map; temporary refusals are retried in any case
+DRAIN_S = 10.0  # at a stop, for uncommitted facts; systemd waits longer
+BUSY_WAIT_S = 5.0  # longest wait for a server without room: a dead session may end there at any moment
+NUMBERING_RETRY_S = 10.0  # after the store failed to number a new tag map; the recorder retries refusals
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class EventStatistics:
     """The events of a source since the start of the process. A time of 0: none yet."""
 
     events_total: int
-    lost_total: int  # at least so many; a fact records each loss
+    lost_total: int  # a lower bound; a fact records each loss
     last_event_unix_ms: int
     conditions_retained: int
 
@@ -73,11 +74,11 @@ class SourceStatistics:
     kind: str
     state: State
     tags: int
-    tags_bad: int  # whose last sample is bad
-    tags_silent: int  # that have no sample since the start of the process
+    tags_bad: int  # the last sample is bad
+    tags_silent: int  # no sample since the start of the process
     values_total: int
     backfilled_total: int  # read from the source's history after a gap
-    gaps_open: int  # known, and not filled from history yet
+    gaps_open: int  # known and not yet filled from history
     dropped_total: int
     duplicates_total: int
     out_of_order_total: int
@@ -88,9 +89,9 @@ class SourceStatistics:
     connects_total: int
     errors_total: int
     last_error: str
-    tags_problem: str  # why the tag file as it stands is not in force; empty when it is
-    events: EventStatistics | None  # None where none are asked for
-    turns_total: int  # moves while anything at all is done for this source, failures included: proof of work
+    tags_problem: str  # why the present tag file is not in force; empty if it is
+    events: EventStatistics | None  # None if none are configured
+    turns_total: int  # grows whenever anything is done for this source, failures included: proof of work
 
     @property
     def connected(self) -> bool:
@@ -109,7 +110,7 @@ class Backfill(Protocol):
         """Values recorded from history since the start of the process."""
 
     def note_stop(self, first_ns: int, ended_ns: int) -> None:
-        """No process of this node ran since then. The newest value of the last one is of `ended_ns`."""
+        """No process of this node ran since `first_ns`. The newest value of the last one has the time `ended_ns`."""
 
     def request(self, first_ns: int, last_ns: int) -> None: ...
 
@@ -120,11 +121,11 @@ class Events(Protocol):
     def statistics(self) -> tuple[int, int, int, int]:
         """The fields of EventStatistics."""
 
-    def note_stop(self, first_ns: int, ahead: Ahead | None) -> None:
-        """No process of this node ran since then, also by a clock that was ahead."""
+    def note_stop(self, first_ns: int, ahead: FastClock | None) -> None:
+        """No process of this node ran since `first_ns`. `ahead`: the clock of the source may have been ahead then."""
 
     async def end(self) -> None:
-        """This process ends: declare what is missing up to here."""
+        """This process ends. Declare the events that are missing up to now."""
 
 
 class Source(Protocol):
@@ -151,8 +152,8 @@ class Source(Protocol):
 
     @property
     def read_tags(self) -> ReadTags | None:
-        """Reads tags over the connection of the present life, without recording them; None before the first, and for a
-        protocol whose servers take another connection."""
+        """Reads tags over the connection of the present life without recording them. None before the first life, and
+        for OPC UA, because a command can open another session."""
 
     def now_ns(self) -> int: ...
 
@@ -166,9 +167,9 @@ class Source(Protocol):
 def source_maker(
     settings: SourceSettings, stored: StoredFacts | None, memory: MemoryPort | None, recorder: Recorder
 ) -> Callable[[Delivery], Source]:
-    """What makes a source from its delivery. Without `stored` no gap is filled from history; what is recorded beside
-    the live values has a recorder of its own. The adapter is imported here, because asyncua takes half a second and 25
-    MB that a node without an OPC UA source need not spend."""
+    """The function that makes a source from its delivery. Without `stored` no gap is filled from history. The adapter
+    is imported here, because asyncua takes half a second and 25 MB, which a node without an OPC UA source does not
+    need."""
     if isinstance(settings, ModbusSourceSettings):
         from agent.ingest.modbus import line
         from agent.ingest.modbus.source import ModbusSource
@@ -187,10 +188,10 @@ def source_maker(
     def make(delivery: Delivery) -> OpcuaSource | OpcuaPollSource:
         backfill = None
         if stored is not None and rate:
-            backfill = HistoryBackfill(delivery, recorder.beside(), stored, rate)
+            backfill = HistoryBackfill(delivery, recorder.for_another_task(), stored, rate)
         if settings.mode == "poll":
             return OpcuaPollSource(settings, delivery, backfill)
-        events = EventCollector(settings, recorder.beside(EVENTS_LOST)) if settings.events else None
+        events = EventCollector(settings, recorder.for_another_task(EVENTS_LOST)) if settings.events else None
         return OpcuaSource(settings, delivery, backfill, events)
 
     return make
@@ -220,8 +221,8 @@ class SourceSupervisor:
         self._running: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._outage: Outage | None = None  # from a loss to the first value after it
-        self._ended_ns = 0  # the newest value of the last process
-        self._events_missing_ns = 0  # since when events may be missing that an earlier process did not declare
+        self._ended_ns = 0  # time of the newest value of the last process
+        self._events_missing_ns = 0  # since when events may be missing that no fact declares
         self._retry = asyncio.Event()
         self._connects_total = self._errors_total = 0
         self._last_error = ""
@@ -239,13 +240,13 @@ class SourceSupervisor:
         self._running = group.create_task(self.run(), name=f"supervise {self.settings.name}")
 
     def stop(self) -> asyncio.Task[None]:
-        """Begin to stop the source; the task is done when everything it held is committed."""
+        """Begin to stop the source. The returned task is done when everything it held is committed."""
         assert self._running is not None, "it was started"
         self._stop.set()
         return self._running
 
     async def run(self) -> None:
-        """Run the source until `stop`; then deliver what it still holds and wait for the commit."""
+        """Run the source until `stop`. Then deliver what it still holds and wait for the commit."""
         async with asyncio.TaskGroup() as group:
             lives = group.create_task(self._live(), name=f"source {self.settings.name}")
             numbering = group.create_task(self._number_offers(), name=f"tags of {self.settings.name}")
@@ -260,7 +261,7 @@ class SourceSupervisor:
                     await self._source.finish()
                     if self._source.events is not None:
                         await self._source.events.end()
-                    if self._outage is not None:  # its gap is declared up to here: this process sees no end of it
+                    if self._outage is not None:  # declared up to now, because this process does not see its end
                         self._declare(self._outage, self._source.now_ns(), is_over=False)
                 await self._recorder.drain()
         except TimeoutError:
@@ -273,13 +274,13 @@ class SourceSupervisor:
         self._offered.set()
 
     def note_file_problems(self, problems: Sequence[Problem]) -> None:
-        """Note what is wrong with the tag file now on disk; an empty sequence clears it."""
+        """Note the problems of the tag file on disk; an empty sequence clears them."""
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         self._file_problem = f"{problems[0]}{more}" if problems else ""
 
     def retry(self) -> State:
-        """End the waiting: connect now, or ask a source that is connected again for what it refuses. Returns the state
-        in which this found the source."""
+        """Connect now instead of waiting. A connected source asks again for what its device refused. Returns the state
+        before the call."""
         self._failures.forget()
         self._retry.set()
         if self._state is State.CONNECTED and self._source is not None:
@@ -287,7 +288,7 @@ class SourceSupervisor:
         return self._state
 
     def backfill(self, first_ns: int, last_ns: int) -> int:
-        """Queue the filling of a time. Returns how many gaps are open now. Raises NoHistory."""
+        """Queue a time for filling from history. Returns the number of open gaps. Raises NoHistory."""
         if self._kind != "opcua":
             raise NoHistory(f"{self.settings.name} is a Modbus device, which keeps no history")
         backfill = self._source.backfill if self._source is not None else None
@@ -300,13 +301,12 @@ class SourceSupervisor:
         return backfill.gaps_open
 
     async def read_tags(self, names: Collection[str]) -> list[TagReading]:
-        """The tags of these names now, over the open connection, without recording them. Raises NotConnected and
+        """Read the tags with these names over the open connection, without recording them. Raises NotConnected and
         SourceLost."""
         read_tags = None if self._source is None else self._source.read_tags
         if read_tags is None or self._state is not State.CONNECTED:
             raise NotConnected(f"{self.settings.name} is {self._state.value}: {self._last_error or 'no value yet'}")
-        subjects = {f"tag:{name}" for name in names}
-        return await read_tags([tag for tag in self._tags.tags if tag.definition.subject in subjects])
+        return await read_tags([tag for tag in self._tags.tags if tag.name in names])
 
     def statistics(self) -> SourceStatistics:
         counts = self._delivery.sampler.counts if self._delivery is not None else None
@@ -341,17 +341,17 @@ class SourceSupervisor:
         )
 
     async def _live(self) -> None:
-        """One life after the other."""
+        """Run the source again and again, with pauses in between."""
         while True:
             self._become(Event.START)
             self._failures.begin()
-            error = await self._outcome(self._one_life())
+            error = await self._error_of(self._one_life())
             assert error is not None, "a life ends only by an exception"
             self._become(Event.DOWN)
             self._retry.clear()
             outage = self._outage = self._outage or Outage()
             self._log_loss(outage, error)
-            await self._outcome(self._finish_life(outage))
+            await self._error_of(self._finish_life(outage))
             failures = self._failures.end(0.0 if self._source is None else self._source.alive_s)
             wait_s = self._backoff.wait_ms(failures, random.random()) / 1000  # noqa: S311 jitter
             await self._pause(min(wait_s, BUSY_WAIT_S) if isinstance(_innermost(error), SourceBusy) else wait_s)
@@ -364,8 +364,8 @@ class SourceSupervisor:
         except TimeoutError:
             pass
 
-    async def _outcome(self, part: Awaitable[None]) -> Exception | None:
-        """Await a part of a life, and count its error. Returns the error, or None."""
+    async def _error_of(self, part: Awaitable[None]) -> Exception | None:
+        """Await a part of a life and count its error. Returns the error, or None."""
         try:
             await part
         except Exception as error:
@@ -381,8 +381,8 @@ class SourceSupervisor:
         return None
 
     def _end_if_stopping(self) -> None:
-        """Like `end_if_cancelled`, which this task cannot use: in Python 3.11 a TaskGroup that failed in it leaves the
-        same mark."""
+        """Raise CancelledError if the source is being stopped. `end_if_cancelled` cannot be used in this task: in
+        Python 3.11 a TaskGroup that failed in it leaves the task marked as cancelled."""
         if self._is_stopping:
             raise asyncio.CancelledError
 
@@ -399,7 +399,7 @@ class SourceSupervisor:
             offered = self._tags
             tags = offered.tags
             numbers = await self._recorder.define([tag.definition for tag in tags])
-            if offered is self._tags:  # else a new map came meanwhile
+            if offered is self._tags:  # otherwise a new map was offered meanwhile
                 break
         self._delivery = Delivery(self.settings.name, tags, numbers, self._recorder)
         if self._stored is not None:
@@ -419,7 +419,7 @@ class SourceSupervisor:
             newest = await asyncio.to_thread(stored.newest_samples, stream, numbers)
             delivery.seed(newest)
             streams.append([*newest.values()])
-            if not newest:  # slow tags, too deep in a large stream: then the node's last sample dates its stop
+            if not newest:  # the samples of slow tags lie too deep: the last sample of the node dates its stop
                 last = await asyncio.to_thread(stored.last_sample, stream)
                 streams.append([] if last is None else [last])
         undelivered_ns = self.settings.undelivered_ms(delivery.points.values()) * 1_000_000
@@ -437,7 +437,7 @@ class SourceSupervisor:
         while True:
             await self._offered.wait()
             self._offered.clear()
-            error = await self._outcome(self._number_offer())
+            error = await self._error_of(self._number_offer())
             self._numbering_problem = "" if error is None else f"the store does not number the tags: {_text(error)}"
             if error is not None:
                 await asyncio.sleep(NUMBERING_RETRY_S)
@@ -450,14 +450,13 @@ class SourceSupervisor:
             self._delivery.offer_map(offered.tags, numbers)
 
     async def _finish_life(self, outage: Outage) -> None:
-        """After a life: deliver its remaining samples, then record that no tag has a value since the last sign of
-        life."""
+        """Deliver the remaining samples of a life. Then record that no tag has a value since the last sign of life."""
         source, delivery = self._source, self._delivery
         if source is None or delivery is None:
             return
         await source.finish()
         now_ns = source.now_ns()
-        if outage.first_ns is None:  # only now, for what `finish` delivers are signs of life too
+        if outage.first_ns is None:  # not before `finish`, because it delivers signs of life
             self._declare(outage, now_ns, is_over=False)
         await delivery.lose(quality.BAD_COMMUNICATION_ERROR, now_ns, since_ns=outage.first_ns or None)
         await self._recorder.flush_gaps(at_once=True)
@@ -472,15 +471,15 @@ class SourceSupervisor:
             self._returned(self._source.now_ns())
 
     def _got_value(self, now_ns: int) -> None:
-        """The first good value of this life. While the source still builds its subscriptions, others may be without."""
-        self._failures.see_value(time.monotonic())
+        """Called for the first good value of this life. The source may still be building other subscriptions."""
+        self._failures.note_value(time.monotonic())
         if self._state is State.CONNECTED and self._outage is not None:
             self._returned(now_ns)
 
     def _returned(self, now_ns: int) -> None:
-        """The outage is over: a value has come, and everything that can be read is."""
+        """End the outage: a value has arrived, and the source is connected."""
         outage, self._outage = self._outage, None
-        assert outage is not None, "only what was away returns"
+        assert outage is not None, "only a lost source returns"
         if outage.reason == SOURCE_LOST:
             log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
         self._declare(outage, now_ns, is_over=True)
@@ -488,16 +487,16 @@ class SourceSupervisor:
     def _declare(self, outage: Outage, now_ns: int, *, is_over: bool) -> None:
         """Note the gap of an outage, unless there was no sign of life before it."""
         source, delivery = self._source, self._delivery
-        assert source is not None, "a source that was never made has no signs of life"
+        assert source is not None, "a life has begun"
         if outage.first_ns is None:
             outage.first_ns = min(source.alive_ns, now_ns)
         if outage.first_ns and delivery is not None:
             _add_gap(delivery, outage, now_ns, is_over=is_over)
 
     def _log_loss(self, outage: Outage, error: Exception) -> None:
-        """One line for each reason of an outage."""
+        """Log each reason of an outage once."""
         why = _text(error)
-        if outage.is_news(why):
+        if outage.is_new_reason(why):
             log.warning("source lost", extra={"action": "source_lost", "source": self.settings.name, "why": why})
 
     def _become(self, event: Event) -> None:
@@ -529,21 +528,21 @@ class Ingest:
         self._notes = [note for found in tag_maps.values() for note in found.notes]
         self._stop = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
-        self._beside: list[asyncio.Task[None]] = []
+        self._background: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         """Supervise all sources until `stop`. Returns when everything they delivered is committed."""
         for note in self._notes:
-            log.warning("tag file needs a look", extra={"action": "tag_file_note", "note": note})
+            log.warning("tag file has a note", extra={"action": "tag_file_note", "note": note})
         async with asyncio.TaskGroup() as group:
             self._group = group
             for supervisor in self._by_name.values():
                 supervisor.start(group)
-            self._run_beside(group)
+            self._run_background(group)
             await self._stop.wait()
             for supervisor in self._by_name.values():
                 supervisor.stop()
-            for task in self._beside:
+            for task in self._background:
                 task.cancel()
 
     def stop(self) -> None:
@@ -551,8 +550,8 @@ class Ingest:
         self._stop.set()
 
     async def change(self, sources: Sequence[SourceSettings], tag_maps: Mapping[str, TagMap]) -> None:
-        """Read these sources from now on. One whose settings are the same goes on undisturbed; any other ends, delivers
-        what it still holds, and restarts if it is among `sources`. `run` runs, and has not been stopped."""
+        """Read these sources from now on. A source with unchanged settings continues undisturbed. Any other stops,
+        delivers what it holds, and restarts if it is among `sources`. Call this while `run` runs."""
         assert self._group is not None, "sources are changed while they run"
         kept = {s.name for s in sources if s.name in self._by_name and self._by_name[s.name].settings == s}
         ending = [one.stop() for name, one in self._by_name.items() if name not in kept]
@@ -565,23 +564,23 @@ class Ingest:
         for name, supervisor in self._by_name.items():
             if name not in kept:
                 supervisor.start(self._group)
-        for task in self._beside:
+        for task in self._background:
             task.cancel()
-        self._run_beside(self._group)
+        self._run_background(self._group)
 
-    def _run_beside(self, group: asyncio.TaskGroup) -> None:
-        """Watch the tag files of the sources, and record once which tags are in none of them any more."""
-        self._beside = []
+    def _run_background(self, group: asyncio.TaskGroup) -> None:
+        """Watch the tag files of the sources, and record once the tags that are in none of them any more."""
+        self._background = []
         supervisors = list(self._by_name.values())
         maps = {one.settings.name: one.tags for one in supervisors}
         if supervisors:
             settings = [one.settings for one in supervisors]
             watch = TagWatch(settings, maps, self._offer, self._note_file_problems, self._watch_times)
-            self._beside.append(group.create_task(watch.run(), name="tag files"))
+            self._background.append(group.create_task(watch.run(), name="tag files"))
         if self._find_removed is not None:
             subjects = frozenset(tag.definition.subject for found in maps.values() for tag in found.tags)
             removal = record_removed(self._find_removed, subjects, self._recorder_of("removed-tags"))
-            self._beside.append(group.create_task(removal, name="removed tags"))
+            self._background.append(group.create_task(removal, name="removed tags"))
 
     def _supervisor(self, settings: SourceSettings, tags: TagMap) -> SourceSupervisor:
         return SourceSupervisor(settings, tags, self._recorder_of(settings.name), self._stored, self._memory)
@@ -597,13 +596,13 @@ class Ingest:
         return self._named(source).retry().value
 
     async def read_tags(self, source: str, names: Collection[str]) -> list[TagReading]:
-        """Tags of a source now, over its own connection, without recording them. Raises UnknownSource, NotConnected and
+        """Read tags over the connection of their source, without recording them. Raises UnknownSource, NotConnected and
         SourceLost."""
         return await self._named(source).read_tags(names)
 
     def backfill(self, source: str, first_ns: int, last_ns: int) -> int:
-        """Read what is missing of a source between these times from its server's history, when it is connected. Returns
-        how many gaps are open now. Raises UnknownSource, NoHistory."""
+        """Fill what is missing between these times from the history of the source's server, when it is connected.
+        Returns the number of open gaps. Raises UnknownSource and NoHistory."""
         return self._named(source).backfill(first_ns, last_ns)
 
     def _named(self, source: str) -> SourceSupervisor:
@@ -617,8 +616,8 @@ class Ingest:
 
 
 def _add_gap(delivery: Delivery, outage: Outage, now_ns: int, *, is_over: bool) -> None:
-    """Note the gap of an outage up to now. A clock of the source that was ahead when it began may still have been."""
-    assert outage.first_ns is not None, "it has a begin"
+    """Note the gap of an outage up to now. If the clock of the source was ahead at its beginning, it may still be."""
+    assert outage.first_ns is not None, "the beginning is known"
     delivery.add_gap(*(outage.reason, outage.first_ns, now_ns, 0, delivery.points), exact=False, is_over=is_over)
     if outage.ahead is not None:
         last_ns = outage.ahead.last_ns(time.time_ns())

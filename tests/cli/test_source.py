@@ -141,7 +141,7 @@ def test_a_modbus_device_is_asked_by_the_node(meter: Program, plc: Program, bsfg
         done = bsfg("source", "test", "meter", "--json")
         assert done.returncode == 0, done.stdout
         first, *_, last = lines(done)
-        assert "has read for us: many devices take one connection only" in first["what"]
+        assert "has read the values: many devices accept only one connection" in first["what"]
         assert last["what"] == "20 of 26 tags read, each has a value"
         done = bsfg("source", "read", "meter", "--json")
         found = {one["tag"]: one for one in lines(done)}

@@ -16,7 +16,7 @@ from typing import Any
 
 from agent.columns import SampleColumns
 from agent.fact_store import FactStore, StoreReader
-from agent.ingest.tags.watch import WatchTimes
+from agent.file_watch import WatchTimes
 from agent.message import Message, TagDefinition
 from agent.node.stored_samples import StoredSamples
 from agent.pages import Hole

@@ -9,7 +9,7 @@ import pytest
 from agent.ingest.errors import SourceRefused
 from agent.ingest.opcua.security.certificate import activate_certificate, ensure_certificate, renew_certificate
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of
-from agent.ingest.opcua.security.client import SteppedClient
+from agent.ingest.opcua.security.client import StepTrackingClient
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.session import open_session
 from agent.settings.sources import OpcuaSourceSettings
@@ -106,7 +106,7 @@ async def test_an_unknown_server_learns_no_password_and_users_are_refused_in_the
         assert (await server.status())["sessions"] == 0
         TrustFolder(tmp_path / "trust").trust(shown.sha1)
         assert "not for 127.0.0.1; use a name of the certificate in url, or pin it" in await refusal(settings)
-        assert "takes no anonymous users; it takes user names" in await refusal(secured(server, tmp_path))
+        assert "accepts no anonymous users; it accepts user names" in await refusal(secured(server, tmp_path))
         (tmp_path / "password").write_text("wrong")
         text = await refusal(secured(server, tmp_path, **user))
         assert "refuses user op" in text
@@ -140,16 +140,16 @@ async def test_values_come_over_every_policy(tmp_path: Path) -> None:
                 file.unlink()
 
 
-def connecting(monkeypatch: pytest.MonkeyPatch) -> list[SteppedClient]:
+def connecting(monkeypatch: pytest.MonkeyPatch) -> list[StepTrackingClient]:
     """The clients of the sessions that are made from now on."""
-    found: list[SteppedClient] = []
-    original = SteppedClient.create_session
+    found: list[StepTrackingClient] = []
+    original = StepTrackingClient.create_session
 
-    async def noted(client: SteppedClient) -> object:
+    async def noted(client: StepTrackingClient) -> object:
         found.append(client)
         return await original(client)
 
-    monkeypatch.setattr(SteppedClient, "create_session", noted)
+    monkeypatch.setattr(StepTrackingClient, "create_session", noted)
     return found
 
 
@@ -164,7 +164,7 @@ def replaced(certificate: Path, key: Path) -> CertificateFacts:
 
 
 async def replace_while_connected(
-    run: Running, clients: list[SteppedClient], certificate: Path, key: Path
+    run: Running, clients: list[StepTrackingClient], certificate: Path, key: Path
 ) -> CertificateFacts:
     """Put our next certificate into use while a source is connected: its session goes on over the same connection, also
     when the channel is renewed behind that, twice, as the library does in time. Returns the new one."""

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
+from agent.file_watch import PATIENT, WatchTimes
 from agent.ingest.lifecycle import State
 from agent.ingest.ports import StoredFacts
 from agent.ingest.removal import FindRemoved
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_maps
-from agent.ingest.tags.watch import PATIENT, WatchTimes
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from tests.ingest.fakes import Busy, FakeStore
 from tests.waiting import wait_until_async

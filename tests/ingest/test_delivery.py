@@ -1,6 +1,7 @@
 import dataclasses
 import json
 
+from agent.columns import SampleColumns
 from agent.ingest.delivery import Delivery
 from agent.ingest.gap import NOTIFICATIONS_MISSING, TagGap
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_OUT_OF_SERVICE
@@ -28,19 +29,21 @@ async def made(store: FakeStore, *tags: Tag) -> Delivery:
 async def retagged(delivery: Delivery, now_ns: int, *tags: Tag) -> None:
     """These tags instead."""
     delivery.offer_map(tags, await delivery.recorder.define([one.definition for one in tags]))
-    assert delivery.retag(now_ns)
-    await delivery.settle()
-    assert not delivery.retag(now_ns)
+    assert delivery.take_over_map(now_ns)
+    await delivery.recorder.settle()
+    assert not delivery.take_over_map(now_ns)
 
 
 async def test_tags_that_stay_keep_number_and_state() -> None:
     """What was recorded last is known under the new map: a standing value sent again is a duplicate, not a new fact."""
     store = FakeStore()
     delivery = await made(store, tag("a"), tag("b"))
-    await delivery.deliver([Sample(1, 10 * S, 1.0), Sample(2, 10 * S, 1.0)], 10 * S)
+    await delivery.deliver(SampleColumns.of([Sample(1, 10 * S, 1.0), Sample(2, 10 * S, 1.0)]), 10 * S)
     await retagged(delivery, 11 * S, tag("c"), tag("b"))
     assert delivery.points == {3: "c", 2: "b"}
-    await delivery.deliver([Sample(2, 10 * S, 1.0), Sample(2, 12 * S, 2.0), Sample(3, 12 * S, 3.0)], 12 * S)
+    await delivery.deliver(
+        SampleColumns.of([Sample(2, 10 * S, 1.0), Sample(2, 12 * S, 2.0), Sample(3, 12 * S, 3.0)]), 12 * S
+    )
     assert store.of("b") == [Sample(2, 10 * S, 1.0), Sample(2, 12 * S, 2.0)]
     assert store.of("a") == [Sample(1, 10 * S, 1.0), Sample(1, 11 * S, None, BAD_OUT_OF_SERVICE)]
     assert store.of("c") == [Sample(3, 12 * S, 3.0)]
@@ -52,13 +55,13 @@ async def test_what_a_rule_held_back_is_recorded_when_the_rule_ends() -> None:
     store = FakeStore()
     delivery = await made(store, tag("gone", SLOW), tag("ruled", SLOW), tag("stays", SLOW))
     first, second = ([Sample(n, time_ns, float(time_ns)) for n in (1, 2, 3)] for time_ns in (10 * S, 11 * S))
-    await delivery.deliver(first, 10 * S)
-    await delivery.deliver(second, 11 * S)
+    await delivery.deliver(SampleColumns.of(first), 10 * S)
+    await delivery.deliver(SampleColumns.of(second), 11 * S)
     await retagged(delivery, 12 * S, tag("ruled", stream="facts.other"), tag("stays", SLOW))
     assert [s.source_time_ns for s in store.of("gone")] == [10 * S, 11 * S, 12 * S]
     assert [s.source_time_ns for s in store.of("ruled")] == [10 * S, 11 * S]
     assert [s.source_time_ns for s in store.of("stays")] == [10 * S]
-    await delivery.deliver([Sample(2, 13 * S, 1.0)], 13 * S)
+    await delivery.deliver(SampleColumns.of([Sample(2, 13 * S, 1.0)]), 13 * S)
     assert [stream for stream, sample in store.samples if sample.tag == 2] == ["facts.telemetry"] * 2 + ["facts.other"]
     await delivery.deliver_due(71 * S)
     assert [s.source_time_ns for s in store.of("stays")] == [10 * S, 11 * S]
@@ -68,9 +71,9 @@ async def test_a_changed_definition_is_a_new_number_and_no_end() -> None:
     """The subject goes on: nothing says that it is out of service."""
     store = FakeStore()
     delivery = await made(store, tag("a"))
-    await delivery.deliver([Sample(1, 10 * S, 1.0)], 10 * S)
+    await delivery.deliver(SampleColumns.of([Sample(1, 10 * S, 1.0)]), 10 * S)
     await retagged(delivery, 11 * S, tag("a", address="elsewhere"))
-    await delivery.deliver([Sample(2, 12 * S, 2.0)], 12 * S)
+    await delivery.deliver(SampleColumns.of([Sample(2, 12 * S, 2.0)]), 12 * S)
     assert store.of("a") == [Sample(1, 10 * S, 1.0), Sample(2, 12 * S, 2.0)]
 
 
@@ -79,9 +82,9 @@ async def test_a_value_that_stands_through_an_edit_is_not_recorded_twice() -> No
     and under the new number since it was seen again."""
     store = FakeStore()
     delivery = await made(store, tag("a"))
-    await delivery.deliver([Sample(1, 10 * S, 1.0)], 10 * S)
+    await delivery.deliver(SampleColumns.of([Sample(1, 10 * S, 1.0)]), 10 * S)
     await retagged(delivery, 11 * S, tag("a", address="in other words"))
-    await delivery.deliver([Sample(2, 10 * S, 1.0)], 12 * S)
+    await delivery.deliver(SampleColumns.of([Sample(2, 10 * S, 1.0)]), 12 * S)
     assert store.of("a") == [Sample(1, 10 * S, 1.0), Sample(2, 12 * S, 1.0)]
 
 
@@ -128,8 +131,8 @@ async def test_only_the_newest_map_that_waits_counts() -> None:
     delivery = await made(store, tag("a"))
     delivery.offer_map([tag("b")], [2])
     delivery.offer_map([tag("a"), tag("c")], [1, 3])
-    assert delivery.retag(S)
-    await delivery.settle()
+    assert delivery.take_over_map(S)
+    await delivery.recorder.settle()
     assert delivery.points == {1: "a", 3: "c"}
     assert store.samples == []
     assert dataclasses.astuple(delivery.sampler.counts) == (0, 0, 0, 0, 0)
@@ -139,7 +142,9 @@ async def test_each_sample_goes_to_the_stream_of_its_tag() -> None:
     """Also where the tags of one source are of two streams, and in the order in which the samples came."""
     store = FakeStore()
     delivery = await made(store, tag("a"), tag("b", stream="facts.operational"))
-    await delivery.deliver([Sample(1, 10 * S, 1.0), Sample(2, 10 * S, 2.0), Sample(1, 11 * S, 3.0)], 11 * S)
+    await delivery.deliver(
+        SampleColumns.of([Sample(1, 10 * S, 1.0), Sample(2, 10 * S, 2.0), Sample(1, 11 * S, 3.0)]), 11 * S
+    )
     found = [(stream, sample.value) for stream, sample in store.samples]
     assert [value for stream, value in found if stream == "facts.telemetry"] == [1.0, 3.0]
     assert [value for stream, value in found if stream == "facts.operational"] == [2.0]

@@ -8,11 +8,11 @@ from agent.ingest.lifecycle import (
     FORGET_S,
     REASONS_PER_OUTAGE_MAX,
     TRANSITIONS,
-    Ahead,
     Backoff,
     DeclaredGap,
     Event,
     Failures,
+    FastClock,
     Newest,
     Outage,
     State,
@@ -64,12 +64,12 @@ def test_failures_are_forgotten_after_some_seconds_of_values() -> None:
     failures = Failures()
     assert failures.end(alive_s=1000.0) == 1  # connected for long, no value
     failures.begin()
-    failures.see_value(1000.0)
+    failures.note_value(1000.0)
     assert failures.end(alive_s=1000.0 + FORGET_S / 2) == 2
     failures.begin()
     assert failures.end(alive_s=1000.0 + FORGET_S) == 3  # not connected: the sign of life is an old one
     failures.begin()
-    failures.see_value(2000.0)
+    failures.note_value(2000.0)
     assert failures.end(alive_s=2000.0 + FORGET_S) == 1
     failures.begin()
     assert failures.end(alive_s=2000.0 + FORGET_S) == 2
@@ -80,12 +80,12 @@ def test_failures_are_forgotten_after_some_seconds_of_values() -> None:
 def test_an_outage_tells_each_reason_once() -> None:
     """A reason that differs in numbers only is the same; one that is new each time ends."""
     outage = Outage()
-    assert outage.is_news("refused by port 4840")
-    assert not outage.is_news("refused by port 4841")
-    assert outage.is_news("no route")
-    assert not outage.is_news("refused by port 4840")
+    assert outage.is_new_reason("refused by port 4840")
+    assert not outage.is_new_reason("refused by port 4841")
+    assert outage.is_new_reason("no route")
+    assert not outage.is_new_reason("refused by port 4840")
     texts = ("x" * n for n in range(1, 100))
-    assert sum(outage.is_news(text) for text in texts) == REASONS_PER_OUTAGE_MAX - 2
+    assert sum(outage.is_new_reason(text) for text in texts) == REASONS_PER_OUTAGE_MAX - 2
 
 
 def newest(source_ns: int, recorded_ns: int = NOW) -> Newest:
@@ -108,14 +108,14 @@ def test_a_time_ahead_of_its_recording_dates_no_stop() -> None:
     been ahead at the stop too, and that is dated by both; if all are, by our own clock."""
     ahead = newest(NOW + 3_600 * S)
     assert stop_of([[newest(NOW), ahead]], S) == Stop(NOW - S, None)
-    assert stop_of([[ahead, newest(NOW - 9 * S)]], S) == Stop(NOW - 10 * S, Ahead(NOW + 3_599 * S, NOW - S))
-    assert stop_of([[ahead]], S) == Stop(NOW - 2 * S, Ahead(NOW + 3_599 * S, NOW - S))
+    assert stop_of([[ahead, newest(NOW - 9 * S)]], S) == Stop(NOW - 10 * S, FastClock(NOW + 3_599 * S, NOW - S))
+    assert stop_of([[ahead]], S) == Stop(NOW - 2 * S, FastClock(NOW + 3_599 * S, NOW - S))
 
 
 def test_a_clock_that_was_ahead_goes_on() -> None:
     """As ours does, unless that was set back."""
-    assert Ahead(100 * S, 7 * S).last_ns(9 * S) == 102 * S
-    assert Ahead(100 * S, 7 * S).last_ns(5 * S) == 100 * S
+    assert FastClock(100 * S, 7 * S).last_ns(9 * S) == 102 * S
+    assert FastClock(100 * S, 7 * S).last_ns(5 * S) == 100 * S
 
 
 @pytest.mark.parametrize("recorded_ns", [0, 5 * S])

@@ -125,7 +125,7 @@ async def test_a_key_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
     assert settings.private_key_file is not None
     ensure_certificate(settings.certificate_file, settings.private_key_file, "urn:bsfg:agent")
     settings.private_key_file.chmod(0o644)
-    with pytest.raises(SourceRefused, match=r"bsfg\.key may be read by everybody; chmod 600"):
+    with pytest.raises(SourceRefused, match=r"bsfg\.key can be read by every user; chmod 600"):
         async with open_session(settings):
             pass
 

@@ -35,7 +35,7 @@ def lives(
         on_up()
         (tag,) = self._delivery.points
         self.alive_ns = self.now_ns() if alive_ns is None else alive_ns
-        await self._delivery.deliver([Sample(tag, self.alive_ns, value)], self.alive_ns)
+        await self._delivery.deliver(SampleColumns.of([Sample(tag, self.alive_ns, value)]), self.alive_ns)
         death = left.pop(0) if left else None
         if death is not None:
             raise death
@@ -167,7 +167,7 @@ async def test_a_source_returns_with_a_value(
         death = left.pop(0)
         if len(left) != 1:
             self.alive_ns = self.now_ns()
-            await self._delivery.deliver([Sample(1, self.alive_ns, 1.0)], self.alive_ns)
+            await self._delivery.deliver(SampleColumns.of([Sample(1, self.alive_ns, 1.0)]), self.alive_ns)
         if death is not None:
             raise death
         await asyncio.Event().wait()

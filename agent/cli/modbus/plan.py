@@ -20,7 +20,7 @@ from agent.cli.table import lines
 from agent.config import load
 from agent.escaping import printable
 from agent.ingest import LEARNED, SourceMemory, load_tag_map
-from agent.ingest.modbus.explore.place import register_text, span_text
+from agent.ingest.modbus.explore.register_text import register_text, span_text
 from agent.ingest.modbus.explore.request_plan import PlannedRead, RequestPlan, request_plan
 from agent.settings.sources import ModbusSourceSettings
 

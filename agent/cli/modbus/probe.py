@@ -20,8 +20,8 @@ from agent.escaping import printable
 from agent.ingest.modbus.explore import interpretation
 from agent.ingest.modbus.explore.device import Refusal, open_device, read_around
 from agent.ingest.modbus.explore.interpretation import Candidate, Interpretation, Wanted
-from agent.ingest.modbus.explore.place import Place, base_hint, parse_places, register_text, span_text
 from agent.ingest.modbus.explore.probe import section
+from agent.ingest.modbus.explore.register_text import RegisterRange, base_hint, parse_ranges, register_text, span_text
 from agent.message import json_value
 
 COUNT_MAX = 32  # registers of one call, each in some forty readings
@@ -37,7 +37,7 @@ class NothingRead(BsfgError):
 class _Look:
     """One place and what was read there, once or several times."""
 
-    place: Place
+    place: RegisterRange
     words: list[dict[int, int]]
     refusals: list[Refusal]
 
@@ -68,7 +68,7 @@ def probe(
     target = target_of(options)
     try:
         wanted = None if text is None else interpretation.parse_wanted(text, tolerance)
-        places = parse_places(register, target.settings)
+        places = parse_ranges(register, target.settings)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     _check(places)
@@ -84,7 +84,7 @@ def probe(
         sys.exit(1)
 
 
-def _check(places: Sequence[Place]) -> None:
+def _check(places: Sequence[RegisterRange]) -> None:
     for place in places:
         if place.table.is_bits:
             raise click.UsageError(f"an entry of table {place.table.value} is one bit; see it with bsfg modbus read")
@@ -92,7 +92,7 @@ def _check(places: Sequence[Place]) -> None:
             raise click.UsageError(f"{place.count} registers; name at most {COUNT_MAX}")
 
 
-async def _look(target: Target, places: Sequence[Place], times: int, interval_s: float) -> list[_Look]:
+async def _look(target: Target, places: Sequence[RegisterRange], times: int, interval_s: float) -> list[_Look]:
     """Read around each place, several times. Raises SourceLost, UnitSilent, NothingRead."""
     looks = [_Look(place, [], []) for place in places]
     progress = Progress()

@@ -17,7 +17,7 @@ from agent.cli.table import lines
 from agent.cli.terminal import value_text
 from agent.escaping import printable
 from agent.ingest.modbus.explore.device import open_device, read_registers
-from agent.ingest.modbus.explore.place import parse_registers, register_text
+from agent.ingest.modbus.explore.register_text import parse_registers, register_text
 from agent.message import json_value, time_text
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from agent.cli.terminal import Progress
 from agent.escaping import printable
 from agent.ingest import SourceError
 from agent.ingest.modbus.explore.device import FoundUnit, find_units, open_device, scan_registers
-from agent.ingest.modbus.explore.place import Place, parse_places, span_text
 from agent.ingest.modbus.explore.register_scan import RegisterScan
+from agent.ingest.modbus.explore.register_text import RegisterRange, parse_ranges, span_text
 
 UNITS = "1-16,255"
 BITS_PER_READ = 1_000  # far below what the standard allows, which many devices do not
@@ -46,7 +46,7 @@ def scan(registers: str | None, units: str | None, reads_max: int, as_json: bool
         _units(target, _numbers(units or UNITS), as_json=as_json)
         return
     try:
-        places = parse_places(registers, target.settings)
+        places = parse_ranges(registers, target.settings)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     found = asyncio.run(_scan(target, places, reads_max))
@@ -102,7 +102,9 @@ def _units(target: Target, unit_ids: Sequence[int], *, as_json: bool) -> None:
 # --- registers --------------------------------------------------------------------------------------------------------
 
 
-async def _scan(target: Target, places: Sequence[Place], reads_max: int) -> list[tuple[Place, RegisterScan]]:
+async def _scan(
+    target: Target, places: Sequence[RegisterRange], reads_max: int
+) -> list[tuple[RegisterRange, RegisterScan]]:
     """Scan each place over one connection. What was found before the connection broke is kept."""
     progress = Progress()
     scans = []
@@ -123,7 +125,7 @@ async def _scan(target: Target, places: Sequence[Place], reads_max: int) -> list
     return scans
 
 
-def _lines(target: Target, place: Place, done: RegisterScan) -> Iterator[str]:
+def _lines(target: Target, place: RegisterRange, done: RegisterScan) -> Iterator[str]:
     table = place.table.value
     base = target.settings.address_base
     for span in done.found:
@@ -143,7 +145,7 @@ def _lines(target: Target, place: Place, done: RegisterScan) -> Iterator[str]:
         yield f"not looked at: {spans}; {todo}"
 
 
-def _facts(target: Target, place: Place, done: RegisterScan) -> dict[str, Any]:
+def _facts(target: Target, place: RegisterRange, done: RegisterScan) -> dict[str, Any]:
     return {
         "unit_id": target.settings.unit_id,
         "table": place.table.value,

@@ -14,7 +14,7 @@ from agent.cli.opcua.options import pki_option
 from agent.ingest.opcua.security.certificate import (
     activate_certificate,
     ensure_certificate,
-    hand_over_file,
+    file_to_import,
     read_certificate,
     renew_certificate,
 )
@@ -60,7 +60,7 @@ def certificate(
     else:
         ensure_certificate(own, key, application_uri)
         shown, todo = own, "a server's operator imports this file as a trusted client"
-    facts, file = read_certificate(shown), hand_over_file(shown)
+    facts, file = read_certificate(shown), file_to_import(shown)
     days = facts.days_left(datetime.now(UTC))
     if as_json:
         names = {"sha1": facts.sha1, "sha256": facts.sha256, "names": [*facts.uris, *facts.host_names]}

@@ -13,7 +13,8 @@ from enum import Enum
 
 from agent.ingest.modbus.columns import COLUMNS, EXAMPLE_ROWS
 from agent.ingest.modbus.decode import ValueType, value_type
-from agent.ingest.tags.tag_map import CellError, Cells, Dialect
+from agent.ingest.tags.sheet import CellError
+from agent.ingest.tags.tag_map import Cells, Dialect
 from agent.ingest.tags.templates import add_whole
 from agent.settings.sources import POLL_INTERVAL_RANGE_MS, UNIT_ID_MAX, ModbusSourceSettings
 
@@ -40,8 +41,8 @@ _TABLE_OF_DIGIT = {"0": Table.COIL, "1": Table.DISCRETE, "3": Table.INPUT, "4": 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Where a value is and how to read it; `address` is the one on the wire, `count` in registers or bits. `counter` is
-    the modulus of a counter, in steps of the register before scaling; 0: the value is none."""
+    """Where a value is and how it is read. `address` is the wire address, `count` is in registers or bits. `counter` is
+    the modulus of a counter, before scaling; 0: the value is not a counter."""
 
     unit_id: int
     table: Table
@@ -52,7 +53,7 @@ class Register:
     counter: int = 0
 
     def __hash__(self) -> int:
-        return hash((self.unit_id, self.address, self.count))  # the whole would take ten times as long
+        return hash((self.unit_id, self.address, self.count))  # hashing all fields would take ten times as long
 
     @property
     def end(self) -> int:
@@ -74,7 +75,7 @@ def dialect(settings: ModbusSourceSettings) -> Dialect:
         return register, address, register.kind.name
 
     def add_to_register(first: str, more: int) -> str:
-        """A register further on in the same table, also where the table is the first digit."""
+        """The register `more` places further on in the same table."""
         if settings.address_base in (0, 1):
             return add_whole(first, more)
         digits = first.zfill(5)
@@ -92,7 +93,7 @@ def dialect(settings: ModbusSourceSettings) -> Dialect:
 
 
 def _identity(register: Register) -> Register:
-    """How often it is read, and whether it counts, makes no other value of it."""
+    """Two registers read the same value even if their poll interval or counter differs."""
     return replace(register, poll_interval_ms=0, counter=0)
 
 
@@ -158,7 +159,7 @@ def _kind(cells: Cells, table: Table, default_order: str) -> ValueType:
 
 
 def _mask(cells: Cells) -> int:
-    """The bits that are the value, 0 for all."""
+    """The mask of the bits that are the value; 0 for all."""
     text = cells.text("mask")
     try:
         mask = int(text, 0) if text else 0
@@ -184,7 +185,7 @@ def _clamp(cells: Cells) -> tuple[float, float] | None:
 
 
 def _counter(cells: Cells, kind: ValueType) -> int:
-    """The modulus of a counter, 0 for a value that is none."""
+    """The modulus of a counter; 0 if the value is not a counter."""
     text = cells.text("counter").lower()
     if not text:
         return 0

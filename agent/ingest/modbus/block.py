@@ -1,9 +1,9 @@
 """Decodes all values of one read at once.
 
-A `BlockDecoder` is compiled when a read enters the plan. For registers it is one permutation of the answer's bytes,
-which puts the bytes of every value in their order, one after the other, and one struct format that reads them all;
-values that are more than their number (scale, mask, counter digits) go through a function of their own. For bits it is
-a table of eight values a byte. `decode` defines the value of each type, and a test compares the two. Core.
+A `BlockDecoder` is made when a read enters the plan. For registers it permutes the bytes of the answer once, so that
+the bytes of each value are in order, and unpacks all values with one struct format. Values with a scale, a mask or
+decimal digits are then converted one by one. Bits are looked up in a table of eight values a byte. `decode` defines the
+value of each type; a test compares the two. Core.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BlockDecoder:
         self._tags = list(tags)
         self._good = [quality.GOOD] * len(tags)
         self._conversions: list[tuple[int, Callable[[Any], Value]]] = []
-        self._digits: list[tuple[int, Callable[[Any], Value]]] = []  # conversions that may find no value
+        self._digits: list[tuple[int, Callable[[Any], Value]]] = []  # conversions that may raise DecodeError
         self._clamps: list[tuple[int, float, float]] = []
         if read.table.is_bits:
             places = [register.address - read.address for register in read.registers]
@@ -53,7 +53,8 @@ class BlockDecoder:
         self._values = partial(_words, None if taken == list(range(2 * read.count)) else _taker(taken), unpack)
 
     def decode(self, data: bytes, time_ns: int) -> SampleColumns:
-        """The samples in the data bytes of an answer, in order of address. The lists are not changed afterwards."""
+        """The samples in the data bytes of an answer, in the order of addresses. The lists are not changed
+        afterwards."""
         values = self._values(data)
         for index, convert in self._conversions:
             values[index] = convert(values[index])
@@ -61,7 +62,7 @@ class BlockDecoder:
         return SampleColumns(self._tags, [time_ns] * len(values), values, qualities)
 
     def _judged(self, values: list[Any]) -> list[int]:
-        """The statuses of values that may be none, or outside their limits. Changes `values`."""
+        """The statuses of values that may not be decodable or within their limits. Changes `values`."""
         qualities = [*self._good]
         for index, convert in self._digits:
             try:
@@ -85,7 +86,7 @@ def _bits(take: Callable[[Sequence[Any]], Iterable[Any]], data: bytes) -> list[A
 
 
 def _taker(places: Sequence[int]) -> Callable[[Sequence[Any]], Iterable[Any]]:
-    """Takes the entries at these places."""
+    """A function that returns the entries at these places."""
     if len(places) > 1:
         return itemgetter(*places)
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))  # itemgetter of one makes no tuple

@@ -1,9 +1,9 @@
-"""Counters that wrap: detects each wrap and each restart, so that the count between two readings is exact. Core.
+"""Detects each wrap and each restart of a counter, so that the count between two readings is exact. Core.
 
 A reading is stored as the device gives it. A counter only increases, so a lower reading means that it has wrapped at
 its modulus or that the device has restarted it. It counts as a wrap if the increase through the modulus is at most a
-quarter of the modulus, which holds for every counter that is read at least four times between two wraps. Otherwise it
-is a restart, and the count between the last reading and the restart is not known.
+quarter of the modulus. That is the case for every counter that is read at least four times between two wraps. Otherwise
+it is a restart, and the count between the last reading and the restart is not known.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from agent.ingest import quality
 from agent.message import Envelope, Fact, Message, Value, canonical_json, time_text
 
 WRAPPED, RESTARTED = "counter_wrapped", "counter_restarted"
-WRAP_PART = 4  # a wrap goes forward by at most this part of the modulus
+WRAP_PART = 4  # a wrap is an increase of at most a quarter of the modulus
 
 
 @dataclass(frozen=True, slots=True)
 class CounterFall:
-    """A reading below the one before. `counted` is what was counted between them; None for a restart."""
+    """A reading below the previous one. `counted` is the count between them; None after a restart."""
 
     tag: int
     before: int | float
@@ -35,20 +35,21 @@ class CounterFall:
         return RESTARTED if self.counted is None else WRAPPED
 
 
-class CounterBook:
-    """The last reading of each counter of a source. `last`: that of an earlier process, by tag."""
+class CounterTracker:
+    """Keeps the last reading of each counter of a source. `last` gives the last reading of an earlier process by
+    tag."""
 
     def __init__(self, moduli: Mapping[int, int | float], last: Callable[[int], tuple[int, Value]]) -> None:
         self._moduli, self._last = moduli, last
         self._readings: dict[int, tuple[int, int | float]] = {}
 
     def keep(self, moduli: Mapping[int, int | float]) -> None:
-        """Follow exactly these counters, in units of their values."""
+        """Follow exactly these counters. The moduli are in units of the values."""
         self._moduli = moduli
         self._readings = {tag: reading for tag, reading in self._readings.items() if tag in moduli}
 
     def falls(self, samples: SampleColumns) -> Iterator[CounterFall]:
-        """The falls in these samples. Bad samples are no readings."""
+        """The falls in these samples. Bad samples are ignored."""
         if not self._moduli:
             return
         for tag, time_ns, value, status in samples.rows():

@@ -1,15 +1,16 @@
 """Decodes the 16-bit registers of a device into values.
 
-A value of two, four or eight bytes is spread over one, two or four registers, and vendors agree neither on the order of
-the registers nor on the order of the bytes inside one. An order is written as the letters of the value's bytes, A being
-the most significant, as they come on the wire: ABCD is the standard's order (Modbus Application Protocol 4.2), CDAB has
-the words swapped, BADC the bytes inside each word, DCBA both. Eight bytes have the four that follow from these and two
-more, EFGHABCD and CDABGHEF, that keep order within halves or swap within them.
+A value of two, four or eight bytes takes one, two or four registers. Vendors differ in the order of the registers and
+of the bytes inside one. An order is written as the letters of the bytes in the order in which they arrive; A is the
+most significant byte. ABCD is the order of the standard (Modbus Application Protocol 4.2), CDAB has the words swapped,
+BADC the bytes inside each word, DCBA both. Eight bytes have the four orders that follow from these, and EFGHABCD and
+CDABGHEF, which swap the halves, or the words inside each half.
 
-A number may be a part of a register (`mask`), is scaled, and may be limited to a range (`clamp`): a value outside is
-stored as the limit, with the status UncertainEngineeringUnitsExceeded and the limit it is at (OPC 10000-4, 7.39.1).
+A number may be part of a register (`mask`), is scaled, and may be limited to a range (`clamp`). A value outside the
+range is stored as the limit, with the status UncertainEngineeringUnitsExceeded and the limit bits (OPC 10000-4,
+7.39.1).
 
-Core: tables and struct formats. It will not repair: bytes that are no value raise DecodeError.
+Core. Bytes that cannot be decoded raise DecodeError.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from agent.ingest import quality
 from agent.message import Value
 
 TYPE = re.compile(r"(bool|bit(?:1[0-5]|[0-9])|u?int(?:16|32|64)|float(?:16|32|64)|bcd(?:16|32)|string[1-9][0-9]{0,2})")
-STRING_BYTES_MAX = 250  # what one read can carry
-SHARED_MAX = 1_024  # different types of a site; beyond it a type is made twice
+STRING_BYTES_MAX = 250  # of one read
+SHARED_MAX = 1_024  # types kept; beyond it a type may be made twice
 
 _FORMATS = {
     "int16": ">h",
@@ -42,7 +43,7 @@ _FORMATS = {
 
 _UNSIGNED = {1: "H", 2: "I", 4: "Q"}
 
-# What the four names of four bytes mean for values of other sizes.
+# The four orders of four bytes, for values of other sizes.
 _FAMILY: dict[int, dict[str, str]] = {
     2: {"ABCD": "AB", "CDAB": "AB", "BADC": "BA", "DCBA": "BA"},
     4: {order: order for order in ("ABCD", "CDAB", "BADC", "DCBA")},
@@ -56,12 +57,12 @@ ORDERS: dict[int, tuple[str, ...]] = {
 
 
 class DecodeError(ValueError):
-    """These registers hold no value of the type."""
+    """These registers cannot be decoded as the type."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """A type and everything needed to read it. `order` gives, for each byte of the value, its place on the wire."""
+    """A type and everything needed to read it. `order` gives the position on the wire of each byte of the value."""
 
     name: str
     registers: int
@@ -69,37 +70,37 @@ class ValueType:
     order: tuple[int, ...]
     scale: int | float = 1
     offset: int | float = 0
-    mask: int = 0  # of the bits that are the value; 0: all
+    mask: int = 0  # bits that are the value; 0: all
     clamp: tuple[float, float] | None = None  # lowest and highest value after scaling
 
     @property
     def is_numeric(self) -> bool:
-        """Whether scale, offset and clamp make sense."""
+        """Whether scale, offset and clamp are possible."""
         return self.name in _FORMATS or self.name.startswith("bcd")
 
     @property
     def is_integer(self) -> bool:
-        """Whether it is a whole number before scaling."""
+        """Whether it is an integer before scaling."""
         return "int" in self.name or self.name.startswith("bcd")
 
     @property
     def modulus(self) -> int:
-        """How many readings a whole number of this type can have."""
+        """The number of readings that an integer of this type can have."""
         if self.mask:
             return 1 << (self.mask.bit_length() - (self.mask & -self.mask).bit_length() + 1)
         return int(10 ** (4 * self.registers)) if self.name.startswith("bcd") else int(2 ** (16 * self.registers))
 
     @property
     def code(self) -> str:
-        """The struct code of its bytes once they are in order. Bits and digits come as the unsigned number they are
-        in."""
+        """The struct code of the bytes in order. For bits and decimal digits it is that of the unsigned number that
+        holds them."""
         if self.name.startswith("string"):
             return f"{2 * self.registers}s"
         is_number = self.name in _FORMATS and not self.mask
         return _FORMATS[self.name][1:] if is_number else _UNSIGNED[self.registers]
 
 
-@lru_cache(SHARED_MAX, typed=True)  # one object for the tags that have the same type
+@lru_cache(SHARED_MAX, typed=True)  # tags with the same type share one object
 def value_type(
     name: str,
     order: str,
@@ -108,9 +109,9 @@ def value_type(
     mask: int = 0,
     clamp: tuple[float, float] | None = None,
 ) -> ValueType:
-    """The type of this name and byte order. Raises ValueError that says what is wrong with them.
+    """The type with this name and byte order. Raises ValueError with the reason.
 
-    `order` may be one of the four names of four bytes for any type, or a full order of the type's own size.
+    `order` is one of the four orders of four bytes, for any type, or an order of the type's own size.
     """
     name = name.lower()
     if not TYPE.fullmatch(name):
@@ -142,7 +143,7 @@ def value_type(
 
 def decode(kind: ValueType, registers: Sequence[int]) -> Value:
     """The value in these registers."""
-    assert len(registers) == kind.registers, "the plan hands out what the type asked for"
+    assert len(registers) == kind.registers, "as many registers as the type has"
     wire = struct.pack(f">{len(registers)}H", *registers)
     (raw,) = struct.unpack(f">{kind.code}", bytes([wire[place] for place in kind.order]))
     convert = converter(kind)
@@ -151,8 +152,8 @@ def decode(kind: ValueType, registers: Sequence[int]) -> Value:
 
 
 def converter(kind: ValueType) -> Callable[[Any], Value] | None:
-    """What makes the value of what `kind.code` has unpacked; None where that is the value. That of binary coded
-    decimals raises DecodeError."""
+    """The function that converts what `kind.code` has unpacked into the value; None if nothing is to be converted. That
+    of binary coded decimals may raise DecodeError."""
     if kind.name.startswith("string"):
         return partial(_text, int(kind.name[6:]))
     if kind.name == "bool":
@@ -170,7 +171,7 @@ def converter(kind: ValueType) -> Callable[[Any], Value] | None:
 
 
 def limited(value: Any, low: float, high: float) -> tuple[Any, int]:
-    """A number within its limits, and its status. NaN, which lies nowhere, stays."""
+    """A number limited to a range, and its status. NaN is returned unchanged."""
     if value < low:
         return low, quality.UNCERTAIN_BELOW_RANGE
     if value > high:
@@ -186,7 +187,7 @@ def _digits(kind: ValueType, word: int) -> int:
 
 
 def _scaler(kind: ValueType) -> Callable[[float], int | float]:
-    """`scaled`, without the checks that cannot be true for this type."""
+    """`scaled`, without the checks that this type does not need."""
     scale, offset, divisor = kind.scale, kind.offset, _divisor(kind.scale)
     largest = 2 ** (16 * kind.registers) * abs(scale) + abs(offset)
     if largest >= 2**63:
@@ -195,23 +196,23 @@ def _scaler(kind: ValueType) -> Callable[[float], int | float]:
 
 
 def scaled(kind: ValueType, number: float) -> int | float:
-    """Value * scale + offset; integers stay integers as long as both are whole."""
+    """number * scale + offset. An integer stays an integer if scale and offset are integers."""
     if kind.scale == 1 and kind.offset == 0:
         return number
     result = _times(number, kind.scale) + kind.offset
     if isinstance(result, int) and not -(2**63) <= result < 2**64:
-        return float(result)  # beyond what an integer column holds; a float says it with 53 bits
+        return float(result)  # too large for an integer column; a float keeps 53 bits
     return result
 
 
 def _times(number: float, scale: float) -> int | float:
-    """number * scale; by a tenth as a division by ten, for 174 / 10 is 17.4 and 174 * 0.1 is 17.400000000000002."""
+    """number * scale. A scale of 0.1 divides by 10, because 174 / 10 is 17.4 and 174 * 0.1 is 17.400000000000002."""
     divisor = _divisor(scale)
     return number / divisor if divisor else number * scale
 
 
 def _divisor(scale: float) -> int:
-    """The whole number that a scale is one over, 0 where there is none."""
+    """The integer of which the scale is the reciprocal; 0 if there is none."""
     divisor = round(1 / scale) if abs(scale) < 1 else 0
     return divisor if divisor and 1 / divisor == scale else 0
 
@@ -225,7 +226,7 @@ def _size(name: str) -> int:
 
 
 def _text(size: int, data: bytes) -> Value:
-    """A string as devices store it: padded with NUL or blanks. What is not UTF-8 is kept as bytes, not mangled."""
+    """A string without the NUL or blanks with which devices pad it. What is not UTF-8 is kept as bytes."""
     data = data[:size].split(b"\0", 1)[0].rstrip(b" ")
     try:
         return data.decode()

@@ -1,17 +1,17 @@
 """One connection to a Modbus device, through pymodbus. The only module that imports pymodbus.
 
-pymodbus sends one request at a time on a connection, retries and reconnects by itself, and closes the connection when
-one unit is silent. All of that is switched off here (`retries=0`, `reconnect_delay=0`, no limit on silence): a request
-is sent once, is answered or not within `timeout_ms`, and a broken connection is dropped. A new connection is a new
-object. Answers are kept as the bytes that came; pymodbus would make a list of numbers of each.
+pymodbus retries and reconnects by itself, and closes the connection when one unit is silent. That is switched off here
+(`retries=0`, `reconnect_delay=0`, no limit on silence): a request is sent once and is answered within `timeout_ms` or
+not, and a broken connection is dropped. A new connection is a new object. Answers are kept as the received bytes;
+pymodbus would make a list of numbers.
 
-An answer in RTU framing carries no number. After one that did not come in time the line is left quiet for another
-`timeout_ms`, or it would be taken for the answer to the next request.
+An answer in RTU framing has no transaction number. After a time-out nothing is sent for another `timeout_ms`: otherwise
+a late answer would be taken for the answer to the next request.
 
     SourceLost      the connection is gone; no unit behind it can be read
     SourceRefused   a file that the connection needs cannot be used; the text says which
-    UnitSilent      this unit gave no answer in time, or bytes that are none; others may
-    ReadRefused     the unit answered that it will not
+    UnitSilent      the unit did not answer in time, or sent bytes that are not an answer; other units may answer
+    ReadRefused     the unit answered with an exception
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from agent.settings.sources import ModbusSourceSettings
 if TYPE_CHECKING:
     from pymodbus.client.base import ModbusBaseClient
 
-SILENCE_COUNT_NEVER = 2**31  # pymodbus closes the line after this many unanswered requests; we count per unit
+# Unanswered requests after which pymodbus closes the connection; here silence is counted per unit.
+SILENCE_COUNT_NEVER = 2**31
 GARBAGE_BYTES_SHOWN = 16
 _FUNCTION_BYTE = 7  # of a frame with an MBAP header
 _REQUESTS: dict[Table, type[ModbusPDU]] = {
@@ -53,11 +54,11 @@ _PARITIES = {"none": "N", "even": "E", "odd": "O"}
 
 
 class UnitSilent(IngestError):
-    """A unit gave no answer."""
+    """A unit did not answer."""
 
 
 class UnitGarbled(UnitSilent):
-    """A unit sent what is no answer to its question."""
+    """A unit sent bytes that are not an answer to the request."""
 
 
 class ReadRefused(IngestError):
@@ -72,12 +73,12 @@ class ReadRefused(IngestError):
 
 
 def quiet_library() -> None:
-    """pymodbus logs each unanswered request as an error. The supervisor logs what matters, once."""
+    """Silence pymodbus, which logs each unanswered request as an error. The supervisor logs a loss once."""
     logging.getLogger("pymodbus").setLevel(logging.CRITICAL + 1)
 
 
 class _Answer(ModbusPDU):
-    """The answer to a read, as the bytes that came."""
+    """The answer to a read as the received bytes."""
 
     rtu_byte_count_pos = 2
 
@@ -86,10 +87,10 @@ class _Answer(ModbusPDU):
         self.data = b""
 
     def decode(self, data: bytes) -> None:
-        self.data = bytes(data)  # a byte count, and as many bytes
+        self.data = bytes(data)  # a byte count and the bytes
 
     def __str__(self) -> str:
-        return "answer"  # pymodbus builds this text for each answer, logged or not
+        return "answer"  # pymodbus makes this text for each answer, even if nothing is logged
 
 
 _ANSWERS = [
@@ -129,18 +130,18 @@ class Line:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection stands as far as this side knows."""
+        """Whether the connection is open as far as is known here."""
         return bool(self._client.connected)
 
     async def read(self, read: Read) -> Sequence[int]:
-        """The registers (or bits as 0 and 1) of a read."""
+        """The values of the registers of a read, or its bits as 0 and 1."""
         data = await self.read_bytes(read)
         if read.table.is_bits:
             return [data[place // 8] >> place % 8 & 1 for place in range(read.count)]
         return struct.unpack(f">{read.count}H", data)
 
     async def read_bytes(self, read: Read) -> bytes:
-        """The data bytes of the answer to a read: two a register, or eight bits a byte, lowest first."""
+        """The data bytes of the answer to a read: two bytes a register, or eight bits a byte, the lowest first."""
         async with self._turn:
             if self._quiet_until_s:
                 await asyncio.sleep(self._quiet_until_s - asyncio.get_running_loop().time())
@@ -163,10 +164,12 @@ class Line:
             raise SourceLost(f"connection to {self._where} is gone") from error
         except ModbusIOException as error:
             if not self.is_open:
-                raise SourceLost(f"connection to {self._where} broke while unit {read.unit_id} was asked") from error
+                raise SourceLost(
+                    f"connection to {self._where} broke during a request to unit {read.unit_id}"
+                ) from error
             raise self._silent(read) from error
         except (ModbusException, OSError, asyncio.InvalidStateError) as error:
-            raise SourceLost(f"{self._where} answers nonsense: {error}") from error
+            raise SourceLost(f"{self._where} sent an answer that cannot be decoded: {error}") from error
 
     def _data(self, read: Read, answer: ModbusPDU) -> bytes:
         """The data in an answer to this read. Raises ReadRefused and UnitSilent."""
@@ -182,7 +185,7 @@ class Line:
         return bytes(data[1:])
 
     def _silent(self, read: Read) -> UnitSilent:
-        """There was no answer to a read, or bytes that are none."""
+        """The error for a read without an answer, or with bytes that are not an answer."""
         if self._is_rtu:
             self._keep_quiet(self._settings.timeout_ms)
         if not self._received:
@@ -206,7 +209,7 @@ class Line:
             "retries": 0,
             "reconnect_delay": 0,
             "name": self._where,
-            "trace_packet": self._see,
+            "trace_packet": self._on_packet,
         }
         client: ModbusBaseClient
         if settings.transport == "rtu":
@@ -233,16 +236,17 @@ class Line:
         return client
 
     async def _connect(self, connect: Any) -> Any:
-        """Connect, and keep the reason when that fails: pymodbus only logs it."""
+        """Connect, and keep the reason of a failure, which pymodbus only logs."""
         try:
             return await connect()
         except OSError as error:
             self._why_not = error.strerror or str(error)
             raise
 
-    def _see(self, is_sent: bool, data: bytes) -> bytes:  # noqa: FBT001 pymodbus calls it
-        """Called with each packet sent and with all bytes received since. pymodbus raises into the event loop at a
-        function that it does not know, and the connection ends; to it, such bytes have not come."""
+    def _on_packet(self, is_sent: bool, data: bytes) -> bytes:  # noqa: FBT001 pymodbus calls it
+        """Called by pymodbus with each packet that is sent and with all bytes received since. At an unknown function
+        code pymodbus raises an exception into the event loop, which ends the connection. So such bytes are withheld
+        from it."""
         if is_sent:
             return data
         self._received = data
@@ -251,7 +255,7 @@ class Line:
 
 
 def frame_pause_ms(settings: ModbusSourceSettings) -> float:
-    """What a serial line must be silent between two frames: 3.5 characters of 11 bits, or 1.75 ms above 19,200 baud
+    """The silence that a serial line needs between two frames: 3.5 characters of 11 bits, or 1.75 ms above 19,200 baud
     (Modbus over Serial Line V1.02, 2.5.1.1)."""
     if settings.transport != "rtu":
         return 0.0
@@ -259,7 +263,7 @@ def frame_pause_ms(settings: ModbusSourceSettings) -> float:
 
 
 def _tls_context(settings: ModbusSourceSettings) -> ssl.SSLContext:
-    """Verifies the device's certificate, and shows ours if there is one. Raises SourceRefused."""
+    """A context that verifies the device's certificate and presents ours, if there is one. Raises SourceRefused."""
     file = settings.ca_file
     try:
         context = ssl.create_default_context(cafile=file)

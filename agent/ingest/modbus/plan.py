@@ -1,10 +1,9 @@
 """Plans the fewest reads that fetch a set of registers within the limits of the device.
 
-A read covers neighbouring registers of one unit and table, at most `registers_per_read_max` of them. It may run across
-registers without a tag if no such hole is wider than `hole_max`, and it covers no span that the device is known to
-refuse as a whole. Within these limits the plan is optimal: what is allowed for a read is allowed for each part of it,
-so the register with the lowest address is best read by a read that starts there and goes as far as it may; repeat with
-what is left. Core.
+A read covers neighbouring registers of one unit and table, at most `registers_per_read_max` of them. It may include
+registers without a tag if no such hole is wider than `hole_max`. It covers no span that the device is known to refuse.
+Within these limits the plan is optimal: each part of an allowed read is allowed too, so the register with the lowest
+address is best read by a read that starts there and goes as far as it may. This is repeated with the rest. Core.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ BITS_PER_READ_MAX = 2_000  # Modbus Application Protocol 6.1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one read may be."""
+    """The limits of one read."""
 
     registers_per_read_max: int
     hole_max: int
 
     def count_max(self, table: Table) -> int:
-        """Most entries of a table in one read; a device that takes few registers takes as many bits as fit their
-        bytes."""
+        """The most entries of a table in one read. A limit of registers limits the bits to as many as fit into
+        those."""
         return (
             min(BITS_PER_READ_MAX, self.registers_per_read_max * 16) if table.is_bits else self.registers_per_read_max
         )
 
 
 class Span(NamedTuple):
-    """Addresses of a table of a unit, `end` excluded."""
+    """A range of addresses in a table of a unit; `end` is excluded."""
 
     unit_id: int
     table: Table
@@ -46,7 +45,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One request: `count` entries from `address`, and the registers it serves, in order of address."""
+    """One request: `count` entries from `address`, and the registers that it reads, in the order of addresses."""
 
     unit_id: int
     table: Table
@@ -61,13 +60,13 @@ class Read:
 
     @property
     def span(self) -> Span:
-        """What it covers."""
+        """The addresses that it covers."""
         return Span(self.unit_id, self.table, self.address, self.end)
 
 
 def plan_reads(registers: Iterable[Register], limits: Limits, refused: Iterable[Span] = ()) -> list[Read]:
-    """The fewest reads for these registers, none of which covers a refused span and more than one register. None of
-    the registers may be longer than a read."""
+    """The fewest reads for these registers. Only a read of a single register may cover a refused span. No register may
+    be longer than a read."""
     groups: dict[tuple[int, str], list[Register]] = {}
     for register in registers:
         groups.setdefault((register.unit_id, register.table.value), []).append(register)
@@ -83,19 +82,20 @@ def plan_reads(registers: Iterable[Register], limits: Limits, refused: Iterable[
 
 
 def read_of(registers: Sequence[Register]) -> Read:
-    """The read of these registers, which are in order of address."""
+    """The read of these registers, which are in the order of addresses."""
     first = registers[0]
     end = max(register.end for register in registers)
     return Read(first.unit_id, first.table, first.address, end - first.address, tuple(registers))
 
 
 class _Fence:
-    """How far a read may go before it covers a refused span."""
+    """The refused spans of one table, and how far a read may go before it covers one."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         ordered = sorted(spans, key=lambda span: span.first)
         self._firsts = [span.first for span in ordered]
-        self._ends = list(accumulate((span.end for span in reversed(ordered)), min))[::-1]  # lowest from here on
+        # By place: the lowest end of the spans from there on.
+        self._ends = list(accumulate((span.end for span in reversed(ordered)), min))[::-1]
 
     def reach(self, address: int) -> int:
         """The largest end that a read from this address may have."""
@@ -104,7 +104,7 @@ class _Fence:
 
 
 def _clusters(registers: list[Register], hole_max: int) -> Iterable[list[Register]]:
-    """Registers in order of address, parted at holes that are too wide."""
+    """The registers in the order of addresses, split at holes that are too wide."""
     cluster: list[Register] = []
     end = 0
     for register in sorted(registers, key=lambda r: (r.address, r.count)):
@@ -118,7 +118,7 @@ def _clusters(registers: list[Register], hole_max: int) -> Iterable[list[Registe
 
 
 def _cover(cluster: list[Register], limits: Limits, fence: _Fence) -> Iterable[Read]:
-    """Greedy and optimal: start at the lowest address left, take all that end within reach."""
+    """Repeatedly read from the lowest address left as far as possible."""
     left = cluster
     while left:
         first = left[0]

@@ -1,8 +1,8 @@
 """Decides when to poll: each poll interval has a grid of slots, all with one start.
 
 Slot n of an interval is at start + n intervals, regardless of how long earlier polls took. Slots of several intervals
-that coincide are one poll, whose reads serve them all. A slot is polled up to half an interval late; after that it is
-missed, and missed slots are not made up. Core; times are of a clock that only goes forward, in ns.
+that coincide are one poll. A slot is polled up to half an interval late. After that it is missed, and missed slots are
+not made up. Core. Times are in ns of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What is due: poll intervals in ms; how many of them are late; what was missed before."""
+    """The poll intervals that are due, in ms, how many of them are late, and the slots missed before."""
 
     due: frozenset[int]
     late: int
@@ -42,7 +42,7 @@ class PollGrid:
         self.keep(intervals, start_ns)
 
     def keep(self, intervals: Iterable[int], now_ns: int) -> None:
-        """Poll at these intervals from now on. A new one begins with its next slot."""
+        """Poll at these intervals from now on. A new interval begins with its next slot."""
         known = self._next
         self._next = {
             interval: known.get(interval, (now_ns - self._start_ns) // (interval * MS) + 1) for interval in intervals
@@ -53,7 +53,7 @@ class PollGrid:
         return min(self._start_ns + number * interval * MS for interval, number in self._next.items())
 
     def take(self, now_ns: int) -> Slot:
-        """The due slots, which are then consumed."""
+        """Return and consume the slots that are due."""
         due: set[int] = set()
         missed: list[Missed] = []
         late = 0

@@ -1,8 +1,8 @@
-"""Why a device gives no value: the exceptions of Modbus, their names and the OPC UA status that a sample gets.
+"""The exceptions of Modbus: their names, and the OPC UA status of a sample whose read was refused.
 
-An exception 1, 2 or 3 is about what was asked for; 4, 5 and 6 may be about the moment; 10 and 11 come from a gateway
-and say that the unit behind it does not answer (Modbus Application Protocol V1.1b3, 7). `SILENT` stands for a read that
-is never answered by a unit that answers others. Core.
+Exceptions 1, 2 and 3 concern the request. 4, 5 and 6 may be temporary. 10 and 11 come from a gateway whose unit does
+not answer (Modbus Application Protocol V1.1b3, 7). `SILENT` stands for a read that a unit never answers although it
+answers others. Core.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _QUALITIES = {
 
 
 def reason(code: int) -> str:
-    """An exception in words: `illegal data address (2)`."""
+    """The text of an exception: `illegal data address (2)`."""
     if code == SILENT:
         return _NAMES[SILENT]
     return f"{_NAMES.get(code, 'unknown Modbus exception')} ({code})"
 
 
 def quality_of(code: int) -> int:
-    """The status of a sample whose read was refused so."""
+    """The status of a sample whose read was refused with this exception."""
     return _QUALITIES.get(code, quality.BAD_DEVICE_FAILURE)
 
 
 def is_about_address(code: int) -> bool:
-    """Whether the same read will be refused again, so that a smaller one is tried at once."""
+    """Whether the same read will be refused again, so that smaller reads are tried at once."""
     return code in _ADDRESS_CODES

@@ -1,13 +1,13 @@
-"""Finds the part of a refused read that the device refuses, with few requests, which also return the values of the
-rest.
+"""Finds the part of a refused read that the device refuses. It needs few requests, and they also return the other
+values.
 
-A `Segment` is a run of values in order of address. It asks for the first n of them and narrows n by halves between what
-was read and what was refused, until one value is left that turns reading into refusal. That value is then asked for
-alone. If it is refused too, it is what the device refuses; if not, the device refuses it together with the values
-before it (a hole between them, the border of a block, a read that is too long). Then the search goes on behind it.
+A `Segment` holds values in the order of addresses. It requests the first n of them, and halves the distance between the
+largest n that was read and the smallest that was refused, until one value makes the difference. That value is then
+requested alone. If it is refused, it is the cause. If not, the device refuses it together with the values before it (a
+hole between them, the border of a block, a read that is too long). Then the search continues after it.
 
-Once two values in a row were refused alone, the search begins with one value instead of all: a block that is missing
-costs one request a value, not two. Core.
+After two values in a row were refused alone, the search starts with one value instead of all. So a missing block costs
+one request a value, not two. Core.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from agent.ingest.modbus.plan import Read, Span, read_of
 from agent.ingest.modbus.refusal import is_about_address
 
 Place = tuple[Register, ...]
-"""The registers that lie on the same addresses (several bits of one word): they are refused together."""
+"""The registers on the same addresses (such as several bits of one word). They are refused together."""
 
 RUN_OF_REFUSALS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A span that the device refuses although it gives each smaller part of it that was asked for. `place`: it is this
-    value alone."""
+    """A span that the device refuses, although it answered each smaller part that was requested. `place` is set if the
+    span is a single place."""
 
     span: Span
     code: int
@@ -37,7 +37,7 @@ class Finding:
 
 
 class Step(Enum):
-    """What a segment asks for next."""
+    """What a segment requests next."""
 
     PREFIX = "the first n places"
     SINGLE = "the place that turned reading into refusal"
@@ -46,23 +46,23 @@ class Step(Enum):
 
 
 class Segment:
-    """Places to be searched, in order of address. `is_refused`: all of them together were refused just now."""
+    """Places to be searched, in the order of addresses. `is_refused`: a read of all of them was just refused."""
 
     def __init__(self, places: Sequence[Place], code: int, *, is_refused: bool) -> None:
-        self.places = tuple(places)  # what is not decided yet
-        self.code = code  # of the last refusal: the reason while there is no value
-        self.given: set[Register] = set()  # read in earlier polls of this search; the plan reads them meanwhile
-        self._good = 0  # so many from the front were read together
-        self._refused = len(self.places) if is_refused else 0  # so many were refused together; 0: none were
-        self._run = 0  # places refused alone, in a row, right before these
+        self.places = tuple(places)  # not decided yet
+        self.code = code  # exception of the last refusal
+        self.given: set[Register] = set()  # read in earlier polls of this search; the plan reads them too
+        self._good = 0  # the first n that were read together
+        self._refused = len(self.places) if is_refused else 0  # the first n that were refused together; 0: none were
+        self._run = 0  # places in a row that were refused alone, just before these
         self._step = Step.PREFIX
-        self._suspect: tuple[int, int] = (0, 0)  # from, to: what CONFIRM asks for
+        self._suspect: tuple[int, int] = (0, 0)  # from, to: requested by CONFIRM
         self._findings: list[Finding] = []
         self._advance()
 
     @classmethod
     def of(cls, registers: Iterable[Register], code: int, *, is_refused: bool) -> Segment:
-        """A segment of registers in order of address."""
+        """A segment of registers in the order of addresses."""
         places: list[list[Register]] = []
         for register in registers:
             if places and (places[-1][0].address, places[-1][0].count) == (register.address, register.count):
@@ -73,25 +73,25 @@ class Segment:
 
     @property
     def is_done(self) -> bool:
-        """Whether each place has a value or is known to be refused."""
+        """Whether each place was read or is known to be refused."""
         return not self.places
 
     @property
     def is_single(self) -> bool:
-        """Whether the next question is about one place alone."""
+        """Whether the next read is for a single place."""
         first, end = self._range()
         return end - first == 1
 
     def registers(self) -> list[Register]:
-        """What is not decided yet."""
+        """The registers that are not decided yet."""
         return [register for place in self.places for register in place]
 
     def waiting(self) -> list[Register]:
-        """Those of `registers` that were not read since the search began."""
+        """The registers of `registers()` that were not read since the search began."""
         return [register for register in self.registers() if register not in self.given]
 
     def take_findings(self) -> list[Finding]:
-        """What was found since the last call."""
+        """The findings since the last call."""
         found, self._findings = self._findings, []
         return found
 
@@ -113,7 +113,7 @@ class Segment:
             case Step.PAIR:
                 self._suspect_span(0)
                 return
-            case Step.CONFIRM:  # it was about the moment after all
+            case Step.CONFIRM:  # the refusal was temporary after all
                 self._cut(self._good, run=0)
         self._advance()
 
@@ -133,7 +133,7 @@ class Segment:
         self._advance()
 
     def _range(self) -> tuple[int, int]:
-        """The places to ask for now, by number: from, to."""
+        """The indices of the places to request now: from, to."""
         match self._step:
             case Step.PREFIX:
                 return 0, self._size()
@@ -145,8 +145,8 @@ class Segment:
                 return self._suspect
 
     def _size(self) -> int:
-        """How many places to ask for: halfway between read and refused, but in a run of refusals no more than twice
-        what was read."""
+        """How many places to request: halfway between read and refused, but after refused places at most twice what was
+        read."""
         widened = max(1, 2 * self._good)
         if not self._refused:
             return len(self.places) if self._run < RUN_OF_REFUSALS else min(widened, len(self.places))
@@ -154,7 +154,7 @@ class Segment:
         return min(widened, middle) if self._run else middle
 
     def _advance(self) -> None:
-        """Draw the conclusion that needs no further question."""
+        """Conclude what needs no further request."""
         if self._step is not Step.PREFIX:
             return
         if self._good == len(self.places):
@@ -183,12 +183,12 @@ class Segment:
     def _find_span(self) -> None:
         first, end = self._suspect
         span = read_of([register for place in self.places[first:end] for register in place]).span
-        if all(read_of(place).span != span for place in self.places[first:end]):  # else it was read a moment ago
+        if all(read_of(place).span != span for place in self.places[first:end]):  # otherwise it was just read
             self._findings.append(Finding(span, self.code))
         self._cut(self._good, run=0)
 
     def _cut(self, count: int, run: int) -> None:
-        """The first places are decided; go on behind them."""
+        """The first `count` places are decided. Continue after them."""
         self.places = self.places[count:]
         self._good = self._refused = 0
         self._run, self._step = run, Step.PREFIX

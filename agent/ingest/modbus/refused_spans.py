@@ -1,9 +1,9 @@
-"""The refused spans of a source's units, as a document that outlives the process. Core.
+"""The document in which the refused spans of a source's units are kept across restarts. Core.
 
     {"version": 1, "refused": [[1, "holding", 37, 38, 2], ...]}     unit, table, first address, end, exception
 
-`parse_refused` raises ValueError for a document that is damaged or of another version. The source then starts without
-it and learns the spans again in one poll.
+`parse_refused` raises ValueError for a damaged document or another version. The source then starts without it and
+learns the spans again in one poll.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def refused_document(refused: Mapping[Span, int]) -> bytes:
 
 
 def parse_refused(document: bytes) -> dict[Span, int]:
-    """The refused spans in a document. Raises ValueError that says what is wrong with it."""
+    """The refused spans in a document. Raises ValueError with the reason."""
     try:
         check_depth("refused spans", document)
         found = json.loads(document)

@@ -1,14 +1,14 @@
 """A Modbus source: polls every unit at fixed intervals and delivers the values.
 
-`poll_grid` decides what is due, `sweep` what to request from a unit and how to interpret its answers. One connection
-polls the units that answer, one after the other: first what is planned of each, then, in what is left of the slot, the
-search for what they refuse. A silent unit is asked over a second connection, so that waiting for it does not delay the
-others. Where there is only one connection (a serial line, `connections_max = 1`, or the second is refused) it is asked
-on that, rarely.
+`poll_grid` decides what is due. `sweep` decides what to request from a unit and interprets the answers. One connection
+polls the units that answer, one after the other: first the planned reads of all units, then, in the rest of the slot,
+the search for what they refuse. A silent unit is asked over a second connection, so that its time-outs do not delay the
+others. If there is only one connection (a serial line, `connections_max = 1`, or the second is refused), the silent
+unit is asked rarely over that one.
 
 A life ends with SourceLost when the connection is gone or no unit answers. A new tag map is taken over between two
-polls. Polls that were missed become a gap fact. The spans that units refuse are saved, so the next process starts with
-them. The source never writes to a device.
+polls. Missed polls become a gap fact. The refused spans are saved for the next process. The source never writes to a
+device.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from agent.columns import SampleColumns
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED, TAGS_NAMED_MAX
+from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
 from agent.ingest.modbus.address import Register
-from agent.ingest.modbus.counters import CounterBook, fall_message
+from agent.ingest.modbus.counters import CounterTracker, fall_message
 from agent.ingest.modbus.explore.tag_values import read_tags_over
 from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent, end_if_cancelled
 from agent.ingest.modbus.plan import Limits, Span
@@ -42,52 +42,52 @@ from agent.settings.sources import ModbusSourceSettings
 
 log = logging.getLogger(__name__)
 
-SAVE_INTERVAL_S = 60.0  # a device whose refusals come and go must not wear out the disk
-FIRST_POLL_NS = 10 * 10**9  # of a life, search included
-SEARCH_PART = 0.8  # of the time up to the next slot: then the search rests, and the next poll begins in time
+SAVE_INTERVAL_S = 60.0  # refusals that come and go must not wear out the disk
+FIRST_POLL_NS = 10 * 10**9  # time for the first poll of a life, search included
+SEARCH_PART = 0.8  # part of the time up to the next slot that the search may take, so that the next poll begins in time
 
 
 class ModbusSource:
-    """One device or gateway. The object outlives its connections and keeps what was learned about the units."""
+    """One device or gateway. The object exists across connections and keeps what was learned about the units."""
 
     def __init__(self, settings: ModbusSourceSettings, memory: MemoryPort | None, delivery: Delivery) -> None:
         self._settings, self._memory, self._delivery = settings, memory, delivery
         self._learned = self._remembered()
         self._saved_version, self._saved_s = 0, -SAVE_INTERVAL_S
         self._units = self._units_for(delivery.points, [])
-        self._counters = CounterBook(self._moduli(), delivery.sampler.last_reading)
-        self._read: list[SampleColumns] = []  # read and not delivered yet
-        self._silence = asyncio.Event()  # some unit has fallen silent
-        self.backfill = self.events = None  # a device keeps no records, and raises no events
-        self.read_tags: ReadTags | None = None  # over the open line: a device may take no other
+        self._counters = CounterTracker(self._moduli(), lambda tag: delivery.sampler.last(tag)[1:3])
+        self._read: list[SampleColumns] = []  # read and not yet delivered
+        self._silence = asyncio.Event()  # set when a unit has fallen silent
+        self.backfill = self.events = None  # a device has neither
+        self.read_tags: ReadTags | None = None  # over the open connection, because a device may not accept another
         self.polls_missed_total = self.polls_late_total = 0
         self.alive_s, self.alive_ns = 0.0, 0
-        self._answered_ns: dict[int, int] = {}  # by unit: the time of its last values
-        self._is_missing_told = False
-        self._takes_one_line = False  # the device hung up on a second connection in this life
-        self._verb_missing = "answers"  # what the unit that fell silent last does not do
+        self._answered_ns: dict[int, int] = {}  # time of the last values by unit
+        self._is_missing_logged = False
+        self._takes_one_line = False  # the device closed a second connection in this life
+        self._verb_missing = "answers"  # what the unit that fell silent last does not do, for the message
 
     def retry(self) -> None:
-        """Ask for everything that is refused at the next poll."""
+        """Request everything that is refused in the next poll."""
         for unit in self._units:
             unit.suspect_parked()
 
     def now_ns(self) -> int:
-        """The time of this source's samples: our own, for Modbus carries none."""
+        """The time of this source's samples. It is our own, because Modbus has no times."""
         return time.time_ns()
 
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, poll until something breaks. Ends only by an exception."""
-        await self._retag()
+        await self._take_over_map()
         for unit in self._units:
-            unit.answered()  # over a new connection every unit is asked again
-            unit.remark()
-            unit.replan()  # the last life may have ended amid a search
+            unit.answered()  # over a new connection every unit is polled again
+            unit.mark_parked_again()
+            unit.replan()  # the last life may have ended during a search
         self._silence.clear()
-        self._is_missing_told = self._takes_one_line = False
+        self._is_missing_logged = self._takes_one_line = False
         settings = self._settings
         async with Line(settings) as line:
-            # Before the grid begins there is time: what a device refuses is mostly found here, before values flow.
+            # Before the grid begins there is time for the search: most refusals are found here.
             await self._poll_all(line, self._intervals(), time.monotonic_ns() + FIRST_POLL_NS)
             if all(unit.is_silent for unit in self._units):
                 raise SourceLost(f"{settings.where} accepts connections but none of its units {self._verb_missing}")
@@ -99,14 +99,14 @@ class ModbusSource:
                 group.create_task(self._probe(line), name=f"{settings.name} probe")
 
     async def finish(self) -> None:
-        """Deliver what was read, and keep what was learned."""
+        """Deliver what was read, and save what was learned."""
         await self._flush()
         await self._remember()
 
     # --- units and what is known of them ------------------------------------------------------------------------------
 
     def _units_for(self, points: Mapping[int, Register], known: Sequence[Unit]) -> list[Unit]:
-        """The units of these values. A unit that is known keeps what was learned about it."""
+        """The units of these registers. A known unit keeps what was learned about it."""
         settings = self._settings
         limits = Limits(settings.registers_per_read_max, settings.hole_max)
         pauses = Pauses(settings.unit_retry_ms * MS, settings.unit_retry_max_ms * MS)
@@ -123,17 +123,18 @@ class ModbusSource:
         return [units[unit_id] for unit_id in sorted(by_unit)]
 
     def _remembered(self) -> Mapping[Span, int]:
-        """What an earlier process learned. A document that cannot be used costs one poll of learning."""
+        """The refused spans that an earlier process learned. Without a usable document they are learned again in one
+        poll."""
         document = self._memory.load(self._settings.name) if self._memory is not None else None
         try:
             return {} if document is None else parse_refused(document)
         except ValueError as error:
             extra = {"action": "refused_spans_unusable", "source": self._settings.name, "why": str(error)}
-            log.warning("what was learned of a source is learned again", extra=extra)
+            log.warning("the saved refused spans cannot be used; they are learned again", extra=extra)
             return {}
 
     async def _remember(self) -> None:
-        """Give the memory what was learned since the last time."""
+        """Save the refused spans if they have changed."""
         version = sum(unit.refused_version for unit in self._units)
         if self._memory is not None and version != self._saved_version:
             self._saved_version, self._saved_s = version, time.monotonic()
@@ -149,20 +150,20 @@ class ModbusSource:
         """All poll intervals, in ms."""
         return frozenset(chain.from_iterable(unit.intervals for unit in self._units))
 
-    async def _retag(self) -> bool:
-        """Take over a new tag map, if there is one. Called between polls only: a read and its samples belong to one
-        map."""
-        if not self._delivery.retag(self.now_ns()):
+    async def _take_over_map(self) -> bool:
+        """Take over a new tag map, if there is one. Called only between polls, because a read and its samples belong to
+        one map."""
+        if not self._delivery.take_over_map(self.now_ns()):
             return False
         self._units = self._units_for(self._delivery.points, self._units)
         self._counters.keep(self._moduli())
-        await self._delivery.settle()
+        await self._delivery.recorder.settle()
         return True
 
     # --- polling ------------------------------------------------------------------------------------------------------
 
     async def _poll(self, line: Line, grid: PollGrid) -> None:
-        """Keep the grids."""
+        """Poll at each slot of the grid."""
         refused_before = self._delivery.recorder.refused_total
         while True:
             await asyncio.sleep(max(0, grid.next_ns() - time.monotonic_ns()) / 1e9)
@@ -173,7 +174,7 @@ class ModbusSource:
                 refused = self._delivery.recorder.refused_total != refused_before
                 self._note_missed(slot.missed, time.time_ns() - now_ns, STORE_REFUSED if refused else POLLS_MISSED)
             refused_before = self._delivery.recorder.refused_total
-            if await self._retag():
+            if await self._take_over_map():
                 grid.keep(self._intervals(), now_ns)
             if slot.due:
                 await self._poll_all(line, slot.due, grid.next_ns())
@@ -182,7 +183,7 @@ class ModbusSource:
                 raise SourceLost(f"none of the units at {self._settings.where} {self._verb_missing} any more")
 
     async def _poll_all(self, line: Line, due: frozenset[int], next_ns: int) -> None:
-        """One poll of the values of these intervals, up to the next slot."""
+        """Poll the values of these intervals. The search ends before the next slot."""
         now_ns = time.monotonic_ns()
         search_end_ns = now_ns + int((next_ns - now_ns) * SEARCH_PART)
         sweeps: list[tuple[Unit, Sweep]] = []
@@ -205,7 +206,7 @@ class ModbusSource:
     async def _ask(
         self, line: Line, unit: Unit, sweep: Sweep, next_question: Callable[[], Question | None], end_ns: int
     ) -> bool:
-        """Ask what the sweep wants to know, one question at least. False if the unit fell silent."""
+        """Make the reads of the sweep, at least one. False if the unit fell silent."""
         while (question := next_question()) is not None:
             try:
                 data = await line.read_bytes(question.read)
@@ -240,39 +241,32 @@ class ModbusSource:
         for fall in self._counters.falls(samples):
             (subject,) = self._delivery.subjects([fall.tag])
             recorder.hand_in_fact(fall_message(fall, subject, recorder.zone), fall.after_ns)
-        await self._delivery.deliver_columns(samples, self.now_ns())
+        await self._delivery.deliver(samples, self.now_ns())
 
     async def _mark(self, sweep: Sweep) -> None:
-        """Record what a sweep could not read, and log what is refused from now on."""
+        """Record what a sweep could not read, and log new refusals."""
         for registers, code in sweep.marks():
             tags = list(map(sweep.tag, registers))
             await self._delivery.lose(quality_of(code), self.now_ns(), tags, corrects=True)
         self._log_refused(sweep)
 
     def _log_refused(self, sweep: Sweep) -> None:
-        """One line for each reason, with the first of the tags; and one for those that are back."""
+        """Log newly refused tags, one line for each reason, and tags that are read again."""
         by_code: dict[int, list[int]] = {}
         for place, code in sweep.parked:
             by_code.setdefault(code, []).extend(map(sweep.tag, place))
         for code, tags in by_code.items():
             extra = {"action": "tags_parked", "source": self._settings.name, "why": reason(code)}
-            log.warning("tags are refused by their device and tried again later", extra=extra | self._named(tags))
+            log.warning(
+                "the device refuses these tags; they are tried again later", extra=extra | self._delivery.named(tags)
+            )
         returned = [sweep.tag(register) for place in sweep.returned for register in place]
         if returned:
             extra = {"action": "tags_returned", "source": self._settings.name}
-            log.info("tags that were refused are read again", extra=extra | self._named(returned))
-
-    def _named(self, tags: Sequence[int]) -> dict[str, object]:
-        """How many tags, and the first of them: name, row of the tag file, address as the file writes it."""
-        known = [self._delivery.tags[tag] for tag in tags[:TAGS_NAMED_MAX]]
-        names = [
-            f"{tag.definition.subject.removeprefix('tag:')} (row {tag.row}, {tag.definition.address})" for tag in known
-        ]
-        more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
-        return {"count": len(tags), "tags": ", ".join(names) + more}
+            log.info("tags that were refused are read again", extra=extra | self._delivery.named(returned))
 
     def _note_missed(self, missed: Iterable[Missed], clock_offset_ns: int, why: str) -> None:
-        """Count missed slots, and note the gap. `clock_offset_ns`: wall clock less monotonic clock."""
+        """Count missed slots and note the gap. `clock_offset_ns`: wall clock minus monotonic clock."""
         for one in missed:
             self.polls_missed_total += one.count
             tags = [
@@ -284,15 +278,15 @@ class ModbusSource:
             ]
             first_ns, last_ns = one.first_ns + clock_offset_ns, one.last_ns + clock_offset_ns
             self._delivery.add_gap(why, first_ns, last_ns, one.count * len(tags), tags, exact=True)
-        if not self._is_missing_told:
-            self._is_missing_told = True
+        if not self._is_missing_logged:
+            self._is_missing_logged = True
             extra = {"action": "polls_missed", "source": self._settings.name, "why": why}
             log.warning("polls are missed: the device or the store is slower than the poll interval", extra=extra)
 
     # --- silent units -------------------------------------------------------------------------------------------------
 
     async def _probe(self, main: Line) -> None:
-        """Ask silent units, each when its time has come, apart from those that answer."""
+        """Ask each silent unit when it is due, over the second connection if there is one."""
         while True:
             silent = [unit for unit in self._units if unit.is_silent]
             if not silent:
@@ -310,27 +304,27 @@ class ModbusSource:
                         await self._try_side_line(line)
                 end_if_cancelled()
             except SourceLost:
-                self._takes_one_line = True  # some devices accept a second connection and close it
+                self._takes_one_line = True  # some devices accept a second connection and then close it
             if not has_answered:
                 unit.fell_silent(time.monotonic_ns())
 
     async def _answers(self, line: Line, unit: Unit) -> bool:
-        """Ask a silent unit. Raises SourceLost."""
+        """Ask a silent unit. True if it answers. Raises SourceLost."""
         read = unit.probe()
         try:
             await line.read_bytes(read)
             unit.proven.update(read.registers)
         except ReadRefused:
-            pass  # a refusal is an answer too
+            pass  # a refusal is an answer
         except UnitSilent:
             return False
         unit.answered()
-        unit.remark()
+        unit.mark_parked_again()
         return True
 
     async def _try_side_line(self, line: Line) -> None:
-        """Ask there for what a unit answers on the main line: some devices accept a second connection and never read
-        from it, and every unit seems silent. Raises SourceLost."""
+        """Ask a unit that answers on the main connection: some devices accept a second connection and never read from
+        it, so that every unit seems silent. Raises SourceLost."""
         living = next((unit for unit in self._units if not unit.is_silent), None)
         try:
             if living is not None:
@@ -341,12 +335,12 @@ class ModbusSource:
             self._takes_one_line = True
 
     async def _side_line(self, stack: AsyncExitStack, main: Line) -> Line:
-        """A second connection if the device allows one, else the first."""
+        """A second connection if the device accepts one, otherwise the main one."""
         if self._settings.has_second_connection and not self._takes_one_line:
             try:
                 return await stack.enter_async_context(Line(self._settings))
             except SourceLost:
-                pass  # the device takes one connection only: ask on that one
+                pass  # the device accepts only one connection
         return main
 
     async def _note_silence(self, unit: Unit, error: UnitSilent) -> None:

@@ -1,17 +1,17 @@
 """One poll of one unit: decides which reads to request, and interprets each outcome. Core.
 
-First the reads of the plan, then the search: suspect values, and refused spans whose time has come. Between two
-questions the caller may end the search, because the slot is over; it goes on in the next sweep where it was. Promised:
+A sweep makes the reads of the plan. Then it searches suspect values and asks again for refused spans that are due. The
+caller may end the search between two reads, because the slot is over; the next sweep continues it. Promises:
 
-  * each value that is due has been read when the sweep ends, or stands in `marks` with the exception that prevents it;
-  * a read that is refused for its addresses is searched at once. One that is refused for the moment (exceptions 4 and
-    above) is searched when it is refused at two sweeps running, so that a busy device is not asked for the parts;
-  * a read that was never answered as it is, because a value is new in it, costs the values that were read before
-    nothing: they are asked for without the new one in the same sweep;
-  * the search rests when REFUSALS_MAX values in a row were refused alone, and asks for at most SEARCH_MAX reads, so a
-    unit that refuses everything gets a few requests a sweep;
-  * a unit is silent when it leaves a sweep's first questions unanswered. A read that it leaves unanswered between
-    others is refused (`SILENT`).
+  * when the sweep ends, each value that is due has been read, or is in `marks` with the exception that prevents it;
+  * a read that is refused for its addresses is searched at once. A read that may be refused temporarily (exceptions 4
+    and above) is searched when two sweeps in a row refuse it, so that a busy device is not asked for the parts;
+  * if a read with a new value is refused, the values that were read before are requested without the new one in the
+    same sweep;
+  * the search pauses after REFUSALS_MAX values in a row were refused alone, and makes at most SEARCH_MAX reads, so that
+    a unit that refuses everything gets few requests a sweep;
+  * a unit is silent if it does not answer the first reads of a sweep. If it answers others, an unanswered read counts
+    as refused (`SILENT`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from agent.ingest.modbus.units import Planned, Unit, raw_read
 
 REFUSALS_MAX = 8
 SEARCH_MAX = 200
-PROBES_MAX = 8  # refused spans asked for again in one sweep
+PROBES_MAX = 8  # refused spans requested again in one sweep
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A read to send, and the decoder of what it brings."""
+    """A read to make, and the decoder of its answer."""
 
     read: Read
     decoder: BlockDecoder
@@ -48,16 +48,16 @@ class Sweep:
         plan = sorted(unit.plan(due), key=lambda planned: not planned.is_proven)  # proven reads first
         self._plan = deque(plan)  # tidy: no longer than one read for each value
         self._spans = deque[Span](unit.due_refused(now_ns, PROBES_MAX))
-        self._served: set[Register] = set()  # in the search, or while there is one
+        self._served: set[Register] = set()  # read by the search or during it
         self._asked: Planned | Segment | Span | None = None
         self._searched = self._refusals = 0
         self._has_answered = self._has_values = self._was_unanswered = self._is_changed = False
         self._marks: list[tuple[Iterable[Register], int]] = []
-        self.parked: list[tuple[Place, int]] = []  # news for the log
+        self.parked: list[tuple[Place, int]] = []  # new, for the log
         self.returned: list[Place] = []
 
     def tag(self, register: Register) -> int:
-        """The tag of a value."""
+        """The tag of a register."""
         return self._unit.tags[register]
 
     def planned(self) -> Question | None:
@@ -68,7 +68,7 @@ class Sweep:
         return Question(planned.read, planned.decoder)
 
     def search(self) -> Question | None:
-        """The next read of the search; None when it rests or is done."""
+        """The next read of the search; None when it pauses or is done."""
         if self._searched >= SEARCH_MAX or self._refusals >= REFUSALS_MAX:
             return None
         if self._unit.suspects:
@@ -77,13 +77,14 @@ class Sweep:
             new = tuple(register for register in read.registers if register not in self._served)
             read = Read(read.unit_id, read.table, read.address, read.count, new)
             return self._question(read)
-        if not (self._spans or self._has_values):  # nothing is given at all: the first sign of recovery counts
+        # If the unit gives no value at all, one refused span shows whether it has recovered.
+        if not (self._spans or self._has_values):
             self._spans.extend(self._unit.due_refused(2**63, 1))
             self._has_values = True
         while self._spans:
             span = self._asked = self._spans.popleft()
             if not self._unit.refuses(span):
-                continue  # the search has met it
+                continue  # the search has read it
             return self._question(raw_read(span, self._unit.place(span)))
         return None
 
@@ -93,7 +94,7 @@ class Sweep:
         return Question(read, BlockDecoder(read, [tags[register] for register in read.registers]))
 
     def answered(self, question: Question) -> None:
-        """The question was answered with values."""
+        """The read was answered with values."""
         asked, self._asked = self._asked, None
         self._has_answered, self._was_unanswered, self._has_values = True, False, True
         if isinstance(asked, Planned):
@@ -101,7 +102,7 @@ class Sweep:
                 asked.is_proven = True
                 self._unit.proven.update(asked.read.registers)
             asked.is_doubted = False
-            if self._unit.suspects:  # what was found good in a search that goes on is read by both
+            if self._unit.suspects:  # values found good by a continuing search are also in the plan
                 self._served.update(asked.read.registers)
             return
         self._refusals = 0
@@ -119,24 +120,24 @@ class Sweep:
                 self._unit.suspect_parked()
 
     def refused(self, code: int) -> None:
-        """The question was refused with a Modbus exception."""
+        """The read was refused with a Modbus exception."""
         self._has_answered = True
         self._was_unanswered = False
         self._note_refusal(code)
 
     def unanswered(self) -> bool:
-        """The question was not answered. True if the unit is silent by that."""
+        """The read was not answered. True if the unit counts as silent now."""
         asked = self._asked
         is_new = isinstance(asked, Planned) and not asked.is_proven and bool(self._unit.proven)
         if self._was_unanswered or not (self._has_answered or is_new):
             return True
         self._was_unanswered = True
-        self._refusals = REFUSALS_MAX  # no search after it: each time-out costs the other units their slot
+        self._refusals = REFUSALS_MAX  # no search afterwards: each time-out takes time from the other units
         self._note_refusal(SILENT)
         return False
 
     def marks(self) -> list[tuple[list[Register], int]]:
-        """The values that are due and were not read, with the exception that prevents each. Ends the sweep."""
+        """End the sweep. Returns the values that are due and were not read, with the exceptions that prevent it."""
         unit = self._unit
         found = [([one for one in registers if one not in self._served], code) for registers, code in self._marks]
         found += [(list(place), code) for place, code in unit.take_unmarked()]
@@ -168,7 +169,7 @@ class Sweep:
         proven = self._unit.proven
         registers = planned.read.registers
         known = [register for register in registers if register in proven]
-        is_as_before = planned.is_proven or not known  # nothing in it is new, or everything is
+        is_as_before = planned.is_proven or not known  # either nothing or everything in it is new
         if is_as_before and not is_about_address(code) and not planned.is_doubted:
             planned.is_doubted = True
             self._marks.append((registers, code))
@@ -187,9 +188,9 @@ class Sweep:
             self._suspect(Segment.of(registers, code, is_refused=True))
 
     def _part(self, planned: Planned, code: int) -> None:
-        """Reads that are answered one by one were planned as one, which is refused: search for the reason beside
-        them."""
-        if not self._unit.place(planned.read.span):  # a refused span that is a value would be parked
+        """A read joins reads that were answered, and is refused: search for the reason, while the parts go on being
+        read."""
+        if not self._unit.place(planned.read.span):  # otherwise the value would be parked
             self._unit.note(Finding(planned.read.span, code), self._now_ns)  # until the search finds a shorter span
         searched = {register for segment in self._unit.suspects for register in segment.registers()}
         if searched.isdisjoint(planned.read.registers):
@@ -202,7 +203,7 @@ class Sweep:
         self._conclude(segment)
 
     def _conclude(self, segment: Segment) -> None:
-        """Learn what a segment found, and drop it when it is done."""
+        """Learn what a segment has found, and remove it when it is done."""
         for finding in segment.take_findings():
             self._is_changed = True
             if self._unit.note(finding, self._now_ns):
@@ -212,7 +213,7 @@ class Sweep:
             self._unit.suspects.remove(segment)
 
     def _give_back(self, span: Span) -> bool:
-        """The unit gave a span. True if it had refused it."""
+        """The unit answered a span. True if it was refused before."""
         if not self._unit.forget(span):
             return False
         self._is_changed = True

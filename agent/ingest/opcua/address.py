@@ -1,8 +1,8 @@
-"""Reads the address column of a tag map: a node, or elements of the array in it, and how it is monitored.
+"""Reads the address column of a tag map: a node, or elements of its array, and how it is monitored.
 
-An index in brackets at the end, `i=2001[3]`, reads elements of an array; the server cuts them out (OPC 10000-4, 7.27).
-A text identifier may itself end like that (`s="DB"."values"[3]` at Siemens): a node of that very name is read if the
-server has one, an element of the array otherwise. Core.
+An index in brackets at the end, `i=2001[3]`, selects elements of an array; the server cuts them out (OPC 10000-4,
+7.27). A text identifier may itself end with brackets (`s="DB"."values"[3]` at Siemens). Then the node with that
+identifier is read if the server has one, otherwise the element of the array. Core.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from functools import lru_cache
 
 from agent.ingest.opcua.columns import COLUMNS, EXAMPLE_ROWS
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, QUEUE_SIZE_MAX, Monitoring, Trigger
-from agent.ingest.tags.tag_map import SHARED_MAX, CellError, Cells, Dialect
+from agent.ingest.tags.sheet import CellError
+from agent.ingest.tags.tag_map import SHARED_MAX, Cells, Dialect
 from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 
 INDEX = re.compile(r"(?P<node>.*[^=])\[(?P<range>\d{1,9}(?::\d{1,9})?(?:,\d{1,9}(?::\d{1,9})?)*)\]", re.DOTALL)
@@ -22,32 +23,33 @@ SAMPLING_INTERVAL_MS_MAX = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A node, or with an index range elements of the array in it."""
+    """A node, or with an index range, elements of its array."""
 
     address: NodeAddress
     index_range: str = ""
 
     @property
     def is_element(self) -> bool:
-        """Whether it is one element, which the server sends as an array of one."""
+        """Whether it is a single element, which the server sends as an array of one."""
         return bool(self.index_range) and ":" not in self.index_range
 
 
 @dataclass(frozen=True, slots=True)
 class TagPoint:
-    """Where the value of a tag is and how it is monitored. `readings` are tried in their order."""
+    """Where the value of a tag is and how it is monitored. `readings` are tried in order."""
 
     readings: tuple[Reading, ...]
     monitoring: Monitoring = AS_THE_SOURCE_SAYS
 
     @classmethod
     def of(cls, address: NodeAddress) -> TagPoint:
-        """A whole node, monitored as its source says."""
+        """A whole node, monitored by the settings of its source."""
         return cls((Reading(address),))
 
 
 def parse_readings(text: str) -> tuple[Reading, ...]:
-    """What an address with or without an index may mean, in order. Raises ValueError that says what to write."""
+    """The possible readings of an address, in the order in which they are tried. Raises ValueError with what to
+    write."""
     match = INDEX.fullmatch(text)
     if match is None:
         return (Reading(parse_node_address(text)),)
@@ -61,7 +63,7 @@ def parse_readings(text: str) -> tuple[Reading, ...]:
     return (element,)
 
 
-_shared_monitoring = lru_cache(SHARED_MAX)(Monitoring)  # thousands of tags are monitored alike
+_shared_monitoring = lru_cache(SHARED_MAX)(Monitoring)  # thousands of tags have the same
 
 
 def dialect() -> Dialect:

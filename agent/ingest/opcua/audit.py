@@ -1,10 +1,10 @@
-"""Asks a server by Read whether it still publishes what changes.
+"""Reads some items now and then to find out whether the server still publishes their changes.
 
-A server may stop sampling one item, or all, while its connection, its keep-alives and its clock go on; some say nothing
-of the items of a node that was deleted (asyncua, gopcua, open62541 with sampling 0). So some items are read now and
-then. A value that the item was to publish and did not is a suspicion; if it is still not published after the time that
-this takes, the item is dead, and what its node did since the last sign of its life is lost. What this user may not read
-is asked for each time: the item may not show that it may.
+A server may stop sampling one item or all, while its connection, its keep-alives and its clock continue. Some do not
+report that the node of an item was deleted (asyncua, gopcua, open62541 with sampling 0). If a Read gives a value that
+the item should have published, the item is suspect. If it still has not published when sampling and publishing should
+be done, the item is dead, and the values since its last sign of life are lost. Tags that this user may not read are
+read in each round, because their items may not report when that changes.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.monitoring import Monitoring, Trigger
-from agent.ingest.opcua.server_clock import Moment
+from agent.ingest.opcua.server_clock import ServerTime
 from agent.ingest.opcua.session import CallTooLarge, Session
 from agent.ingest.opcua.subscription import Subscription
 from agent.ingest.sampling import Sampler
 from agent.message import Json, Value
 
-NODES_MAX = 50  # of one Read; the next one reads the next nodes
-BYTES_MAX = 20_000  # of one Read, as the values were published: some seconds of a slow line. One value may have more
+NODES_MAX = 50  # of one Read; the next one continues
+BYTES_MAX = 20_000  # of one Read, by the published values: some seconds of a slow line. A single value may have more
 ROUNDING = 1.001  # of a deadband: a server may compute in single precision
-ARRIVES_S = 2.0  # and some intervals of sampling and publishing: what was on its way has come then
+ARRIVES_S = 2.0  # plus some sampling and publishing intervals, until a value has arrived
 
 
 class Findings(NamedTuple):
-    """Tags whose node does not exist any more, with the status, and tags whose item does not publish; and of both the
-    last signs of life."""
+    """Tags whose node does not exist any more, with the status; tags whose item does not publish; and the last sign of
+    life of each."""
 
     gone: dict[int, int]
     dead: list[int]
-    since: dict[int, Moment]
+    since: dict[int, ServerTime]
 
 
 _NOTHING = Findings({}, [], {})
 
 
 class _Suspicion(NamedTuple):
-    """The item of a tag, what was published last of it, and the status and source time (0: none) of the other value
-    that was read."""
+    """The item of a tag, its last published value, and the status and source time (0: none) of the different value that
+    was read."""
 
     item: int | None
     published: tuple[int, Value]
@@ -56,50 +56,50 @@ class _Suspicion(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Turn:
-    """Where the audit of a subscription stands."""
+class _AuditState:
+    """The state of the audit of a subscription."""
 
     due_s: float
-    asked: Moment  # before the suspects were read
+    asked: ServerTime  # the time before the suspects were read
     place: int = 0
-    looks: int = 0
+    rounds: int = 0
     suspects: dict[int, _Suspicion] = field(default_factory=dict)
 
 
 class Audit:
-    """The audits of one session. `now` is the server's clock as known, or earlier."""
+    """The audits of one session. `now` gives a time on the server's clock that is not later than the present."""
 
-    def __init__(self, session: Session, sampler: Sampler, nodes_per_read: int, now: Callable[[], Moment]) -> None:
+    def __init__(self, session: Session, sampler: Sampler, nodes_per_read: int, now: Callable[[], ServerTime]) -> None:
         self._session, self._sampler, self._now = session, sampler, now
         self._count = self._count_max = min(NODES_MAX, nodes_per_read or NODES_MAX)
-        self._turns: dict[int, _Turn] = {}
-        self._alive: dict[int, Moment] = {}  # by tag: everything up to then is published; bounded by the tags
+        self._states: dict[int, _AuditState] = {}
+        self._alive: dict[int, ServerTime] = {}  # by tag: everything up to this time is published; bounded by the tags
 
-    async def look(self, one: Subscription, points: Mapping[int, TagPoint]) -> Findings:
-        """Read items of a subscription if it is due. Raises SourceLost if the server publishes nothing any more and its
-        clock would not show it."""
+    async def check(self, one: Subscription, points: Mapping[int, TagPoint]) -> Findings:
+        """Read items of a subscription if that is due. Raises SourceLost if the server does not publish any more and
+        has no monitored clock that would show it."""
         now_s = time.monotonic()
-        turn = self._turns.setdefault(one.id, _Turn(now_s + one.silence_max_s, self._now()))
-        if now_s < turn.due_s:
+        state = self._states.setdefault(one.id, _AuditState(now_s + one.silence_max_s, self._now()))
+        if now_s < state.due_s:
             return _NOTHING
-        suspects, turn.suspects, turn.due_s = turn.suspects, {}, now_s + one.silence_max_s
+        suspects, state.suspects, state.due_s = state.suspects, {}, now_s + one.silence_max_s
         if not suspects:
-            turn.asked = self._now()
-            turn.suspects = await self._differing(one, self._next_tags(one, turn, points), points)
-            sampling_ms = max((one.sampling_ms(tag, points[tag]) for tag in turn.suspects), default=0.0)
-            if turn.suspects:
-                turn.due_s = time.monotonic() + ARRIVES_S + (2 * sampling_ms + 3 * one.publishing_ms) / 1000
+            state.asked = self._now()
+            state.suspects = await self._differing(one, self._next_tags(one, state, points), points)
+            sampling_ms = max((one.sampling_ms(tag, points[tag]) for tag in state.suspects), default=0.0)
+            if state.suspects:
+                state.due_s = time.monotonic() + ARRIVES_S + (2 * sampling_ms + 3 * one.publishing_ms) / 1000
             return _NOTHING
         still = []
         for tag, suspicion in suspects.items():
-            published = self._sampler.last_reading(tag)
+            published = self._sampler.last(tag)[1:3]
             if published == suspicion.published:
                 still.append(tag)
-            elif 0 < suspicion.read_ns <= published[0]:  # what was read has been published since
-                self._alive[tag] = turn.asked
+            elif 0 < suspicion.read_ns <= published[0]:  # the value that was read has been published since
+                self._alive[tag] = state.asked
         live = one.plan.live
         found = await self._differing(one, [tag for tag in still if tag in points and tag in live], points)
-        # One that was created anew meanwhile may be about to publish.
+        # An item that was created again meanwhile may be about to publish.
         found = {tag: again for tag, again in found.items() if again.item == suspects[tag].item}
         gone = {tag: suspicion.status for tag, suspicion in found.items() if quality.is_bad(suspicion.status)}
         dead = [tag for tag in found if tag not in gone]
@@ -110,39 +110,40 @@ class Audit:
             )
         return Findings(gone, dead, {tag: self.last_life(one, tag) for tag in found})
 
-    def last_life(self, one: Subscription, tag: int) -> Moment:
-        """Up to when everything of an item was published: a Read has shown it, or its last value is later."""
+    def last_life(self, one: Subscription, tag: int) -> ServerTime:
+        """The time up to which everything of an item was published, by a Read or by its last value."""
         now, since = self._now(), self._alive.get(tag, one.opened)
-        published_ns = self._sampler.last_time_ns(tag)
+        published_ns = self._sampler.last(tag).source_time_ns
         if since.set_back_ns == now.set_back_ns and since.time_ns < published_ns <= now.time_ns:
-            since = Moment(published_ns, now.set_back_ns)
+            since = ServerTime(published_ns, now.set_back_ns)
         return since
 
-    def _next_tags(self, one: Subscription, turn: _Turn, points: Mapping[int, TagPoint]) -> list[int]:
-        """Live tags in turns. Ahead of them some that were denied, since a user waits for these: the server may allow
-        them at any time."""
-        one.denied = {tag for tag in one.denied & one.plan.live if self._sampler.last_reading(tag)[1] is None}
+    def _next_tags(self, one: Subscription, state: _AuditState, points: Mapping[int, TagPoint]) -> list[int]:
+        """The tags to read in this round: first some of the denied ones, which the server may allow at any time, then
+        the next live ones."""
+        one.denied = {tag for tag in one.denied & one.plan.live if self._sampler.last(tag).value is None}
         waiting = [tag for tag in sorted(one.denied) if tag in points]
-        start = turn.looks * (self._count // 2) % max(1, len(waiting))
-        waiting, turn.looks = (waiting[start:] + waiting[:start])[: self._count // 2], turn.looks + 1
+        start = state.rounds * (self._count // 2) % max(1, len(waiting))
+        waiting, state.rounds = (waiting[start:] + waiting[:start])[: self._count // 2], state.rounds + 1
         able = [tag for tag in sorted(one.plan.live.difference(waiting)) if tag in points]
-        part = self._within_bytes(able[turn.place : turn.place + self._count - len(waiting)])
-        turn.place += len(part)
-        if turn.place >= len(able):
-            turn.place = 0
+        part = self._within_bytes(able[state.place : state.place + self._count - len(waiting)])
+        state.place += len(part)
+        if state.place >= len(able):
+            state.place = 0
         return waiting + part
 
     def _within_bytes(self, tags: list[int]) -> list[int]:
-        """The first of these tags, as many as BYTES_MAX has room for, and one at least."""
+        """The first of these tags, as many as fit into BYTES_MAX, and at least one."""
         sizes = accumulate(map(self._size, tags))
         return [
             tag for place, (tag, size) in enumerate(zip(tags, sizes, strict=True)) if size <= BYTES_MAX or not place
         ]
 
     def _size(self, tag: int) -> int:
-        """Bytes of a value, about."""
-        value = self._sampler.last_reading(tag)[1]
-        if self._sampler.last_quality(tag) == quality.BAD_ENCODING_LIMITS_EXCEEDED:
+        """The approximate number of bytes of a value."""
+        last = self._sampler.last(tag)
+        value = last.value
+        if last.quality == quality.BAD_ENCODING_LIMITS_EXCEEDED:
             return BYTES_MAX  # it was too large for a fact
         if isinstance(value, Json):
             return len(value.data)
@@ -151,7 +152,7 @@ class Audit:
     async def _differing(
         self, one: Subscription, tags: list[int], points: Mapping[int, TagPoint]
     ) -> dict[int, _Suspicion]:
-        """Of these tags those with a value that was to be published after the last one, or without node. The same value
+        """The tags among these whose node does not exist, or whose value should have been published. The same value
         with the same source time is a sign of life."""
         if not tags:
             return {}
@@ -161,13 +162,13 @@ class Audit:
             found = await self._session.read_values([_reading(one, tag, points[tag]) for tag in tags], namespaces)
         except DecodeError:
             return {}  # proves nothing
-        except (CallTooLarge, SourceLost):  # a session that is lost ends by its own signs
+        except (CallTooLarge, SourceLost):  # a lost session is noticed elsewhere
             self._count = max(1, min(self._count, len(tags)) // 2)
             return {}
         self._count = min(self._count + 1, self._count_max)
         suspects: dict[int, _Suspicion] = {}
         for tag, change in zip(tags, found, strict=True):
-            published = self._sampler.last_reading(tag)
+            published = self._sampler.last(tag)[1:3]
             if change.quality & quality.CODE_BITS in quality.GONE or is_missed(
                 self._sampler, tag, change, points[tag].monitoring
             ):
@@ -178,25 +179,25 @@ class Audit:
 
 
 def is_missed(sampler: Sampler, tag: int, change: Change, monitoring: Monitoring) -> bool:
-    """Whether an item was to publish this after what it has published last. A bad status may be of the Read."""
+    """Whether an item should have published this value after its last one. A bad status does not count, because it may
+    concern the Read only."""
     if quality.is_bad(change.quality):
         return False
     if monitoring.trigger is Trigger.STATUS:
-        return (change.quality ^ sampler.last_quality(tag)) & quality.CODE_BITS != 0
-    published = sampler.last_reading(tag)[1]
+        return (change.quality ^ sampler.last(tag).quality) & quality.CODE_BITS != 0
+    published = sampler.last(tag).value
     if monitoring.deadband and monitoring.deadband_is_percent and published is not None:
-        return False  # of a range that only the server knows
+        return False  # percent of a range that only the server knows
     return _has_moved(change.value, published, monitoring.deadband)
 
 
 def _reading(one: Subscription, tag: int, point: TagPoint) -> Reading:
-    """What the item of a tag monitors, of the meanings of its address."""
+    """The reading that the item of a tag monitors."""
     return one.parts.get(tag, point.readings[0])
 
 
 def _has_moved(value: Any, published: Any, deadband: float) -> bool:
-    """Whether a value is another than the published one; by more than a deadband, where it or its elements are
-    numbers."""
+    """Whether a value differs from the published one; numbers, also in arrays, by more than the deadband."""
     if not deadband or _is_same(value, published):
         return not _is_same(value, published)
     if isinstance(value, Json) and isinstance(published, Json):

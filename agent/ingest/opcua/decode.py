@@ -1,13 +1,12 @@
 """Decodes notification bytes into columns (OPC 10000-6, chapter 5.2) without the library's objects.
 
-asyncua's decoder is not used because it truncates source times to microseconds where the wire has 100 ns (and
-picoseconds), and builds six objects for each value. Here neighbouring numbers of one form are unpacked by C code and
-stay columns until they are stored; other values are read item by item, those that are neither a number nor a text by a
-`Reader` (see `variant`).
+asyncua's decoder is not used, because it truncates source times to microseconds (the wire has 100 ns and picoseconds)
+and builds six objects for each value. Here neighbouring numbers of the same form are unpacked together and stay columns
+until they are stored. Other values are decoded item by item; a `Reader` (see `variant`) decodes those that are neither
+a number nor a text.
 
-Core: takes bytes, returns columns. A malformed message raises DecodeError, whatever is wrong with it. A malformed value
-becomes a bad sample of its tag alone; what follows it in the same notification has no known place and is counted
-(`values_lost`).
+Core: takes bytes, returns columns. A malformed message raises DecodeError. A malformed value becomes a bad sample of
+its tag. The values behind it in the same notification cannot be found and are counted (`values_lost`).
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import add
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, NamedTuple, Protocol
 
 from agent.ingest import quality
 from agent.message import VALUE_BYTES_MAX, Json, Value, time_text
 
 FILETIME_EPOCH = 116_444_736_000_000_000  # 1970-01-01 in 100 ns since 1601-01-01
 FILETIME_MIN, FILETIME_MAX = FILETIME_EPOCH - 92_000_000_000_000_000, FILETIME_EPOCH + 92_000_000_000_000_000
-FILETIME_YEAR_9999 = 2_650_467_743_990_000_000  # OPC 10000-6, 5.2.2.5: from here on a time means "the latest"
-NOTIFICATIONS_MAX = 100_000  # we ask for 1,000 in one message; a count beyond this is nonsense, not data
-LONG_BYTES_MIN = 512  # shorter values cannot exceed a fact's limit, in whatever form they are kept
-RUN_MIN = 16  # shorter runs of one type are cheaper item by item
-RUN_WINDOW = 512  # a run is looked for this far at once
-RUN_EVERY = 64  # items between two looks for a run: a look costs as much as three items
+FILETIME_YEAR_9999 = 2_650_467_743_990_000_000  # OPC 10000-6, 5.2.2.5: a time from here on means "the latest"
+NOTIFICATIONS_MAX = 100_000  # 1,000 are asked for in one message; a larger count is malformed
+LONG_BYTES_MIN = 512  # a shorter value cannot exceed the limit of a fact in any form
+RUN_MIN = 16  # a shorter run is faster item by item
+RUN_WINDOW = 512  # how far a run is looked for at once
+RUN_EVERY = 64  # items between two searches for a run; a search costs as much as three items
 
 STRING = 12  # the variant type
 
@@ -39,21 +38,21 @@ _KINDS = frozenset({DATA_CHANGE, EVENTS, STATUS_CHANGE})
 
 
 class Reader(Protocol):
-    """Reads Variants that are neither a number nor a text."""
+    """Decodes Variants that are neither a number nor a text."""
 
     def __call__(self, data: bytes, position: int) -> tuple[Value, int]:
         """The value of the Variant at a position, and the position after it."""
 
     def element(self, data: bytes, position: int) -> tuple[Value, int]:
-        """The same, for an array of one: its element."""
+        """The same, for the only element of an array."""
 
 
 class DecodeError(ValueError):
-    """These bytes are not what the specification says they should be."""
+    """These bytes do not follow the specification."""
 
 
 class Change(NamedTuple):
-    """One value as notified; a time of 0 was not sent. `handle` is the number we gave the item."""
+    """One notified value. A time of 0 was not sent. `handle` is the client handle of the item."""
 
     handle: int
     value: Value
@@ -62,9 +61,9 @@ class Change(NamedTuple):
     server_time_ns: int
 
 
-class Changes(Sequence[Change]):
-    """The values of a publication as columns of equal length, in the order they were notified. As a sequence it gives
-    them one by one, for those who look at few."""
+class Changes:
+    """The values of a publication as columns of equal length, in the order they were notified. Iterating gives them one
+    by one, where few are needed."""
 
     __slots__ = ("handles", "qualities", "server_times_ns", "source_times_ns", "values")
 
@@ -95,7 +94,7 @@ class Changes(Sequence[Change]):
         return Changes.of(change for change in self if change.handle in handles)
 
     def times_ns(self, now_ns: int) -> list[int]:
-        """For each value the time of its source, else of the server, else now."""
+        """For each value the source time, otherwise the server time, otherwise now."""
         if 0 not in self.source_times_ns:
             return self.source_times_ns
         return [s or t or now_ns for s, t in zip(self.source_times_ns, self.server_times_ns, strict=True)]
@@ -107,99 +106,106 @@ class Changes(Sequence[Change]):
         columns = (self.handles, self.values, self.qualities, self.source_times_ns, self.server_times_ns)
         return map(Change._make, zip(*columns, strict=True))
 
-    @overload
-    def __getitem__(self, place: int) -> Change: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Change]: ...
-    def __getitem__(self, place: int | slice) -> Change | list[Change]:
-        if isinstance(place, slice):
-            return list(self)[place]
-        times_ns = self.source_times_ns[place], self.server_times_ns[place]
-        return Change(self.handles[place], self.values[place], self.qualities[place], *times_ns)
-
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment] # it changes
-
-    def __repr__(self) -> str:
-        return f"Changes.of({list(self)})"
-
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The answer to one Publish. Without changes and status it is a sign of life. `values_lost`: notified after a
-    malformed value, and unreadable for that."""
+    """The values in the answer to one Publish. `values_lost`: values behind a malformed one, which cannot be read."""
 
-    subscription_id: int
-    sequence_number: int
-    has_data: bool
     changes: Changes
     status_change: int | None = None
     values_lost: int = 0
 
 
-_SCALARS = {1: "?", 2: "b", 3: "B", 4: "h", 5: "H", 6: "i", 7: "I", 8: "q", 9: "Q", 10: "f", 11: "d", 19: "I"}
-_TAIL = ((2, "I"), (4, "q"), (16, "H"), (8, "q"), (32, "H"))  # bits of the mask and fields, in the order of the wire
-_SIZES = {kind: struct.calcsize(f"<{letter}") for kind, letter in _SCALARS.items()}
+NUMBER_FORMATS = {1: "?", 2: "b", 3: "B", 4: "h", 5: "H", 6: "i", 7: "I", 8: "q", 9: "Q", 10: "f", 11: "d", 19: "I"}
+# Bits of the mask and formats of the fields, in the order on the wire.
+_TAIL = (
+    (2, "I"),
+    (4, "q"),
+    (16, "H"),
+    (8, "q"),
+    (32, "H"),
+)
+_SIZES = {kind: struct.calcsize(f"<{letter}") for kind, letter in NUMBER_FORMATS.items()}
 _U32, _I32, _U16 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<H")
+_PUBLISH_HEAD, _MESSAGE_HEAD = struct.Struct("<Ii"), struct.Struct("<Iqi")
 _MALFORMED = (DecodeError, struct.error, IndexError, OverflowError)
 
 
-def decode_publication(data: bytes, position: int, reader: Reader, elements: Container[int] = ()) -> Publication:
-    """The PublishResponse parameters (OPC 10000-4, 5.14.5) that start at `position`. The values of the handles in
-    `elements` are single elements of arrays."""
+def decode_publication(data: bytes, reader: Reader, elements: Container[int] = ()) -> Publication:
+    """The values in PublishResponse parameters. Those of the handles in `elements` are single elements of arrays."""
     try:
-        return _publication(data, position, reader, elements)
+        return _publication(data, reader, elements)
     except (struct.error, IndexError, OverflowError) as error:
         raise DecodeError(f"notification is cut short or malformed: {error}") from error
 
 
 def filetime_ns(filetime: int, picoseconds_10: int = 0) -> int:
-    """An OPC UA DateTime as ns since 1970, the picoseconds in tens. A time that is not set, or of no year that int64
-    nanoseconds hold (1678 to 2261), is 0: a clock that shows it is not set either."""
+    """An OPC UA DateTime as ns since 1970; the picoseconds are in tens. 0 for a time that is not set or outside the
+    years that int64 nanoseconds hold (1678 to 2261): a clock that shows such a time is not set either."""
     if not FILETIME_MIN < filetime < FILETIME_MAX:
         return 0
     return (filetime - FILETIME_EPOCH) * 100 + picoseconds_10 // 100
 
 
-def _publication(data: bytes, position: int, reader: Reader, elements: Container[int]) -> Publication:
-    (subscription_id,) = _U32.unpack_from(data, position)
-    (available,) = _I32.unpack_from(data, position + 4)
-    position += 8 + 4 * max(0, available) + 1  # sequence numbers held for us, and "more notifications"
-    (sequence_number,) = _U32.unpack_from(data, position)
-    (parts,) = _I32.unpack_from(data, position + 12)
-    position += 16
+def _publication(data: bytes, reader: Reader, elements: Container[int]) -> Publication:
     changes = Changes()
     status_change = None
     values_lost = 0
-    for _ in range(max(0, parts)):
-        kind, body, position = extension_object(data, position)
+    for kind, body in notifications(data):
         if kind == DATA_CHANGE:
-            values_lost += _data_change(data[body:position], reader, elements, changes)
+            values_lost += _data_change(body, reader, elements, changes)
         elif kind == STATUS_CHANGE:
-            (status_change,) = _U32.unpack_from(data, body)
-    return Publication(subscription_id, sequence_number, parts > 0, changes, status_change, values_lost)
+            (status_change,) = _U32.unpack_from(body)
+    return Publication(changes, status_change, values_lost)
+
+
+class PublishHead(NamedTuple):
+    """The fields of PublishResponse parameters (OPC 10000-4, 5.14.5) before the notifications; these begin at `end`."""
+
+    subscription_id: int
+    has_more: bool
+    sequence_number: int
+    publish_time: int
+    notifications: int
+    end: int
+
+
+def publish_head(data: bytes) -> PublishHead:
+    """The head of PublishResponse parameters. Raises struct.error and IndexError."""
+    subscription_id, available = _PUBLISH_HEAD.unpack_from(data)
+    position = _PUBLISH_HEAD.size + 4 * max(0, available)  # sequence numbers that the server holds
+    has_more = data[position] != 0
+    message = _MESSAGE_HEAD.unpack_from(data, position + 1)
+    return PublishHead(subscription_id, has_more, *message, position + 1 + _MESSAGE_HEAD.size)
+
+
+def notifications(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The type (see `extension_object`) and body of each notification in PublishResponse parameters."""
+    head = publish_head(data)
+    position = head.end
+    for _ in range(max(0, head.notifications)):
+        kind, body, position = extension_object(data, position)
+        yield kind, data[body:position]
 
 
 def extension_object(data: bytes, position: int) -> tuple[int, int, int]:
-    """(numeric type id in namespace 0 or -1, start of the body, position after it). The body of a kind that is not
-    known here may be of any form, or none: it is stepped over by its length."""
+    """Of an extension object: (numeric type id in namespace 0 or -1, start of the body, position after it). The body of
+    an unknown type may have any form or be absent."""
     kind, position = _kind(data, position)
     form = data[position]
     if form == 0 and kind not in _KINDS:
         return kind, position + 1, position + 1
     if form != 1 and (form != 2 or kind in _KINDS):
-        raise DecodeError("notification without a binary body")
+        raise DecodeError("extension object without a binary body")
     (length,) = _I32.unpack_from(data, position + 1)
     body = position + 5
     if length < 0 or body + length > len(data):
-        raise DecodeError(f"notification of {length} bytes in a message of {len(data)}")
+        raise DecodeError(f"extension object of {length} bytes in a message of {len(data)}")
     return kind, body, body + length
 
 
 def _kind(data: bytes, position: int) -> tuple[int, int]:
-    """The number of a node id in namespace 0, -1 for any other; and the position after it (OPC 10000-6, 5.2.2.9)."""
+    """The number of a node id in namespace 0, or -1, and the position after it (OPC 10000-6, 5.2.2.9)."""
     form = data[position]
     if form == 0:
         return data[position + 1], position + 2
@@ -212,11 +218,11 @@ def _kind(data: bytes, position: int) -> tuple[int, int]:
         return -1, position + 19
     if form in (3, 5):
         return -1, position + 7 + max(0, _I32.unpack_from(data, position + 3)[0])
-    raise DecodeError(f"notification of an unknown kind (node id form {form})")
+    raise DecodeError(f"extension object of an unknown type (node id form {form})")
 
 
 def _data_change(data: bytes, reader: Reader, elements: Container[int], changes: Changes) -> int:
-    """Append the changes of a DataChangeNotification, which is all of `data`. Returns how many could not be read."""
+    """Append the changes of the DataChangeNotification in `data`. Returns how many could not be read."""
     left: int = _I32.unpack_from(data, 0)[0]
     position = 4
     if left > NOTIFICATIONS_MAX:
@@ -240,9 +246,10 @@ def _data_change(data: bytes, reader: Reader, elements: Container[int], changes:
 
 
 def _numbers(data: bytes, position: int, left: int, changes: Changes) -> tuple[int, int]:
-    """Append the numbers that follow each other from here with one mask; (how many they are, position after them)."""
+    """Append the numbers from here on that have the same mask. Returns how many they are and the position after
+    them."""
     mask = data[position + 4] if position + 6 <= len(data) else 0
-    if not mask & 1 or data[position + 5] not in _SCALARS:
+    if not mask & 1 or data[position + 5] not in NUMBER_FORMATS:
         return 0, position
     shapes = _shapes(mask & 0x3F)
     rows: list[tuple[Any, ...]] = []
@@ -260,15 +267,15 @@ def _numbers(data: bytes, position: int, left: int, changes: Changes) -> tuple[i
                 rows.append(shape.unpack_from(data, position))
                 position += shape.size
     except (KeyError, IndexError, struct.error):
-        pass  # no number of this form, or cut short: the caller looks at the item at `position`
+        pass  # not a number with this mask, or cut short: the caller decodes the item at `position`
     _append_rows(rows, mask & 0x3F, changes)
     return len(rows), position
 
 
 @lru_cache(maxsize=64)
 def _shapes(mask: int) -> dict[int, struct.Struct]:
-    """For each type of number the form of an item with this mask."""
-    return {kind: struct.Struct(f"<I2x{letter}{_tail_format(mask)}") for kind, letter in _SCALARS.items()}
+    """The struct of an item with this mask, for each type of number."""
+    return {kind: struct.Struct(f"<I2x{letter}{_tail_format(mask)}") for kind, letter in NUMBER_FORMATS.items()}
 
 
 @lru_cache(maxsize=64)
@@ -278,7 +285,7 @@ def _tail_format(mask: int) -> str:
 
 
 def _append_rows(rows: Sequence[tuple[Any, ...]], mask: int, changes: Changes) -> None:
-    """Append items of one mask, each as it was unpacked."""
+    """Append unpacked items with the same mask."""
     if not rows:
         return
     # Not zip(*rows): an iterator for each row would run the garbage collector once for every few hundred values.
@@ -293,7 +300,7 @@ def _append_rows(rows: Sequence[tuple[Any, ...]], mask: int, changes: Changes) -
 
 
 def _times_ns(filetimes: list[int] | None, picoseconds_10: list[int] | None, count: int) -> list[int]:
-    """A column of DateTimes as ns since 1970, as `filetime_ns` has each."""
+    """`filetime_ns` for a column."""
     if filetimes is None:
         return [0] * count
     least, greatest = min(filetimes), max(filetimes)
@@ -310,10 +317,10 @@ def _times_ns(filetimes: list[int] | None, picoseconds_10: list[int] | None, cou
 
 
 def _uniform_run(data: bytes, position: int, left: int) -> tuple[int, int]:
-    """(bytes of one item, how many items of exactly that shape follow each other from here).
+    """(bytes of one item, how many items of exactly that form follow each other from here).
 
-    If item k has the mask and type byte of item 0 it has its length too, so item k + 1 begins one length later: equal
-    bytes at equal strides prove the whole run.
+    An item with the mask and type of item 0 has its length too, so the next item begins one length later. Equal bytes
+    at equal strides therefore prove the whole run.
     """
     mask, kind = data[position + 4], data[position + 5]
     length = _shapes(mask & 0x3F)[kind].size
@@ -344,9 +351,9 @@ def _item(data: bytes, position: int, reader: Reader, *, is_element: bool) -> tu
 
 
 def decode_data_value(data: bytes, position: int, reader: Reader, *, is_element: bool = False) -> tuple[Change, int]:
-    """The DataValue (OPC 10000-6, 5.2.2.17) at `position`, which is 4 or more, and the position after it. Its handle
-    means nothing; `is_element`: its value is read by `reader.element`. Raises what malformed bytes raise: DecodeError,
-    struct.error, IndexError, OverflowError."""
+    """The DataValue (OPC 10000-6, 5.2.2.17) at `position`, which must be at least 4, and the position after it. Its
+    handle has no meaning. `is_element`: `reader.element` decodes the value. Malformed bytes raise DecodeError,
+    struct.error, IndexError or OverflowError."""
     return _item(data, position - 4, reader, is_element=is_element)  # an item is a handle of four bytes and a DataValue
 
 
@@ -360,8 +367,8 @@ def _is_too_long(value: Value) -> bool:
 
 def _variant(data: bytes, position: int, reader: Reader) -> tuple[Value, int]:
     encoding = data[position]
-    if encoding in _SCALARS:
-        (value,) = struct.unpack_from(f"<{_SCALARS[encoding]}", data, position + 1)
+    if encoding in NUMBER_FORMATS:
+        (value,) = struct.unpack_from(f"<{NUMBER_FORMATS[encoding]}", data, position + 1)
         return value, position + 1 + _SIZES[encoding]
     if encoding == STRING:
         return _text(data, position + 1)
@@ -369,7 +376,7 @@ def _variant(data: bytes, position: int, reader: Reader) -> tuple[Value, int]:
 
 
 def _text(data: bytes, position: int) -> tuple[Value, int]:
-    """A String; None for a null one. Text that is not UTF-8 is kept as bytes, not mangled."""
+    """A String; None if it is null. Text that is not UTF-8 is kept as bytes."""
     (length,) = _I32.unpack_from(data, position)
     position += 4
     if length < 0:
@@ -384,7 +391,7 @@ def _text(data: bytes, position: int) -> tuple[Value, int]:
 
 
 def time_text_of(filetime: int) -> str:
-    """A DateTime that is itself a value, as ISO 8601. The ends of the scale mean "earliest" and "latest"."""
+    """A DateTime that is a value, as ISO 8601. The ends of the range mean "earliest" and "latest"."""
     if filetime <= 0:
         return "1601-01-01T00:00:00Z"
     if filetime >= FILETIME_YEAR_9999:
@@ -393,15 +400,15 @@ def time_text_of(filetime: int) -> str:
 
 
 def decode_read_values(data: bytes, reader: Reader, elements: Container[int] = ()) -> list[Change]:
-    """The values in the parameters of a ReadResponse (OPC 10000-4, 5.11.2); handles count from 0 in their order. Those
-    in `elements` are single elements of arrays."""
+    """The values in the parameters of a ReadResponse (OPC 10000-4, 5.11.2). Their handles count from 0. The values at
+    the places in `elements` are single elements of arrays."""
     try:
         (count,) = _I32.unpack_from(data, 0)
         if count > NOTIFICATIONS_MAX:
             raise DecodeError(f"{count} values in one answer")
         changes, position = [], 4
         for handle in range(count):
-            # A value without a handle; the four bytes before it are read as one and replaced.
+            # A DataValue has no handle: the four bytes before it are decoded as one, which is replaced.
             change, position = _item(data, position - 4, reader, is_element=handle in elements)
             changes.append(change._replace(handle=handle))
     except (struct.error, IndexError, OverflowError) as error:

@@ -1,12 +1,11 @@
-"""Whether a server is alive, and up to when everything it had is delivered.
+"""Whether a server is alive, and up to which time all its values are delivered.
 
-A connection that stands proves nothing: a server may answer every call and never send a value again. What proves life
-is a value that arrives, or the server's own clock, a monitored item, that moves. Keep-alive messages and other empty
-answers count only where the server does not let its clock be monitored.
+An open connection proves nothing: a server may answer every call and never send a value again. A value proves that the
+server is alive, and so does a change of the server's own clock, which is monitored as an item. Keep-alive messages and
+other empty answers count only if the server does not allow its clock to be monitored.
 
-A loss is dated by what the answers contain, not by when they were sent: a server may collect values, wait for a Publish
-request, and send them with the time of sending. DESIGN.md has the rule and its proof. Core: takes times, holds no
-clock.
+A loss is dated by the contents of the answers and not by when they were sent: a server may collect values, wait for a
+Publish request, and send them with the time of sending. DESIGN.md has the rule and its proof. Core.
 """
 
 from __future__ import annotations
@@ -15,37 +14,36 @@ from agent.ingest.opcua.server_clock import CLOCK_JUMP_NS
 
 
 class Liveness:
-    """The proofs of life of one subscription. `alive_s` is our monotonic clock; the others are times of the server."""
+    """The proofs of life of one subscription. Times in s are of our monotonic clock, times in ns of the server's
+    clock."""
 
     def __init__(self, now_s: float) -> None:
         self.alive_s = self._begun_s = now_s
-        self.proven_s = now_s  # the last value, or the last move of the clock
+        self.proven_s = now_s  # the last value or change of the clock
         self.answered_s = now_s  # the last answer, a keep-alive included
-        self.complete_ns = 0  # every value that the server had up to then is delivered; 0: not known yet
-        self.has_clock = True  # until the server refuses to have its clock monitored
+        self.complete_ns = 0  # all values up to this time are delivered; 0: not known yet
+        self.has_clock = True  # until the server refuses to monitor its clock
         self.sampling_ns = 0  # the longest interval at which an item is sampled, as the server revised it
         self._clock: object = None
         self._clock_moves = 0
         self._has_shown_clock = False
-        self._seen_ns: int | None = None  # the newest time of the server in what has come
-        self._opened_ns = self._before_ns = (
-            0  # the latter: of the answers before the last that left nothing at the server
-        )
+        self._seen_ns: int | None = None  # the newest time of the server in the answers
+        self._opened_ns = self._before_ns = 0  # _before_ns: of the second last answer that left nothing at the server
 
     def open(self, opened_ns: int) -> None:
-        """A time of the server before the subscription was created: nothing comes of it that is older."""
+        """Set a time of the server before the subscription was created. It brings no older values."""
         self._opened_ns = self._before_ns = opened_ns
 
-    def see_clock(self, value: object) -> bool:
-        """Take in a notification of the server's clock. True if it moved, which is a proof."""
+    def note_clock(self, value: object) -> bool:
+        """Take in a notification of the server's clock. True if it changed, which is a proof of life."""
         moved, self._clock = value != self._clock, value
         self._clock_moves += moved
         return moved
 
     def give_up_clock(self, now_s: float, after_s: float) -> bool:
-        """Judge by any answer from now on, if the clock came once and for so long never again: some servers give a
-        first value of it and notify no change (gopcua). A clock that ever moved, or never came, proves something by its
-        silence."""
+        """Accept any answer as a proof of life from now on, if the clock was notified once and not again for `after_s`:
+        some servers send its first value and no change (gopcua). If the clock has changed before, or was never
+        notified, its silence does count."""
         if not self.has_clock or self._clock_moves != 1 or now_s - self._begun_s <= after_s:
             return False
         self.has_clock = self._has_shown_clock = False
@@ -53,16 +51,18 @@ class Liveness:
         self.alive_s = self.answered_s
         return True
 
-    def see(self, now_s: float, sent_ns: int, clock_ns: int | None, *, is_proof: bool, more: bool) -> None:
-        """Take in an answer to Publish, in its turn. `sent_ns`: when the server sent it; `clock_ns`: the clock in it;
-        `is_proof`: it holds a value or the clock moved; `more`: the server has more that is older than the sending."""
+    def note_answer(self, now_s: float, sent_ns: int, clock_ns: int | None, *, is_proof: bool, more: bool) -> None:
+        """Take in an answer to Publish, in the order of the subscription. `sent_ns`: when the server sent it.
+        `clock_ns`: the server's clock in it. `is_proof`: it holds a value, or the clock changed. `more`: the server
+        holds more values that are older than the sending."""
         self.answered_s = now_s
         if is_proof:
             self.proven_s = now_s
         elif self.has_clock:
             return
         self.alive_s = now_s
-        if clock_ns is not None and not self._has_shown_clock:  # from now on it counts, and no time of sending
+        # From now on the clock counts instead of the times of sending.
+        if clock_ns is not None and not self._has_shown_clock:
             self._has_shown_clock, self._before_ns = True, self._opened_ns
         if clock_ns is not None or not self._has_shown_clock:
             self._seen_ns = sent_ns if clock_ns is None else clock_ns
@@ -70,19 +70,20 @@ class Liveness:
             self._complete(self._seen_ns)
 
     def _complete(self, seen_ns: int) -> None:
-        """Everything that was queued when the server's clock showed this is delivered. The sample of an item is at most
-        its interval older than that of the clock the time before, even if the server stood still in between."""
+        """Everything that was queued when the server's clock showed `seen_ns` is delivered. The sample of an item is at
+        most one sampling interval older than the previous sample of the clock, even if the server was stalled in
+        between."""
         before_ns, self._before_ns = self._before_ns, seen_ns
-        if seen_ns < before_ns:  # set back: the time before means nothing in the new one
+        if seen_ns < before_ns:  # set back: the previous time has no meaning on the new clock
             complete_ns = seen_ns - CLOCK_JUMP_NS - self.sampling_ns
         else:
             complete_ns = before_ns - self.sampling_ns
         self.complete_ns = complete_ns or 1  # negative before 1970; 0 is "not known"
 
     def excuse(self, now_s: float) -> None:
-        """Silence up to now is no sign of death, because the server was held back from here. Proves nothing either."""
+        """Ignore the silence up to now, because this side held the server back."""
         self.alive_s = self.answered_s = self.proven_s = now_s
 
     def silent_s(self, now_s: float) -> float:
-        """For how long there has been no proof."""
+        """The time since the last proof of life."""
         return now_s - self.alive_s

@@ -1,18 +1,18 @@
-"""Which monitored items to create next, in calls a server will take.
+"""Decides which monitored items to create next, in calls that the server accepts.
 
-Servers limit how many items one call may create and say so, wrongly at times. Calls start at the smaller of our own
-limit and the server's; a call refused for its size is halved, and stays halved. A node the server refuses is *parked*:
-it is tried again with other parked nodes only, after a pause that doubles, so that a vanished node never holds up the
-others (influxdata/telegraf#19186).
+Servers limit how many items one call may create, and the limit that they declare may be wrong. Calls start with the
+smaller of our own limit and the server's. A call refused for its size is halved, and calls stay so small. A node that
+the server refuses is *parked*: it is tried again after a pause that doubles, in calls with parked nodes only, so that a
+missing node does not delay the others (influxdata/telegraf#19186).
 
-An item whose status says that its node is gone never comes back by itself, also when a node of that name does: the item
-is bound to the old one. `died` parks the node and has the item deleted, so that a new one is created (node-opcua).
+An item whose node was deleted does not recover, even if a node with that id exists again, because the item is bound to
+the old node. `died` parks the node and has the item deleted, so that a new one is created (node-opcua).
 
-What is wanted may change while a call is on its way (`want`): items of handles that are wanted no more are to be
-deleted, also those that a call creates after all.
+The wanted handles may change while a call is in flight (`want`). Items of handles that are no longer wanted are
+deleted, including those that the call then creates.
 
-`Absences` knows since when a handle has no item that publishes: what its node does in that time is a gap. Core: knows
-handles, items, status codes and times, no library.
+`Absences` knows since when a handle has no item that publishes: that time is a gap. Core: knows handles, items, status
+codes and times.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agent.ingest.opcua.server_clock import Moment
+from agent.ingest.opcua.server_clock import ServerTime
+from agent.ingest.quality import is_bad
 
-PAUSE_DOUBLINGS_MAX = 10  # times the first pause, at most
-RELAPSE_PAUSES = 2  # an item that dies within so many of its last pauses was never well: the pause goes on growing
+PAUSE_DOUBLINGS_MAX = 10  # longest pause, in first pauses
+RELAPSE_PAUSES = 2  # an item that dies within two of its last pauses was not well: the pause goes on growing
 
 
 class Created(NamedTuple):
-    """A server's answer for one item: a status, and if it is good the server's number of the item, its sampling
-    interval and its queue as the server revised them."""
+    """A server's answer for one item: a status, and if it is good, the server's number of the item, and its revised
+    sampling interval and queue size."""
 
     status: int
     item: int = 0
@@ -55,8 +56,10 @@ class ItemPlan:
         self._pause_ns = pause_ns
         self._parked: dict[int, _Pause] = {}
         self._live: dict[int, int] = {}
-        self._revived: dict[int, tuple[int, int]] = {}  # of items that were parked: (when created, their last pause)
-        self._unwanted: list[int] = []  # items at the server, of handles wanted no more
+        self._revived: dict[
+            int, tuple[int, int]
+        ] = {}  # for items that were parked: when they were created, and their last pause
+        self._unwanted: list[int] = []  # items at the server that are to be deleted
         self._created: set[int] = set()  # handles with a new item since `take_created`
 
     @property
@@ -72,7 +75,7 @@ class ItemPlan:
         return frozenset(self._live)
 
     def want(self, handles: Iterable[int]) -> None:
-        """Want these handles from now on. What is live stays untouched, what is parked keeps its pause."""
+        """Want these handles from now on. Live items are kept, and parked handles keep their pauses."""
         self._wanted = dict.fromkeys(handles)
         known = {*self._pending, *self._live, *self._parked}
         self._pending = [handle for handle in self._pending if handle in self._wanted]
@@ -83,8 +86,8 @@ class ItemPlan:
         self._revived = {handle: known for handle, known in self._revived.items() if handle in self._wanted}
 
     def died(self, deaths: Mapping[int, int], now_ns: int) -> dict[int, int]:
-        """Items that will give no value any more, and their statuses: they are deleted, and their handles parked.
-        Returns those that were live; for the others this is no news."""
+        """Delete the items of these handles, which will give no more values, and park the handles with these statuses.
+        Returns those that were live."""
         news: dict[int, int] = {}
         for handle, status in deaths.items():
             item = self._live.pop(handle, None)
@@ -98,13 +101,13 @@ class ItemPlan:
         return news
 
     def retry(self) -> None:
-        """Try every parked handle at once."""
+        """Try every parked handle now."""
         for pause in self._parked.values():
             pause.at_ns = 0
 
     def renew(self, handles: Iterable[int]) -> list[int]:
-        """Delete the items of these handles and create them again: they are to be monitored in another way, or give
-        nothing. Returns those that had one."""
+        """Delete the items of these handles and create them again, because they are to be monitored differently or are
+        dead. Returns the handles that had an item."""
         renewed: list[int] = []
         for handle in handles:
             item = self._live.pop(handle, None)
@@ -138,26 +141,28 @@ class ItemPlan:
         self._unwanted = [item for item in self._unwanted if item not in gone]
 
     def next_call(self, now_ns: int) -> Sequence[int]:
-        """Handles to create now: those never tried, then parked ones whose time has come, never both in one call."""
+        """Handles to create items for now: first those never tried, then the parked ones that are due, never both in
+        one call."""
         if self._pending:
             return self._pending[: self._size]
         due = [handle for handle, pause in self._parked.items() if pause.at_ns <= now_ns]
         return due[: self._size]
 
     def limit(self, size_max: int) -> None:
-        """The server's own word on the size of a call; 0 means it has none."""
+        """The size of a call that the server declares; 0: none."""
         if size_max > 0:
             self._size = min(self._size, size_max)
 
     def call_refused(self, size: int) -> bool:
-        """The whole call was too much. True if a smaller one is to be tried, False if it cannot be smaller."""
+        """The call was refused for its size. True if a smaller one is to be tried; False if it had one item."""
         if size <= 1:
             return False
         self._size = min(self._size, size // 2)
         return True
 
     def answered(self, handles: Sequence[int], results: Sequence[Created], now_ns: int) -> dict[int, int]:
-        """Take in the result of a call. Returns the handles that are parked now for a reason that is news, with it."""
+        """Take in the results of a call. Returns the handles that are parked now for a new reason, with their
+        statuses."""
         assert len(handles) == len(results), "one result for each item"
         news: dict[int, int] = {}
         asked = set(handles)
@@ -165,7 +170,7 @@ class ItemPlan:
         for handle, result in zip(handles, results, strict=True):
             status, item = result.status, result.item
             known = self._parked.pop(handle, None)
-            if not status & 0x8000_0000:
+            if not is_bad(status):
                 if handle not in self._wanted:
                     self._unwanted.append(item)
                     continue
@@ -189,27 +194,27 @@ class ItemPlan:
 
 
 class Absence(NamedTuple):
-    """Since when, and why (the reason of a gap), a handle has no item that publishes."""
+    """Since when a handle has no item that publishes, and why (the reason of a gap)."""
 
     reason: str
-    since: Moment
+    since: ServerTime
 
 
 @dataclass(slots=True)
 class _Absent:
     absence: Absence
-    is_declared: bool = False  # when an item was created
-    is_longer: bool = False  # that item has gone without a value
-    has_published: bool = False  # the first value may come ahead of the answer to the creation
+    is_declared: bool = False  # an item was created, and the gap declared
+    is_longer: bool = False  # the item turned out to be without a node
+    has_published: bool = False  # the first value may arrive before the answer to the creation
 
 
 class Absences:
-    """The handles of one source without an item that publishes. They outlive sessions: what is absent at the end of one
-    is still absent in the next, until that has created an item.
+    """The handles of one source without an item that publishes. Absences continue across sessions, until the next
+    session has created an item.
 
-    An absence is declared when there is an item again, and is over when that publishes. Some servers create items of
-    nodes that they do not have, and say so by the first notification: then it goes on, and is declared once more at its
-    end.
+    An absence is declared when there is an item again, and ends when that publishes a value. Some servers create items
+    for nodes that do not exist and report that with the first notification. Then the absence continues, and is declared
+    again at its end.
     """
 
     def __init__(self) -> None:
@@ -217,12 +222,12 @@ class Absences:
 
     @property
     def handles(self) -> KeysView[int]:
-        """Those that are absent."""
+        """The absent handles."""
         return self._open.keys()
 
-    def begin(self, handles: Iterable[int], reason: str, since: Moment) -> list[int]:
-        """Nothing is published of these from now on, and perhaps since that moment. The first sign of it dates it.
-        Returns those that were not absent."""
+    def begin(self, handles: Iterable[int], reason: str, since: ServerTime) -> list[int]:
+        """Begin an absence of these handles, at the latest now and perhaps since `since`. A known absence keeps its
+        beginning. Returns the handles that were not absent."""
         news: list[int] = []
         for handle in handles:
             known = self._open.get(handle)
@@ -234,23 +239,23 @@ class Absences:
                 known.is_longer, known.has_published = known.is_declared, False
         return news
 
-    def since(self, handle: int) -> Moment | None:
-        """The last sign of life of a handle that is absent."""
+    def since(self, handle: int) -> ServerTime | None:
+        """The beginning of an absence; None if the handle is not absent."""
         known = self._open.get(handle)
         return None if known is None else known.absence.since
 
     def keep(self, handles: Container[int], renumbered: Mapping[int, int]) -> None:
-        """Another tag map: only these handles are wanted, and some go on under another number."""
+        """Take over a new tag map: only these handles are wanted, and some have a new number."""
         known = {renumbered.get(handle, handle): absent for handle, absent in self._open.items()}
         self._open = {handle: absent for handle, absent in known.items() if handle in handles}
 
     def among(self, created: Iterable[int]) -> dict[Absence, list[int]]:
-        """Of these, which have an item now, those whose absence is to be declared."""
+        """Of these handles, which have an item now, those whose absence is to be declared."""
         absent = sorted(self._open.keys() & set(created))
         return self._by_absence(handle for handle in absent if not self._open[handle].is_declared)
 
     def declare(self, handles: Iterable[int]) -> None:
-        """These have an item, and their absence is declared."""
+        """The absence of these handles, which have an item now, is declared."""
         for handle in handles:
             if self._open[handle].has_published:
                 del self._open[handle]
@@ -258,7 +263,8 @@ class Absences:
                 self._open[handle].is_declared = True
 
     def publish(self, handles: Iterable[int]) -> dict[Absence, list[int]]:
-        """An item publishes of these, which are absent. Returns those whose absence went on after it was declared."""
+        """The items of these absent handles have published a value. Returns those whose absence continued after it was
+        declared."""
         for handle in handles:
             self._open[handle].has_published = True
         back = sorted(handle for handle in handles if self._open[handle].is_declared)

@@ -1,11 +1,11 @@
 """An OPC UA source that is polled: for servers whose subscriptions do not work.
 
-All wanted values are read on a grid, in calls the server takes, and delivered; a value with the time of the one before
-is none. Polls whose time has passed are skipped, never caught up. If the store refused samples meanwhile, or the server
-was so slow that several polls are missing, that is a gap fact. An answer to a Read proves life: a request that is not
-answered in `request_timeout_ms` ends it.
+All values are read at fixed intervals, in calls that the server accepts. A value with the time of the previous one is
+not delivered again. Missed polls are not made up. If they were missed because the store refused samples, or if several
+were missed because the server was slow, a gap fact is recorded. An answer to a Read proves life. A request that is not
+answered within `request_timeout_ms` ends the life.
 
-What changes and changes back between two polls is not seen: prefer subscriptions where they work.
+A change that is undone between two polls is not seen, so subscriptions are preferable where they work.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from agent.columns import SampleColumns
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
@@ -22,7 +23,7 @@ from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED, TagGap
 from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.history import HistoryBackfill
-from agent.ingest.opcua.rescue import EarlierSessions
+from agent.ingest.opcua.rescue import LostSessions
 from agent.ingest.opcua.server_clock import ClockReading, ServerClock, SetBacks
 from agent.ingest.opcua.session import CallTooLarge, Session, close_session, open_session
 from agent.ingest.opcua.subscription import log_parked
@@ -30,63 +31,63 @@ from agent.message import Sample
 from agent.settings.sources import OpcuaSourceSettings
 
 MS = 1_000_000  # nanoseconds
-MISSED_MIN = 2  # polls in a row that become a gap; a single one that comes late is only counted
+MISSED_MIN = 2  # missed polls in a row that become a gap; a single one is only counted
 
 
 class OpcuaPollSource:
-    """One server, read in intervals. The object outlives its connections."""
+    """One server that is polled. The object exists across connections."""
 
     def __init__(
         self, settings: OpcuaSourceSettings, delivery: Delivery, backfill: HistoryBackfill | None = None
     ) -> None:
         self._settings, self._delivery = settings, delivery
         self.backfill, self.events = backfill, None
-        self.read_tags = None  # a server takes a second session
+        self.read_tags = None  # a command can open a second session
         if backfill is not None:
             backfill.now_ns = self.now_ns
             delivery.on_gap(backfill.note_gap)
         self._clock = ServerClock()
-        self._earlier = EarlierSessions(partial(close_session, settings))
+        self._lost_sessions = LostSessions(partial(close_session, settings))
         self._set_backs = SetBacks(self._clock, self.now_ns, self._declare)
         delivery.on_gap(self._set_backs.add)
         self._namespaces: list[str] = []
-        self._turns: dict[int, int] = {}  # which reading of a tag is tried, where it is not the first
-        self._bad: dict[int, int] = {}  # tags that the server gave no value for at the last poll, with the status
-        self._unread: set[int] = set()  # tags whose value could not be read at the last poll, not even by itself
-        self._size = settings.items_per_call_max  # nodes of a call
+        self._reading_numbers: dict[int, int] = {}  # the reading of a tag that is tried, if it is not the first
+        self._bad: dict[int, int] = {}  # tags without a value in the last poll, with the status
+        self._unread: set[int] = set()  # tags whose value could not be read in the last poll even alone
+        self._size = settings.items_per_call_max  # nodes in a call
         self.alive_s, self.alive_ns = 0.0, 0
         self.polls_missed_total = self.polls_late_total = 0
 
     def now_ns(self) -> int:
-        """The server's clock, as far as we know it."""
+        """The time on the server's clock, as far as it is known."""
         return self._clock.now_ns(time.monotonic_ns(), time.time_ns())
 
     def retry(self) -> None:
-        """Nothing is parked: each poll asks for everything."""
+        """Does nothing, because each poll reads everything."""
 
     async def finish(self) -> None:
-        """Take over a new tag map. What was read was delivered at once."""
+        """Take over a new tag map. There is nothing to deliver, because values are delivered when they are read."""
         self._set_backs.end_life()
-        await self._retag()
+        await self._take_over_map()
 
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, poll until something breaks. Ends only by an exception."""
         async with open_session(self._settings) as session, asyncio.TaskGroup() as group:
-            self._earlier.begin(session, await session.server_start())
-            group.create_task(self._earlier.run(), name=f"{self._settings.name} earlier sessions")
+            self._lost_sessions.begin(session, await session.server_start())
+            group.create_task(self._lost_sessions.run(), name=f"{self._settings.name} lost sessions")
             if self.backfill is not None:
-                group.create_task(self.backfill.run(session, None), name=f"{self._settings.name} backfill")
+                group.create_task(self.backfill.run(session), name=f"{self._settings.name} backfill")
             limits = await session.limits()
             self._size = min(self._settings.items_per_call_max, limits.nodes_per_read or self._size)
-            self._turns.clear()
+            self._reading_numbers.clear()
             group.create_task(self._poll(session, on_up), name=f"{self._settings.name} poll")
             raise await session.lost
 
-    async def _retag(self) -> None:
-        if self._delivery.retag(self.now_ns()):
-            self._turns.clear()
+    async def _take_over_map(self) -> None:
+        if self._delivery.take_over_map(self.now_ns()):
+            self._reading_numbers.clear()
             self._bad = {tag: status for tag, status in self._bad.items() if tag in self._delivery.points}
-            await self._delivery.settle()
+            await self._delivery.recorder.settle()
 
     async def _poll(self, session: Session, on_up: Callable[[], None]) -> None:
         """Keep the grid."""
@@ -95,7 +96,7 @@ class OpcuaPollSource:
         is_up = False
         while True:
             refused_before, slot_ns = self._delivery.recorder.refused_total, self.now_ns()
-            await self._retag()
+            await self._take_over_map()
             await self._read_all(session)
             await self._delivery.deliver_due(self.now_ns())
             if not is_up:
@@ -112,13 +113,13 @@ class OpcuaPollSource:
             await asyncio.sleep(max(0.0, start_s + slot * interval_s - time.monotonic()))
 
     async def _read_all(self, session: Session) -> None:
-        """Read every tag once, in as many calls as the server takes: they are one poll. Nodes are looked up anew in
-        each: a server may learn a namespace late."""
+        """Read every tag once, in as many calls as the server needs. Namespaces are read again in each poll, because a
+        server may add one late."""
         self._namespaces = await session.namespaces()
         unread, self._unread, size = self._unread, set(), self._size
         others = [tag for tag in self._delivery.points if tag not in unread]
         waiting = [others, *([tag] for tag in self._delivery.points if tag in unread)]
-        first_ns, has_clock = 0, False  # the clock is in the first call
+        first_ns, has_clock = 0, False  # the first call reads the clock too
         while waiting:
             part = waiting.pop(0)
             room = self._size - (not has_clock)
@@ -140,14 +141,14 @@ class OpcuaPollSource:
                     self._size = size  # the value is too large, not the call
                 clock, found = self._give_up(part, quality.BAD_ENCODING_LIMITS_EXCEEDED)
             except DecodeError:
-                if len(part) > has_clock:  # whose it is shows alone; the clock by itself comes first
+                if len(part) > has_clock:  # halve the call to find the value; the clock is read alone first
                     half = len(part) // 2 if has_clock else 0
                     waiting[:0] = [part[:half], part[half:]]
                     continue
                 clock, found = self._give_up(part, quality.BAD_DECODING_ERROR)
             self.alive_s = time.monotonic()
             if not has_clock:
-                first_ns, has_clock = self._see_clock(clock, least_ns) or asked_ns, True
+                first_ns, has_clock = self._note_clock(clock, least_ns) or asked_ns, True
                 self.alive_ns = self.alive_ns or first_ns
             await self._deliver(part, found)
         # Not the time of arrival, which is later by what the line took. The tags of the last call were read by the poll
@@ -163,24 +164,25 @@ class OpcuaPollSource:
         return ClockReading(0, 0), await session.read_values(readings, self._namespaces)
 
     def _give_up(self, part: Sequence[int], status: int) -> tuple[ClockReading, list[Change]]:
-        """A tag, or the clock, whose value cannot be read has none. The tag is read by itself until it can be."""
+        """The result for a tag, or the clock, whose value cannot be read. The tag is read alone until its value can be
+        read."""
         self._unread.update(part)
         return ClockReading(0, 0), [Change(0, None, status, 0, 0) for _ in part]
 
     def _reading(self, tag: int) -> Reading:
         readings = self._delivery.points[tag].readings
-        found: Reading = readings[self._turns.get(tag, 0) % len(readings)]
+        found: Reading = readings[self._reading_numbers.get(tag, 0) % len(readings)]
         return found
 
-    def _see_clock(self, clock: ClockReading, least_ns: int | None) -> int:
-        """When the values that came with this reading of the clock were read, or earlier, by that clock; 0: it does not
-        say."""
+    def _note_clock(self, clock: ClockReading, least_ns: int | None) -> int:
+        """Take in the clock of a call. Returns a time on it that is not later than the reading of the values; 0: not
+        known."""
         if clock.read_ns:
             self._set_backs.read(clock.read_ns, self._clock.read(clock.read_ns, time.monotonic_ns(), least_ns))
         return clock.shown_ns
 
     async def _deliver(self, tags: Sequence[int], found: Sequence[Change]) -> None:
-        """Good values as samples. A bad one is recorded once, until it is good or bad for another reason."""
+        """Deliver the good values. A bad one is recorded once, until it is good again or bad for another reason."""
         now_ns = self.now_ns()
         samples: list[Sample] = []
         bad: dict[int, int] = {}
@@ -188,10 +190,10 @@ class OpcuaPollSource:
             if quality.is_bad(status):
                 bad[tag] = status
                 if status & quality.CODE_BITS in quality.GONE and len(self._delivery.points[tag].readings) > 1:
-                    self._turns[tag] = self._turns.get(tag, 0) + 1
+                    self._reading_numbers[tag] = self._reading_numbers.get(tag, 0) + 1
             else:
                 samples.append(Sample(tag, source_ns or server_ns or now_ns, value, status))
-        await self._delivery.deliver(samples, now_ns)
+        await self._delivery.deliver(SampleColumns.of(samples), now_ns)
         log_parked(self._delivery, {tag: status for tag, status in bad.items() if self._bad.get(tag) != status})
         for tag in tags:
             self._bad.pop(tag, None)

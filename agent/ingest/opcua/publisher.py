@@ -1,11 +1,11 @@
-"""Keeps Publish requests on their way and hands on what comes, in the order of each subscription.
+"""Keeps Publish requests open and passes the answers on, in the order of each subscription.
 
-Several requests are open at once, so that a long line carries more than one publication per round trip. An answer is
-acknowledged when it has been handed on; while that waits, no new request is sent, and the server queues. A notification
-that is missing is asked for again (Republish); if the server does not hold it any more, `on_missing` is called.
+Several requests are open at once, so that a line with a long delay carries more than one publication per round trip. An
+answer is acknowledged when it has been passed on. While that waits, no new request is sent, and the server queues. A
+missing notification is requested again (Republish). If the server does not hold it any more, the `missing` of its route
+is called.
 
-Subscriptions are routed by their number: values go to the source; a component that needs another kind of notification
-(events) routes a subscription of its own.
+Subscriptions are routed by their number. Values go to the source; the events route a subscription of their own.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from agent.ingest.opcua.session import PublishRefused, Session
 log = logging.getLogger(__name__)
 
 BAD_NO_SUBSCRIPTION, BAD_TOO_MANY_PUBLISH_REQUESTS = 0x8079_0000, 0x8078_0000
-REPUBLISH_MAX = 20  # of one break; a longer one is beyond what servers hold for us
-REFUSED_PAUSE_S = 0.25  # after a Publish that was refused although it is the only one
+REPUBLISH_MAX = 20  # missing notifications in a row that are requested again; servers do not hold more
+REFUSED_PAUSE_S = 0.25  # after a refused Publish
 
 
 class Route(NamedTuple):
-    """Reads the parameters of a PublishResponse, and takes what was read; the acknowledgement waits for that. `missing`
-    is called for notifications that never came; by default that of the values."""
+    """What handles the notifications of a subscription. `decode` reads the parameters of a PublishResponse, `take`
+    takes the result, and the notification is acknowledged when it returns. `missing` is called for notifications that
+    never came."""
 
-    decode: Callable[[bytes], Awaitable[Any]]
+    decode: Callable[[Header, bytes], Awaitable[Any]]
     take: Callable[[Header, Any], Awaitable[None]]
-    missing: Callable[[Missing], Awaitable[None]] | None = None
+    missing: Callable[[Missing], Awaitable[None]]
 
 
 class Publisher:
@@ -45,21 +46,19 @@ class Publisher:
         session: Session,
         requests: int,
         values: Route,
-        on_missing: Callable[[Missing], Awaitable[None]],
         on_none_left: Callable[[], None],
     ) -> None:
-        self._session, self._values = session, values
-        self._on_missing, self._on_none_left = on_missing, on_none_left
+        self._session, self._values, self._on_none_left = session, values, on_none_left
         self._requests = requests
         self._sequencer = Sequencer()
         self._routes: dict[int, Route] = {}
         self._handing_on = asyncio.Lock()
         self._has_subscription = asyncio.Event()
-        self._begun = 0  # subscriptions created so far
+        self._begun = 0  # subscriptions begun so far
 
     def begin(self, subscription_id: int, route: Route | None = None, number: int = 1) -> None:
-        """A subscription was created, or taken over at the notification of this number: publish for it, by default its
-        values."""
+        """A subscription was created, or taken over with `number` as its next notification: publish for it. Without a
+        route it is one of values."""
         if route is not None:
             self._routes[subscription_id] = route
         self._sequencer.begin(subscription_id, number)
@@ -67,21 +66,20 @@ class Publisher:
         self._has_subscription.set()
 
     def forget(self, subscription_id: int) -> None:
-        """A subscription is no more; what still comes of it is dropped."""
+        """A subscription has ended. What still arrives from it is dropped."""
         self._sequencer.forget(subscription_id)
         self._routes.pop(subscription_id, None)
 
     def positions(self, *, routed: bool = False) -> dict[int, int]:
-        """The number of the next notification of each subscription that was begun and not forgotten: of those of
-        values, or of the others."""
+        """The number of the next notification of each subscription: of those of values, or of the routed ones."""
         known = self._sequencer.positions()
         return {
             subscription_id: n for subscription_id, n in known.items() if (subscription_id in self._routes) == routed
         }
 
     def leftover(self) -> list[Arrived | Missing]:
-        """At the end of the session: what arrived and could not be handed on, and what is missing between, of the
-        values only. What others did not take is not acknowledged: their subscriptions still hold it."""
+        """At the end of the session: what arrived and was not passed on, and what is missing in between, for values
+        only. What routed subscriptions did not take is not acknowledged: the server still holds it."""
         return self._sequencer.leftover(self._routes)
 
     async def run(self) -> None:
@@ -91,21 +89,21 @@ class Publisher:
                 group.create_task(self._publish(), name=f"publish {number}")
 
     async def _publish(self) -> None:
-        """One request after the other."""
+        """Make one request after the other."""
         while True:
             await self._has_subscription.wait()
             begun = self._begun
             request, acks = self._sequencer.sent()
             try:
                 body = await self._session.publish(acks)
-                header = read_header(body, 0)._replace(arrived_s=time.monotonic())
-                content = await self._routes.get(header.subscription_id, self._values).decode(body)
+                header = read_header(body)._replace(arrived_s=time.monotonic())
+                content = await self._route(header.subscription_id).decode(header, body)
             except PublishRefused as error:
                 self._sequencer.failed(request, acks)
                 if error.status == BAD_TOO_MANY_PUBLISH_REQUESTS and self._requests > 1:
                     self._requests -= 1
                     return
-                if error.status == BAD_NO_SUBSCRIPTION and begun == self._begun:  # else one has been created since
+                if error.status == BAD_NO_SUBSCRIPTION and begun == self._begun:  # otherwise one has been created since
                     self._has_subscription.clear()
                     self._on_none_left()
                 await asyncio.sleep(REFUSED_PAUSE_S)
@@ -116,42 +114,44 @@ class Publisher:
             async with self._handing_on:
                 await self._hand_on()
 
+    def _route(self, subscription_id: int) -> Route:
+        return self._routes.get(subscription_id, self._values)
+
     async def _hand_on(self) -> None:
-        """Everything whose turn it is. A cancellation leaves what was not taken in the sequencer (`leftover`)."""
+        """Pass on everything that is next in order. If this is cancelled, the rest stays in the sequencer
+        (`leftover`)."""
         while (step := self._sequencer.next(time.monotonic())) is not None:
             if isinstance(step, Missing):
                 await self._recover(step)
                 continue
-            route = self._routes.get(step.header.subscription_id, self._values)
-            await route.take(step.header, step.content)
+            await self._route(step.header.subscription_id).take(step.header, step.content)
             self._sequencer.done(step)
 
     async def _recover(self, missing: Missing) -> None:
-        """Ask again for the first of the missing notifications."""
+        """Request the first of the missing notifications again."""
         found = None
         if missing.last - missing.first < REPUBLISH_MAX:
             missing = missing._replace(last=missing.first)
             found = await self._republished(missing.subscription_id, missing.first)
         if found is None:
-            route = self._routes.get(missing.subscription_id, self._values)
-            await (route.missing or self._on_missing)(missing)
+            await self._route(missing.subscription_id).missing(missing)
             self._sequencer.give_up(missing)
             return
         self._sequencer.settle(found.header, found.content)
 
     async def _republished(self, subscription_id: int, number: int) -> Arrived | None:
-        """A notification, asked for again. None if the server does not hold it, or gives something else in its place:
-        an empty one of number 0 (asyncua, python-opcua), or one that cannot be read. The latter has ended a session
-        when it first came, and would end each one that asks for it again."""
+        """A notification that is requested again. None if the server does not hold it or answers something else: an
+        empty one with number 0 (asyncua, python-opcua), or one that cannot be read. The latter ended a session when it
+        first arrived, and would end each session that requests it again."""
         body = await self._session.republish(subscription_id, number)
         if body is None:
             return None
         try:
-            header = read_header(body, 0)._replace(more=True)  # what is asked for again was followed by others
+            header = read_header(body)._replace(more=True)  # others followed it
             if not header.has_data or header.sequence_number != number:
                 return None
-            return Arrived(header, await self._routes.get(subscription_id, self._values).decode(body))
+            return Arrived(header, await self._route(subscription_id).decode(header, body))
         except DecodeError as error:
             extra = {"action": "notification_unreadable", "number": number, "why": str(error)}
-            log.warning("a notification that was asked for again cannot be read; its values are lost", extra=extra)
+            log.warning("a notification that was requested again cannot be read; its values are lost", extra=extra)
             return None

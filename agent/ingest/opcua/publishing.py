@@ -1,13 +1,12 @@
-"""The order of publications: several Publish requests are on their way at once, and their answers may come in any
-order.
+"""The order of publications: several Publish requests are open at once, and their answers may arrive in any order.
 
-Each subscription numbers its notifications. They are handed on in that order; an answer that comes early is held until
-those before it are here. A server gives its answers to the requests in the order in which these came: when no request
-older than the one that showed the break is open any more, or has not been answered for a second, the notifications
-between are *missing*. The caller asks for them again (Republish) or writes down that they are lost.
+Each subscription numbers its notifications. They are passed on in that order; an early answer is held until those
+before it have arrived. A server answers requests in the order in which they arrive. So notifications are *missing* when
+no request is open that is older than the one whose answer showed the break, or when such requests were not answered for
+a second. The caller requests them again (Republish) or records that they are lost.
 
-A notification is to be acknowledged when it has been handed on, no earlier. A keep-alive has the number of the next
-notification and is not acknowledged; it shows a break as well. Core: knows numbers, not what is in a notification.
+A notification is acknowledged when it has been passed on, and not before. A keep-alive has the number of the next
+notification and is not acknowledged; it may show a break too. Core: knows numbers, not the contents of notifications.
 """
 
 from __future__ import annotations
@@ -17,20 +16,18 @@ from collections import deque
 from collections.abc import Container
 from typing import Any, NamedTuple
 
-from agent.ingest.opcua.decode import DecodeError, filetime_ns
+from agent.ingest.opcua.decode import DecodeError, filetime_ns, publish_head
 
-NUMBERS = 2**32 - 1  # 1 to 2^32 - 1, then 1 again: OPC 10000-4, 7.9
-EARLY_LAST_NUMBER = 2**32 - 1025  # node-opcua goes on with 1 behind it, as numbers of chunks do (OPC 10000-6, 6.7.2)
-DUPLICATES_BACK_MAX = 1_000  # a number so little behind was seen before; one further behind is a new count
-FIRST_NUMBER_MAX = 100  # a subscription that begins beyond counts from elsewhere; below, its first ones may be missing
-OVERTAKEN_S = 1.0  # an answer that a later one has overtaken comes soon, or was lost on its way
-ACKS_PER_PUBLISH_MAX = 100  # more than can be open at once; what is left goes with the next Publish
-
-_START, _MESSAGE = struct.Struct("<Ii"), struct.Struct("<Iqi")
+NUMBERS = 2**32 - 1  # 1 to 2^32 - 1, then 1 again (OPC 10000-4, 7.9)
+EARLY_LAST_NUMBER = 2**32 - 1025  # node-opcua continues with 1 after it, like numbers of chunks (OPC 10000-6, 6.7.2)
+DUPLICATES_BACK_MAX = 1_000  # a number this far behind is a duplicate; one further behind belongs to a new count
+FIRST_NUMBER_MAX = 100  # a first number above this is accepted as the first; below it, earlier ones may be missing
+OVERTAKEN_S = 1.0  # an answer that a later one has overtaken arrives within this time, or was lost
+ACKS_PER_PUBLISH_MAX = 100  # more than can be open at once; the rest goes with the next Publish
 
 
 class Header(NamedTuple):
-    """What an answer to Publish says of itself, and when it arrived on our monotonic clock. A publish time of 0 was not
+    """The header of an answer to Publish, and when it arrived on our monotonic clock. A publish time of 0 was not
     set."""
 
     subscription_id: int
@@ -41,61 +38,54 @@ class Header(NamedTuple):
     arrived_s: float = 0.0
 
     def is_early(self, next_number: int | None) -> bool:
-        """Whether this is a keep-alive that has overtaken notifications. They are handed on in their order, it at
-        once."""
+        """Whether this is a keep-alive that has overtaken notifications, because it is passed on at once."""
         return not self.has_data and self.sequence_number != next_number
 
 
 class Arrived(NamedTuple):
-    """An answer whose turn it is."""
+    """An answer that is next in order."""
 
     header: Header
     content: Any
 
 
 class Missing(NamedTuple):
-    """Notifications of a subscription that no open request can bring any more."""
+    """Notifications of a subscription that no open request will bring."""
 
     subscription_id: int
     first: int
     last: int
 
 
-def read_header(data: bytes, position: int) -> Header:
-    """The header of the PublishResponse parameters (OPC 10000-4, 5.14.5) that start at `position`."""
+def read_header(data: bytes) -> Header:
+    """The header of PublishResponse parameters. Raises DecodeError."""
     try:
-        subscription_id, available = _START.unpack_from(data, position)
-        position += _START.size + 4 * max(0, available) + 1
-        sequence_number, publish_time, parts = _MESSAGE.unpack_from(data, position)
-        more = data[position - 1] != 0
+        head = publish_head(data)
     except (struct.error, IndexError) as error:
         raise DecodeError(f"notification is cut short or malformed: {error}") from error
-    return Header(subscription_id, sequence_number, filetime_ns(publish_time), parts > 0, more)
-
-
-def subscription_of(data: bytes) -> int:
-    """The subscription that PublishResponse parameters, whose header could be read, are of."""
-    return _START.unpack_from(data)[0]  # type: ignore[no-any-return] # a struct gives anything
+    time_ns = filetime_ns(head.publish_time)
+    return Header(head.subscription_id, head.sequence_number, time_ns, head.notifications > 0, head.has_more)
 
 
 class _Order:
-    """What is known of one subscription."""
+    """The state of one subscription."""
 
-    __slots__ = ("expected", "held", "is_new", "shown")
+    __slots__ = ("expected", "held", "is_new", "keep_alive")
 
     def __init__(self) -> None:
         self.expected = 1
-        self.is_new = True  # no notification handed on yet
-        self.held: dict[int, tuple[int, float, Arrived]] = {}  # by number: request, when it came, what it was
-        self.shown: tuple[int, float, int] | None = None  # request, time and number of a keep-alive that shows a break
+        self.is_new = True  # no notification passed on yet
+        self.held: dict[int, tuple[int, float, Arrived]] = {}  # by number: request, time of arrival, answer
+        # Request, time of arrival and number of a keep-alive that shows a break.
+        self.keep_alive: tuple[int, float, int] | None = None
 
     @property
     def begins_again(self) -> bool:
-        """Whether the server has sent number 1, or says that it is the next."""
-        return 1 in self.held or (self.shown is not None and self.shown[2] == 1)
+        """Whether the server has sent number 1, or a keep-alive announces it."""
+        return 1 in self.held or (self.keep_alive is not None and self.keep_alive[2] == 1)
 
     def ahead(self, number: int) -> int:
-        """How far a number lies ahead of the expected one; negative if behind."""
+        """How far a number is ahead of the expected one; negative if behind."""
         distance = (number - self.expected) % NUMBERS
         return distance if distance < NUMBERS // 2 else distance - NUMBERS
 
@@ -112,8 +102,8 @@ class Sequencer:
         self._acks: list[tuple[int, int]] = []
 
     def begin(self, subscription_id: int, number: int) -> None:
-        """A subscription is this session's from now on, and its next notification has this number: 1 if it is new."""
-        self._forgotten.discard(subscription_id)  # a server that was restarted counts its subscriptions anew
+        """A subscription belongs to this session from now on. Its next notification has this number, 1 if it is new."""
+        self._forgotten.discard(subscription_id)  # a restarted server numbers its subscriptions anew
         order = self._orders.setdefault(subscription_id, _Order())
         if number != 1:
             order.expected, order.is_new = number, False
@@ -123,19 +113,20 @@ class Sequencer:
         return {subscription_id: order.expected for subscription_id, order in self._orders.items()}
 
     def sent(self) -> tuple[int, list[tuple[int, int]]]:
-        """A Publish is about to be sent: its number here, and what it acknowledges: (subscription, number)."""
+        """A Publish is about to be sent. Returns its number here, and what it acknowledges as (subscription,
+        number)."""
         self._request += 1
         self._open.add(self._request)
         acks, self._acks = self._acks[:ACKS_PER_PUBLISH_MAX], self._acks[ACKS_PER_PUBLISH_MAX:]
         return self._request, acks
 
     def failed(self, request: int, acks: list[tuple[int, int]]) -> None:
-        """A Publish was refused. What it acknowledged is acknowledged again: twice does no harm."""
+        """A Publish was refused. Its acknowledgements are sent again; a repeated one does no harm."""
         self._open.discard(request)
         self._acks = acks + self._acks
 
     def forget(self, subscription_id: int) -> None:
-        """A subscription is no more. What still comes of it is dropped: its values are read again."""
+        """A subscription has ended. What still arrives from it is dropped, because its values are read again."""
         self._orders.pop(subscription_id, None)
         self._forgotten.add(subscription_id)
 
@@ -149,7 +140,7 @@ class Sequencer:
         if not header.has_data:
             self._ready.append(arrived)
             if order.ahead(number) > 0 and not order.is_new:
-                order.shown = request, now_s, number
+                order.keep_alive = request, now_s, number
             return
         if order.is_new and not 1 <= number <= FIRST_NUMBER_MAX and not order.held:
             order.expected = number
@@ -157,12 +148,12 @@ class Sequencer:
         if 0 < behind <= DUPLICATES_BACK_MAX:
             self._acks.append((header.subscription_id, number))
             return
-        if behind > 0:  # the server counts anew
+        if behind > 0:  # the server numbers anew
             order.expected = number
         order.held[number] = request, now_s, arrived
 
     def next(self, now_s: float = 0.0) -> Arrived | Missing | None:
-        """What to deal with now; `done`, `settle` or `give_up` follows."""
+        """What to handle next; the caller then calls `done`, `settle` or `give_up`."""
         if self._ready:
             return self._ready[0]
         for subscription_id, order in self._orders.items():
@@ -175,7 +166,7 @@ class Sequencer:
         return None
 
     def done(self, arrived: Arrived) -> None:
-        """An answer was handed on."""
+        """An answer was passed on."""
         header = arrived.header
         if self._ready and self._ready[0] is arrived:
             self._ready.popleft()
@@ -200,8 +191,8 @@ class Sequencer:
             order.expected, order.is_new = missing.last % NUMBERS + 1, False
 
     def leftover(self, without: Container[int] = ()) -> list[Arrived | Missing]:
-        """At the end of a session: what arrived and was not handed on, in order, and what is missing between; of the
-        subscriptions that are not among `without`."""
+        """At the end of a session: what arrived and was not passed on, in order, and what is missing in between.
+        Subscriptions in `without` are left out."""
         found: list[Arrived | Missing] = [one for one in self._ready if one.header.subscription_id not in without]
         for subscription_id, order in self._orders.items():
             if subscription_id in without:
@@ -216,11 +207,11 @@ class Sequencer:
         return found
 
     def _missing(self, subscription_id: int, order: _Order, now_s: float) -> Missing | None:
-        """The break before what is held, once no older request can fill it."""
-        if order.shown is not None and order.ahead(order.shown[2]) <= 0:
-            order.shown = None
+        """The notifications missing before those held, when no older request can bring them."""
+        if order.keep_alive is not None and order.ahead(order.keep_alive[2]) <= 0:
+            order.keep_alive = None
         signs = [(request, came_s, number) for number, (request, came_s, _) in order.held.items()]
-        signs += [] if order.shown is None else [order.shown]
+        signs += [] if order.keep_alive is None else [order.keep_alive]
         if not signs:
             return None
         may_come = min(self._open, default=self._request + 1) < min(request for request, _, _ in signs)

@@ -1,12 +1,12 @@
-"""One session with an OPC UA server, through asyncua. The face of this package says who else knows it.
+"""One session with an OPC UA server, through asyncua.
 
-Uses the library's connection, security and service calls, and none of its conveniences: no auto_reconnect (it can end
-connected and mute), no Subscription objects (a task for each value, or a queue that drops silently), no publish loop
-(one request at a time, and order by chance), no chunking that is not there. Notifications leave here as the bytes that
-came, so that they are decoded whole and with their full source time.
+Uses the connection, security and service calls of the library, and none of its conveniences: no auto_reconnect (it can
+end connected and silent), no Subscription objects (a task for each value, or a queue that drops values silently), no
+publish loop (one request at a time, in no certain order). Notifications are returned as the received bytes, so that
+they are decoded with their full source times.
 
 A session is used once: `async with open_session(...)` connects with a new client object and disconnects at the end.
-Errors of the library leave as SourceLost, or as SourceRefused with what to do.
+Errors of the library become SourceLost, or SourceRefused with what to do.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from agent.ingest.opcua.decode import (
     decode_read_values,
     filetime_ns,
 )
-from agent.ingest.opcua.groups import ServerLimits, told_limit
+from agent.ingest.opcua.groups import ServerLimits, limit_of
 from agent.ingest.opcua.history import HistoryPage, HistoryRange, decode_history, history_request
 from agent.ingest.opcua.monitoring import Monitoring, publishing_ms_of, sampling_ms_of
 from agent.ingest.opcua.plan import Created
@@ -49,9 +49,9 @@ from agent.ingest.opcua.security.client import (
     TOO_LARGE,
     ReactivatingClient,
     SessionKey,
-    SteppedClient,
+    StepTrackingClient,
     connect,
-    of_library,
+    library_call,
 )
 from agent.ingest.opcua.server_clock import ClockReading, read_ns
 from agent.ingest.opcua.values.type_reader import learn_missing
@@ -63,25 +63,25 @@ from agent.status_codes import status_name
 ResultT = TypeVar("ResultT")
 
 HEARTBEAT_HANDLE = 2**31 - 1
-"""The item on the server's own clock. The other handles are the tags' numbers, which the store counts up from 1: they
-stay far below. A handle of 2^32 - 1 (or 0) means "none" to node-opcua, and one above 2^31 - 1 is negative to a server
-that keeps it in a signed number."""
+"""The client handle of the item on the server's clock. The other handles are the numbers of tags, which count from 1
+and stay far below. node-opcua takes 0 and 2^32 - 1 for "none", and a handle above 2^31 - 1 is negative for a server
+that keeps it as a signed number."""
 HEARTBEAT_INTERVAL_MS = 1_000
-SESSION_TIMEOUT_MS_MIN = 30_000  # a server keeps a dead session this long, and many servers have few
+SESSION_TIMEOUT_MS_MIN = 30_000  # a server keeps a dead session for so long, and many servers allow few sessions
 NOTIFICATIONS_PER_PUBLISH_MAX = 1_000
-LEARN_ROUNDS_MAX = 8  # a structure may hold structures of unknown type, which show only when it can be read
+LEARN_ROUNDS_MAX = 8  # a structure may hold structures of unknown types, which show only when it is decoded
 HISTORY_READ = 4  # bit 2 of AccessLevel (OPC 10000-3, 8.57)
-GOODBYE_S = 2.0  # a server that hangs is not waited for: the loss is to be recorded
-LIFETIME_MS_MIN = 120_000  # how long the server keeps a subscription whose Publish we hold back
+GOODBYE_S = 2.0  # for the goodbye; the loss is to be recorded soon
+LIFETIME_MS_MIN = 120_000  # how long the server keeps a subscription while no Publish is sent
 
-_NO_HISTORY = (  # of a whole HistoryRead: the service is not there
+_NO_HISTORY = (  # of a whole HistoryRead: the server has no such service
     uaerrors.BadServiceUnsupported,
     uaerrors.BadHistoryOperationUnsupported,
     uaerrors.BadHistoryOperationInvalid,
     uaerrors.BadNotSupported,
 )
 _NO_SERVICE = uaerrors.BadServiceUnsupported, uaerrors.BadNotImplemented
-_PUBLISH_REFUSALS = (  # of one Publish; the session goes on
+_PUBLISH_REFUSALS = (  # of one Publish; the session continues
     uaerrors.BadTimeout,
     uaerrors.BadNoSubscription,
     uaerrors.BadTooManyPublishRequests,
@@ -97,7 +97,7 @@ _LIMITS = {
 
 
 class CallTooLarge(SourceError):
-    """The server will not take so many operations in one call."""
+    """The server does not accept so many operations in one call."""
 
 
 class TooManySubscriptions(SourceBusy):
@@ -114,7 +114,7 @@ class PublishRefused(SourceError):
 
 @dataclass(frozen=True, slots=True)
 class ItemRequest:
-    """A monitored item to create. `sampling_ms` and `queue_size` as resolved from the tag and the source."""
+    """A monitored item to create. `sampling_ms` and `queue_size` come from the tag or its source."""
 
     handle: int
     address: NodeAddress
@@ -126,8 +126,8 @@ class ItemRequest:
 
 
 class OpenedSubscription(NamedTuple):
-    """A subscription that was created, with its publishing interval as the server revised it. `slower`: how many times
-    as long as asked for the time between its keep-alives is, 1 at least."""
+    """A created subscription with its revised publishing interval. `slower`: the revised time between keep-alives
+    divided by the requested one, at least 1."""
 
     id: int
     publishing_ms: float
@@ -135,43 +135,44 @@ class OpenedSubscription(NamedTuple):
 
 
 class _RawSession(UaSession):
-    """asyncua's session, with requests whose answers are read elsewhere."""
+    """asyncua's session, with requests whose answers are decoded elsewhere."""
 
     keeps_subscriptions = False
-    creating = 0  # subscriptions that were asked for, and no answer has come
+    creating = 0  # subscriptions that were requested and not yet answered
     was_closed = False
 
     async def close_session(self, delete_subscriptions: bool) -> None:  # noqa: FBT001 the library's signature
         if self.keeps_subscriptions and self.creating:
-            return  # closed now, it would leave a subscription whose number is not known
+            return  # closing it would leave a subscription whose number is not known
         protocol = self._client.protocol
         is_connected = protocol is not None and not protocol.is_closed
         await super().close_session(delete_subscriptions and not self.keeps_subscriptions)
         self.was_closed = is_connected
 
     async def send(self, request: Any, timeout_s: float | None = None) -> Buffer:
-        """The answer's bytes; 0 waits for ever."""
+        """Send a request and return the bytes of the answer. A time-out of 0 waits for ever."""
         return await self._send_request(request, timeout=timeout_s)
 
 
 class Session:
     """An open session. Made by `open_session`."""
 
-    def __init__(self, client: SteppedClient, settings: OpcuaSourceSettings) -> None:
+    def __init__(self, client: StepTrackingClient, settings: OpcuaSourceSettings) -> None:
         self._client, self._settings = client, settings
         session = client.uaclient.session
         assert isinstance(session, _RawSession), "set in new_client"
-        self._session = session
-        self.reader = ValueReader()  # of the values of this session: it knows the server's namespaces and types
-        self._learning = asyncio.Lock()  # types are being asked for
+        self.library = session  # the session of the library, for requests that are not made here
+        self.reader = ValueReader()  # with the namespaces and types of this server
+        self._learning = asyncio.Lock()  # held while types are requested
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
         self._ignores_ranges: bool | None = None  # not asked yet
-        self._start: object = None  # not asked yet, or not told
+        self._start: object = None  # not read yet, or not given
 
     @property
     def key(self) -> SessionKey | None:
-        """What closes this session over a later connection; None if it was closed over its own."""
-        return None if self._session.was_closed else self._client.session_key
+        """The key with which a later connection can close this session; None if it was closed over its own
+        connection."""
+        return None if self.library.was_closed else self._client.session_key
 
     def note_loss(self, why: str) -> None:
         """End the session: `lost` is resolved with the reason."""
@@ -182,19 +183,19 @@ class Session:
         """The server's namespace URIs, by index."""
         told = await self._call(self._client.get_namespace_array())
         if not isinstance(told, list):
-            raise SourceLost(f"{self._settings.url} does not tell its namespaces")
+            raise SourceLost(f"{self._settings.url} does not give its namespaces")
         found = [str(uri) for uri in told]
         self.reader.namespaces = found
         return found
 
     async def limits(self) -> ServerLimits:
-        """What the server says that it takes. It is not known yet how many nodes one Read may name."""
-        told = await self._told(list(_LIMITS.values()))
-        return ServerLimits(**{name: told_limit(value) for name, value in zip(_LIMITS, told, strict=True)})
+        """The limits that the server declares."""
+        told = await self._standard_values(list(_LIMITS.values()))
+        return ServerLimits(**{name: limit_of(value) for name, value in zip(_LIMITS, told, strict=True)})
 
     async def ignores_ranges(self) -> bool:
-        """Whether this server gives a whole array where elements of it are asked for, with a good status (asyncua,
-        python-opcua). Its list of namespaces shows it: there are always two at least."""
+        """Whether this server ignores index ranges and returns whole arrays with a good status (asyncua, python-opcua).
+        Its list of namespaces shows that, because it always has at least two entries."""
         if self._ignores_ranges is None:
             node = _node_id(ObjectIds.Server_NamespaceArray, 0)
             asked = ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.Value, IndexRange="0")
@@ -202,9 +203,9 @@ class Session:
             self._ignores_ranges = value is not None and isinstance(value.Value, list) and len(value.Value) > 1
         return self._ignores_ranges
 
-    async def _told(self, nodes: Sequence[int]) -> list[Any]:
-        """The values of nodes of the standard namespace; None for what the server lacks, denies, or tells in a way that
-        cannot be read. Raises SourceLost."""
+    async def _standard_values(self, nodes: Sequence[int]) -> list[Any]:
+        """The values of nodes of the standard namespace; None for what the server does not have, denies, or answers in
+        a form that cannot be read. Raises SourceLost."""
         asked = [ua.ReadValueId(NodeId=_node_id(node, 0), AttributeId=AttributeIds.Value) for node in nodes]
         try:
             answers = await self._read(asked)
@@ -213,11 +214,11 @@ class Session:
                 raise  # no answer
             answers = []
         if len(answers) != len(nodes):
-            return [None] if len(nodes) == 1 else [(await self._told([node]))[0] for node in nodes]
+            return [None] if len(nodes) == 1 else [(await self._standard_values([node]))[0] for node in nodes]
         return [one.Value.Value if one.Value is not None and one.StatusCode.is_good() else None for one in answers]
 
     async def _read(self, nodes: list[ua.ReadValueId]) -> list[Any]:
-        found: list[Any] = await self._call(self._session.read(ua.ReadParameters(NodesToRead=nodes)))
+        found: list[Any] = await self._call(self.library.read(ua.ReadParameters(NodesToRead=nodes)))
         return found
 
     async def create_subscription(self) -> OpenedSubscription:
@@ -232,20 +233,20 @@ class Session:
             MaxNotificationsPerPublish=NOTIFICATIONS_PER_PUBLISH_MAX,
             PublishingEnabled=True,
         )
-        self._session.creating += 1
+        self.library.creating += 1
         try:
-            body = await self._call(self._session.send(request))  # not `create_subscription`: it starts a loop
+            body = await self._call(self.library.send(request))  # not `create_subscription`, which starts a loop
         except SourceLost as error:
-            self._session.creating -= isinstance(error.__cause__, UaStatusCodeError)
+            self.library.creating -= isinstance(error.__cause__, UaStatusCodeError)
             if not isinstance(error.__cause__, uaerrors.BadTooManySubscriptions):
                 raise
             text = (
-                f"{self._settings.url} takes no further subscription (BadTooManySubscriptions); it may keep those of a"
+                f"{self._settings.url} accepts no further subscription (BadTooManySubscriptions); it may keep those of a"
                 f" connection that broke for {LIFETIME_MS_MIN // 1000} s, and the source then goes on by itself;"
                 " otherwise close another client of it or raise its limit"
             )
             raise TooManySubscriptions(text) from error
-        self._session.creating -= 1
+        self.library.creating -= 1
         result = ua_binary.struct_from_binary(ua.CreateSubscriptionResponse, body).Parameters
         publishing_ms = publishing_ms_of(result.RevisedPublishingInterval, interval_ms)
         asked_ms = keep_alive * interval_ms
@@ -253,22 +254,22 @@ class Session:
         return OpenedSubscription(result.SubscriptionId, publishing_ms, max(1.0, slower))
 
     async def server_start(self) -> object:
-        """When the server was started, in its own words; None if it does not say. Asked once in a session."""
+        """The server's StartTime; None if it gives none. Read once in a session."""
         if self._start is not None:
             return self._start
-        (self._start,) = await self._told([ObjectIds.Server_ServerStatus_StartTime])
+        (self._start,) = await self._standard_values([ObjectIds.Server_ServerStatus_StartTime])
         return self._start
 
     def keep_subscriptions(self, *, keep: bool = True) -> None:
-        """Leave the subscriptions at the server when this session ends: the next one can take them over."""
-        self._session.keeps_subscriptions = keep
+        """Leave the subscriptions at the server when this session ends, so that the next one can take them over."""
+        self.library.keeps_subscriptions = keep
 
     async def transfer_subscriptions(self, numbers: Sequence[int]) -> list[int]:
-        """Take over subscriptions of a session before this one, without their present values (OPC 10000-4, 5.14.7). The
-        status of each; a refusal of the whole call is the status of all. Raises SourceLost."""
+        """Take over subscriptions of an earlier session, without their present values (OPC 10000-4, 5.14.7). Returns
+        the status of each; if the whole call is refused, that status for all. Raises SourceLost."""
         asked = ua.TransferSubscriptionsParameters(SubscriptionIds=list(numbers), SendInitialValues=False)
         try:
-            found = await of_library(self._session.transfer_subscriptions(asked))
+            found = await library_call(self.library.transfer_subscriptions(asked))
         except UaStatusCodeError as error:
             return [int(error.code)] * len(numbers)
         except (UaError, OSError, TimeoutError) as error:
@@ -276,8 +277,8 @@ class Session:
         return [int(one.StatusCode.value) for one in found]
 
     async def delete_subscription(self, subscription_id: int) -> None:
-        """Delete a subscription. One that the server does not know is as good as deleted."""
-        await self._call(self._session.delete_subscriptions([subscription_id]))
+        """Delete a subscription. It is no error if the server does not know it."""
+        await self._call(self.library.delete_subscriptions([subscription_id]))
 
     async def create_heartbeat(self, subscription_id: int) -> Created:
         """Monitor the server's clock in a subscription."""
@@ -286,12 +287,12 @@ class Session:
         return (await self._create(subscription_id, [request]))[0]
 
     async def create_items(self, subscription_id: int, items: Sequence[ItemRequest]) -> list[Created]:
-        """Monitor nodes. One result each; CallTooLarge if it was too many."""
+        """Monitor nodes. Returns one result for each. Raises CallTooLarge."""
         return await self._create(subscription_id, [_request_of(item) for item in items])
 
     async def resize_queues(self, subscription_id: int, items: Sequence[tuple[int, ItemRequest]]) -> list[Created]:
-        """Give items, by the server's number, the queue of the request. CallTooLarge if it was too many. A server that
-        cannot modify items, or does not answer for each, refuses all."""
+        """Give items (by the server's number) the queue size of the request. If the server cannot modify items, or does
+        not answer for each, all are refused. Raises CallTooLarge."""
         parameters = ua.ModifyMonitoredItemsParameters(
             SubscriptionId=subscription_id,
             TimestampsToReturn=ua.TimestampsToReturn.Both,
@@ -303,7 +304,7 @@ class Session:
             ],
         )
         try:
-            results = await self._call(self._session.modify_monitored_items(parameters))
+            results = await self._call(self.library.modify_monitored_items(parameters))
         except SourceLost as error:
             if not isinstance(error.__cause__, _NO_SERVICE):
                 raise
@@ -316,40 +317,40 @@ class Session:
         ]
 
     async def delete_items(self, subscription_id: int, items: Sequence[int]) -> None:
-        """Stop monitoring. An item the server does not know is as good as deleted; CallTooLarge if it was too many."""
+        """Delete items. It is no error if the server does not know one. Raises CallTooLarge."""
         parameters = ua.DeleteMonitoredItemsParameters(SubscriptionId=subscription_id, MonitoredItemIds=list(items))
-        await self._call(self._session.delete_monitored_items(parameters))
+        await self._call(self.library.delete_monitored_items(parameters))
 
     async def publish(self, acks: Sequence[tuple[int, int]]) -> bytes:
         """Acknowledge notifications, given as (subscription, number), and wait for the next one. Returns the parameters
-        of the PublishResponse. Raises PublishRefused, or SourceLost when the session is at its end."""
+        of the PublishResponse. Raises PublishRefused, or SourceLost if the session has ended."""
         request = ua.PublishRequest()
         request.Parameters.SubscriptionAcknowledgements = [
             ua.SubscriptionAcknowledgement(SubscriptionId=subscription_id, SequenceNumber=number)
             for subscription_id, number in acks
         ]
         try:
-            return await self._body_of(self._session.send(request, 0))
+            return await self._body_of(self.library.send(request, 0))
         except _PUBLISH_REFUSALS as error:
             raise PublishRefused(error.code) from error
         except (UaError, OSError, TimeoutError) as error:
-            raise SourceLost(f"{self._settings.url} ended publishing: {_text(error)}") from error
+            raise SourceLost(f"{self._settings.url} refused a Publish: {_text(error)}") from error
 
     async def decode(self, body: bytes, elements: Container[int] = ()) -> Publication:
-        """The values in the parameters of a PublishResponse; those of the handles in `elements` are single elements of
-        arrays. Data types that are met the first time are asked for. Raises DecodeError."""
-        return await self._decoded(lambda: decode_publication(body, 0, self.reader, elements))
+        """The values in the parameters of a PublishResponse. Those of the handles in `elements` are single elements of
+        arrays. The server is asked for data types that are not known yet. Raises DecodeError."""
+        return await self._decoded(lambda: decode_publication(body, self.reader, elements))
 
     async def _decoded(self, decode: Callable[[], ResultT]) -> ResultT:
-        """What bytes hold, with the types that have to be learnt for it. Publications are decoded beside one another: a
-        type that is being asked for is known to none of them until its answer is here."""
+        """The result of `decode`, repeated after the types that it needs were requested. Several publications are
+        decoded at the same time: those that need a type wait until it is known."""
         found = decode()
         if not self.reader.types.missing and not self._learning.locked():
             return found
         async with self._learning:
             found = decode()
             for _ in range(LEARN_ROUNDS_MAX):
-                if not await learn_missing(self.reader.types, self._session):
+                if not await learn_missing(self.reader.types, self.library):
                     break
                 found = decode()
         return found
@@ -357,12 +358,12 @@ class Session:
     async def read_history(
         self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[Reading, int]], values_max: int
     ) -> list[HistoryPage]:
-        """Raw values of nodes, given as (reading, namespace index), one for each range. Raises HistoryRefused for what
-        concerns the call as a whole, a time-out included: the session goes on without it."""
+        """Raw values of nodes, given as (reading, namespace index), one for each range. Raises HistoryRefused if the
+        call as a whole fails or times out; the session continues."""
         node_ids = [_node_id(reading.address.identifier, index) for reading, index in nodes]
         parts = [reading.index_range for reading, _ in nodes]
         try:
-            body = await self._body_of(self._session.send(history_request(ranges, node_ids, values_max)))
+            body = await self._body_of(self.library.send(history_request(ranges, node_ids, values_max)))
             pages = await self._decoded(lambda: decode_history(body, self.reader, parts))
             return await self._proven(node_ids, pages)
         except _NO_HISTORY as error:
@@ -371,41 +372,36 @@ class Session:
             raise HistoryRefused(_text(error), is_final=False) from error
 
     async def _proven(self, nodes: Sequence[ua.NodeId], pages: list[HistoryPage]) -> list[HistoryPage]:
-        """Pages of which an empty one means that nothing happened. Some servers (python-opcua) give an empty one, and
-        no refusal, for a node whose history they do not keep: its access level shows that."""
+        """The pages, with empty ones replaced by a refusal if the server keeps no history of the node. Some servers
+        (python-opcua) answer an empty page then. The access level of the node shows it."""
         empty = [n for n, page in enumerate(pages) if not (page.status or page.values or page.continuation_point)]
         if not empty:
             return pages
         asked = [ua.ReadValueId(NodeId=nodes[n], AttributeId=AttributeIds.AccessLevel) for n in empty]
-        answers = await self._session.read(ua.ReadParameters(NodesToRead=asked))
+        answers = await self.library.read(ua.ReadParameters(NodesToRead=asked))
         for n, answer in zip(empty, answers, strict=False):
             level = answer.Value.Value if answer.Value is not None else None
             if isinstance(level, int) and not level & HISTORY_READ:
                 pages[n] = HistoryPage(quality.BAD_NOT_SUPPORTED)
         return pages
 
-    async def ask(self, request: Callable[[UaSession], Awaitable[Any]]) -> Any:
-        """A request that is made with the library's session, for what works beside the values. The library's errors
-        leave as they are."""
-        return await request(self._session)
-
     async def republish(self, subscription_id: int, number: int) -> bytes | None:
-        """A notification that was sent before, as the parameters of a PublishResponse; None if it is not held any
-        more."""
+        """A notification that was sent before, as the parameters of a PublishResponse; None if the server does not hold
+        it any more."""
         request = ua.RepublishRequest()
         request.Parameters.SubscriptionId = subscription_id
         request.Parameters.RetransmitSequenceNumber = number
         try:
-            message = await self._body_of(self._session.send(request))
+            message = await self._body_of(self.library.send(request))
         except UaError:
             return None
         except (OSError, TimeoutError) as error:
             raise SourceLost(f"{self._settings.url} does not answer: {_text(error)}") from error
-        return struct.pack("<IiB", subscription_id, 0, 1) + message  # "more": it is not the last of its subscription
+        return struct.pack("<IiB", subscription_id, 0, 1) + message  # the 1 is "more notifications"
 
     async def read_values(self, readings: Sequence[Reading], namespaces: Sequence[str]) -> list[Change]:
-        """The values of nodes now, in their order; of a node in a namespace the server has not, BadNodeIdUnknown.
-        Raises CallTooLarge and DecodeError."""
+        """Read the values of nodes, in their order; BadNodeIdUnknown if the server does not have the namespace. Raises
+        CallTooLarge and DecodeError."""
         return (await self._values_of(readings, namespaces))[0]
 
     async def read_with_clock(
@@ -417,7 +413,7 @@ class Session:
         return ClockReading(shown_ns, read_ns(shown_ns, answered_ns) if shown_ns else 0), found
 
     async def _values_of(self, readings: Sequence[Reading], namespaces: Sequence[str]) -> tuple[list[Change], int]:
-        """The values, and when the server says that it answered."""
+        """The values, and the time of the answer by the server."""
         request = ua.ReadRequest()
         request.Parameters.TimestampsToReturn = ua.TimestampsToReturn.Both
         for reading in readings:
@@ -427,7 +423,7 @@ class Session:
             if reading.index_range:
                 wanted.IndexRange = reading.index_range
             request.Parameters.NodesToRead.append(wanted)
-        body, answered_ns = await self._call(self._answer_of(self._session.send(request)))
+        body, answered_ns = await self._call(self._answer_of(self.library.send(request)))
         elements = {place for place, reading in enumerate(readings) if reading.is_element}
         found = await self._decoded(lambda: decode_read_values(body, self.reader, elements))
         if len(found) != len(readings):
@@ -439,7 +435,7 @@ class Session:
         return found, answered_ns
 
     async def clock_ns(self) -> int | None:
-        """What the server's clock shows, in ns since 1970; None: it does not say, or not so that it can be read."""
+        """Read the server's clock, in ns since 1970; None if it gives none or one that cannot be read."""
         try:
             clock, _ = await self.read_with_clock([], await self.namespaces())
         except (CallTooLarge, DecodeError):
@@ -447,11 +443,11 @@ class Session:
         return clock.read_ns or None
 
     async def _body_of(self, request: Awaitable[Any]) -> bytes:
-        """The response that follows the header, as it came."""
+        """The bytes of a response after its header."""
         return (await self._answer_of(request))[0]
 
     async def _answer_of(self, request: Awaitable[Any]) -> tuple[bytes, int]:
-        """That, and when the server says that it made it (OPC 10000-4, 7.29)."""
+        """The bytes of a response after its header, and the time in that (OPC 10000-4, 7.29)."""
         body = await request
         ua_binary.nodeid_from_binary(body)
         (filetime,) = struct.unpack("<q", body.copy().read(8))
@@ -464,7 +460,7 @@ class Session:
             TimestampsToReturn=ua.TimestampsToReturn.Both,
             ItemsToCreate=list(requests),
         )
-        results = await self._call(self._session.create_monitored_items(parameters))
+        results = await self._call(self.library.create_monitored_items(parameters))
         if len(results) != len(requests):
             raise SourceLost(f"{self._settings.url} answered {len(results)} results for {len(requests)} items")
         return [
@@ -477,30 +473,33 @@ class Session:
         ]
 
     async def _call(self, request: Awaitable[Any]) -> Any:
-        """One service call, its errors in our words."""
+        """Make one service call. Errors of the library become CallTooLarge or SourceLost."""
         try:
-            return await of_library(request)
+            return await library_call(request)
         except TOO_LARGE as error:
             raise CallTooLarge(str(error)) from error
         except (UaError, OSError, TimeoutError) as error:
-            raise SourceLost(f"{self._settings.url} does not answer as it should: {_text(error)}") from error
+            raise SourceLost(f"a request to {self._settings.url} failed: {_text(error)}") from error
 
 
 @asynccontextmanager
-async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
-    """Connect with a new client, yield the session, disconnect whatever happened."""
-    client = new_client(settings)
+async def open_session(
+    settings: OpcuaSourceSettings, password: str = "", watchdog_s: float = 0.0
+) -> AsyncIterator[Session]:
+    """Connect with a new client, yield the session, and disconnect. `password` is used if there is no `password_file`;
+    `watchdog_s`: see StepTrackingClient."""
+    client = new_client(settings, watchdog_s)
     session = Session(client, settings)
 
     async def lost(error: Exception) -> None:
         session.note_loss(_text(error))
 
     try:
-        await _connect(client, settings)
+        await _connect(client, settings, password)
         client.connection_lost_callback = lost
         yield session
     except asyncio.CancelledError:
-        session.keep_subscriptions(keep=False)  # a stop: no session comes after this one
+        session.keep_subscriptions(keep=False)  # the source is stopped: no other session follows
         raise
     finally:
         client.connection_lost_callback = None
@@ -508,46 +507,46 @@ async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
 
 
 async def close_session(settings: OpcuaSourceSettings, key: SessionKey) -> None:
-    """Close a session of an earlier connection, over one of its own, with the subscriptions that are left in it. Raises
-    SourceError."""
+    """Close a session of an earlier connection, with the subscriptions that are left in it, over a connection of its
+    own. Raises SourceError."""
     client = ReactivatingClient(settings, key)
     try:
-        await connect(client, settings, scout=new_client(settings))
+        await connect(client, settings, endpoint_client=new_client(settings))
     finally:
         await disconnect(client)
 
 
 def quiet_library() -> None:
-    """asyncua logs each loss many times over, with tracebacks. The supervisor logs what matters, once."""
+    """Silence asyncua, which logs each loss many times with tracebacks. The supervisor logs it once."""
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
 
 
-def new_client(settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> SteppedClient:
-    """A client for a `Session`, not connected. `watchdog_s`: see SteppedClient."""
-    client = SteppedClient(settings, watchdog_s)
+def new_client(settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> StepTrackingClient:
+    """A client for a `Session`, not connected. `watchdog_s`: see StepTrackingClient."""
+    client = StepTrackingClient(settings, watchdog_s)
     client.session_timeout = max(SESSION_TIMEOUT_MS_MIN, SIGNS_IN_TIMEOUT * settings.request_timeout_ms)
     client.uaclient.session = _RawSession(client.uaclient)
     client.nodes = Shortcuts(client.uaclient.session)
     return client
 
 
-async def _connect(client: SteppedClient, settings: OpcuaSourceSettings) -> None:
+async def _connect(client: StepTrackingClient, settings: OpcuaSourceSettings, password: str) -> None:
     try:
         async with asyncio.timeout(3 * settings.request_timeout_ms / 1000):
-            await connect(client, settings, scout=new_client(settings))
+            await connect(client, settings, endpoint_client=new_client(settings), password=password)
     except TimeoutError as error:
         raise SourceLost(f"no connection to {settings.url}: no answer in time while {client.step.value}") from error
 
 
 async def disconnect(client: Client) -> None:
-    """End what there is of a connection, with a short goodbye."""
+    """Close a connection, in whatever state it is. The server gets a short time to answer."""
     try:
         async with asyncio.timeout(GOODBYE_S):
             await client.disconnect()
     except (UaError, OSError, TimeoutError):
         pass
     finally:
-        client.disconnect_socket()  # the goodbye failed, or was cancelled; hanging up does not
+        client.disconnect_socket()  # needed if the disconnect failed or was cancelled
 
 
 def _node_id(identifier: Any, index: Any) -> ua.NodeId:
@@ -581,7 +580,7 @@ def _item_request(handle: int, node: ua.NodeId, sampling_ms: float, queue_size: 
 
 
 def _text(error: BaseException) -> str:
-    """An error in one line; the library's have names that say more than their text."""
+    """An error in one line, with its class, which often says more than its text."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return f"{type(error).__name__} {error}".strip().splitlines()[0]

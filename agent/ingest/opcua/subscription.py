@@ -1,8 +1,8 @@
-"""One subscription of a session, and the items in it: created, revised, deleted, and created anew when their node is
-gone.
+"""One subscription of a session and its items: they are created, revised and deleted, and created again if their node
+was deleted.
 
-A subscription that the server has ended is replaced by a new one with the same items, while the others go on; one that
-was ended within seconds of its creation ends the session, because the next would not live longer.
+If the server ends a subscription, it is replaced by a new one with the same items, while the others continue. If it was
+ended within seconds of its creation, the session ends, because the next one would not last longer.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from dataclasses import dataclass, replace
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import TAGS_NAMED_MAX
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.monitoring import publishing_ms_of, queue_size_for
 from agent.ingest.opcua.plan import Created, ItemPlan
-from agent.ingest.opcua.server_clock import Moment
+from agent.ingest.opcua.server_clock import ServerTime
 from agent.ingest.opcua.session import HEARTBEAT_INTERVAL_MS, CallTooLarge, ItemRequest, Session
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
@@ -31,20 +30,20 @@ from agent.status_codes import status_name
 log = logging.getLogger(__name__)
 
 MS = 1_000_000  # nanoseconds
-SIGNS_MISSED_MAX = 3  # a server that publishes, or samples its clock, more slowly than asked is given so many intervals
-ENDED_EARLY_S = 10.0  # a subscription that the server ends so soon would be ended again
+SIGNS_MISSED_MAX = 3  # intervals to wait for a server that publishes, or samples its clock, more slowly than requested
+ENDED_EARLY_S = 10.0  # a subscription that ended so soon would be ended again
 
 
 @dataclass(slots=True)
 class CallSize:
-    """How many items one call may create in the time-out, as far as is known. Outlives the sessions: a call that was
-    not answered in time ends its session, and the same call would end the next one."""
+    """How many items one call may create within the time-out, as far as is known. It is kept across sessions, because a
+    call that is not answered in time ends its session and would end the next one too."""
 
     items_max: int
 
 
 class Subscription:
-    """The items of one group at the server. `now_ns` is the server's clock as known."""
+    """One subscription at the server. `now_ns` gives the server's clock as far as is known."""
 
     def __init__(
         self,
@@ -61,32 +60,34 @@ class Subscription:
         self.silence_max_s = settings.liveness_timeout_ms / 1000
         self.plan = ItemPlan((), calls.items_max, settings.parked_retry_ms * MS)
         self.plan.limit(limits.items_per_call)
-        self.created_ns: int | None = None  # when creating items last began: what stands still stood so at that time
-        self.denied: set[int] = set()  # handles that this user may not read; some may be readable again
+        # When the last creation of items began. Unchanged values are back since then.
+        self.created_ns: int | None = None
+        self.denied: set[int] = set()  # handles that this user may not read, or could not
         self.elements: set[int] = set()  # handles whose value is one element of an array
-        self.parts: dict[int, Reading] = {}  # handles whose item is on elements of an array
+        self.parts: dict[int, Reading] = {}  # the reading of handles whose item is on elements of an array
         self.queue_sizes: dict[int, int] = {}  # by handle, as the server revised them
-        self.queue_size_least = sys.maxsize  # of those that hold more than the newest value
+        self.queue_size_least = sys.maxsize  # of the queues that hold more than one value
         self.publishing_ms = float(settings.publishing_interval_ms)
-        self._slower = 1.0  # how many times as long as asked for the time between keep-alives is
-        self.opened = Moment(0, 0)  # of the server's clock as known
-        self.clock_least_ns: int | None = None  # what its next reading shows at least, unless the clock is set back
-        self.set_back_ns = 0  # by how much the clock was set back in all, as of `since_ns`
+        self._slower = 1.0  # revised time between keep-alives divided by the requested one
+        self.opened = ServerTime(0, 0)  # on the server's clock as known
+        self.clock_least_ns: int | None = None  # lower bound of the next reading of the clock, unless it is set back
+        self.set_back_ns = 0  # total by which the clock was set back, as of `since_ns`
         self._opened_s = 0.0
-        self._unqueued: set[int] = set()  # items whose queue at the server holds one value: others vanish unseen
-        self._sampling_ms: dict[int, float] = {}  # as the server revised it, where that is not what was asked
+        self._unqueued: set[int] = set()  # items whose queue holds one value, so that older ones are lost unnoticed
+        self._sampling_ms: dict[int, float] = {}  # the revised interval, if it is not the requested one
         self._queues_short = False
 
     async def open(self) -> None:
-        """Create the subscription and its item on the server's clock."""
-        self._opened_s, self.opened = time.monotonic(), Moment(self._now_ns(), self.set_back_ns)
-        self.liveness = Liveness(self._opened_s)  # a server without room may have been waited for
+        """Create the subscription."""
+        self._opened_s, self.opened = time.monotonic(), ServerTime(self._now_ns(), self.set_back_ns)
+        self.liveness = Liveness(self._opened_s)  # creating it may have been tried before
         self.liveness.open(self.opened.time_ns)
         opened = await self._session.create_subscription()
         self.id, self.publishing_ms, self._slower = opened
 
     async def watch_clock(self) -> None:
-        """Monitor the server's clock here. A server that gives signs of life more slowly than asked is waited for."""
+        """Monitor the server's clock. If the server gives signs of life more slowly than requested, silence may last
+        longer."""
         clock = await self._session.create_heartbeat(self.id)
         self.liveness.has_clock = not quality.is_bad(clock.status)
         asked_ms = max(self._settings.publishing_interval_ms, HEARTBEAT_INTERVAL_MS)
@@ -97,22 +98,22 @@ class Subscription:
             self._wait_for_keep_alives()
 
     def give_up_clock(self, now_s: float) -> bool:
-        """Judge by any answer from now on, if the clock stands (`Liveness`)."""
+        """Accept any answer as a sign of life from now on, if the clock stands still (see `Liveness`)."""
         is_given_up = self.liveness.give_up_clock(now_s, self.silence_max_s)
         if is_given_up:
             self._wait_for_keep_alives()
         return is_given_up
 
     def _wait_for_keep_alives(self) -> None:
-        """They are the only sign of life in a quiet plant, and as rare as the server has them."""
+        """Wait for keep-alives, the only sign of life in a quiet plant, as long as the server has revised them."""
         self._wait_for(self._slower * self._settings.liveness_timeout_ms / 1000)
 
     def _wait_for(self, silence_s: float) -> None:
-        """Wait so long for a sign of life, if that is longer than before."""
+        """Allow this much silence, if it is more than before."""
         if silence_s > self.silence_max_s:
             self.silence_max_s = silence_s
             extra = {"action": "publishing_slow", "source": self._settings.name, "silence_s": silence_s}
-            log.warning("the server publishes so rarely that its silence is noticed late", extra=extra)
+            log.warning("the server publishes rarely, so its silence is noticed late", extra=extra)
 
     def check_age(self) -> None:
         """Raise SourceLost for a subscription that was ended early."""
@@ -121,25 +122,25 @@ class Subscription:
 
     @property
     def since_ns(self) -> int:
-        """Up to when everything that the server had is delivered, as far as it is proven; losses begin here."""
+        """The time up to which all values are proven to be delivered. Losses begin here."""
         return self.liveness.complete_ns or self.opened.time_ns
 
     @property
-    def since(self) -> Moment:
-        """That as a moment."""
-        return Moment(self.since_ns, self.set_back_ns)
+    def since(self) -> ServerTime:
+        """`since_ns` with the set-backs of the clock."""
+        return ServerTime(self.since_ns, self.set_back_ns)
 
     def sampling_ms(self, handle: int, point: TagPoint) -> float:
-        """The sampling interval of an item, as the server revised it."""
+        """The revised sampling interval of an item."""
         return self._sampling_ms.get(handle, self.asked_ms(point))
 
     @property
     def bridged(self) -> frozenset[int]:
-        """The handles whose values the server queues while none is sent."""
+        """The handles whose values the server queues while no Publish is sent."""
         return self.plan.live - self._unqueued
 
     def note_denied(self, changes: Iterable[Change]) -> dict[int, int]:
-        """Take in what is not good. Returns the handles that are denied now and were not, with the status."""
+        """Note denied handles among changes that are not good. Returns the new ones with their statuses."""
         news = {
             one.handle: one.quality
             for one in changes
@@ -148,8 +149,10 @@ class Subscription:
         self.denied |= news.keys()
         return news
 
-    async def tend(self, points: Mapping[int, TagPoint], namespaces: Sequence[str] | None = None) -> dict[int, int]:
-        """Delete and create what is due, in calls the server takes. Returns the handles newly parked, with status."""
+    async def update_items(
+        self, points: Mapping[int, TagPoint], namespaces: Sequence[str] | None = None
+    ) -> dict[int, int]:
+        """Delete and create the items that are due. Returns the newly parked handles with their statuses."""
         await self._delete_due()
         return await self._create_due(points, namespaces)
 
@@ -167,10 +170,10 @@ class Subscription:
         news: dict[int, int] = {}
         begun_ns = self._now_ns()
         while handles := self.plan.next_call(time.monotonic_ns()):
-            self.created_ns = begun_ns  # of all calls: values of the first come while others are under way
-            if namespaces is None:  # read again for parked nodes: a server may learn a namespace late
+            self.created_ns = begun_ns  # for all calls, because values of the first arrive before the last is made
+            if namespaces is None:  # read again for parked nodes, because a server may add a namespace late
                 namespaces = await self._session.namespaces()
-            handles = [handle for handle in handles if handle in points]  # the tag map may be a new one by now
+            handles = [handle for handle in handles if handle in points]  # the tag map may have changed meanwhile
             try:
                 results = await self._create(handles, points, namespaces)
             except CallTooLarge as error:
@@ -187,8 +190,9 @@ class Subscription:
     async def _create(
         self, handles: Sequence[int], points: Mapping[int, TagPoint], namespaces: Sequence[str]
     ) -> dict[int, Created]:
-        """Create items by their first reading; those whose node does not exist by the next, if there is one."""
-        results = dict.fromkeys(handles, Created(quality.BAD_NODE_ID_UNKNOWN))  # a namespace the server has not
+        """Create items with their first reading. If that node does not exist, the next reading is tried."""
+        # The default is for namespaces that the server does not have.
+        results = dict.fromkeys(handles, Created(quality.BAD_NODE_ID_UNKNOWN))
         left, turn = list(handles), 0
         while left:
             requests = [
@@ -197,9 +201,8 @@ class Subscription:
                 if (request := self._request(handle, points[handle], points[handle].readings[turn], namespaces))
             ]
             if any(one.index_range for one in requests) and await self._session.ignores_ranges():
-                whole = [
-                    one.handle for one in requests if one.index_range
-                ]  # better no value than the whole array for it
+                # These are refused, because their values would be whole arrays.
+                whole = [one.handle for one in requests if one.index_range]
                 results |= dict.fromkeys(whole, Created(quality.BAD_INDEX_RANGE_INVALID))
                 requests = [one for one in requests if not one.index_range]
             self._expect(requests, [points[request.handle].readings[turn] for request in requests])
@@ -207,7 +210,7 @@ class Subscription:
             found = {request.handle: answer for request, answer in zip(requests, answers, strict=True)}
             for request in requests:
                 self._note_created(request, found[request.handle])
-            # The status of the first reading stands where none exists: that is the address as it was written.
+            # If no reading has a node, the status of the first one counts, because that is the address as written.
             results |= found if turn == 0 else {h: one for h, one in found.items() if not quality.is_bad(one.status)}
             await self._enlarge([r for r in requests if not quality.is_bad(found[r.handle].status)], found, points)
             turn += 1
@@ -219,7 +222,7 @@ class Subscription:
         return results
 
     def _request(self, handle: int, point: TagPoint, reading: Reading, namespaces: Sequence[str]) -> ItemRequest | None:
-        """The item to create, None if the server has not its namespace."""
+        """The item to create; None if the server does not have the namespace."""
         index = reading.address.index(namespaces)
         if index is None:
             return None
@@ -230,12 +233,13 @@ class Subscription:
         )
 
     def asked_ms(self, point: TagPoint) -> float:
-        """The sampling interval that is asked for."""
+        """The sampling interval to request."""
         asked_ms = point.monitoring.sampling_interval_ms
         return float(self._settings.sampling_interval_ms if asked_ms is None else asked_ms)
 
     def _expect(self, requests: Sequence[ItemRequest], readings: Sequence[Reading]) -> None:
-        """How the values of these items are to be read, known before the first: it may come ahead of the answer."""
+        """Note how the values of these items are decoded. Called before the request, because a value may arrive before
+        the answer."""
         for request, reading in zip(requests, readings, strict=True):
             if reading.is_element:
                 self.elements.add(request.handle)
@@ -267,7 +271,7 @@ class Subscription:
     async def _enlarge(
         self, requests: Sequence[ItemRequest], created: Mapping[int, Created], points: Mapping[int, TagPoint]
     ) -> None:
-        """Give a longer queue to items that the server samples faster than asked, and say so once if it does not."""
+        """Lengthen the queues of items that the server samples faster than requested. Logged once if it refuses."""
         if self._settings.queue_size:
             return
         short: list[tuple[int, ItemRequest]] = []
@@ -285,7 +289,7 @@ class Subscription:
             part = short[start : start + size]
             try:
                 answers = await self._session.resize_queues(self.id, part)
-            except CallTooLarge:  # the items are there: only their queues stay short
+            except CallTooLarge:  # the items exist; only their queues stay short
                 answers = [Created(quality.BAD_TOO_MANY_MONITORED_ITEMS)] * len(part)
             for (_, request), answer in zip(part, answers, strict=True):
                 if not quality.is_bad(answer.status):
@@ -294,7 +298,7 @@ class Subscription:
                     self._note_short(answer.queue_size, request.queue_size)
 
     def _note_slow(self, count: int) -> None:
-        """The next session creates its items in smaller calls."""
+        """Create items in smaller calls in the next session."""
         self._calls.items_max = max(1, count // 2)
         extra = {"action": "calls_slow", "source": self._settings.name, "count": count, "next": self._calls.items_max}
         log.warning(
@@ -302,27 +306,19 @@ class Subscription:
         )
 
     def _note_short(self, size: int, needed: int) -> None:
-        """Once for each subscription."""
+        """Log short queues, once for each subscription."""
         if self._queues_short:
             return
         self._queues_short = True
         extra = {"action": "queues_short", "source": self._settings.name, "queue_size": size, "needed": needed}
-        log.warning("the server's queues do not last through a stall of ten seconds", extra=extra)
+        log.warning("the server's queues are too short for a stall of ten seconds", extra=extra)
 
 
 def log_parked(delivery: Delivery, news: Mapping[int, int]) -> None:
-    """Tell of tags that a server refuses from now on, by status: one line for each, with the first of the tags."""
+    """Log the tags that a server refuses from now on: one line for each status."""
     by_status: dict[int, list[int]] = {}
     for tag, status in news.items():
         by_status.setdefault(status, []).append(tag)
     for status, tags in by_status.items():
-        names = [name.removeprefix("tag:") for name in delivery.subjects(tags[:TAGS_NAMED_MAX])]
-        more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
-        extra = {
-            "action": "tags_parked",
-            "source": delivery.source,
-            "count": len(tags),
-            "status": status_name(status),
-            "tags": ", ".join(names) + more,
-        }
-        log.warning("tags are refused by their server and tried again later", extra=extra)
+        extra = {"action": "tags_parked", "source": delivery.source, "status": status_name(status)}
+        log.warning("the server refuses these tags; they are tried again later", extra=extra | delivery.named(tags))

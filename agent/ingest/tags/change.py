@@ -1,12 +1,11 @@
-"""Compares tag maps: which tags a new map adds, removes, changes and keeps, and whether the maps of all sources agree.
+"""Compares tag maps: which tags a new map adds, removes, changes and keeps, and whether two sources have the same tag.
 
-Core. A tag is known by its subject: a row with another address, unit, rule or stream under the same subject is a change
-of that tag, a row that only moved in the file is none. Nothing is said about numbers, which the store gives, nor about
-how a source carries a change out.
+Core. A tag is identified by its subject: a row with another address, unit, rule or stream and the same subject is a
+change of that tag. A row that only moved in the file is no change.
 
-A tag comes from one source. While several files are edited, some of the new maps may name a tag of another source:
-`admit` accepts as many new maps as agree with those in force, so that a tag can be moved between files in any order,
-and refuses the others with row and owner.
+A tag comes from one source. While several files are edited, a new map may have a tag of another source. `admit` accepts
+as many new maps as are compatible with those in force, so that a tag can be moved between files in any order, and
+refuses the others.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class TagChange:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The new maps that are accepted, and why the others are not, by source name."""
+    """The new maps that are accepted, and the problems of the others, by source name."""
 
     maps: Mapping[str, TagMap]
     problems: Mapping[str, tuple[Problem, ...]]
@@ -62,15 +61,14 @@ def clashes(maps: Mapping[str, TagMap]) -> Iterator[tuple[str, str, Problem]]:
             owner, owned = owners.setdefault(tag.definition.subject, (source, tag))
             if owner != source:
                 why = f"is also in {maps[owner].place(owned)}, of source {owner}; a tag comes from one source"
-                name = tag.definition.subject.removeprefix("tag:")
-                yield owner, source, Problem(found.file, tag.row, "tag", name, why, tag.template_row)
+                yield owner, source, Problem(found.file, tag.row, "tag", tag.name, why, tag.template_row)
 
 
 def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> Admission:
-    """Which of the candidates can take the place of what is in force.
+    """The candidates that can replace the maps in force.
 
-    A candidate in a clash is put back, the later one if both are new; that may bring back a tag which another candidate
-    has taken over, so it is looked at again. What is in force does not clash with itself, so this ends.
+    A candidate with a clash is refused, the later one if both are new. The map in force of that source may then clash
+    with another candidate, so the check is repeated. It ends, because the maps in force do not clash.
     """
     admitted = dict(candidates)
     problems: dict[str, tuple[Problem, ...]] = {}
@@ -83,7 +81,7 @@ def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> A
                 name = problem.value
                 where = place(problem.file, problem.row, problem.template_row)
                 why = f"is also in {where}, of source {second}; a tag comes from one source"
-                own = next(t for t in admitted[first].tags if t.definition.subject == f"tag:{name}")
+                own = next(tag for tag in admitted[first].tags if tag.name == name)
                 refused.setdefault(first, []).append(
                     Problem(admitted[first].file, own.row, "tag", name, why, own.template_row)
                 )
@@ -95,7 +93,7 @@ def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> A
 
 
 def _same(one: Tag, other: Tag) -> bool:
-    """Whether two rows mean the same, wherever they stand in their files."""
+    """Whether two rows have the same content, wherever they are in their files."""
     return (one.stream, one.definition, one.rule, one.point) == (
         other.stream,
         other.definition,

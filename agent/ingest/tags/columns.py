@@ -1,5 +1,4 @@
-"""The columns of tag files, each with its meaning: one record from which reading, help, examples and the JSON schema
-are made. Core.
+"""The columns of tag files with their meaning. Reading, help, examples and the JSON schema use these records. Core.
 
 A protocol adds columns of its own (`opcua/columns`, `modbus/columns`). In a TOML tag file a column is a key of the same
 name.
@@ -17,13 +16,11 @@ class Kind(Enum):
     TEXT = "string"
     WHOLE = "integer"
     NUMBER = "number"
-    SWITCH = "boolean"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: what its cells mean, in one line, an example of a cell, and the words that are possible if only some
-    are."""
+    """A column: the meaning of its cells in one line, an example, and the possible words if these are limited."""
 
     name: str
     meaning: str

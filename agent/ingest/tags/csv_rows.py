@@ -1,8 +1,7 @@
-"""CSV as spreadsheets save it, read into rows: comma, semicolon or tab, with or without a byte order mark, quoted or
-not.
+"""Reads CSV as spreadsheets save it: comma, semicolon or tab, with or without a byte order mark, quoted or not.
 
-The first line names the columns, in any order; lines before it that begin with # are comments. With semicolons a
-decimal comma is understood, for that is what such a spreadsheet writes. Core.
+The first line names the columns, in any order. Lines before it that begin with # are comments. With semicolons a
+decimal comma is accepted, because such a spreadsheet writes it. Core.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ COMMENT = "#"
 
 
 def read_csv(file: str, data: bytes, known: Sequence[str], required: Sequence[str]) -> Sheet:
-    """The rows of a file whose header names `known` columns, the `required` ones among them. Raises TagMapError where
-    the file as a whole cannot be read; a single row that cannot be is among the sheet's problems."""
+    """The rows of a file whose header has only `known` columns, and all `required` ones. Raises TagMapError if the
+    whole file cannot be read. A row that cannot be read is a problem of the sheet."""
     text, notes = decoded(file, data)
     delimiter = _delimiter(text)
     lines = _lines(file, text, delimiter)
@@ -42,8 +41,8 @@ def read_csv(file: str, data: bytes, known: Sequence[str], required: Sequence[st
 
 
 def decoded(file: str, data: bytes) -> tuple[str, tuple[str, ...]]:
-    """The text of a file: UTF-8 with or without its mark, UTF-16 with one, else what Western Excel writes, and then
-    said so. Raises TagMapError for what is no text."""
+    """The text of a file and notes: UTF-8 with or without a byte order mark, UTF-16 with one, otherwise Windows-1252,
+    which Western Excel writes. Raises TagMapError if it is no text."""
     check_size(file, data)
     if b"\0" in data and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise TagMapError([Problem(file, 0, "", "", "is not text; save the sheet as CSV, not as a workbook")])
@@ -57,8 +56,8 @@ def decoded(file: str, data: bytes) -> tuple[str, tuple[str, ...]]:
 
 
 def write_csv(columns: Sequence[str], rows: Iterable[Sequence[str]], comments: Iterable[str] = ()) -> bytes:
-    """Rows as a tag file; cells beyond the columns are left out. With a byte order mark, by which spreadsheets know
-    UTF-8."""
+    """Rows as a tag file with a byte order mark, by which spreadsheets recognise UTF-8. Cells beyond the columns are
+    left out."""
     text = io.StringIO()
     text.writelines(f"{COMMENT} {comment}\n" for comment in comments)
     writer = csv.writer(text, lineterminator="\n")
@@ -69,7 +68,7 @@ def write_csv(columns: Sequence[str], rows: Iterable[Sequence[str]], comments: I
 
 
 def _delimiter(text: str) -> str:
-    """Semicolon, comma or tab: the commonest in the header."""
+    """Semicolon, comma or tab: the most frequent in the header."""
     header = next((line for line in text.splitlines() if line.strip() and not _is_comment(line)), "")
     return max(",;\t", key=header.count)
 
@@ -79,12 +78,12 @@ def _is_comment(line: str) -> bool:
 
 
 def _lines(file: str, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
-    """(row number as the spreadsheet shows it, cells) of the header and every row below that is not empty."""
+    """(row number in the spreadsheet, cells) of the header and of all rows below that are not empty."""
     lines: list[tuple[int, list[str]]] = []
     row = 0
     try:
         for row, cells in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 1):
-            # Only above the header, where no name of a column begins with #: below, a tag may.
+            # Comments are only above the header: below it, a tag may begin with #.
             if cells and (lines or not _is_comment(cells[0])):
                 lines.append((row, cells))
             if len(lines) > ROWS_MAX + 1:
@@ -97,10 +96,10 @@ def _lines(file: str, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
 
 
 def _columns(file: str, line: int, header: Sequence[str], known: Sequence[str], required: Sequence[str]) -> list[str]:
-    """The names in the header, checked."""
+    """The checked names of the header."""
     columns = [name.strip().lower().replace(" ", "_") for name in header]
     while columns and not columns[-1]:
-        columns.pop()  # a spreadsheet leaves empty columns at the end
+        columns.pop()  # a spreadsheet may leave empty columns at the end
     problems = list(_header_problems(file, line, columns, known))
     missing = [name for name in required if name not in columns]
     problems += [Problem(file, line, name, "", "is missing; add this column") for name in missing]

@@ -1,5 +1,5 @@
-"""Examples of tag files in CSV or TOML that explain every column, and a JSON schema of the TOML form for editors. Made
-from the column records that the reader uses. Core.
+"""Makes examples of tag files in CSV or TOML that explain every column, and a JSON schema of the TOML form for editors.
+Core.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _toml_value(text: str, kind: Kind) -> str:
 def _property(column: Column) -> dict[str, Any]:
     found: dict[str, Any] = {"description": column.meaning, "examples": [column.example]}
     if column.choices:
-        # A row of a template may have a placeholder where others have a choice.
+        # A row of a template may have a placeholder instead of a choice.
         return {**found, "anyOf": [{"enum": list(column.choices)}, {"type": "string", "pattern": "[{]"}]}
     types = [column.kind.value] if column.kind is Kind.TEXT else [column.kind.value, "string"]
     return {**found, "type": types}

@@ -32,7 +32,7 @@ def parse_tag_file(settings: SourceSettings, data: bytes) -> TagMap:
 
 
 def dialect_of(settings: SourceSettings) -> Dialect:
-    """How the tag file of a source is read."""
+    """The dialect of the tag file of a source."""
     return modbus_address.dialect(settings) if isinstance(settings, ModbusSourceSettings) else opcua_address.dialect()
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from agent.ingest.errors import Problem, TagMapError
 
-ROWS_MAX = 50_000  # five times the tags a node is measured with; the unit's MemoryMax is made for no more
-FILE_BYTES_MAX = 16 * 1024 * 1024  # far above ROWS_MAX rows of the usual length; read whole, so it costs memory
+ROWS_MAX = 50_000  # five times the tags of the measured node; MemoryMax of the unit allows no more
+FILE_BYTES_MAX = 16 * 1024 * 1024  # far above ROWS_MAX rows of usual length; a file is read into memory
 
 
 class CellError(Exception):
-    """One cell cannot be used. Never leaves this package: it becomes a Problem with file and row."""
+    """One cell cannot be used. Inside this package it becomes a Problem with file and row."""
 
     def __init__(self, column: str, why: str) -> None:
         super().__init__(why)
@@ -23,8 +23,8 @@ class CellError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The cells of one row that are not empty, stripped. `line` is its number in the file; `template_line` that of the
-    template's row from which it was made, 0 for a row that stands in the file as it is."""
+    """The stripped cells of one row that are not empty. `line` is its number in the file, `template_line` that of the
+    row of a template from which it was made, 0 if there is none."""
 
     line: int
     texts: Mapping[str, str]
@@ -33,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """The rows of a file, the problems of those that could not be taken, and how it was read."""
+    """The rows of a file, the problems of those that cannot be used, and notes on how it was read."""
 
     rows: tuple[Row, ...]
     problems: tuple[Problem, ...] = ()
@@ -42,7 +42,7 @@ class Sheet:
 
 
 def check_size(file: str, data: bytes) -> None:
-    """Raise TagMapError for a file that is too large, or that is a workbook."""
+    """Raise TagMapError for a file that is too large or a workbook."""
     if len(data) > FILE_BYTES_MAX:
         raise TagMapError([Problem(file, 0, "", "", f"is larger than {FILE_BYTES_MAX} bytes")])
     if data.startswith(b"PK\x03\x04"):
@@ -50,7 +50,7 @@ def check_size(file: str, data: bytes) -> None:
 
 
 def unknown_names(names: Iterable[str], known: Iterable[str], noun: str) -> Iterator[tuple[str, str]]:
-    """(name, what to do) of each name that is not known."""
+    """(name, what to do) for each unknown name."""
     known = list(known)
     for name in names:
         if name not in known:

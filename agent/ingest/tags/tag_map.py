@@ -1,12 +1,12 @@
-"""The tag map: which values of a source are read, under which name, and when they are recorded.
+"""The tag map: which values of a source are read, their names, and when they are recorded.
 
-One file per source, CSV as a spreadsheet saves it (`csv_rows`) or TOML (`toml_rows`); like devices are written once, as
-a template (`templates`). The whole file is checked before any of it is used, and all problems are reported at once,
-with row and column.
+One file per source, CSV as a spreadsheet saves it (`csv_rows`) or TOML (`toml_rows`). Devices of the same kind are
+written once, as a template (`templates`). The whole file is checked before it is used, and all problems are reported at
+once, with row and column.
 
-Core: takes the bytes of a file and the settings, returns tags and notes or raises TagMapError. It does not guess: an
-unknown column, a duplicate tag or an unknown type is an error with a suggestion. The columns and their meanings are in
-`columns`, `opcua/columns` and `modbus/columns`.
+Core: takes the bytes of a file and the settings, returns tags and notes or raises TagMapError. Nothing is guessed: an
+unknown column, a duplicate tag or an unknown type is an error with a suggestion. `columns`, `opcua/columns` and
+`modbus/columns` describe the columns.
 """
 
 from __future__ import annotations
@@ -37,18 +37,15 @@ from agent.message import (
     enumeration_texts,
 )
 
-__all__ = ["CellError", "Cells", "Dialect", "Tag", "TagMap", "read_rows", "read_tag_map"]
-
-INTERVAL_MS_MAX = 86_400_000  # a day: a slower heartbeat proves nothing
+INTERVAL_MS_MAX = 86_400_000  # a day
 DEFAULT_STREAM = "facts.telemetry"
-SHARED_MAX = 1_024  # different rules of a site; beyond it a rule is made twice
+SHARED_MAX = 1_024  # rules kept; beyond it a rule may be made twice
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """One row: what is read (`point`, in the words of the protocol), and what becomes of it. `template_row` is the row
-    of a template that it uses, 0 for none. `interval_ms`: how often a sample of the point comes whatever its value
-    does; 0 if it comes on change."""
+    """One row: what is read (`point`, which depends on the protocol), and how it is recorded. `template_row` is the row
+    of the template that it uses, 0 for none. `interval_ms` is the interval of samples; 0 if they come on change."""
 
     row: int
     stream: str
@@ -59,8 +56,14 @@ class Tag:
     interval_ms: int = 0
 
     @property
+    def name(self) -> str:
+        """The name as the file writes it: scope/id."""
+        return self.definition.subject.removeprefix("tag:")
+
+    @property
     def longest_interval_ms(self) -> int:
-        """The longest time between two facts of the tag while its source is well; 0 if a fact comes on change only."""
+        """The longest time between two facts of the tag while its source is connected; 0 if facts come only on
+        change."""
         rule, found = self.rule, list[int]()
         if rule.max_interval_ns:
             found.append(rule.max_interval_ns // 1_000_000)
@@ -71,8 +74,8 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class TagMap:
-    """All tags of one source. `notes` are not errors but worth a look: how the file was read when that took a decision.
-    `digest` is that of the file's bytes."""
+    """All tags of one source. `notes` tell how the file was read if that was not certain. `digest` is that of the
+    file's bytes."""
 
     file: str
     tags: tuple[Tag, ...]
@@ -80,7 +83,7 @@ class TagMap:
     digest: bytes = b""
 
     def place(self, tag: Tag) -> str:
-        """Where a tag stands, for a message."""
+        """The position of a tag, for messages."""
         return place(self.file, tag.row, tag.template_row)
 
 
@@ -88,10 +91,9 @@ class TagMap:
 class Dialect:
     """What a protocol adds: its columns, the required ones among all, and how a row becomes a point.
 
-    `read_point` takes the cells of a row and returns (point, address, data_type); it raises CellError for the cell at
-    fault. `identity` is the part of a point that must be unique among the rows, `interval_ms` how often it is sampled
-    even without a change (0: on change). `sums` are the columns in which a template may add to a placeholder.
-    `examples` are rows that a new file is begun with.
+    `read_point` takes the cells of a row and returns (point, address, data_type). It raises CellError for a wrong cell.
+    `identity` is the part of a point that must be unique. `interval_ms` is its sampling interval (0: on change). `sums`
+    are the columns in which a template may add to a placeholder. `examples` are rows for a new file.
     """
 
     columns: tuple[Column, ...]
@@ -104,14 +106,14 @@ class Dialect:
 
     @property
     def all_columns(self) -> tuple[Column, ...]:
-        """The columns of a tag file of this protocol, in the order in which a person fills them in: the template, the
-        tag, where its value is, everything else."""
+        """The columns of a tag file of this protocol in a useful order: template, tag, place of the value, everything
+        else."""
         tag, *about = COMMON_COLUMNS
         return (*TEMPLATE_COLUMNS, tag, *self.columns, *about)
 
 
 class Cells:
-    """The cells of one row by column name, stripped; an absent column reads as empty."""
+    """The stripped cells of one row by column name. A missing column is empty."""
 
     def __init__(self, texts: Mapping[str, str], *, decimal_comma: bool) -> None:
         self.texts = texts
@@ -121,7 +123,7 @@ class Cells:
         return self.texts.get(column, "")
 
     def integer(self, column: str, lowest: int, highest: int, default: int | None = None) -> int:
-        """A whole number; an empty cell is the default, or an error where there is none."""
+        """A whole number. An empty cell is the default, or an error if there is none."""
         text = self.text(column)
         if not text:
             if default is None:
@@ -134,7 +136,7 @@ class Cells:
         return int(text)
 
     def number(self, column: str, text: str, default: float) -> int | float:
-        """A finite number; whole numbers stay int, so that scaling by 10 keeps an integer exact."""
+        """A finite number. Whole numbers are int, so that an integer scaled by 10 stays exact."""
         if self._decimal_comma and text.count(",") == 1 and "." not in text:
             text = text.replace(",", ".")
         if not text:
@@ -151,7 +153,7 @@ class Cells:
         return int(text) if is_whole else value
 
     def choice(self, column: str, choices: Sequence[str], default: str = "") -> str:
-        """One of some words, in any case."""
+        """One of some words, ignoring case."""
         text = self.text(column) or default
         for word in choices:
             if text.lower() == word.lower():
@@ -180,8 +182,8 @@ def digest_of(data: bytes) -> bytes:
 
 
 def read_rows(file: str, data: bytes, dialect: Dialect) -> Sheet:
-    """The rows in a file's bytes, with all devices written out and their cells unread. Raises TagMapError where the
-    file as a whole cannot be read."""
+    """The rows of a file with all templates expanded. Their cells are not checked. Raises TagMapError if the whole file
+    cannot be read."""
     names = [column.name for column in dialect.all_columns]
     sheet = read_toml(file, data, names) if is_toml(file) else read_csv(file, data, names, dialect.required)
     own = [column.name for column in COMMON_COLUMNS + dialect.columns]
@@ -261,7 +263,7 @@ class _Reader:
     def _check_point(self, row: Row, cells: Cells, point: Any) -> None:
         first = self._rows_by_point.setdefault(self._dialect.identity(point), row)
         if first is not row:
-            column = self._dialect.required[-1]  # where the value is, in every dialect
+            column = self._dialect.required[-1]  # in every dialect the column of the place
             why = f"is read the same way in {self._place(first)}; one value, one tag"
             self._problem(row, column, cells.text(column), why)
 
@@ -273,7 +275,7 @@ class _Reader:
 
 
 def _reported_once(problems: Sequence[Problem]) -> list[Problem]:
-    """Report a mistake in a template once, for the first device that has it, with a count of the others."""
+    """Report a mistake in a template once, for the first device, with a count of the others."""
     found: dict[object, list[Problem]] = {}
     for index, one in enumerate(problems):
         key = (one.template_row, one.column, one.value, one.why) if one.template_row else index
@@ -285,7 +287,7 @@ def _reported_once(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _enumeration(cells: Cells) -> str:
-    """Names of numbers, one form for each content."""
+    """The names of numbers in a canonical form."""
     text = cells.text("enumeration")
     if not text:
         return ""
@@ -325,5 +327,5 @@ def _rule(cells: Cells) -> SamplingRule:
 
 @lru_cache(SHARED_MAX, typed=True)
 def _shared_rule(deadband: float | None, is_percent: bool, min_ns: int, max_ns: int) -> SamplingRule:  # noqa: FBT001
-    """One object for the tags that have the same rule."""
+    """A rule. Tags with the same rule share one object."""
     return SamplingRule(deadband, is_percent, min_ns, max_ns)

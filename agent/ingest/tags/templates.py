@@ -1,4 +1,4 @@
-"""Templates of tag files: like devices are described once and listed by a row each.
+"""Templates of tag files: devices of the same kind are described once and listed with one row each.
 
     template,use,tag,unit_id,table,register,type
     meter,,{tag}/power,,input,{register}+0,float32       a row of the template
@@ -6,10 +6,9 @@
     ,meter,hall1/meter1,11,,100,                         a device: two tags, hall1/meter1/power and .../energy
     ,meter,hall1/meter2,12,,100,
 
-In a row of a template `{column}` stands for that cell of the device's row, and an empty cell is taken from there. Where
-the protocol allows it (`Sums`), whole numbers are added to it. A template uses no template. A device's cell without
-effect is an error, and so is a placeholder without a cell. The file with all its devices written out is within the
-limits of a file. Core.
+In a row of a template, `{column}` stands for that cell of the device's row, and an empty cell is taken from there. In
+some columns (`Sums`) whole numbers can be added. A template cannot use a template. A device's cell without effect is an
+error, and so is a placeholder without a cell. The expanded file must be within the limits of a file. Core.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from agent.ingest.tags.columns import TEMPLATE, USE
 from agent.ingest.tags.sheet import FILE_BYTES_MAX, ROWS_MAX, CellError, Row, Sheet
 
 Sums = Mapping[str, Callable[[str, int], str]]
-"""The columns in which a template may add to a placeholder: how much more than the first number. Raises CellError."""
+"""By column in which a template may add to a placeholder: the function that adds to the first number. Raises
+CellError."""
 
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _SUM = re.compile(r"([0-9]{1,9})((?:\s*\+\s*[0-9]{1,9})+)")
@@ -32,7 +32,7 @@ _SUM = re.compile(r"([0-9]{1,9})((?:\s*\+\s*[0-9]{1,9})+)")
 
 @dataclass(slots=True)
 class _Expansion:
-    """What has come of a sheet so far."""
+    """The expansion of a sheet so far."""
 
     file: str
     sums: Sums
@@ -42,8 +42,8 @@ class _Expansion:
 
 
 def expand(file: str, sheet: Sheet, columns: Sequence[str], sums: Sums) -> Sheet:
-    """The sheet with every device written out, in the order of the file. `columns` are those that a placeholder may
-    name. Raises TagMapError beyond the limits of a file."""
+    """The sheet with every device expanded, in the order of the file. `columns` are those that a placeholder may name.
+    Raises TagMapError if the limits of a file are exceeded."""
     if not any(TEMPLATE in row.texts or USE in row.texts for row in sheet.rows):
         return sheet
     work = _Expansion(file, sums, problems=list(sheet.problems))
@@ -69,7 +69,7 @@ def expand(file: str, sheet: Sheet, columns: Sequence[str], sums: Sums) -> Sheet
 
 
 def _templates(work: _Expansion, rows: Sequence[Row], columns: Sequence[str]) -> dict[str, list[Row]]:
-    """The rows of each template. One that cannot be used makes a problem, and its template is there without it."""
+    """The rows of each template. A row that cannot be used is a problem and left out."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         if TEMPLATE not in row.texts:
@@ -120,14 +120,14 @@ def _write_out(work: _Expansion, device: Row, template: Sequence[Row]) -> None:
 
 
 def _filled(work: _Expansion, column: str, text: str, device: Row) -> str:
-    """A cell of a template with the device's cells in place of its placeholders."""
+    """A cell of a template with its placeholders replaced by the device's cells."""
     names = PLACEHOLDER.findall(text)
     if not names:
         return text
     for name in names:
         if name not in device.texts:
             raise CellError(column, f"needs the cell {name} of the device's row, which is empty")
-    # Counted before it is written: a few kilobytes of placeholders for long cells would be gigabytes.
+    # Counted before expanding, because a few kilobytes of placeholders for long cells could become gigabytes.
     work.characters += len(text) + sum(len(device.texts[name]) for name in names)
     if work.characters > FILE_BYTES_MAX:
         why = f"is larger than {FILE_BYTES_MAX} bytes with all devices written out; split the source"
@@ -142,5 +142,5 @@ def _filled(work: _Expansion, column: str, text: str, device: Row) -> str:
 
 
 def add_whole(first: str, more: int) -> str:
-    """The sum of a column that is a plain whole number."""
+    """The sum in a column with plain whole numbers."""
     return str(int(first) + more)

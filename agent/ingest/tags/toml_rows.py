@@ -1,6 +1,6 @@
-"""TOML tag files, read into rows: each `[[tag]]` table is a row, and its keys are the columns of a CSV file.
+"""Reads TOML tag files: each `[[tag]]` table is a row, and its keys are the columns of a CSV file.
 
-Numbers and true/false become the text that a cell would hold. A problem names the line of its `[[tag]]`. Core.
+Numbers and booleans become the text of a cell. A problem has the line of its `[[tag]]`. Core.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from agent.ingest.errors import Problem, TagMapError
 from agent.ingest.tags.sheet import ROWS_MAX, Row, Sheet, check_size, unknown_names
 
 TABLE = "tag"
-INTEGER_MAX = 2**64  # beyond it no column has a meaning
+INTEGER_MAX = 2**64  # larger than any column accepts
 
-# What may hold the text of a header without being one, and headers. Strings over several lines come first.
+# Strings and comments, which may contain the text of a header, and headers. Multi-line strings come first.
 _TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|\#[^\n]*'
     r"|^[ \t]*\[\[[ \t]*(?P<table>[A-Za-z0-9_-]+)[ \t]*\]\]",
@@ -24,8 +24,8 @@ _TOKEN = re.compile(
 
 
 def read_toml(file: str, data: bytes, known: Sequence[str]) -> Sheet:
-    """The rows of a file whose tables have `known` keys. Raises TagMapError where the file as a whole cannot be read;
-    problems of single tables are in the sheet."""
+    """The rows of a file whose tables have only `known` keys. Raises TagMapError if the whole file cannot be read.
+    Problems of single tables are in the sheet."""
     check_size(file, data)
     text, content = _parsed(file, data)
     problems = [
@@ -80,7 +80,7 @@ def _table_lines(text: str) -> Iterator[int]:
 
 
 def _text(value: object) -> str | None:
-    """The cell that a value stands for; None for what no cell can hold."""
+    """The cell for a value; None if there is none."""
     match value:
         case str():
             return value

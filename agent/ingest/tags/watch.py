@@ -1,8 +1,7 @@
 """Watches the tag files of running sources. A changed file is read and checked as a whole.
 
 `agent.file_watch` decides when to check. A good file is passed to its source. A bad file changes nothing: the previous
-tag map stays in force, and the log names every problem once, until the file is good again. A file that is missing for a
-moment is no problem.
+tag map stays in force, and the problems are logged once. A file that is missing for a moment is no problem.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.file_watch import PATIENT, WatchTimes, watch_files
+from agent.file_watch import WatchTimes, watch_files
 from agent.ingest.errors import Problem, TagFileUnreadable, TagMapError
 from agent.ingest.tags.change import admit, difference
 from agent.ingest.tags.file import parse_tag_file, read_tag_file
 from agent.ingest.tags.tag_map import TagMap, digest_of
 from agent.settings.sources import SourceSettings
-
-__all__ = ["PATIENT", "TagWatch", "WatchTimes"]
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +26,7 @@ PROBLEMS_LOGGED_MAX = 200  # in one log line; `bsfg check` prints them all
 
 @dataclass(slots=True)
 class _Content:
-    """What a source's file held when it was last readable."""
+    """The content of a source's file when it was last readable."""
 
     digest: bytes = b""
     found: TagMap | None = None
@@ -66,7 +63,7 @@ class TagWatch:
         return self._times.missing_s if some_missing else self._times.reread_s
 
     async def _check_all(self) -> None:
-        """Read all files; pass on what is new and good, report what is bad."""
+        """Read all files. Pass on new maps, and report problems."""
         await asyncio.to_thread(self._read)
         new = {name: content.found for name, content in self._contents.items() if content.found is not None}
         admission = admit(self._maps, {name: found for name, found in new.items() if found is not self._maps[name]})
@@ -86,7 +83,7 @@ class TagWatch:
             self._report(name, content.problems or admission.problems.get(name, ()))
 
     def _report(self, name: str, problems: tuple[Problem, ...]) -> None:
-        """Report problems once, and once that they are gone."""
+        """Report problems once, and once that they are solved."""
         if problems == self._reported.get(name, ()):
             return
         self._reported[name] = problems
@@ -100,7 +97,7 @@ class TagWatch:
             "count": len(problems),
             "problems": [str(problem) for problem in problems[:PROBLEMS_LOGGED_MAX]],
         }
-        log.error("tag file is refused, the tag map before stays in force", extra=extra)
+        log.error("tag file is refused; the previous tag map stays in force", extra=extra)
 
     # ----------------------------------------------------------------------------------------------------- in a thread
 

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from agent.columns import SampleColumns
-from agent.ingest.tags.watch import WatchTimes
+from agent.file_watch import WatchTimes
 from agent.message import TagDefinition
 from agent.settings.sources import ModbusSourceSettings
 from tests.foreign.modbus.device import IMPATIENT, ModbusDevice, modbus_device, source, tag_map

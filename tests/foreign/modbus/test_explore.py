@@ -167,7 +167,7 @@ async def test_a_device_with_one_connection_is_not_taken_from_the_node(tmp_path:
             device.fault("exception", 4, at=(2, 2))
             code, out, _ = await bsfg(tmp_path, "source", "test", "meter")
             assert code == 1
-            assert "has read for us: many devices take one connection only" in out
+            assert "has read the values: many devices accept only one connection" in out
             assert "f/2 (unit 1 holding 2 (base 0) AB): unit 1 refuses it: server device failure (4)" in out
             assert device.status()["accepted"] == 1
         finally:
@@ -204,7 +204,7 @@ async def test_a_serial_line_from_the_first_look_to_the_running_node(tmp_path: P
         try:
             await wait_connected(tmp_path)
             code, out, _ = await bsfg(tmp_path, "source", "test", "meter")
-            assert (code, "has read for us" in out) == (0, True)
+            assert (code, "has read the values" in out) == (0, True)
         finally:
             node.terminate()
             assert await node.wait() == 0

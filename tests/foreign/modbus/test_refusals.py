@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.file_watch import WatchTimes
 from agent.ingest import quality
-from agent.ingest.tags.watch import WatchTimes
 from tests.foreign.modbus.device import Asked, ModbusDevice, modbus_device, source, tag_map, words_map
 from tests.ingest.plant import Running, ingesting
 from tests.waiting import wait_until_async

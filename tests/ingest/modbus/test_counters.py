@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.columns import SampleColumns
-from agent.ingest.modbus.counters import CounterBook, CounterFall, fall_message
+from agent.ingest.modbus.counters import CounterFall, CounterTracker, fall_message
 from agent.ingest.quality import BAD_TIMEOUT
 from agent.message import Value, check_message
 
@@ -18,9 +18,9 @@ def samples(*values: Value) -> SampleColumns:
     return SampleColumns([1] * len(values), times, list(values), [BAD_TIMEOUT if v is None else 0 for v in values])
 
 
-def book(modulus: float, before: Value = None) -> CounterBook:
+def book(modulus: float, before: Value = None) -> CounterTracker:
     """A book of tag 1; `before`: its last reading by an earlier process."""
-    return CounterBook({1: modulus}, lambda _: (0, before))
+    return CounterTracker({1: modulus}, lambda _: (0, before))
 
 
 @given(st.lists(st.integers(0, 64), min_size=2, max_size=40), st.integers(0, 255))

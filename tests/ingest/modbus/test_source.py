@@ -179,7 +179,7 @@ async def test_a_refusal_is_told_over_the_loss_before() -> None:
     await poll(source, Device({2: 2}))
     await source._delivery.lose(BAD_COMMUNICATION_ERROR, source.now_ns(), corrects=True)
     for unit in source._units:
-        unit.remark()
+        unit.mark_parked_again()
     await poll(source, Device({2: 2}))
     assert qualities(store)["2"] == [BAD_NODE_ID_UNKNOWN, BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN]
 

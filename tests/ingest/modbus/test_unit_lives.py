@@ -83,7 +83,7 @@ class Life:
         if code is None:
             self.unit.proven.update(read.registers)
         self.unit.answered()
-        self.unit.remark()
+        self.unit.mark_parked_again()
 
     def given(self) -> set[Register]:
         """What the device gives when it is asked for each value alone."""

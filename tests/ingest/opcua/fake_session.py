@@ -174,7 +174,7 @@ class FakeSession:
         return found
 
     async def decode(self, body: bytes, elements: Container[int] = ()) -> Publication:
-        return decode_publication(body, 0, ValueReader(), elements)
+        return decode_publication(body, ValueReader(), elements)
 
     async def ignores_ranges(self) -> bool:
         return self.has_no_ranges

@@ -13,7 +13,7 @@ from agent.ingest.opcua.audit import Audit, Findings
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
 from agent.ingest.opcua.plan import Created
-from agent.ingest.opcua.server_clock import Moment
+from agent.ingest.opcua.server_clock import ServerTime
 from agent.ingest.opcua.session import CallTooLarge
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.quality import BAD_NODE_ID_UNKNOWN, BAD_USER_ACCESS_DENIED
@@ -32,7 +32,7 @@ class Readable:
         self.values: dict[Any, tuple[Any, int]] = values
         self.times_ns: dict[Any, int] = dict.fromkeys(values, 9 * S)
         self.reads: list[list[object]] = []
-        self.now = Moment(10 * S, 0)
+        self.now = ServerTime(10 * S, 0)
         self.nodes_max = 1_000  # of one call; more are answered by this
         self.refusal: Exception = CallTooLarge("too many")
 
@@ -70,7 +70,7 @@ async def audited(
 
 async def looks(source: OpcuaSource, audit: Audit, count: int) -> list[Findings]:
     """What so many looks find."""
-    return [await audit.look(source._subscriptions[0], source._delivery.points) for _ in range(count)]
+    return [await audit.check(source._subscriptions[0], source._delivery.points) for _ in range(count)]
 
 
 async def test_an_item_that_does_not_publish_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ async def test_an_item_that_does_not_publish_is_found(monkeypatch: pytest.Monkey
     await take(source, Change(4, 3.0, 0, 2 * S, 2 * S))  # it changes faster than it is read
     await source._deliver(source._buffer.get_nowait())
     (found,) = await looks(source, audit, 1)
-    assert found == Findings({3: BAD_NODE_ID_UNKNOWN}, [2], dict.fromkeys([2, 3], Moment(S, 0)))
+    assert found == Findings({3: BAD_NODE_ID_UNKNOWN}, [2], dict.fromkeys([2, 3], ServerTime(S, 0)))
     source._act_on(source._subscriptions[0], found)
     assert source._subscriptions[0].plan.parked == {3}
     assert source._subscriptions[0].plan.next_call(0) == [2]
@@ -94,7 +94,7 @@ async def test_the_last_sign_of_life_of_an_item(monkeypatch: pytest.MonkeyPatch)
     source, audit, server = await audited(monkeypatch, {1: (1.0, 0), 2: (1.0, 0), 3: (3.0, 0), 4: (4.0, 0)})
     server.times_ns |= {1: S, 4: 10 * S}
     await looks(source, audit, 1)
-    server.now = Moment(20 * S, 0)
+    server.now = ServerTime(20 * S, 0)
     changes = Change(3, 3.0, 0, 9 * S, 9 * S), Change(4, 3.0, 0, 9 * S, 9 * S)  # of 4 not what was read
     await take(source, *changes)
     await source._deliver(source._buffer.get_nowait())
@@ -102,18 +102,25 @@ async def test_the_last_sign_of_life_of_an_item(monkeypatch: pytest.MonkeyPatch)
     server.values = dict.fromkeys(server.values, (5.0, 0))
     (_, found) = await looks(source, audit, 2)
     assert found.dead == [1, 2, 3, 4]
-    assert found.since == {1: Moment(10 * S, 0), 2: Moment(S, 0), 3: Moment(10 * S, 0), 4: Moment(9 * S, 0)}
+    assert found.since == {
+        1: ServerTime(10 * S, 0),
+        2: ServerTime(S, 0),
+        3: ServerTime(10 * S, 0),
+        4: ServerTime(9 * S, 0),
+    }
 
 
-@pytest.mark.parametrize("now", [Moment(20 * S, 3 * S), Moment(5 * S // 10, 0)])
-async def test_a_last_value_of_another_clock_is_no_sign_of_life(now: Moment, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("now", [ServerTime(20 * S, 3 * S), ServerTime(5 * S // 10, 0)])
+async def test_a_last_value_of_another_clock_is_no_sign_of_life(
+    now: ServerTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server's clock was set back since then, or its time is yet to come: then the item's life begins with its
     subscription."""
     source, audit, server = await audited(monkeypatch, {1: (2.0, 0)})
-    source._subscriptions[0].opened = Moment(S // 10, 0)
+    source._subscriptions[0].opened = ServerTime(S // 10, 0)
     server.now = now
     (_, found) = await looks(source, audit, 2)
-    assert found.since == {1: Moment(S // 10, 0)}
+    assert found.since == {1: ServerTime(S // 10, 0)}
 
 
 async def test_a_tag_that_leaves_the_map_while_it_is_read_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +128,9 @@ async def test_a_tag_that_leaves_the_map_while_it_is_read_is_no_finding(monkeypa
     source, audit, _ = await audited(monkeypatch, {1: (2.0, 0), 2: (1.0, 0)})
     points = source._delivery.points
     source._delivery.offer_map([tag(2)], [2])
-    source._delivery.retag(S)
-    await audit.look(source._subscriptions[0], points)
-    assert (await audit.look(source._subscriptions[0], points)).gone == {}
+    source._delivery.take_over_map(S)
+    await audit.check(source._subscriptions[0], points)
+    assert (await audit.check(source._subscriptions[0], points)).gone == {}
 
 
 async def test_the_tags_are_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +271,7 @@ async def test_the_meaning_of_an_address_that_is_monitored_is_read(monkeypatch: 
     one.id, one._session = (await session.create_subscription()).id, session  # type: ignore[assignment]
     await one._create([1], {1: point}, ["urn:x"])
     server.values, server.times_ns = {"3": (2.0, 0)}, {"3": 9 * S}
-    assert [(await audit.look(one, {1: point})).dead for _ in range(2)] == [[], [1]]
+    assert [(await audit.check(one, {1: point})).dead for _ in range(2)] == [[], [1]]
     assert server.reads == [["3"], ["3"]]
 
 

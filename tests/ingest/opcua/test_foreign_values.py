@@ -127,7 +127,7 @@ def _key(text: str) -> TypeKey:
 
 def _changes(reader: ValueReader) -> dict[str, Change]:
     """What a reader makes of the foreign publication, by the names of its values."""
-    publication = decode_publication(PUBLICATION, BODY_AT, reader)
+    publication = decode_publication(PUBLICATION[BODY_AT:], reader)
     assert publication.values_lost == 0
     return dict(zip(VECTORS["names"], publication.changes, strict=True))
 
@@ -206,7 +206,7 @@ def test_a_damaged_foreign_publication_is_read_or_refused(
     for place, byte in changes:
         raw[place] = byte
     with contextlib.suppress(DecodeError):
-        publication = decode_publication(bytes(raw[: changes[0][0]] if cut and changes else raw), 0, known)
+        publication = decode_publication(bytes(raw[: changes[0][0]] if cut and changes else raw), known)
         for change in publication.changes:
             check_value(change.value)
         assert 0 <= publication.values_lost <= NOTIFICATIONS_MAX

@@ -18,13 +18,13 @@ def test_values_and_a_moving_clock_are_proofs_and_empty_answers_are_not() -> Non
     """A server that answers without values, while its clock stands, falls silent; the last proof keeps its time."""
     life = opened(1 * S, 100.0)
     assert life.complete_ns == 0
-    assert life.see_clock("12:00")
-    life.see(101.0, 2 * S, None, is_proof=True, more=False)
-    assert not life.see_clock("12:00")
-    life.see(102.0, 3 * S, None, is_proof=False, more=False)
+    assert life.note_clock("12:00")
+    life.note_answer(101.0, 2 * S, None, is_proof=True, more=False)
+    assert not life.note_clock("12:00")
+    life.note_answer(102.0, 3 * S, None, is_proof=False, more=False)
     assert (life.silent_s(103.0), life.complete_ns) == (2.0, 1 * S)
-    life.see(104.0, 5 * S, 3 * S, is_proof=True, more=False)
-    life.see(104.0, 6 * S, 4 * S, is_proof=True, more=False)
+    life.note_answer(104.0, 5 * S, 3 * S, is_proof=True, more=False)
+    life.note_answer(104.0, 6 * S, 4 * S, is_proof=True, more=False)
     assert (life.silent_s(104.5), life.complete_ns) == (0.5, 3 * S)
 
 
@@ -32,7 +32,7 @@ def test_any_answer_counts_where_the_clock_cannot_be_monitored() -> None:
     """Such a server proves its life with keep-alives."""
     life = opened(1 * S, 100.0)
     life.has_clock = False
-    life.see(101.0, 2 * S, None, is_proof=False, more=False)
+    life.note_answer(101.0, 2 * S, None, is_proof=False, more=False)
     assert (life.silent_s(101.0), life.complete_ns) == (0.0, 1 * S)
 
 
@@ -40,26 +40,26 @@ def test_a_clock_that_never_moves_is_given_up() -> None:
     """It came once: after some time any answer counts, and dates a loss. One that never came, or has moved, proves
     something by its silence."""
     one = Liveness(0.0)
-    one.see(1.0, 10 * S, None, is_proof=False, more=False)
+    one.note_answer(1.0, 10 * S, None, is_proof=False, more=False)
     assert not one.give_up_clock(20.0, 15.0)
-    assert one.see_clock("a")
-    one.see(2.0, 11 * S, 11 * S, is_proof=True, more=False)
+    assert one.note_clock("a")
+    one.note_answer(2.0, 11 * S, 11 * S, is_proof=True, more=False)
     assert not one.give_up_clock(14.0, 15.0)
-    one.see(19.0, 28 * S, None, is_proof=False, more=False)
+    one.note_answer(19.0, 28 * S, None, is_proof=False, more=False)
     assert (one.silent_s(20.0), one.give_up_clock(20.0, 15.0), one.silent_s(20.0)) == (18.0, True, 1.0)
-    one.see(21.0, 30 * S, None, is_proof=False, more=False)
-    one.see(22.0, 31 * S, None, is_proof=False, more=False)
+    one.note_answer(21.0, 30 * S, None, is_proof=False, more=False)
+    one.note_answer(22.0, 31 * S, None, is_proof=False, more=False)
     assert (one.alive_s, one.complete_ns, one.proven_s) == (22.0, 30 * S, 2.0)
     moving = Liveness(0.0)
-    assert moving.see_clock("a")
-    assert moving.see_clock("b")
+    assert moving.note_clock("a")
+    assert moving.note_clock("b")
     assert not moving.give_up_clock(20.0, 15.0)
 
 
 def test_a_server_that_is_held_back_is_excused_but_proves_nothing() -> None:
     """The silence starts anew; a loss is still dated at the last proof."""
     life = opened(1 * S, 100.0)
-    life.see(101.0, 2 * S, None, is_proof=True, more=False)
+    life.note_answer(101.0, 2 * S, None, is_proof=True, more=False)
     life.excuse(120.0)
     assert (life.silent_s(121.0), life.complete_ns) == (1.0, 1 * S)
 
@@ -67,11 +67,11 @@ def test_a_server_that_is_held_back_is_excused_but_proves_nothing() -> None:
 def test_what_is_left_at_the_server_is_not_complete() -> None:
     """The clock may stand in the first of several notifications that were made at once: the last one proves it."""
     life = opened(S // 2, 100.0)
-    life.see(101.0, 1 * S, 1 * S, is_proof=True, more=False)
-    life.see(102.0, 3 * S, 2 * S, is_proof=True, more=False)
-    life.see(103.0, 4 * S, 3 * S, is_proof=True, more=True)
+    life.note_answer(101.0, 1 * S, 1 * S, is_proof=True, more=False)
+    life.note_answer(102.0, 3 * S, 2 * S, is_proof=True, more=False)
+    life.note_answer(103.0, 4 * S, 3 * S, is_proof=True, more=True)
     assert life.complete_ns == 1 * S
-    life.see(104.0, 4 * S, None, is_proof=True, more=False)
+    life.note_answer(104.0, 4 * S, None, is_proof=True, more=False)
     assert life.complete_ns == 2 * S
 
 
@@ -86,7 +86,7 @@ def complete(
     life = opened(opened_ns)
     life.has_clock, life.sampling_ns = has_clock, sampling_ns
     for sent_ns, clock_ns in answers:
-        life.see(0.0, sent_ns, clock_ns, is_proof=True, more=False)
+        life.note_answer(0.0, sent_ns, clock_ns, is_proof=True, more=False)
     return life.complete_ns
 
 
@@ -220,6 +220,6 @@ def test_no_lost_value_is_older_than_the_time_of_completeness() -> None:
         for _ in range(rng.randint(20, 300)):
             for sent, content, more in server.step():
                 clock = [int(at * S) for name, at in content if name == "clock"]
-                life.see(0.0, int(sent * S), clock[-1] if clock else None, is_proof=True, more=more)
+                life.note_answer(0.0, int(sent * S), clock[-1] if clock else None, is_proof=True, more=more)
         older = [at for at in server.lost() if at * S < life.complete_ns]
         assert not older, f"SEED={seed + round_}: lost values older than {life.complete_ns / S}: {older}"

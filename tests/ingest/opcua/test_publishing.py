@@ -34,12 +34,12 @@ def data(number: int, subscription_id: int = 1) -> Header:
 def test_a_header_is_read_past_the_numbers_that_the_server_holds() -> None:
     """Subscription, number, publish time; a keep-alive has no data; short bytes are refused."""
     body = answer(7, 3, (1, 1.5, S), publish_ns=5 * S)
-    assert read_header(body, 0) == Header(7, 3, 5 * S, has_data=True)
+    assert read_header(body) == Header(7, 3, 5 * S, has_data=True)
     held = body[:4] + (2).to_bytes(4, "little") + bytes(8) + body[8:]
-    assert read_header(held, 0) == Header(7, 3, 5 * S, has_data=True)
-    assert read_header(answer(7, 4), 0) == Header(7, 4, 0, has_data=False)
+    assert read_header(held) == Header(7, 3, 5 * S, has_data=True)
+    assert read_header(answer(7, 4)) == Header(7, 4, 0, has_data=False)
     with pytest.raises(DecodeError, match="cut short"):
-        read_header(body[:12], 0)
+        read_header(body[:12])
 
 
 def test_an_early_answer_waits_for_the_one_before() -> None:

@@ -22,7 +22,7 @@ from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.history import HistoryRange
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
 from agent.ingest.opcua.publisher import Publisher, Route
-from agent.ingest.opcua.publishing import Header, Missing
+from agent.ingest.opcua.publishing import Header, Missing, read_header
 from agent.ingest.opcua.session import (
     ItemRequest,
     OpenedSubscription,
@@ -45,7 +45,7 @@ SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
 
 def decode_values(body: bytes) -> Publication:
     """The values of a publication, as a source reads them."""
-    return decode_publication(body, 0, ValueReader())
+    return decode_publication(body, ValueReader())
 
 
 def session_with(monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[Session, list[Any]]:
@@ -80,7 +80,7 @@ async def test_a_publish_acknowledges_and_gives_the_bytes_as_they_came(monkeypat
         with pytest.raises(PublishRefused, match=error.__name__):
             await session.publish([])
     for why in ("BadSessionIdInvalid", "gone", "no answer in time"):
-        with pytest.raises(SourceLost, match=f"ended publishing: .*{why}"):
+        with pytest.raises(SourceLost, match=f"refused a Publish: .*{why}"):
             await session.publish([])
 
 
@@ -91,8 +91,9 @@ async def test_a_notification_asked_for_again_reads_like_the_first(monkeypatch: 
     session, _ = session_with(monkeypatch, response, uaerrors.BadMessageNotAvailable())
     body = await session.republish(7, 5)
     assert body is not None
-    found = await session.decode(body)
-    assert (found.subscription_id, found.sequence_number) == (7, 5)
+    header = read_header(body)
+    assert (header.subscription_id, header.sequence_number) == (7, 5)
+    assert not (await session.decode(body)).changes
     assert await session.republish(7, 6) is None
 
 
@@ -129,7 +130,7 @@ async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.M
         return [*known, ua.DataValue(StatusCode=ua.StatusCode(0x8034_0000)), ua.DataValue(), *known]
 
     session, _ = session_with(monkeypatch)
-    monkeypatch.setattr(session._session, "read", read)
+    monkeypatch.setattr(session.library, "read", read)
     assert await session.limits() == ServerLimits(items_per_call=100, subscriptions_per_session=100)
 
 
@@ -148,10 +149,10 @@ async def test_what_a_server_tells_malformed_is_not_told(monkeypatch: pytest.Mon
         return [ua.DataValue(boolean if node == boolean_node else number) for node in nodes]
 
     session, _ = session_with(monkeypatch)
-    monkeypatch.setattr(session._session, "read", read)
+    monkeypatch.setattr(session.library, "read", read)
     assert await session.limits() == ServerLimits(5, 5, 5, 0, 5, 0)
     assert await session.server_start() is None
-    monkeypatch.setattr(session._session, "read", AsyncMock(side_effect=TimeoutError()))
+    monkeypatch.setattr(session.library, "read", AsyncMock(side_effect=TimeoutError()))
     with pytest.raises(SourceLost):
         await session.limits()
 
@@ -160,7 +161,7 @@ async def test_a_server_without_namespaces_is_lost(monkeypatch: pytest.MonkeyPat
     """An empty value in the place of the list: said so, and no mistake of ours."""
     session, _ = session_with(monkeypatch)
     monkeypatch.setattr(session._client, "get_namespace_array", AsyncMock(return_value=None))
-    with pytest.raises(SourceLost, match="does not tell its namespaces"):
+    with pytest.raises(SourceLost, match="does not give its namespaces"):
         await session.namespaces()
 
 
@@ -173,7 +174,7 @@ async def test_limits_are_read_one_by_one_where_a_read_takes_few_nodes(monkeypat
         return [ua.DataValue(ua.Variant(5, ua.VariantType.UInt32))]
 
     session, _ = session_with(monkeypatch)
-    monkeypatch.setattr(session._session, "read", read)
+    monkeypatch.setattr(session.library, "read", read)
     assert await session.limits() == ServerLimits(5, 5, 5, 5, 5, 5)
 
 
@@ -185,7 +186,7 @@ async def test_a_server_that_cannot_modify_items_keeps_its_queues(monkeypatch: p
     async def modify(_: object) -> None:
         raise errors.pop(0)
 
-    monkeypatch.setattr(session._session, "modify_monitored_items", modify)
+    monkeypatch.setattr(session.library, "modify_monitored_items", modify)
     item = ItemRequest(1, NodeAddress("urn:x", 7), 1, "", 250.0, 43, AS_THE_SOURCE_SAYS)
     assert [one.status for one in await session.resize_queues(1, [(5, item)])] == [0x800B_0000]
     with pytest.raises(SourceLost):
@@ -199,7 +200,7 @@ async def test_a_server_that_answers_for_too_few_items_keeps_its_queues(monkeypa
     async def modify(_: object) -> list[ua.MonitoredItemModifyResult]:
         return [ua.MonitoredItemModifyResult()]
 
-    monkeypatch.setattr(session._session, "modify_monitored_items", modify)
+    monkeypatch.setattr(session.library, "modify_monitored_items", modify)
     item = ItemRequest(1, NodeAddress("urn:x", 7), 1, "", 250.0, 43, AS_THE_SOURCE_SAYS)
     assert [one.status for one in await session.resize_queues(1, [(5, item), (6, item)])] == [BAD_NOT_SUPPORTED] * 2
 
@@ -215,7 +216,7 @@ async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: p
         asked.append(parameters)
         return [ua.DataValue(ua.Variant(level, ua.VariantType.Byte)) for level in (1, 5)]
 
-    monkeypatch.setattr(session._session, "read", read)
+    monkeypatch.setattr(session.library, "read", read)
     ranges = [HistoryRange(tag, 0, S, None) for tag in (1, 2)]
     nodes = [(Reading(NodeAddress("urn:x", tag)), 1) for tag in (1, 2)]
     pages = await session.read_history(ranges, nodes, 10)
@@ -237,7 +238,7 @@ async def test_a_server_that_ignores_index_ranges_is_found_out(
         asked.append(str(parameters.NodesToRead[0].IndexRange))
         return [ua.DataValue() if namespaces is None else ua.DataValue(ua.Variant(namespaces))]
 
-    monkeypatch.setattr(session._session, "read", read)
+    monkeypatch.setattr(session.library, "read", read)
     readings = [Reading(NodeAddress("urn:x", 7), "3"), Reading(NodeAddress("urn:x", 7))]
     for _ in range(2):
         assert [one.quality for one in await session.read_values(readings, ["urn:x"])] == expected
@@ -308,13 +309,16 @@ async def test_a_publication_that_cannot_be_read_ends_the_session() -> None:
     session = FakeSession()
     session.answers.put_nowait(bytes(21) + struct.pack("<i", 1) + b"\xff" * 8)
 
+    async def decode(_: Header, body: bytes) -> Publication:
+        return await session.decode(body)
+
     async def take(_: Header, __: object) -> None:
         raise AssertionError("nothing was read")
 
     async def missing(_: Missing) -> None:
         raise AssertionError("nothing is missing")
 
-    publisher = Publisher(session, 1, Route(session.decode, take), missing, lambda: None)  # type: ignore[arg-type]
+    publisher = Publisher(session, 1, Route(decode, take, missing), lambda: None)  # type: ignore[arg-type]
     publisher.begin(1)
     with pytest.RaisesGroup(pytest.RaisesExc(SourceLost, match="cannot be read")):
         await publisher.run()

@@ -2,6 +2,7 @@ import asyncio
 import json
 import logging
 import math
+import re
 import struct
 import time
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.publishing import Header
-from agent.ingest.opcua.server_clock import Moment
+from agent.ingest.opcua.server_clock import ServerTime
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE, CallTooLarge, ItemRequest, Session
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscription import CallSize, Subscription
@@ -84,7 +85,7 @@ async def made(store: FakeStore, tags: list[Tag] = TAGS, **settings: object) -> 
 
 def publication(*changes: Change) -> Publication:
     """One message with these values."""
-    return Publication(1, 1, has_data=True, changes=Changes.of(changes))
+    return Publication(Changes.of(changes))
 
 
 async def take(source: OpcuaSource, *changes: Change) -> None:
@@ -174,7 +175,7 @@ async def test_a_new_tag_map_comes_behind_what_has_arrived(connected: bool) -> N
     source, recorder = await made(store)
     await take(source, Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 10 * S, 10 * S))
     source._delivery.offer_map(TAGS[1:], [2])
-    await (source._retag() if connected else source.finish())
+    await (source._take_over_map() if connected else source.finish())
     await take(source, Change(1, 2.0, 0, 11 * S, 11 * S), Change(2, 2.0, 0, 11 * S, 11 * S))
     source._refused[1] = 0x8034_0000
     await source.finish()
@@ -192,7 +193,7 @@ async def test_a_tag_that_is_edited_when_its_subscription_has_ended_is_lost() ->
     edited = replace(TAGS[0], definition=replace(TAGS[0].definition, unit="bar"))
     (number,) = await recorder.define([edited.definition])
     source._delivery.offer_map([edited, TAGS[1]], [number, 2])
-    await source._retag()
+    await source._take_over_map()
     source._ended.append(([1], 11 * S))
     await source._deliver_due()
     await take(source, Change(number, 1.0, 0, 12 * S, 12 * S))
@@ -248,7 +249,7 @@ async def test_keep_alives_are_waited_for_as_the_server_sends_them(clock: str) -
     await one.open()
     await one.watch_clock()
     if clock == "stands":
-        one.liveness.see_clock("once")
+        one.liveness.note_clock("once")
         one.liveness._begun_s -= 20
         source._check_life()
     assert not one.liveness.has_clock
@@ -307,10 +308,10 @@ async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
     (subscription,) = source._subscriptions
     now_ns = time.monotonic_ns()
     source._clock.read(100 * S, now_ns, None)
-    source._declare_since(NOTIFICATIONS_MISSING, Moment(90 * S, 0), [1])
+    source._declare_since(NOTIFICATIONS_MISSING, ServerTime(90 * S, 0), [1])
     subscription.clock_least_ns = source._clock.least_ns(time.monotonic_ns())
     shown = Change(HEARTBEAT_HANDLE, "99.2", 0, 99_200_000_000, 99_200_000_000)
-    source._see(HEADER._replace(publish_time_ns=100 * S + 1), publication(shown))
+    source._note_publication(HEADER._replace(publish_time_ns=100 * S + 1), publication(shown))
     assert (source._clock.set_back_ns, [gap.reason for gap in gaps]) == (0, [NOTIFICATIONS_MISSING])
     assert source._clock.shown_ns == 100 * S + 1
 
@@ -321,7 +322,7 @@ async def test_a_server_clock_before_1970_dates_a_loss_as_any_other() -> None:
     (subscription,) = source._subscriptions
     assert source.alive_ns == 0
     for sent_ns in (-101 * S, -100 * S, -99 * S):
-        subscription.liveness.see(0.0, sent_ns, None, is_proof=True, more=False)
+        subscription.liveness.note_answer(0.0, sent_ns, None, is_proof=True, more=False)
     assert source.alive_ns == -100 * S
 
 
@@ -461,7 +462,7 @@ async def test_a_dead_item_at_the_end_of_a_process(end: str, monkeypatch: pytest
     session.shows_ns = 20 * S
 
     async def look(_: object, one: Subscription, __: object) -> Findings:
-        return Findings({}, [1] if one.plan.item(1) else [], {1: Moment(10 * S, 0)})
+        return Findings({}, [1] if one.plan.item(1) else [], {1: ServerTime(10 * S, 0)})
 
     async def create_once(one: int, items: Sequence[ItemRequest]) -> list[Created]:
         return await (asyncio.Event().wait() if session.asked else create(session, one, items))  # type: ignore[return-value]
@@ -502,9 +503,9 @@ async def test_an_item_that_died_before_the_end_of_its_session(
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: source._auditor, "the audit")
         session.answers.put_nowait(answer(session.subscriptions[0], 1, (1, 1.0, 10 * S), (2, 1.0, 10 * S)))
-        await wait_until_async(lambda: source._delivery.sampler.last_time_ns(2), "values")
+        await wait_until_async(lambda: source._delivery.sampler.last(2).source_time_ns, "values")
         assert source._auditor is not None, "waited for"
-        source._auditor._alive[1] = Moment(proven_s * S, 0)
+        source._auditor._alive[1] = ServerTime(proven_s * S, 0)
         source._subscriptions[0].liveness.complete_ns = 500 * S
     session = FakeSession()
     session.shows_ns, session.started = 1_000 * S, "since"  # so nothing is taken over
@@ -512,7 +513,7 @@ async def test_an_item_that_died_before_the_end_of_its_session(
         await wait_until_async(lambda: session.asked, "items")
         first = answer(session.subscriptions[0], 1, (1, value, at_s * S), (2, 1.0, 10 * S))
         session.answers.put_nowait(first)
-        await wait_until_async(lambda: source._delivery.sampler.last_time_ns(1) == at_s * S, "the first values")
+        await wait_until_async(lambda: source._delivery.sampler.last(1).source_time_ns == at_s * S, "the first values")
     found = [(gap.reason, gap.first_time_ns, gap.tags) for gap in gaps if gap.reason == ITEM_RENEWED]
     assert found == ([] if first_s is None else [(ITEM_RENEWED, first_s * S, (1,))])
 
@@ -847,37 +848,42 @@ async def test_a_value_ahead_of_the_answer_is_read_as_the_element_that_it_is(mon
     assert store.of("a/1") == [Sample(1, S, 1.5)]
 
 
-async def test_a_companion_runs_within_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins before anything is subscribed, is told of gaps, has the open session once everything is, and is
-    cancelled with the life."""
+async def test_history_and_events_run_within_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events begin before anything is subscribed. Both have the open session once everything is, and are cancelled with
+    the life. History is told of gaps whose end is known."""
     told: list[object] = []
 
-    class Beside:
-        def note_gap(self, gap: TagGap) -> None:
-            told.append(gap)
-
+    class Work:
         async def begin(self, *_: object) -> None:
             assert not session.subscriptions
 
-        async def run(self, session: object, publisher: object) -> None:
-            told.append((session, publisher))
+        async def run(self, *given: object) -> None:
+            told.append(given)
             try:
                 await asyncio.Event().wait()
             finally:
                 told.append("ended")
 
+        async def finish(self) -> None:
+            told.append("finished")
+
+        def note_gap(self, gap: TagGap) -> None:
+            told.append(gap)
+
     plain, _ = await made(FakeStore())
-    source = OpcuaSource(plain._settings, plain._delivery, events=Beside())  # type: ignore[arg-type]
+    source = OpcuaSource(plain._settings, plain._delivery, Work(), Work())  # type: ignore[arg-type]
     session = FakeSession()
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: session.asked, "items")
         session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
-        await wait_until_async(lambda: told, "the companion")
-        assert told == [(session, source._publisher)]
+        await wait_until_async(lambda: len(told) == 2, "history and events")
+        assert told == [(session,), (session, source._publisher)]
         source._delivery.add_gap("reason", 1, 2, 0, [1], exact=False)
         source._delivery.add_gap("not over", 1, 2, 0, [1], exact=False, is_over=False)
-        assert told[1:] == [TagGap("reason", 1, 2, (1,))]
-    assert told[2:] == ["ended"]
+        assert told[2:] == [TagGap("reason", 1, 2, (1,))]
+    assert told[3:] == ["ended", "ended"]
+    await source.finish()
+    assert told[5:] == ["finished"]
 
 
 async def test_the_log_names_parked_tags(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -891,5 +897,7 @@ async def test_the_log_names_parked_tags(monkeypatch: pytest.MonkeyPatch, caplog
             await wait_until_async(lambda: caplog.records, "lines")
     found = {record.status: (record.count, record.tags) for record in caplog.records if hasattr(record, "tags")}
     assert set(found) == {"BadNodeIdUnknown", "BadUserAccessDenied"}
-    assert found["BadNodeIdUnknown"] == (25, ", ".join(f"a/{n}" for n in range(1, 21)) + " and 5 more")
+    count, named = found["BadNodeIdUnknown"]
+    assert (count, re.findall(r"(\S+) \(row", named)) == (25, [f"a/{n}" for n in range(1, 21)])
+    assert named.endswith(" and 5 more")
     assert found["BadUserAccessDenied"][0] == 5

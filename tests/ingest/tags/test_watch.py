@@ -11,10 +11,11 @@ import pytest
 
 from agent import file_watch
 from agent.demo.plant.tags import modbus_tags_csv
+from agent.file_watch import WatchTimes
 from agent.ingest.lifecycle import State
 from agent.ingest.quality import BAD_OUT_OF_SERVICE
 from agent.ingest.tags import watch
-from agent.ingest.tags.watch import TagWatch, WatchTimes
+from agent.ingest.tags.watch import TagWatch
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.fakes import FakeStore, Program, running
 from tests.ingest.plant import Running, ingesting, modbus, opcua

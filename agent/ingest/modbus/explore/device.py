@@ -1,6 +1,6 @@
-"""Explores a device over an open line: reads the words around a register, finds units and registers, reads values.
+"""Explores a device over a connection: reads the words around a register, finds units and registers, reads values.
 
-A read that is refused is halved down to single values, each with its reason. Nothing is written.
+A refused read is halved down to single values, so that each has its own reason. Nothing is written.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from agent.ingest.modbus.refusal import SILENT, quality_of, reason
 from agent.message import Value
 from agent.settings.sources import ModbusSourceSettings
 
-UNITS_ASKED = (Table.HOLDING, 0)  # what a unit is asked for; a refusal is an answer, too
-PAUSE_MS = 10  # between two reads, by default: a device has a plant to run beside us
-NETWORK_HINT = "is the device on, are address and port right, is there a firewall in between? Some devices take one connection only"
+UNITS_ASKED = (Table.HOLDING, 0)  # the read with which a unit is asked; a refusal is an answer too
+PAUSE_MS = 10  # between two reads, by default: the device also has a plant to run
+NETWORK_HINT = "is the device on, are address and port right, is there a firewall in between? Some devices accept only one connection"
 SERIAL_HINT = (
     "is it the right port, may this user open it (usually the group dialout), and does no other program, such as a running "
     "node, use it?"
@@ -38,7 +38,7 @@ Progress = Callable[[str, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A range that the device does not give, and why."""
+    """A range that the device refuses, and the reason."""
 
     first: int
     end: int
@@ -47,8 +47,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RegisterAnswer:
-    """The result for one register: its words and its value, or the reason why there is none and the status that a
-    sample gets."""
+    """The result for one register: its words and value, or the reason why there is none and the status of a sample."""
 
     register: Register
     words: tuple[int, ...] = ()
@@ -59,7 +58,7 @@ class RegisterAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FoundUnit:
-    """A unit that answers, and how."""
+    """A unit that answers, and how it answers."""
 
     unit_id: int
     how: str
@@ -67,8 +66,8 @@ class FoundUnit:
 
 @asynccontextmanager
 async def open_device(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
-    """Connect as a source with these settings would, for reading only. Raises SourceLost and SourceRefused. They, and
-    UnitSilent from the block, leave with a hint."""
+    """Connect as a source with these settings would. Raises SourceLost and SourceRefused. SourceLost, and UnitSilent
+    from the block, get a hint."""
     quiet_library()
     async with AsyncExitStack() as stack:
         try:
@@ -89,8 +88,8 @@ async def open_device(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
 async def read_around(
     line: Line, unit_id: int, table: Table, address: int, count: int
 ) -> tuple[dict[int, int], list[Refusal]]:
-    """The words at `count` addresses and around them, as far as the device gives them. Raises SourceLost and
-    UnitSilent."""
+    """The words at `count` addresses and around them that the device gives, and the refused ranges. Raises SourceLost
+    and UnitSilent."""
     words: dict[int, int] = {}
     refused: dict[tuple[int, int], str] = {}
     for first, length in ranges_to_try(address, count):
@@ -107,19 +106,20 @@ async def read_around(
 
 
 def _lacking(words: Mapping[int, int], refused: Mapping[tuple[int, int], str]) -> Iterator[Refusal]:
-    """The addresses that no read gave, neighbours with the same reason as one; that of the shortest read counts."""
+    """The addresses that no read gave. Neighbours with the same reason are one range; the reason of the shortest read
+    counts."""
     whys: dict[int, str] = {}
     for (first, length), why in sorted(refused.items(), key=lambda one: -one[0][1]):
         whys |= {place: why for place in range(first, first + length) if place not in words}
-    numbered = enumerate(sorted(whys))  # neighbours are those whose address grows with their number
+    numbered = enumerate(sorted(whys))  # the difference of address and number is the same for neighbours
     for (_, why), part in groupby(numbered, key=lambda one: (one[1] - one[0], whys[one[1]])):
         places = [place for _, place in part]
         yield Refusal(places[0], places[-1] + 1, why)
 
 
 async def find_units(settings: ModbusSourceSettings, unit_ids: Sequence[int], progress: Progress) -> list[FoundUnit]:
-    """The units that answer. A device that closes the connection for a unit it does not have is connected to again.
-    Raises SourceLost when there is no connection."""
+    """The units that answer. If the device closes the connection at a unit that it does not have, a new one is opened.
+    Raises SourceLost if there is no connection."""
     found: list[FoundUnit] = []
     left = list(unit_ids)
     while left:
@@ -147,7 +147,7 @@ async def find_units(settings: ModbusSourceSettings, unit_ids: Sequence[int], pr
 
 
 async def scan_registers(line: Line, unit_id: int, table: Table, scan: RegisterScan, progress: Progress) -> None:
-    """Carry a scan out. Raises SourceLost, and UnitSilent when the unit answers none of the first reads."""
+    """Make the reads of a scan. Raises SourceLost, and UnitSilent if the unit answers none of the first reads."""
     answers, silences = 0, 0
     while (span := scan.next_range()) is not None:
         first, end = span
@@ -160,7 +160,7 @@ async def scan_registers(line: Line, unit_id: int, table: Table, scan: RegisterS
             silences += 1
             if not answers and silences >= SILENT_AT_FIRST_MAX:
                 raise
-            scan.refused(reason(SILENT))  # some devices are silent about addresses that they do not have
+            scan.refused(reason(SILENT))  # some devices do not answer for addresses that they do not have
         else:
             answers += 1
             scan.answered()
@@ -170,8 +170,8 @@ async def scan_registers(line: Line, unit_id: int, table: Table, scan: RegisterS
 async def read_registers(
     line: Line, settings: ModbusSourceSettings, registers: Iterable[Register]
 ) -> list[RegisterAnswer]:
-    """What each register holds, decoded as a source does. A refused read is halved down to single registers; a unit
-    that does not answer once is not asked again. Raises SourceLost."""
+    """The value of each register, decoded as a source does. A refused read is halved down to single registers. A unit
+    that did not answer is not asked again. Raises SourceLost."""
     answers: list[RegisterAnswer] = []
     silent: dict[int, str] = {}
     limits = Limits(settings.registers_per_read_max, settings.hole_max)
@@ -198,7 +198,7 @@ async def read_registers(
 
 
 def _answers(read: Read, data: bytes) -> Iterator[RegisterAnswer]:
-    """The registers of a read in the bytes of its answer."""
+    """Decode the registers of a read from the bytes of its answer."""
     decoded = BlockDecoder(read, range(len(read.registers))).decode(data, 0)
     for register, value, status in zip(read.registers, decoded.values, decoded.qualities, strict=True):
         start = 2 * (register.address - read.address)

@@ -1,5 +1,5 @@
-"""Interprets registers in every type and byte order, and finds the interpretations that match a value read from the
-device's panel.
+"""Interprets registers in every type and byte order, and finds the interpretations that match a value on the device's
+panel.
 
 A plausible value may be wrong. A float whose high word belongs to the neighbouring register, read with the wrong word
 order, differs from the true value by less than half a percent (influxdata/telegraf#8151). So the neighbouring registers
@@ -17,16 +17,27 @@ from decimal import Decimal
 
 from agent.ingest.modbus.address import ADDRESS_MAX, Table
 from agent.ingest.modbus.decode import ORDERS, DecodeError, ValueType, decode, scaled, value_type
-from agent.ingest.modbus.explore.place import register_text
+from agent.ingest.modbus.explore.register_text import register_text
 from agent.message import Value
 
-TYPES: Mapping[int, tuple[str, ...]] = {  # by registers; of two that read the same, the first is offered
+TYPES: Mapping[int, tuple[str, ...]] = {  # by registers; if two give the same value, the first is offered
     1: ("uint16", "int16", "float16", "bcd16"),
     2: ("uint32", "int32", "float32", "bcd32"),
     4: ("uint64", "int64", "float64"),
 }
 WIDEST = 4  # registers of the longest number
-POWERS = (-1, -2, -3, 1, 2, 3, -4, -5, -6)  # of ten: tenths to millionths, and units that are a thousand times smaller
+# Powers of ten as scale: tenths to millionths, and units up to a thousand times smaller.
+POWERS = (
+    -1,
+    -2,
+    -3,
+    1,
+    2,
+    3,
+    -4,
+    -5,
+    -6,
+)
 TOLERANCE = "1%"
 # Rarely used types: a match is more often a coincidence.
 _RARITY = {"float16": 2, "bcd16": 2, "bcd32": 2, "BA": 2, "BADC": 1, "DCBA": 1, "BADCFEHG": 1, "HGFEDCBA": 1}
@@ -46,13 +57,13 @@ class Wanted:
 
     @property
     def margin(self) -> float:
-        """How far a number may be off."""
+        """The largest difference that a number may have."""
         assert self.number is not None, "texts have no margin"
         return abs(self.number) * self.tolerance if self.is_relative else self.tolerance
 
 
 def parse_wanted(text: str, tolerance: str = TOLERANCE) -> Wanted:
-    """A value as typed, and `1%` or `0.5` as its tolerance. Raises ValueError that says what to write."""
+    """Parse a value as typed, and its tolerance, `1%` or `0.5`. Raises ValueError with what to write."""
     size, is_relative = tolerance.strip(), tolerance.strip().endswith("%")
     try:
         margin = float(size.rstrip("% "))
@@ -76,8 +87,7 @@ def parse_wanted(text: str, tolerance: str = TOLERANCE) -> Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Interpretation:
-    """One way to read registers. `address` is the one on the wire, where the value begins; `value` has the scale of
-    `kind`."""
+    """One way to read registers. The value begins at wire address `address` and is scaled as `kind` says."""
 
     table: Table
     address: int
@@ -92,8 +102,8 @@ class Interpretation:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A reading that meets the wanted value. `error` is relative; `is_exact`: not farther off than the last digit that
-    was given; `also`: types that read the same from the same registers now."""
+    """An interpretation that matches the wanted value. `error` is relative. `is_exact`: the difference is within the
+    last digit that was given. `also`: other types that give the same value from the same registers now."""
 
     found: Interpretation
     error: float
@@ -103,9 +113,9 @@ class Candidate:
 
 
 def ranges_to_try(address: int, count: int) -> Iterator[tuple[int, int]]:
-    """The reads (address, count) that may show `count` registers, one more on each side, and what a long value there
-    needs. The first would show all; the shorter ones are for a device that refuses it because something in it does not
-    exist, or because it cuts a value."""
+    """The reads (address, count) for `count` registers, one more on each side, and as many as a long value needs. The
+    first covers all. The shorter ones are for a device that refuses it, because a register does not exist or a value is
+    cut."""
     first, end = max(0, address - 1), min(ADDRESS_MAX + 1, address + count + WIDEST)
     yield first, end - first
     for length in (count, WIDEST, 2, 1):
@@ -114,7 +124,7 @@ def ranges_to_try(address: int, count: int) -> Iterator[tuple[int, int]]:
 
 
 def interpretations(words: Mapping[int, int], table: Table, address: int) -> Iterator[Interpretation]:
-    """Every number that may begin at an address, by size, type and order."""
+    """Every number that may begin at an address, by size, type and byte order."""
     for registers, names in TYPES.items():
         found = _words_at(words, address, registers)
         for name in names if found is not None else ():
@@ -123,12 +133,12 @@ def interpretations(words: Mapping[int, int], table: Table, address: int) -> Ite
                 try:
                     value = decode(kind, found or ())
                 except DecodeError:
-                    continue  # four bits that are no decimal digit
+                    continue  # not a decimal number
                 yield Interpretation(table, address, kind, value)
 
 
 def texts(words: Mapping[int, int], table: Table, address: int, count: int) -> Iterator[Interpretation]:
-    """The registers as text, in both orders, where that is printable."""
+    """The registers as text in both byte orders, if it is printable."""
     found = _words_at(words, address, count)
     if found is None:
         return
@@ -140,7 +150,8 @@ def texts(words: Mapping[int, int], table: Table, address: int, count: int) -> I
 
 
 def candidates(words: Mapping[int, int], table: Table, address: int, count: int, wanted: Wanted) -> Iterator[Candidate]:
-    """The readings that meet the wanted value, at the `count` registers from `address` and one register off."""
+    """The interpretations that match the wanted value, at the `count` registers from `address` and at one more on each
+    side."""
     for start in range(max(0, address - 1), min(address + count, ADDRESS_MAX) + 1):
         is_asked = address <= start < address + count
         if wanted.number is None:
@@ -160,8 +171,8 @@ def candidates(words: Mapping[int, int], table: Table, address: int, count: int,
 
 
 def ranked(found: Iterable[Candidate]) -> list[Candidate]:
-    """The best first: a usual type and order, as exact as the panel shows it, where it was looked for, without a scale,
-    the nearest."""
+    """Candidates, the best first: usual types and orders, exact matches, at the given registers, without a scale, the
+    smallest error."""
 
     def key(one: Candidate) -> tuple[object, ...]:
         kind = one.found.kind
@@ -173,13 +184,13 @@ def ranked(found: Iterable[Candidate]) -> list[Candidate]:
 
 
 def doubts(found: Sequence[Candidate], wanted: Wanted) -> list[str]:
-    """Reasons why the first of the ranked candidates may still be wrong."""
+    """Reasons why the first candidate may still be wrong."""
     remarks = []
     if wanted.number == 0:
         remarks.append("many readings are 0; try again when the device shows another value")
     if len(found) > 1:
         remarks.append(
-            f"{len(found)} readings meet {wanted.text}, and at most one of them is right: compare again when the device "
+            f"{len(found)} readings match {wanted.text}, and at most one of them is right: compare again when the device "
             "shows another value, or with a smaller --tolerance"
         )
     pairs = ((one, other) for index, one in enumerate(found) for other in found[index + 1 :])
@@ -194,7 +205,8 @@ def doubts(found: Sequence[Candidate], wanted: Wanted) -> list[str]:
 
 
 def moved(readings: Sequence[Mapping[int, int]], found: Interpretation) -> tuple[list[Value], frozenset[int]]:
-    """The values of one reading over several looks at its registers, and the addresses that changed between them."""
+    """The values of one interpretation in several readings of its registers, and the addresses that changed in
+    between."""
     values: list[Value] = []
     changed = set[int]()
     for words in readings:
@@ -225,7 +237,7 @@ def tag_row(found: Interpretation, unit_id: int, base: int, scope: str) -> dict[
 
 
 def _meeting(found: Interpretation, wanted: Wanted) -> Iterator[Interpretation]:
-    """The reading, plain or in the power of ten by which it meets the wanted value."""
+    """The interpretation with each power of ten by which it matches the wanted value."""
     raw = found.value
     if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw):
         return
@@ -233,7 +245,7 @@ def _meeting(found: Interpretation, wanted: Wanted) -> Iterator[Interpretation]:
         kind = found.kind if not power else replace(found.kind, scale=10**power)
         value = scaled(kind, raw)
         assert wanted.number is not None, "numbers only"
-        # the panel's own rounding counts as well: 231.4 meets 231.44 also with a tolerance of 0
+        # the panel rounds: 231.4 matches 231.44 even with a tolerance of 0
         if abs(value - wanted.number) <= max(wanted.margin, wanted.half_step):
             yield replace(found, kind=kind, value=value)
 
@@ -246,7 +258,8 @@ def _distance(found: Interpretation, wanted: Wanted) -> tuple[float, bool]:
 
 
 def _merged(met: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Types that read the same from the same registers in the same order, as one: uint16 and int16 below 32768."""
+    """Merge types that give the same value from the same registers in the same order, as uint16 and int16 below
+    32768."""
     groups: dict[object, list[Candidate]] = {}
     for one in met:
         kind = one.found.kind
@@ -256,8 +269,7 @@ def _merged(met: Iterable[Candidate]) -> Iterator[Candidate]:
 
 
 def _share_a_word(one: Interpretation, other: Interpretation) -> bool:
-    """Whether two readings are the same type one register apart, so that a word of one value passes for one of the
-    other's."""
+    """Whether two interpretations have the same size and are one register apart, so that they share words."""
     sizes = {one.kind.registers, other.kind.registers}
     return one.table is other.table and sizes != {1} and len(sizes) == 1 and abs(one.address - other.address) == 1
 

@@ -22,7 +22,7 @@ from agent.settings.sources import ModbusSourceSettings, toml
 
 
 async def steps(settings: ModbusSourceSettings, tags: Sequence[Tag], tags_total: int) -> AsyncIterator[ProbeStep]:
-    """The steps, as they end; `tags` are those to read."""
+    """The steps, each when it ends. `tags` are read."""
     if settings.transport != "rtu":
         found = await _name(settings)
         yield found
@@ -47,7 +47,7 @@ async def steps(settings: ModbusSourceSettings, tags: Sequence[Tag], tags_total:
 def judged(
     settings: ModbusSourceSettings, tags: Sequence[Tag], readings: Sequence[TagReading], tags_total: int
 ) -> list[ProbeStep]:
-    """The steps that follow from the values of tags: the units, and the tag file."""
+    """The steps that judge the values of tags: the units and the tag file."""
     units: dict[int, bool] = {}
     for tag, reading in zip(tags, readings, strict=True):
         unit_id = tag.point.unit_id
@@ -75,8 +75,8 @@ async def _name(settings: ModbusSourceSettings) -> ProbeStep:
 
 
 def section(settings: ModbusSourceSettings) -> str:
-    """The `[[modbus]]` section of these settings, for node.toml: what differs from the defaults. The pause between
-    reads is left out: it is that of looking."""
+    """The `[[modbus]]` section of node.toml for these settings: what differs from the defaults. The pause between reads
+    is left out, because it is for exploring."""
     known = [one for one in fields(settings) if one.name != "request_pause_ms"]
     values = [(one.name, getattr(settings, one.name), one.default) for one in known]
     lines = [f"{name} = {toml(value)}" for name, value, default in values if value is not None and value != default]

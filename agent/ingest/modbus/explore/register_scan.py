@@ -1,10 +1,10 @@
-"""Which registers of a table exist, found with few reads: a range that is answered exists as a whole, one that is
-refused is cut into quarters, down to pairs and single registers.
+"""Finds the registers of a table that exist, with few reads. An answered range exists as a whole; a refused one is cut
+into quarters, down to pairs and single registers.
 
-A missing register costs up to 1.7 reads and an existing one almost none, so the number of reads is limited; registers
-left over are reported as unknown, not as missing. Parts begin at even distances from the first register, because some
-devices refuse to read half of a 32-bit value. A range whose parts are all answered was refused for its length: from
-then on no read is longer than the longest that was answered. Core: gives the next range, takes what became of it.
+A missing register costs up to 1.7 reads and an existing one almost none, so the number of reads is limited; the
+remaining registers are reported as unknown, not as missing. Parts begin at even distances from the first register,
+because some devices refuse to read half of a 32-bit value. If all parts of a refused range are answered, it was refused
+for its length: from then on no read is longer than its parts. Core.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 Span = tuple[int, int]
-"""(first, end) of wire addresses, the end not included."""
+"""(first, end) of wire addresses; the end is excluded."""
 
 
 @dataclass(slots=True)
 class _Range:
-    """A range to be read, and the refused one that it is a part of."""
+    """A range to be read, and the refused range that it is part of."""
 
     first: int
     end: int
     whole: _Range | None = None
     open_parts: int = 0
-    is_answered: bool = True  # every part of it, so far
+    is_answered: bool = True  # all its parts so far
 
     @property
     def count(self) -> int:
@@ -33,25 +33,25 @@ class _Range:
 
 
 class RegisterScan:
-    """One scan of the addresses from `first` to `end`, not included."""
+    """One scan of the addresses from `first` to `end`, which is excluded."""
 
     def __init__(self, first: int, end: int, count_max: int, reads_max: int) -> None:
-        assert first < end, "something to look for"
-        assert count_max >= 1, "a read has an entry"
-        assert reads_max >= 1, "a scan makes a read"
+        assert first < end, "the range is not empty"
+        assert count_max >= 1, "a read has at least one entry"
+        assert reads_max >= 1, "a scan makes at least one read"
         self._reads_max = reads_max
-        self.count_max = count_max  # of one read; it shrinks when the device proves to take less
+        self.count_max = count_max  # of one read; it shrinks if the device accepts less
         self._pending: deque[_Range] = deque()  # bounded by the 65,536 addresses of a table
         self._now: _Range | None = None
         self._found: list[Span] = []
-        self.too_long = 0  # a length that the device refused although it has all of the registers; 0: none was met
+        self.too_long = 0  # a length that the device refused although all its registers exist; 0: none found
         self.why_cut = ""  # what ended the scan early, other than the limit of reads
         self.reads_total = 0
         self.refusals: Counter[str] = Counter()  # of single registers, by reason
         self._cut(_Range(first, end), self._length)
 
     def next_range(self) -> Span | None:
-        """The next range to read; None when all is known or the limit of reads is reached."""
+        """The next range to read; None if everything is known or the limit of reads is reached."""
         assert self._now is None, "report the result of the last range first"
         if not self._pending or self.reads_total >= self._reads_max:
             return None
@@ -73,7 +73,7 @@ class RegisterScan:
         self._close(done, is_answered=True)
 
     def refused(self, why: str) -> None:
-        """The range was not read; `why` is counted where it is a single register."""
+        """The range was refused. `why` is counted if it is a single register."""
         done = self._take()
         if done.count == 1:
             self.refusals[why] += 1
@@ -88,17 +88,17 @@ class RegisterScan:
 
     @property
     def unknown(self) -> list[Span]:
-        """What was not looked at, because the limit of reads was reached."""
+        """The ranges that were not read because the limit of reads was reached."""
         return list(_joined((one.first, one.end) for one in self._pending))
 
     @property
     def addresses_left(self) -> int:
-        """How many addresses are not known yet."""
+        """The number of addresses that are not known yet."""
         return sum(one.count for one in self._pending)
 
     @property
     def _length(self) -> int:
-        """Of the reads that a longer range is cut into: even, so that pairs stay whole."""
+        """The length of the reads into which a longer range is cut: even, so that pairs are not split."""
         return max(1, self.count_max - self.count_max % 2)
 
     def _take(self) -> _Range:
@@ -107,13 +107,13 @@ class RegisterScan:
         return done
 
     def _cut(self, whole: _Range, length: int) -> None:
-        """Put the parts of a range in front."""
+        """Put the parts of a range first."""
         parts = [_Range(at, min(at + length, whole.end), whole) for at in range(whole.first, whole.end, length)]
         whole.open_parts = len(parts)
         self._pending.extendleft(reversed(parts))
 
     def _close(self, done: _Range, *, is_answered: bool) -> None:
-        """A range is known; so is, with its last part, the one that was refused."""
+        """A range is known. With its last part, the refused range is known too."""
         whole = done.whole
         if whole is None:
             return
@@ -127,12 +127,12 @@ class RegisterScan:
 
 
 def _part_of(count: int) -> int:
-    """The length of the parts of a refused range: a quarter, even as long as it can be."""
+    """The length of the parts of a refused range: a quarter, and even if possible."""
     return 1 if count <= 2 else -(-count // 8) * 2
 
 
 def _joined(spans: Iterator[Span]) -> Iterator[Span]:
-    """Spans in order, neighbours as one."""
+    """Spans in order, with neighbours joined."""
     last: Span | None = None
     for span in spans:
         if last is not None and last[1] == span[0]:

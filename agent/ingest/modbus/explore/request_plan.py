@@ -1,4 +1,4 @@
-"""The read requests of a poll for the tags of a tag file, and the reason for the end of each. Core."""
+"""The read requests of a poll for the tags of a tag file, and why each request ends where it does. Core."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Cut(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedRead:
-    """One request. `used` of its entries are needed by tags; `hole` are the entries between it and the next one; `why`
-    is the cut in words."""
+    """One request. Tags need `used` of its entries. `hole` is the number of entries up to the next request. `why`
+    explains the cut."""
 
     read: Read
     used: int
@@ -38,7 +38,7 @@ class PlannedRead:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A tag that is in no request, because the device refuses it alone. The source asks for it apart, after pauses."""
+    """A tag that is in no request, because the device refuses it. The source requests it separately, after pauses."""
 
     tag: str
     address: str
@@ -47,7 +47,7 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What a poll costs at which only the tags of one interval are due."""
+    """The requests of a poll in which only the tags of one interval are due."""
 
     interval_ms: int
     tags: int
@@ -56,7 +56,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """The requests of a poll at which all tags are due, in the order in which they are made."""
+    """The requests of a poll in which all tags are due, in their order."""
 
     reads: list[PlannedRead]
     parked: list[Parked]
@@ -64,8 +64,8 @@ class RequestPlan:
 
 
 def request_plan(settings: ModbusSourceSettings, tags: Sequence[Tag], learned: bytes | None = None) -> RequestPlan:
-    """The requests for these tags. `learned`: what the source has learned of its device, as it keeps it; raises
-    ValueError when that is no such document."""
+    """The requests for these tags. `learned` is the document of refused spans that the source keeps. Raises ValueError
+    if it is damaged."""
     refused = {} if learned is None else parse_refused(learned)
     limits = Limits(settings.registers_per_read_max, settings.hole_max)
     parked: list[Parked] = []
@@ -76,8 +76,7 @@ def request_plan(settings: ModbusSourceSettings, tags: Sequence[Tag], learned: b
         if code is None:
             registers.setdefault(point.poll_interval_ms, []).append(point)
         else:
-            name = tag.definition.subject.removeprefix("tag:")
-            parked.append(Parked(name, tag.definition.address, reason(code)))
+            parked.append(Parked(tag.name, tag.definition.address, reason(code)))
     everything = [one for part in registers.values() for one in part]
     intervals = [
         Interval(interval_ms, len(part), len(plan_reads(part, limits, refused)))
@@ -87,7 +86,7 @@ def request_plan(settings: ModbusSourceSettings, tags: Sequence[Tag], learned: b
 
 
 def explained(reads: Sequence[Read], limits: Limits) -> list[PlannedRead]:
-    """The requests of a plan, in its order, each with the reason for its end."""
+    """The requests of a plan in its order, each with the reason why it ends."""
     return [_explained(read, after, limits) for read, after in zip_longest(reads, reads[1:])]
 
 
@@ -100,6 +99,6 @@ def _explained(read: Read, after: Read | None, limits: Limits) -> PlannedRead:
         cut, why = Cut.HOLE, f"the next tag is {hole:,} registers on, and hole_max is {limits.hole_max}"
     elif after.registers[0].end - read.address > count_max:
         cut, why = Cut.LIMIT, f"with the next tag it would be longer than {count_max}, the longest read"
-    else:  # neither rule of the plan parts them, so what the device has taught does
+    else:  # no rule of the plan separates them, so a refused span does
         cut, why = Cut.REFUSED, "the device refuses a read that goes on to the next tag"
     return PlannedRead(read, used, cut, hole, why)

@@ -1,10 +1,10 @@
-"""The tags of a source read once, by the same decoder as the source's. Nothing is recorded."""
+"""Reads the tags of a source once, with the decoder of the source. Nothing is recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.ingest.modbus.explore.device import RegisterAnswer, open_device, read_registers
+from agent.ingest.modbus.explore.device import open_device, read_registers
 from agent.ingest.modbus.line import Line
 from agent.ingest.probe_result import TagReading
 from agent.ingest.tags.tag_map import Tag
@@ -12,19 +12,13 @@ from agent.settings.sources import ModbusSourceSettings
 
 
 async def read_tags(settings: ModbusSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
-    """The tags now, in their order, over a connection of its own. Raises SourceLost."""
+    """Read tags over a new connection. The readings are in the order of `tags`. Raises SourceLost."""
     async with open_device(settings) as line:
         return await read_tags_over(line, settings, tags)
 
 
 async def read_tags_over(line: Line, settings: ModbusSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
-    """The tags now, in their order. Raises SourceLost."""
+    """Read tags over an open connection. The readings are in the order of `tags`. Raises SourceLost."""
     answers = await read_registers(line, settings, dict.fromkeys(tag.point for tag in tags))
-    by_register = {one.register: one for one in answers}
-    return [_reading(tag, by_register[tag.point]) for tag in tags]
-
-
-def _reading(tag: Tag, answer: RegisterAnswer) -> TagReading:
-    definition = tag.definition
-    name = definition.subject.removeprefix("tag:")
-    return TagReading(name, definition.address, answer.value, answer.quality, unit=definition.unit, why=answer.why)
+    found = {one.register: (one.value, one.quality, one.why) for one in answers}
+    return [TagReading.of(tag, *found[tag.point]) for tag in tags]

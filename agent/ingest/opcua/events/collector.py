@@ -1,13 +1,12 @@
-"""Receives the events of one server and hands them to the recorder as messages, beside the live values.
+"""Receives the events of one server and records them as messages, beside the live values.
 
-Events have a subscription of their own in the source's session, so what a server refuses about events never costs a
-value, and what it says about their subscription ends no session. Publications go into a bounded buffer that one task
-drains; while it is full no Publish is sent and the server queues.
+Events have a subscription of their own in the session of the source. So a refusal that concerns events costs no value,
+and the end of their subscription does not end the session. Publications go into a bounded buffer that one task drains.
+While it is full, no Publish is sent, and the server queues.
 
-What the subscription of a lost session still holds is taken over (`rescue`). After each new subscription, after a
-loss, and when the server asks for it, the state of all conditions is asked for again (`condition_book`). The collector
-outlives the sessions: what it knows of conditions tells which of them ended in between. Nothing is ever written to the
-server.
+What the subscription of a lost session still holds is taken over (`rescue`). The state of all conditions is requested
+again after each new subscription, after a loss, and when the server asks for it (`conditions`). The collector exists
+across sessions, because the known conditions show which of them ended in between. Nothing is written to the server.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from typing import NamedTuple
 
 from agent.ingest import quality
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, Gap, TagGap
-from agent.ingest.lifecycle import Ahead
+from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, Gap
+from agent.ingest.lifecycle import FastClock
 from agent.ingest.opcua.events import event_loss
-from agent.ingest.opcua.events.condition_book import ConditionBook, RefreshPlan, Taken
+from agent.ingest.opcua.events.conditions import AcceptedEvents, RefreshPlan, RetainedConditions
 from agent.ingest.opcua.events.event_fields import (
     QUEUE_OVERFLOW,
     REFRESH_END,
@@ -54,13 +53,13 @@ from agent.status_codes import status_name
 log = logging.getLogger(__name__)
 
 MS = 1_000_000  # nanoseconds
-TICK_S = 0.25  # how often time alone is looked at: parked nodes, refreshes, life
+TICK_S = 0.25  # interval for what depends on time alone: parked nodes, refreshes, life
 BUFFER_PUBLICATIONS_MAX = 16  # of at most 1,000 events each
-STABLE_S = 10.0  # a subscription that has lived so long is replaced at once when it ends
-TYPES_MAX = 10_000  # event types whose names are kept; a server has hundreds
+STABLE_S = 10.0  # a subscription that lasted this long is replaced at once when it ends
+TYPES_MAX = 10_000  # event types with known names; a server has hundreds
 BAD_REFRESH_IN_PROGRESS = 0x8097_0000
 
-BRACKETS = (REFRESH_START, REFRESH_END, REFRESH_REQUIRED)
+REFRESH_EVENTS = (REFRESH_START, REFRESH_END, REFRESH_REQUIRED)
 
 
 class _Subscription:
@@ -69,10 +68,10 @@ class _Subscription:
     def __init__(self, number: int, silence_max_s: float) -> None:
         self.id, self.silence_max_s = number, silence_max_s
         self.ended = ""  # why the server ended it
-        self.opened_s, self.opened_ns = time.monotonic(), 0  # the latter is of the server's clock
+        self.opened_s, self.opened_ns = time.monotonic(), 0  # opened_ns: on the server's clock
         self.liveness = Liveness(self.opened_s)
-        self.liveness.has_clock = False  # any answer is a proof
-        self.since_ns = 0  # a time of the server when all its items were created; 0: they are not
+        self.liveness.has_clock = False  # any answer proves life
+        self.since_ns = 0  # the time of the server when all its items were created; 0: they are not
         self.has_items = False
         self.fields: dict[int, Sequence[Field]] = {}
         self.queue_sizes: dict[int, int] = {}
@@ -80,11 +79,12 @@ class _Subscription:
 
 
 class _Arrived(NamedTuple):
-    """A publication with events, and a time of the server at its arrival. Everything that the server had up to
-    `since_ns` was delivered before it, and by then its clock had been set back by `set_back_ns` in all. `is_old`: of a
-    subscription that was taken over."""
+    """A publication with events, and the time of the server at its arrival. `more`: the server has more to send at
+    once. Everything up to `since_ns` was delivered before it, and the clock had been set back by `set_back_ns` in total
+    then. `is_old`: it is of a subscription that was taken over."""
 
     content: EventPublication
+    more: bool
     arrived_ns: int
     since_ns: int
     set_back_ns: int
@@ -92,74 +92,71 @@ class _Arrived(NamedTuple):
 
 
 class EventCollector:
-    """A companion of an OPC UA source. `recorder` is its own: events are recorded beside the values."""
+    """Receives the events of an OPC UA source. `recorder` is its own, because another task records the values."""
 
     def __init__(self, settings: OpcuaSourceSettings, recorder: Recorder) -> None:
         self._settings, self._recorder = settings, recorder
         self._notifiers = dict(enumerate(settings.event_notifiers, 1))
-        # The events about a refresh come from the Server object; it is monitored for them alone where it is not asked
-        # for anyway.
-        self._bracket_handle = 0 if SERVER_OBJECT in self._notifiers.values() else len(self._notifiers) + 1
+        # The Server object sends the events about a refresh. If it is not configured, it is monitored for these only.
+        self._refresh_handle = 0 if SERVER_OBJECT in self._notifiers.values() else len(self._notifiers) + 1
         self._nodes = {**self._notifiers}
-        if self._bracket_handle:
-            self._nodes[self._bracket_handle] = SERVER_OBJECT
+        if self._refresh_handle:
+            self._nodes[self._refresh_handle] = SERVER_OBJECT
         self._buffer: asyncio.Queue[_Arrived] = asyncio.Queue(maxsize=BUFFER_PUBLICATIONS_MAX)
-        self._unbuffered: _Arrived | None = None  # one that was waiting for room when the session ended
-        self._unrecorded: _Arrived | None = None  # one that was taken out of the buffer when the session ended
-        self._book, self._refresh = ConditionBook(), RefreshPlan()
-        self._told_retained: list[str] | None = None  # in the last fact about a refresh
+        self._unbuffered: _Arrived | None = None  # waiting for room when the session ended
+        self._unrecorded: _Arrived | None = None  # taken out of the buffer when the session ended
+        self._conditions, self._refresh = RetainedConditions(), RefreshPlan()
+        self._reported_retained: list[str] | None = None  # conditions in the last fact about a refresh
         self._type_names: dict[str, str] = {}
-        self._said: dict[str, str] = {}  # what was logged last about each matter
+        self._logged: dict[str, str] = {}  # the last logged reason of each matter
         self._events_total = 0
-        self._alive_ns = 0  # the server's time up to which every event is delivered; 0: none yet
+        self._alive_ns = 0  # the server's time up to which all events are delivered; 0: not known
         self._last_event_ns = 0
-        self._missing_since_ns = 0  # events are missing since then; 0: none, or there was no subscription before
+        self._missing_since_ns = 0  # since when events are missing; 0: none are
         self._missing_why = event_loss.SUBSCRIPTION_LOST
-        self._ahead: Ahead | None = None  # that time began by this clock, too
-        self.clock = ServerClock()  # until its source sets its own, and how that is read
+        self._ahead: FastClock | None = None  # the clock of the source may have been ahead then
+        self.clock = ServerClock()  # replaced by that of the source
         self.read_clock: Callable[[Session], Awaitable[int]]
-        self._alive_set_back_ns = 0  # by how much it was set back in all, as of `_alive_ns`
-        self._set_back_ns = 0  # the same, as of `_missing_since_ns`
+        self._alive_set_back_ns = 0  # total set-backs as of `_alive_ns`
+        self._set_back_ns = 0  # total set-backs as of `_missing_since_ns`
         self._publisher: Publisher | None = None
-        self._server_start: object = None  # of the server of the present subscription, in its own words
+        self._server_start: object = None  # StartTime of the server of the present subscription
         self._rescue: Rescue[_Subscription] | None = None
-        self._bridges = False  # whether the rescue, if it is whole, brings all that is missing
+        self._bridges = False  # whether a complete rescue brings everything that is missing
         self._begin_subscription(0)
 
     def _begin_subscription(self, number: int, slower: float = 1.0) -> None:
-        """Nothing of the subscription before this one stays, but the time since which events are missing. `slower`: how
-        many times as long as asked for the time between keep-alives is."""
+        """Replace everything of the previous subscription, except the time since which events are missing. `slower`:
+        the revised time between keep-alives divided by the requested one."""
         if not self._missing_since_ns:
             self._missing_since_ns, self._set_back_ns = self._alive_ns, self._alive_set_back_ns
         self._subscription = _Subscription(number, slower * self._settings.liveness_timeout_ms / 1000)
         self._plan = ItemPlan(self._nodes, 1, self._settings.parked_retry_ms * MS)
-        self._book.abandon()
+        self._conditions.abandon()
 
-    def note_stop(self, first_ns: int, ahead: Ahead | None) -> None:
+    def note_stop(self, first_ns: int, ahead: FastClock | None) -> None:
         """No process of this node ran since then, also by a clock that was ahead."""
         self._missing_since_ns, self._missing_why, self._ahead = first_ns, AGENT_STOPPED, ahead
 
-    def note_gap(self, gap: TagGap) -> None:
-        """Gaps of values do not concern events."""
-
     def statistics(self) -> tuple[int, int, int, int]:
-        """Events received, at least so many lost, unix ms of the last one, conditions that the server retains."""
+        """Events received, a lower bound of those lost, unix ms of the last one, and retained conditions."""
         counts = self._events_total, self._recorder.lost_total
-        return *counts, self._last_event_ns // 1_000_000, len(self._book.retained)
+        return *counts, self._last_event_ns // 1_000_000, len(self._conditions.retained)
 
     async def begin(self, session: Session, publisher: Publisher, group: asyncio.TaskGroup) -> None:
-        """Take over what the lost session holds, and record it beside the building of the values' subscriptions."""
+        """Called in each life before anything is subscribed, because only then can the subscription of the lost session
+        be taken over. Awaits one answer. A task in `group` records what arrives."""
         self._rescue = self._rescue_of_session_before(session)
         self._publisher, self._server_start = publisher, await session.server_start()
         self._begin_subscription(0)
-        draining = self._drain(session, EventService(session.ask))
+        draining = self._drain(session, EventService(session.library))
         group.create_task(draining, name=f"{self._settings.name} events drain")
         if self._rescue is not None:
-            self._book.begin_rescue()
+            self._conditions.begin_rescue()
             await self._rescue.begin(session, publisher, lambda _: None)
 
     async def finish(self) -> None:
-        """Record what had arrived before the session ended, and see it committed."""
+        """Record what had arrived before the session ended, and wait for the commit."""
         if self._unrecorded is not None:
             await self._record(self._unrecorded)
         while not self._buffer.empty():
@@ -170,17 +167,17 @@ class EventCollector:
         await self._recorder.drain()
 
     async def end(self) -> None:
-        """This process ends, after `finish`. What was missed before the present subscription is declared, also if a
-        rescue may have brought it: the next process dates what is missing by this one's newest value."""
+        """This process ends, after `finish`. Declare what was missed before the present subscription, even if a rescue
+        may have brought it, because the next process dates missing events by the newest value of this one."""
         self._declare_missed(self._subscription.since_ns or self._now_ns())
         await self._recorder.drain()
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
     def _route(self, subscription: _Subscription, session: Session) -> Route:
-        """Where the notifications of a subscription go in this session."""
+        """The route of a subscription in this session."""
 
-        async def decode(body: bytes) -> EventPublication:
+        async def decode(_: Header, body: bytes) -> EventPublication:
             return decode_events(body, subscription.fields, session.reader)
 
         return Route(decode, partial(self._take, subscription), partial(self._note_missing, session))
@@ -196,24 +193,24 @@ class EventCollector:
         if content.status_change is not None and quality.is_bad(content.status_change):
             subscription.ended = status_name(content.status_change)
         since_ns = subscription.liveness.complete_ns or subscription.opened_ns
-        arrived = _Arrived(content, self._now_ns(), since_ns, self._alive_set_back_ns, is_old)
+        arrived = _Arrived(content, header.more, self._now_ns(), since_ns, self._alive_set_back_ns, is_old)
         if not is_old:
-            self._see_life(subscription, header)
+            self._note_life(subscription, header)
         if content.events or content.unreadable:
             try:
                 await self._buffer.put(arrived)
             except asyncio.CancelledError:
                 self._unbuffered = arrived
                 raise
-        if is_old and self._rescue and self._publisher:  # behind its events, which count before its end
-            if subscription.watch.take(content.events, more=content.more):
-                self._rescue.spoil(subscription.id)
-            self._rescue.see(header, self._publisher.positions(routed=True).get(subscription.id, 0))
+        if is_old and self._rescue and self._publisher:  # after its events, which come before its end
+            if subscription.watch.take(content.events, more=header.more):
+                self._rescue.mark_incomplete(subscription.id)
+            self._rescue.note_answer(header, self._publisher.positions(routed=True).get(subscription.id, 0))
 
-    def _see_life(self, subscription: _Subscription, header: Header) -> None:
+    def _note_life(self, subscription: _Subscription, header: Header) -> None:
         numbers = {} if self._publisher is None else self._publisher.positions(routed=True)
         before_ns = subscription.liveness.complete_ns
-        subscription.liveness.see(
+        subscription.liveness.note_answer(
             time.monotonic(),
             sent_ns(header.publish_time_ns, self._now_ns(), self.clock),
             None,
@@ -224,12 +221,12 @@ class EventCollector:
             self._alive_ns, self._alive_set_back_ns = subscription.liveness.complete_ns, self.clock.set_back_ns
 
     def _declare_missing(self) -> None:
-        """Events were missed before this subscription, once it is known that nothing brings them any more."""
+        """Declare events missed before this subscription, when it is known that nothing will bring them."""
         if self._subscription.since_ns and not self._is_rescuing:
             self._declare_missed(self._subscription.since_ns)
 
     def _declare_missed(self, last_ns: int) -> None:
-        """Events were missed until then, if any were."""
+        """Declare missed events up to `last_ns`, if any were missed."""
         if not self._missing_since_ns:
             return
         self._declare(self._missing_why, self._missing_since_ns, self._set_back_ns, last_ns, 0)
@@ -239,15 +236,15 @@ class EventCollector:
             self._ahead = None
 
     async def _note_missing(self, session: Session, missing: Missing) -> None:
-        """A publication was sent and never came, and the server does not hold it any more."""
+        """A publication did not arrive, and the server does not hold it any more."""
         if missing.subscription_id == self._subscription.id:
             now_ns = await self.read_clock(session)
             self._lose(event_loss.PUBLICATION_MISSING, self._alive_ns, self._alive_set_back_ns, now_ns, 1)
         elif self._rescue is not None:
-            self._rescue.spoil(missing.subscription_id)
+            self._rescue.mark_incomplete(missing.subscription_id)
 
     async def _drain(self, session: Session, service: EventService) -> None:
-        """The one task that records."""
+        """The only task that records."""
         while True:
             try:
                 async with asyncio.timeout(TICK_S):
@@ -260,14 +257,14 @@ class EventCollector:
             await self._record(arrived)
 
     async def _record(self, arrived: _Arrived) -> None:
-        self._unrecorded = None  # nothing is awaited before all of it is handed in
+        self._unrecorded = None  # nothing is awaited until all of it is handed in
         content, arrived_ns, is_old = arrived.content, arrived.arrived_ns, arrived.is_old
         self._note_losses(arrived)
-        brackets = [one for one in content.events if one.is_of(*BRACKETS)]
-        others = [one for one in content.events if not one.is_of(*BRACKETS, QUEUE_OVERFLOW)]
-        # One after the other: whether an event is wanted depends on what the book has taken in before it.
+        refresh_events = [one for one in content.events if one.is_of(*REFRESH_EVENTS)]
+        others = [one for one in content.events if not one.is_of(*REFRESH_EVENTS, QUEUE_OVERFLOW)]
+        # Lazily, because whether an event is wanted depends on the conditions that were accepted before it.
         events = (one for one in others if self._is_wanted(one))
-        taken = self._rescued(events) if is_old else self._book.take(events, brackets, more=content.more)
+        taken = self._rescued(events) if is_old else self._conditions.take(events, refresh_events, more=arrived.more)
         self._recorder.hand_in_gaps()
         for message, time_ns in self._messages(taken, arrived_ns):
             self._recorder.hand_in_message(self._settings.events_stream, message, time_ns)
@@ -279,36 +276,37 @@ class EventCollector:
             self._refresh.complete()
         await self._recorder.settle()
 
-    def _rescued(self, events: Iterable[Event]) -> Taken:
-        """What a lost subscription held. What both subscriptions bring is one message, by its id."""
+    def _rescued(self, events: Iterable[Event]) -> AcceptedEvents:
+        """Accept events that a lost subscription held. An event that both subscriptions bring is one message, by its
+        id."""
         found = []
         for event in events:
             found.append(event)
-            self._book.take_rescued([event])
-        return Taken(found)
+            self._conditions.take_rescued([event])
+        return AcceptedEvents(found)
 
     def _is_wanted(self, event: Event) -> bool:
-        """Whether an event is of a node that was asked for, and severe enough. A condition that is known is followed to
-        its end, however harmless that is."""
-        if event.handle == self._bracket_handle:
+        """Whether an event is of a configured node and severe enough. A known condition is followed to its end,
+        whatever the severity."""
+        if event.handle == self._refresh_handle:
             return False
         severity = event.fields.get("severity", 1_000)
-        return severity >= self._settings.events_severity_min or self._book.knows(event)
+        return severity >= self._settings.events_severity_min or self._conditions.knows(event)
 
-    def _messages(self, taken: Taken, now_ns: int) -> list[tuple[Message, int]]:
+    def _messages(self, taken: AcceptedEvents, now_ns: int) -> list[tuple[Message, int]]:
         source, zone, names = self._settings.name, self._recorder.zone, self._type_names
         found = [
             (event_message(one, source, zone, names, now_ns, is_refreshed=index in taken.refreshed), one.time_ns)
             for index, one in enumerate(taken.events)
         ]
         found += [(absent_message(one, source, zone, names, now_ns), now_ns) for one in taken.absent]
-        if taken.is_complete and (retained := condition_names(self._book.retained)) != self._told_retained:
-            self._told_retained = retained
+        if taken.is_complete and (retained := condition_names(self._conditions.retained)) != self._reported_retained:
+            self._reported_retained = retained
             found.append((refresh_message(retained, source, zone, now_ns), now_ns))
         return [(message, time_ns or now_ns) for message, time_ns in found]
 
     async def _learn_types(self, events: Sequence[Event], session: Session, service: EventService) -> None:
-        """Ask for the names of event types that are met the first time."""
+        """Read the names of event types that are not known yet."""
         types = {str(one.fields["event_type"]) for one in events if "event_type" in one.fields}
         new = sorted(types - self._type_names.keys())
         if not new or len(self._type_names) > TYPES_MAX:
@@ -318,7 +316,7 @@ class EventCollector:
             self._type_names[text] = ""
             try:
                 node = parse_node_address(text)
-            except ValueError:  # of a namespace that is not in the server's table
+            except ValueError:  # the server does not have its namespace
                 continue
             if node.namespace_uri == STANDARD_URI and isinstance(node.identifier, int):
                 self._type_names[text] = standard_type_name(node.identifier)
@@ -331,7 +329,7 @@ class EventCollector:
     def _note_losses(self, arrived: _Arrived) -> None:
         content = arrived.content
         last_ns = max(arrived.arrived_ns, *(one.time_ns for one in content.events), 0)  # a clock may be set ahead
-        reason = "" if arrived.is_old else self._subscription.watch.take(content.events, more=content.more)
+        reason = "" if arrived.is_old else self._subscription.watch.take(content.events, more=arrived.more)
         if reason:
             self._lose(
                 reason, arrived.since_ns, arrived.set_back_ns, last_ns, int(reason == event_loss.QUEUE_OVERFLOWED)
@@ -340,18 +338,18 @@ class EventCollector:
             self._lose(event_loss.UNREADABLE, arrived.since_ns, arrived.set_back_ns, last_ns, content.unreadable)
 
     def _lose(self, reason: str, first_ns: int, set_back_ns: int, last_ns: int, count: int) -> None:
-        """Note lost events, at least so many, and ask for the state of the conditions again: their changes may be among
+        """Declare at least `count` lost events, and request the conditions again, because their changes may be among
         them."""
         self._declare(reason, first_ns, set_back_ns, last_ns, count)
-        if self._book.is_refreshing:
-            self._book.spoil()
-            self._refresh.spoil(time.monotonic())
+        if self._conditions.is_refreshing:
+            self._conditions.mark_incomplete()
+            self._refresh.repeat_later(time.monotonic())
         else:
             self._refresh.want(time.monotonic())
 
     def _declare(self, reason: str, first_ns: int, set_back_ns: int, last_ns: int, count: int) -> None:
-        """A gap between two times of the server's clock, which had been set back by so much in all at the first. If it
-        was set back since then, the gap is declared in the times of the clock as it was and as it is."""
+        """Declare a gap between two times of the server's clock. `set_back_ns`: its total set-backs at the first one.
+        If it was set back since then, the gap is declared in the times of the clock before and after that."""
         since_ns = self.clock.set_back_ns - set_back_ns
         self._add_gap(reason, first_ns, last_ns + since_ns, count)
         if since_ns:
@@ -366,32 +364,32 @@ class EventCollector:
 
     @property
     def _is_rescuing(self) -> bool:
-        """Whether events of the session before may still come."""
+        """Whether events of the previous session may still arrive."""
         return self._rescue is not None and not self._rescue.has_ended
 
     def _rescue_of_session_before(self, session: Session) -> Rescue[_Subscription] | None:
-        """The rescue of the events that the session before did not receive."""
+        """The rescue of the events that the previous session did not receive."""
         lost = self._subscription
         if self._publisher is None:
             return None
         if lost.has_items:
-            self._bridges = not self._missing_since_ns  # else what was missing before this subscription stays so
+            self._bridges = not self._missing_since_ns  # otherwise events from before it are missing anyway
         built, numbers = [lost] if lost.has_items else None, self._publisher.positions(routed=True)
         route = partial(self._route, session=session)
         return next_rescue(self._rescue, built, numbers, self._server_start, route)
 
     async def _rescue_due(self, session: Session, publisher: Publisher) -> None:
-        """End a rescue whose old subscription has given everything."""
+        """End a rescue that is over."""
         rescue = self._rescue
         if rescue is None:
             return
-        if not rescue.is_built:  # or refused, where the server has no room beside the old one
+        if not rescue.is_built:  # or they are refused, because the server has no room beside the old one
             rescue.built(time.monotonic())
         if rescue.is_over(time.monotonic()):
             ended = rescue.end(time.monotonic())
             for old in ended.all:
                 publisher.forget(old.id)
-            self._book.end_rescue()
+            self._conditions.end_rescue()
             if ended.whole and self._bridges:
                 self._missing_since_ns = 0
                 extra = {"action": "events_rescued", "source": self._settings.name}
@@ -402,8 +400,9 @@ class EventCollector:
             self._rescue = None
 
     async def run(self, session: Session, publisher: Publisher) -> None:
-        """Keep a subscription with its items, and ask for refreshes, in a session whose values are subscribed."""
-        service = EventService(session.ask)
+        """Keep a subscription with its items, and ask for refreshes, once the values are subscribed and until the life
+        ends. A SourceLost raised here ends the life."""
+        service = EventService(session.library)
         pause_s = 0.0
         while True:
             subscription = self._subscription
@@ -425,23 +424,24 @@ class EventCollector:
             await asyncio.sleep(TICK_S)
 
     def _is_silent(self) -> bool:
-        """Whether the subscription gives no sign of life, keep-alives included, although nothing is held back here."""
+        """Whether the subscription gives no sign of life, not even a keep-alive, although this side does not hold it
+        back."""
         if self._buffer.full():
             self._subscription.liveness.excuse(time.monotonic())
         return self._subscription.liveness.silent_s(time.monotonic()) > self._subscription.silence_max_s
 
     async def _open(self, session: Session, publisher: Publisher) -> bool:
-        """A new subscription in the place of the one that ended. False if the server refuses it."""
+        """Create a subscription, in place of one that ended. False if the server refuses it."""
         lost = self._subscription
         if lost.id:
-            self._say("subscription", "event_subscription_lost", lost.ended or "it gave no sign of life")
+            self._log_once("subscription", "event_subscription_lost", lost.ended or "it gave no sign of life")
             publisher.forget(lost.id)
             self._begin_subscription(0)
         opened_ns = self._now_ns()
         try:
             opened = await session.create_subscription()
-        except SourceLost as error:  # if the session is at its end, its other tasks say so
-            self._say("subscription", "events_refused", str(error))
+        except SourceLost as error:  # if the session has ended, its other tasks notice that
+            self._log_once("subscription", "events_refused", str(error))
             return False
         self._begin_subscription(opened.id, opened.slower)
         self._subscription.opened_ns = opened_ns
@@ -451,7 +451,7 @@ class EventCollector:
         return True
 
     async def _create_due(self, session: Session, service: EventService) -> None:
-        """Monitor the nodes whose turn it is. One that is refused is tried again later."""
+        """Monitor the nodes that are due. A refused one is tried again later."""
         subscription = self._subscription
         while handles := self._plan.next_call(time.monotonic_ns()):
             (handle,) = handles
@@ -459,7 +459,7 @@ class EventCollector:
             index = node.index(await session.namespaces())
             status = quality.BAD_NODE_ID_UNKNOWN
             if index is not None:
-                types = BRACKETS if handle == self._bracket_handle else ()
+                types = REFRESH_EVENTS if handle == self._refresh_handle else ()
                 expect = partial(subscription.fields.__setitem__, handle)
                 found = await service.create_item(subscription.id, handle, node, index, expect, types)
                 status = found.status
@@ -468,44 +468,44 @@ class EventCollector:
                     subscription.has_items = True
                     self._refresh.begin(time.monotonic())
                     if found.left_out and not types:
-                        self._say(f"fields {handle}", "event_fields_left_out", ", ".join(found.left_out))
+                        self._log_once(f"fields {handle}", "event_fields_left_out", ", ".join(found.left_out))
             refused = self._plan.answered([handle], [Created(status)], time.monotonic_ns())
             if refused:
                 name = self._settings.events[handle - 1] if handle in self._notifiers else "Server"
-                self._say(f"node {handle}", "events_refused", f"{name}: {status_name(status)}")
+                self._log_once(f"node {handle}", "events_refused", f"{name}: {status_name(status)}")
 
     async def _refresh_due(self, service: EventService) -> None:
-        """Have the server send the state of all conditions again, when that is due."""
+        """Request the state of all conditions again, if that is due."""
         now_s = time.monotonic()
-        if self._book.is_refreshing and self._refresh.is_overdue(now_s):
-            self._book.abandon()
-            self._say("refresh", "conditions_not_refreshed", "the server did not say that the refresh is over")
-        if self._book.is_refreshing or not self._subscription.has_items or not self._refresh.is_due(now_s):
+        if self._conditions.is_refreshing and self._refresh.is_overdue(now_s):
+            self._conditions.abandon()
+            self._log_once("refresh", "conditions_not_refreshed", "the server did not send the end of the refresh")
+        if self._conditions.is_refreshing or not self._subscription.has_items or not self._refresh.is_due(now_s):
             return
-        if self._is_rescuing:  # what led to the states comes before them
+        if self._is_rescuing:  # the events that led to the states come first
             return
         self._refresh.asked(now_s)
-        self._book.ask()
+        self._conditions.ask()
         status = await service.refresh(self._subscription.id)
         if not quality.is_bad(status):
             return
-        self._book.abandon()
+        self._conditions.abandon()
         if status == BAD_REFRESH_IN_PROGRESS:
             self._refresh.want(now_s)
         else:
             self._refresh.refuse()
-            self._say("refresh", "conditions_not_refreshed", status_name(status))
+            self._log_once("refresh", "conditions_not_refreshed", status_name(status))
 
-    def _say(self, matter: str, action: str, why: str) -> None:
-        """One log line for each reason."""
-        if self._said.get(matter) != why:
-            self._said[matter] = why
+    def _log_once(self, matter: str, action: str, why: str) -> None:
+        """Log each reason of a matter once."""
+        if self._logged.get(matter) != why:
+            self._logged[matter] = why
             log.warning(_LINES[action], extra={"action": action, "source": self._settings.name, "why": why})
 
 
 _LINES = {
-    "events_refused": "the server refuses its events; values go on, and it is asked again later",
+    "events_refused": "the server refuses events; values continue, and it is asked again later",
     "event_fields_left_out": "the server does not have all fields of events; the others are recorded",
-    "event_subscription_lost": "the subscription to events ended and is created anew",
+    "event_subscription_lost": "the subscription to events ended; a new one is created",
     "conditions_not_refreshed": "the server does not send the state of its conditions again",
 }

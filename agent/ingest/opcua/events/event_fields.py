@@ -1,8 +1,8 @@
 """Selects the fields of an event and decodes event notification bytes into events.
 
 An event arrives as a list of Variants in the order of the filter's select clauses (OPC 10000-4, 7.22.3). A field that
-an event does not have comes as null, or as a status in its place. Values are read by the session's ValueReader; times
-are read here, because their full resolution is kept and is needed as a number.
+an event does not have is null or a status. The ValueReader of the session decodes the values; times are decoded here,
+because they are needed as numbers with their full resolution.
 
 Core: takes bytes, returns events. Malformed bytes raise DecodeError.
 """
@@ -15,22 +15,22 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from agent.ingest.opcua.decode import EVENTS, STATUS_CHANGE, DecodeError, Reader, extension_object, filetime_ns
+from agent.ingest.opcua.decode import EVENTS, STATUS_CHANGE, DecodeError, Reader, filetime_ns, notifications
 from agent.message import Json, parse_json
 
-EVENTS_MAX = 100_000  # we ask for 1,000 in one message; a count beyond this is nonsense, not data
+EVENTS_MAX = 100_000  # 1,000 are asked for in one message; a larger count is malformed
 DATE_TIME, STATUS_CODE, NODE_IDS = 13, 19, frozenset({17, 18})  # variant types
 NULL_NODE = "i=0"
 
 BASE_EVENT, CONDITION, ACKNOWLEDGEABLE_CONDITION, ALARM_CONDITION = 2041, 2782, 2881, 2915  # types, namespace 0
 REFRESH_START, REFRESH_END, REFRESH_REQUIRED, QUEUE_OVERFLOW = 2787, 2788, 2789, 3035
 
-_START, _MESSAGE, _LIST = struct.Struct("<Ii"), struct.Struct("<Iqi"), struct.Struct("<Ii")
+_LIST = struct.Struct("<Ii")
 _I32, _U32, _I64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<q")
 
 
 class Kind(Enum):
-    """What a field has to be. A value of another kind is not a value of this field and reads as null."""
+    """The kind of a field. A value of another kind counts as null."""
 
     BYTES = "bytes"
     NODE = "node"
@@ -42,8 +42,8 @@ class Kind(Enum):
 
 
 class Field(NamedTuple):
-    """A field of an event: its name here, the type that has it, and its path there. An empty path is the node id of the
-    condition itself (OPC 10000-9, 5.5.2)."""
+    """A field of an event: its name here, the type that has it, and its path there. An empty path stands for the node
+    id of the condition (OPC 10000-9, 5.5.2)."""
 
     name: str
     type_id: int
@@ -83,7 +83,7 @@ ALL_FIELDS = BASE_FIELDS + CONDITION_FIELDS
 
 
 class Text(NamedTuple):
-    """A text, with its locale where it came as a LocalizedText that has one."""
+    """A text, with the locale of a LocalizedText that has one."""
 
     text: str
     locale: str = ""
@@ -91,8 +91,8 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event as notified. `handle` is the number that we gave the monitored item; a time of 0 was not sent. `fields`
-    has those that are not null, times not among them."""
+    """One notified event. `handle` is the client handle of the monitored item. A time of 0 was not sent. `fields` has
+    the fields that are not null, without the times."""
 
     handle: int
     fields: Mapping[str, Any]
@@ -105,24 +105,23 @@ class Event:
 
     @property
     def is_condition(self) -> bool:
-        """Whether it is the state of a condition. Servers that leave out the node id have the other fields."""
+        """Whether it is the state of a condition. If a server leaves out the node id, the other fields show it."""
         return not self.fields.keys().isdisjoint(("condition_id", "condition_name", "retain"))
 
 
 @dataclass(frozen=True, slots=True)
 class EventPublication:
-    """The answer to one Publish of a subscription to events. `more`: the server has more to send at once. `unreadable`:
-    events behind malformed bytes, that one included."""
+    """The events in the answer to one Publish. `unreadable`: events that cannot be read, the malformed one and those
+    behind it."""
 
     events: Sequence[Event]
-    more: bool = False
     status_change: int | None = None
     unreadable: int = 0
 
 
 def decode_events(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader) -> EventPublication:
-    """The PublishResponse parameters in `data` (OPC 10000-4, 5.14.5). `fields_of` has the fields that each handle was
-    asked for; events of other handles are left out."""
+    """The events in PublishResponse parameters. `fields_of` has the fields that each handle was asked for; events of
+    other handles are left out."""
     try:
         return _publication(data, fields_of, reader)
     except (struct.error, IndexError, OverflowError) as error:
@@ -130,24 +129,18 @@ def decode_events(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader:
 
 
 def _publication(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader) -> EventPublication:
-    _, available = _START.unpack_from(data, 0)
-    position = _START.size + 4 * max(0, available)
-    more = data[position] != 0
-    _, _, parts = _MESSAGE.unpack_from(data, position + 1)
-    position += 1 + _MESSAGE.size
     events: list[Event] = []
     status_change, unreadable = None, 0
-    for _ in range(max(0, parts)):
-        kind, body, position = extension_object(data, position)
+    for kind, body in notifications(data):
         if kind == EVENTS:
-            unreadable += _event_list(data[body:position], fields_of, reader, events)
+            unreadable += _event_list(body, fields_of, reader, events)
         elif kind == STATUS_CHANGE:
-            (status_change,) = _U32.unpack_from(data, body)
-    return EventPublication(events, more, status_change, unreadable)
+            (status_change,) = _U32.unpack_from(body)
+    return EventPublication(events, status_change, unreadable)
 
 
 def _event_list(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader, events: list[Event]) -> int:
-    """Append the events of an EventNotificationList, which is all of `data`. Returns how many could not be read."""
+    """Append the events of the EventNotificationList in `data`. Returns how many could not be read."""
     (count,) = _I32.unpack_from(data, 0)
     if count > EVENTS_MAX:
         raise DecodeError(f"{count} events in one notification")
@@ -186,7 +179,7 @@ def _value(data: bytes, position: int, reader: Reader) -> tuple[Any, int]:
 
 
 def _fitting(kind: Kind, variant_type: int, value: Any) -> Any:
-    """The value of a field, None if it is of another kind: a status in the place of a value says why there is none."""
+    """The value of a field; None if it is of another kind, such as a status that explains why there is no value."""
     match kind:
         case Kind.TEXT:
             return _text(value)

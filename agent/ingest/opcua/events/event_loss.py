@@ -1,8 +1,8 @@
-"""Detects lost events: overflows that a server reports, and overflows that it does not report.
+"""Detects lost events: reported overflows, and overflows that a server does not report.
 
-A server whose queue for a monitored item runs over sends an event of type EventQueueOverflowEventType (OPC 10000-4,
-7.22.3). Some servers (node-opcua) discard events silently. Then the burst that empties the queue holds as many events
-as the queue has places, and it is not known whether there were more. It is recorded as a loss of unknown size.
+A server whose queue for a monitored item overflows sends an event of the type EventQueueOverflowEventType (OPC 10000-4,
+7.22.3). Some servers (node-opcua) discard events silently. Then the burst that empties the queue has as many events as
+the queue can hold, and it is not known whether there were more. That is recorded as a loss of unknown size.
 
 Core.
 """
@@ -15,22 +15,22 @@ from collections.abc import Iterable, Mapping
 from agent.ingest.opcua.events.event_fields import QUEUE_OVERFLOW, Event
 
 EVENTS_LOST = "events_lost"  # the predicate of the fact
-QUEUE_OVERFLOWED = "event_queue_overflow"  # the server says so
-QUEUE_FULL = "event_queue_full"  # the queue had no room left, so more events may have been discarded
-SUBSCRIPTION_LOST = "event_subscription_lost"  # no event was received between two subscriptions
-PUBLICATION_MISSING = "event_publication_missing"  # sent by the server, never received
-UNREADABLE = "events_unreadable"  # bytes that do not make an event, and what came behind them
+QUEUE_OVERFLOWED = "event_queue_overflow"  # reported by the server
+QUEUE_FULL = "event_queue_full"  # the queue was full, so events may have been discarded
+SUBSCRIPTION_LOST = "event_subscription_lost"  # between two subscriptions
+PUBLICATION_MISSING = "event_publication_missing"  # sent by the server and not received
+UNREADABLE = "events_unreadable"  # a malformed event and those behind it
 
 
 class QueueWatch:
-    """The queues of one subscription. `queue_sizes` by handle, as the server revised them; 0 or 1: not told."""
+    """The queues of one subscription. `queue_sizes` has the revised sizes by handle; 0 or 1: not known."""
 
     def __init__(self, queue_sizes: Mapping[int, int]) -> None:
         self._sizes = queue_sizes
         self._counts: Counter[int] = Counter()
 
     def take(self, events: Iterable[Event], *, more: bool) -> str:
-        """Take in the events of a publication. Returns the reason of a loss, or nothing."""
+        """Take in the events of a publication. Returns the reason of a loss; empty if there was none."""
         reason = ""
         for event in events:
             self._counts[event.handle] += 1

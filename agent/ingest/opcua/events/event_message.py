@@ -1,9 +1,9 @@
 """Events as messages: subject, predicate, object, and an id by which a repeated event is stored once.
 
-The id is a digest of the source and of everything the event says, its EventId included, but for the time at which the
-server received it. So the same event that comes twice, by two monitored items or by a refresh, is one message; a server
-that gives one EventId to two different events loses neither. That a state came by a refresh is a label of the envelope,
-no part of the fact: it is the same state.
+The id is a digest of the source and of all fields of the event, EventId included, except the time at which the server
+received it. So an event that arrives twice, by two monitored items or by a refresh, is one message, and two different
+events with the same EventId are two messages. That a state arrived by a refresh is a label of the envelope and not part
+of the fact, because it is the same state.
 
 Core: takes events, returns messages. The object is described in docs/reference/opcua-events.md.
 """
@@ -21,23 +21,23 @@ from agent.message import OBJECT_BYTES_MAX, UNIX_MS_MAX, Envelope, Fact, Message
 from agent.status_codes import status_name
 
 EVENT_RAISED, CONDITION_CHANGED, CONDITIONS_REFRESHED = "event_raised", "condition_changed", "conditions_refreshed"
-REFRESHED = {"refreshed": "true"}  # the label of a state that came by a refresh
+REFRESHED = {"refreshed": "true"}  # the label of a state that arrived by a refresh
 ABSENT_AT_REFRESH = "absent_at_refresh"
 
-NAME_BYTES_MAX = 200  # of a name inside a subject, which holds two and the source's
-LONG_TEXT_CHARACTERS_MAX = 1_000  # kept of each text of an event that is longer than a fact may be
-CONDITIONS_NAMED_MAX = 1_000  # in a fact about a refresh, which comes with each reconnect
-CONDITIONS_BYTES_MAX = OBJECT_BYTES_MAX // 2  # what their names may take of it; a node id can have 4,096 characters
+NAME_BYTES_MAX = 200  # of a name in a subject, which has two names and the source
+LONG_TEXT_CHARACTERS_MAX = 1_000  # kept of each text of an event that is too long for a fact
+CONDITIONS_NAMED_MAX = 1_000  # in a fact about a refresh, which is recorded at each reconnect
+CONDITIONS_BYTES_MAX = OBJECT_BYTES_MAX // 2  # of all names; a node id can have 4,096 characters
 
-_NOT_IN_THE_ID = ("receive_time", "event_type_name")  # differ when the same event comes again, or is recorded late
+_NOT_IN_THE_ID = ("receive_time", "event_type_name")  # they may differ when the same event arrives again
 _NOT_IN_SUBJECTS = re.compile(rb"[^\x21-\x24\x26-\x2e\x30-\x7e]")  # "%" and "/" among them
 
 
 def event_message(
     event: Event, source: str, zone: str, type_names: Mapping[str, str], now_ns: int, *, is_refreshed: bool = False
 ) -> Message:
-    """The message of an event. `type_names` names event types, as far as they are known; `now_ns` dates an event that
-    has no time."""
+    """The message of an event. `type_names` has the known names of event types. `now_ns` dates an event without a
+    time."""
     content = _content(event, type_names)
     if len(canonical_json(content)) > OBJECT_BYTES_MAX:
         content = _shortened(content)
@@ -47,8 +47,8 @@ def event_message(
 
 
 def absent_message(event: Event, source: str, zone: str, type_names: Mapping[str, str], now_ns: int) -> Message:
-    """The message that a condition, whose last known state is given, is not retained any more: a refresh at `now_ns`
-    did not name it. What became of it is not known."""
+    """The message that a condition with this last known state is not retained any more, because a refresh at `now_ns`
+    did not contain it."""
     kept = ("condition_id", "condition_name", "branch_id", "event_type", "source_node", "source_name")
     known = {name: value for name, value in event.fields.items() if name in kept}
     content = _content(Event(event.handle, {**known, "retain": False}, now_ns), type_names)
@@ -57,12 +57,12 @@ def absent_message(event: Event, source: str, zone: str, type_names: Mapping[str
 
 
 def condition_names(events: Iterable[Event]) -> list[str]:
-    """The conditions of these states, each once, by node id."""
+    """The names of the conditions of these states, each once, sorted."""
     return sorted({_condition(event) for event in events})
 
 
 def refresh_message(retained: Sequence[str], source: str, zone: str, now_ns: int) -> Message:
-    """The message that a refresh at `now_ns` is complete, and which conditions the server retains."""
+    """The message that a refresh was complete at `now_ns`, with the retained conditions."""
     ends = accumulate(len(canonical_json(name)) + 1 for name in retained)
     named = [name for name, end in zip(retained, ends, strict=True) if end <= CONDITIONS_BYTES_MAX]
     content = {
@@ -74,7 +74,7 @@ def refresh_message(retained: Sequence[str], source: str, zone: str, now_ns: int
 
 
 def _condition(event: Event) -> str:
-    """What names a condition: its node id, or source and name where the server does not give one."""
+    """The name of a condition: its node id, or source and name if the server gives none."""
     fields = event.fields
     if "condition_id" in fields:
         return str(fields["condition_id"])
@@ -108,8 +108,8 @@ def _shortened(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _subject(event: Event, source: str) -> str:
-    """`condition:<source>/<source name>/<condition name>` or `event:<source>/<source name>`. Names need not be unique
-    at a server; node ids in the object are."""
+    """`condition:<source>/<source name>/<condition name>` or `event:<source>/<source name>`. Names need not be unique;
+    the node ids in the object are."""
     fields = event.fields
     origin = _plain(fields.get("source_name")) or str(fields.get("source_node", "server"))
     if not event.is_condition:
@@ -123,7 +123,7 @@ def _plain(value: Any) -> str:
 
 
 def _in_subject(name: str) -> str:
-    """A name in the characters that a subject may have; others as in a URI (%20)."""
+    """A name with the characters that a subject may have; others are escaped as in a URI (%20)."""
     escaped = _NOT_IN_SUBJECTS.sub(lambda found: b"%%%02X" % found[0][0], name.encode())
     return escaped[:NAME_BYTES_MAX].decode()
 

@@ -1,7 +1,7 @@
 """The service calls for events, through asyncua: monitored items with an EventFilter, ConditionRefresh, names of types.
 
-A server may refuse any of them, or the whole call, and the values go on all the same: every refusal comes back as a
-status, a time-out and an unreadable answer as well. Nothing is ever acknowledged, confirmed or commented here.
+A server may refuse any of them, and the values continue: each refusal, time-out or unreadable answer is returned as a
+status. Nothing is acknowledged, confirmed or commented.
 
 Knows asyncua.
 """
@@ -23,11 +23,11 @@ from agent.ingest import quality
 from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_EVENT, BASE_FIELDS, Field
 from agent.opcua_address import NodeAddress
 
-QUEUE_SIZE = 10_000  # events that a server is asked to keep for each node; about a minute of a bad alarm flood
-TYPES_PER_READ = 100  # far below what any server refuses
-_FILTER_REFUSED = frozenset(  # with these, fewer fields or no condition may be accepted
+QUEUE_SIZE = 10_000  # events to queue for each node: about a minute of an alarm flood
+TYPES_PER_READ = 100  # far below the limit of any server
+_FILTER_REFUSED = frozenset(  # after these, fewer fields or no condition may be accepted
     {
-        *(0x8043_0000, 0x8044_0000, 0x8045_0000),  # BadMonitoredItemFilterInvalid, ...Unsupported, BadFilterNotAllowed
+        *(quality.BAD_FILTER_INVALID, quality.BAD_FILTER_UNSUPPORTED, quality.BAD_FILTER_NOT_ALLOWED),
         *(0x8047_0000, 0x8048_0000),  # BadEventFilterInvalid, BadContentFilterInvalid
         *(0x80C1_0000, 0x80C2_0000),  # BadFilterOperatorInvalid, BadFilterOperatorUnsupported
         *(0x8001_0000, 0x8002_0000, quality.BAD_NOT_SUPPORTED, quality.BAD_DECODING_ERROR),
@@ -38,9 +38,9 @@ _UNREADABLE = (struct.error, ValueError, TypeError, KeyError, IndexError, Attrib
 
 @dataclass(frozen=True, slots=True)
 class EventItem:
-    """The answer for one monitored item: a status; if it is good, the server's number of the item, the fields that it
-    sends in this order, and the size of its queue. `left_out` names the fields for which the server refused the item;
-    one that it takes and does not have comes as null."""
+    """The answer for one monitored item: a status, and if it is good, the server's number of the item, its fields in
+    the order of the filter, and the size of its queue. `left_out` names the fields for which the server refused the
+    item. A field that it accepts and does not have is null."""
 
     status: int
     item: int = 0
@@ -50,10 +50,10 @@ class EventItem:
 
 
 class EventService:
-    """The calls of one session. `ask` makes a request with the library's session."""
+    """The calls for events, with the library's session."""
 
-    def __init__(self, ask: Callable[[Callable[[UaSession], Awaitable[Any]]], Awaitable[Any]]) -> None:
-        self._ask = ask
+    def __init__(self, library: UaSession) -> None:
+        self._library = library
 
     async def create_item(
         self,
@@ -64,10 +64,10 @@ class EventService:
         expect: Callable[[Sequence[Field]], None],
         type_ids: Sequence[int] = (),
     ) -> EventItem:
-        """Monitor the events of a node, of these standard types or all. A server that refuses the filter is asked again
-        without the fields that it names, then with the fields that every event has, then without a condition on the
-        type: then events of all types come. `expect` is called with the fields before they are asked for, because an
-        event may come before the answer."""
+        """Monitor the events of a node, of these standard types or of all. If the server refuses the filter, it is
+        asked again without the fields that it names, then with the fields that every event has, then without a
+        condition on the type, so that events of all types arrive. `expect` is called with the fields before each
+        request, because an event may arrive before the answer."""
 
         async def attempt(fields: Sequence[Field], types: Sequence[int]) -> EventItem:
             expect(fields)
@@ -84,8 +84,7 @@ class EventService:
         return replace(found, left_out=tuple(field.name for field in ALL_FIELDS if field not in found.fields))
 
     async def refresh(self, subscription_id: int) -> int:
-        """ConditionRefresh (OPC 10000-9, 5.5.7): has the server send the state of all retained conditions. The
-        status."""
+        """ConditionRefresh (OPC 10000-9, 5.5.7): request the state of all retained conditions. Returns the status."""
         request = ua.CallMethodRequest(
             ObjectId=ua.NodeId(ObjectIds.ConditionType),  # type: ignore[arg-type]
             MethodId=ua.NodeId(ObjectIds.ConditionType_ConditionRefresh),  # type: ignore[arg-type]
@@ -95,7 +94,7 @@ class EventService:
         return found if isinstance(found, int) else int(found[0].StatusCode.value)
 
     async def type_names(self, types: Sequence[tuple[NodeAddress, int]]) -> list[str]:
-        """The browse names of event types, given with their namespace index; empty where it cannot be read."""
+        """The browse names of event types, given with their namespace index; empty if one cannot be read."""
         nodes = [_node_id(*one) for one in types[:TYPES_PER_READ]]
         parameters = ua.ReadParameters(
             NodesToRead=[ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.BrowseName) for node in nodes]
@@ -136,9 +135,9 @@ class EventService:
         return EventItem(result.StatusCode.value, result.MonitoredItemId, fields, result.RevisedQueueSize, refused)
 
     async def _answer(self, request: Callable[[UaSession], Awaitable[Any]]) -> Any:
-        """The answer, or the status with which the call as a whole was refused."""
+        """The answer, or the status with which the whole call was refused."""
         try:
-            found = await self._ask(request)
+            found = await request(self._library)
         except UaStatusCodeError as error:
             return int(error.code)
         except TimeoutError:
@@ -151,7 +150,7 @@ class EventService:
 
 
 def event_filter(fields: Sequence[Field], type_ids: Sequence[int] = ()) -> ua.EventFilter:
-    """These fields of events of these standard types; without types of all."""
+    """A filter for these fields of events, of these standard types or of all."""
     found = ua.EventFilter(SelectClauses=[_operand(field.type_id, field.path) for field in fields])
     if type_ids:
         types = [ua.LiteralOperand(Value=ua.Variant(ua.NodeId(one), ua.VariantType.NodeId)) for one in type_ids]  # type: ignore[arg-type]
@@ -163,7 +162,7 @@ def event_filter(fields: Sequence[Field], type_ids: Sequence[int] = ()) -> ua.Ev
 
 
 def standard_type_name(type_id: int) -> str:
-    """The name of an event type of namespace 0; empty for a number that is none."""
+    """The name of an event type in namespace 0; empty if there is none."""
     return str(ObjectIdNames.get(type_id, ""))
 
 

@@ -15,14 +15,14 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIdNames
 
 from agent.escaping import csv_cell
-from agent.ingest.opcua.explore.services import Question, Services, open_services, status_name
+from agent.ingest.opcua.explore.services import Question, Services, open_services, status_text, value_of
 from agent.ingest.opcua.explore.tag_rows import TagRow, address_text, clean_text, tag_names
 from agent.ingest.opcua.explore.walk import Failures, FoundVariable, Walk
 from agent.ingest.opcua.values.type_reader import enum_property, names_text
 from agent.message import Json, Value, time_text
 from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 from agent.settings.sources import OpcuaSourceSettings
-from agent.status_codes import status_name as symbolic_status
+from agent.status_codes import status_name
 
 _BY_INDEX = re.compile(r"ns=(\d{1,5});(.+)", re.DOTALL)
 _CURRENT_READ = 1  # bit 0 of AccessLevel (OPC 10000-3, 8.57)
@@ -33,15 +33,15 @@ _ATTRIBUTES = (
     AttributeIds.MinimumSamplingInterval,
     AttributeIds.UserAccessLevel,
 )
-_BUILT_IN = range(26)  # numbers of the built-in types and of none; what is above them may name its numbers
-TYPES_MAX = 1_000  # asked for the names of their numbers; each costs two calls
+_BUILT_IN = range(26)  # numbers of the built-in types; other types may be enumerations
+TYPES_MAX = 1_000  # data types asked for the names of their numbers; each costs two calls
 VALUE_CHARACTERS_MAX = 200  # of a value on one line
 Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """One node as read. Times are UTC, None where the server gives none."""
+    """One node that was read. Times are UTC; None if the server gives none."""
 
     address: str
     name: str
@@ -53,7 +53,7 @@ class NodeReading:
 
 
 class Explorer:
-    """An open connection for looking. Made by `explore`."""
+    """An open connection for exploring a server. Made by `explore`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -61,8 +61,8 @@ class Explorer:
         self._enumeration_texts: dict[NodeAddress, str] = {}
 
     def address(self, text: str) -> NodeAddress:
-        """A node id as people write it, also by namespace index, which holds for this server and this moment. Raises
-        ValueError that says what to write."""
+        """Parse a node id as people write it, also with a namespace index of this server. Raises ValueError with what
+        to write."""
         match = _BY_INDEX.fullmatch(text)
         if match is None or match[1] == "0":
             return parse_node_address(text)
@@ -73,7 +73,7 @@ class Explorer:
         return parse_node_address(f"nsu={self._services.namespaces[index]};{match[2]}")
 
     async def walk(self, walk: Walk, progress: Progress) -> None:
-        """Browse until the walk is over. Raises SourceLost."""
+        """Browse until the walk is finished. Raises SourceLost."""
         while nodes := walk.next_nodes(self._services.nodes_per_browse):
             answers = await self._services.browse(nodes)
             walk.give_back(nodes[len(answers) :])
@@ -87,8 +87,7 @@ class Explorer:
     async def rows(
         self, variables: Sequence[FoundVariable], scope: str, failures: Failures, progress: Progress
     ) -> list[tuple[FoundVariable, TagRow]]:
-        """The variables that can be read, with their rows. Those that cannot are counted in `failures`. Raises
-        SourceLost."""
+        """The readable variables with their rows. The others are counted in `failures`. Raises SourceLost."""
         known: list[tuple[FoundVariable, str]] = []
         for variable in variables:
             try:
@@ -113,22 +112,22 @@ class Explorer:
         return [(one, replace(row, tag=name)) for name, (one, row) in zip(names, kept, strict=True)]
 
     async def read(self, nodes: Sequence[NodeAddress]) -> list[NodeReading]:
-        """The values of nodes, and what they are. Raises SourceLost."""
+        """Read the values, names and data types of nodes. Raises SourceLost."""
         attributes = (AttributeIds.BrowseName, AttributeIds.DataType)
         answers = await self._services.read([(node, attribute) for node in nodes for attribute in attributes])
         values = await self._services.values(nodes)
         await self._learn_types(answers[1::2])
         found = []
         for node, value, name, kind in zip(nodes, values, answers[::2], answers[1::2], strict=True):
-            shown = _value(name)
+            shown = value_of(name)
             is_array = isinstance(value.value, Json) and value.value.data.startswith(b"[")
             found.append(
                 NodeReading(
                     address=address_text(node),
                     name="" if shown is None else str(shown.Name),
-                    data_type=self._type_name(_value(kind), is_array=is_array),
+                    data_type=self._type_name(value_of(kind), is_array=is_array),
                     value=value_text(value.value),
-                    status=symbolic_status(value.quality),
+                    status=status_name(value.quality),
                     source_time=time_text(value.source_time_ns) if value.source_time_ns else None,
                     server_time=time_text(value.server_time_ns) if value.server_time_ns else None,
                 )
@@ -141,7 +140,7 @@ class Explorer:
         answers = await self._services.read([(units, AttributeIds.Value) for _, units in having])
         found = {}
         for (node, _), answer in zip(having, answers, strict=True):
-            value = _value(answer)
+            value = value_of(answer)
             if isinstance(value, ua.EUInformation) and value.DisplayName is not None:
                 found[node] = clean_text(value.DisplayName.Text or "")
         return found
@@ -149,16 +148,16 @@ class Explorer:
     async def _enumerations(
         self, variables: Sequence[FoundVariable], kinds: Sequence[ua.DataValue]
     ) -> dict[NodeAddress, str]:
-        """The names of the numbers of each variable, by a property of its own or by its data type; else empty."""
+        """The enumeration of each variable, from its own property or its data type; otherwise empty."""
         found = dict.fromkeys((one.node for one in variables), "")
         for one, kind in zip(variables, kinds, strict=True):
-            node = _value(kind)
+            node = value_of(kind)
             if isinstance(node, ua.NodeId) and (address := self._services.address(node)) is not None:
                 found[one.node] = await self._names_of_type(address)
         having = [(one.node, one.names) for one in variables if one.names is not None]
         answers = await self._services.read([(names, AttributeIds.Value) for _, names in having])
         for (variable, _), answer in zip(having, answers, strict=True):
-            found[variable] = names_text(enum_property(_value(answer))) or found[variable]
+            found[variable] = names_text(enum_property(value_of(answer))) or found[variable]
         return found
 
     async def _names_of_type(self, data_type: NodeAddress) -> str:
@@ -171,38 +170,38 @@ class Explorer:
     def _row(
         self, address: str, unit: str, enumeration: str, answers: Sequence[ua.DataValue]
     ) -> tuple[TagRow | None, str]:
-        """A row without its name, or why there is none."""
+        """The row without its name, or the reason why there is none."""
         kind, rank, description, interval, access = answers
-        if _value(kind) is None:
-            return None, status_name(kind.StatusCode)
-        level = _value(access)
+        if value_of(kind) is None:
+            return None, status_text(kind.StatusCode)
+        level = value_of(access)
         if isinstance(level, int) and not level & _CURRENT_READ:
             return None, "this user may not read it"
-        text = _value(description)
-        ms = _value(interval)
-        dimensions = _value(rank)
+        text = value_of(description)
+        ms = value_of(interval)
+        dimensions = value_of(rank)
         is_array = isinstance(dimensions, int) and dimensions >= 0
         return TagRow(
             tag="",
             address=address,
-            data_type=self._type_name(_value(kind), is_array=is_array),
+            data_type=self._type_name(value_of(kind), is_array=is_array),
             unit=unit,
             description=clean_text(getattr(text, "Text", None) or ""),
             sampling_ms=int(ms) if isinstance(ms, int | float) and 0 < ms < 86_400_000 else 0,
-            enumeration="" if is_array else enumeration,  # only a number can be a name
+            enumeration="" if is_array else enumeration,  # only for single numbers
         ), ""
 
     async def _learn_types(self, kinds: Sequence[ua.DataValue]) -> None:
-        """Read the names of data types that are not the specification's own."""
+        """Read the names of data types that are not standard ones."""
         wanted: dict[NodeAddress, None] = {}
         for kind in kinds:
-            node = _value(kind)
+            node = value_of(kind)
             address = self._services.address(node) if isinstance(node, ua.NodeId) else None
             if address is not None and address.namespace_uri != STANDARD_URI and address not in self._type_names:
                 wanted[address] = None
         answers = await self._services.read([(address, AttributeIds.BrowseName) for address in wanted])
         for address, answer in zip(wanted, answers, strict=True):
-            name = _value(answer)
+            name = value_of(answer)
             self._type_names[address] = clean_text(str(name.Name)) if name is not None else "unknown"
 
     def _type_name(self, kind: Any, *, is_array: bool) -> str:
@@ -219,7 +218,7 @@ class Explorer:
 
 @asynccontextmanager
 async def explore(settings: OpcuaSourceSettings, password: str = "") -> AsyncIterator[Explorer]:
-    """Connect as a source with these settings would, for looking only. Raises SourceRefused and SourceLost."""
+    """Connect as a source with these settings would. Raises SourceRefused and SourceLost."""
     async with open_services(settings, password) as services:
         yield Explorer(services)
 
@@ -242,8 +241,3 @@ def value_text(value: Value) -> str:
         text = "" if value is None else str(value)
     text = "".join(one if one.isprintable() else " " for one in text)
     return text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 3] + "..."
-
-
-def _value(answer: ua.DataValue) -> Any:
-    is_bad = answer.StatusCode is not None and answer.StatusCode.is_bad()
-    return None if is_bad or answer.Value is None else answer.Value.Value

@@ -1,9 +1,8 @@
 """Tests the connection to a server step by step: name, port, protocol, endpoints, both certificates, session, user,
 state, limits.
 
-Each step reports its result, or the exact problem and its remedy; a step that fails ends the test. The steps use the
-code of a source, so settings that pass the test work for a source. At the end the working settings are printed, to be
-pasted into node.toml.
+Each step reports its result, or the problem and what to do. A step that fails ends the test. The steps use the code of
+a source, so settings that pass the test work for a source. The command prints the working settings for node.toml.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 
 from agent.ingest.errors import SourceError, SourceRefused
-from agent.ingest.opcua.explore.services import Services, open_services
+from agent.ingest.opcua.explore.services import Services, open_services, value_of
 from agent.ingest.opcua.security.certificate import (
     ensure_certificate,
-    hand_over_file,
+    file_to_import,
     own_certificate,
     read_certificate,
 )
-from agent.ingest.opcua.security.channel import judge_server, mode_name, policy_name, shown_by
-from agent.ingest.opcua.security.client import SteppedClient, offered_endpoints
+from agent.ingest.opcua.security.channel import judge_server, mode_name, policy_name, presented_by
+from agent.ingest.opcua.security.client import StepTrackingClient, offered_endpoints
 from agent.ingest.opcua.security.refusal import NAME_UNKNOWN, Failure, Identity, Step, explain
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.security.trust_list import Verdict
@@ -38,8 +37,10 @@ from agent.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings, SecurityMode, SecurityPolicy, toml
 
 PORT = 4840
-CLOCK_DIFFERENCE_S = 5.0  # beyond it, source times and ours are hard to put together, and certificates may be refused
-_PREFERRED: tuple[tuple[SecurityPolicy, SecurityMode], ...] = (  # the common floor first: it is tested most at servers
+CLOCK_DIFFERENCE_S = 5.0  # beyond it, source times and ours are hard to compare, and certificates may be refused
+_PREFERRED: tuple[
+    tuple[SecurityPolicy, SecurityMode], ...
+] = (  # the most common one first, because servers are tested most with it
     ("Basic256Sha256", "SignAndEncrypt"),
     ("Aes256Sha256RsaPss", "SignAndEncrypt"),
     ("Aes128Sha256RsaOaep", "SignAndEncrypt"),
@@ -57,9 +58,10 @@ _TOKENS = {
 
 @dataclass(slots=True)
 class Probe:
-    """One try. `settings` become those that work; `is_chosen` allows another policy than the default one.
+    """One test. `settings` become those that work. Unless `is_chosen`, another policy than that of the settings may be
+    used.
 
-    `confirm` is asked for an unknown certificate of the server, and answers whether to trust it.
+    `confirm` decides whether to trust an unknown certificate of the server.
     """
 
     settings: OpcuaSourceSettings
@@ -70,7 +72,7 @@ class Probe:
     _endpoints: list[ua.EndpointDescription] = field(default_factory=list)
 
     async def steps(self) -> AsyncIterator[ProbeStep]:
-        """The steps, as they end. After the last one `settings` are those that were tried."""
+        """The steps, each when it ends. Afterwards `settings` are those that were used."""
         for step in (self._name, self._ask, self._choose, self._own, self._server):
             try:
                 found = await step()
@@ -95,8 +97,8 @@ class Probe:
         return ProbeStep("name", Outcome.OK, f"{host} is {', '.join(addresses)}, port {port}")
 
     async def _ask(self) -> ProbeStep:
-        """TCP, Hello and GetEndpoints, each with its own words when it fails."""
-        self._endpoints = await offered_endpoints(SteppedClient(self.settings), self.settings)
+        """TCP, Hello and GetEndpoints. A failure names the one that failed."""
+        self._endpoints = await offered_endpoints(StepTrackingClient(self.settings), self.settings)
         lines = [_endpoint_line(each) for each in self._endpoints]
         server = self._endpoints[0].Server if self._endpoints else None
         if server is None:
@@ -119,7 +121,7 @@ class Probe:
         if not self.is_chosen:
             for policy, mode in _PREFERRED:
                 if settings.user_name and mode != "SignAndEncrypt":
-                    continue  # a source may not send a password so, and the section would be refused
+                    continue  # a source may not send a password without encryption
                 if (policy, mode) in offered:
                     self.settings = replace(settings, security_policy=policy, security_mode=mode)
                     return ProbeStep("policy", Outcome.OK, f"{policy}, {mode}")
@@ -142,7 +144,7 @@ class Probe:
         is_new = not certificate.exists()
         await asyncio.to_thread(ensure_certificate, certificate, key, settings.application_uri)
         own = own_certificate(settings)
-        file = await asyncio.to_thread(hand_over_file, certificate)
+        file = await asyncio.to_thread(file_to_import, certificate)
         return ProbeStep(
             "our certificate",
             Outcome.OK,
@@ -154,7 +156,7 @@ class Probe:
         )
 
     async def _server(self) -> ProbeStep | None:
-        """The server's certificate: trusted, or trusted now on confirmation."""
+        """The server's certificate: trusted already, or now after confirmation."""
         settings = self.settings
         if settings.security_policy == "None":
             return None
@@ -163,10 +165,10 @@ class Probe:
             for each in self._endpoints
             if (policy_name(each), mode_name(each)) == (settings.security_policy, settings.security_mode)
         )
-        shown = shown_by(settings, endpoint)
+        presented = presented_by(settings, endpoint)
         file = settings.server_certificate_file
         pinned = None if file is None else read_certificate(file)
-        verdict = await asyncio.to_thread(judge_server, settings, shown, pinned)
+        verdict = await asyncio.to_thread(judge_server, settings, presented, pinned)
         facts = verdict.facts
         lines = (
             *_certificate_lines(facts.sha1, facts.sha256, facts.validity),
@@ -214,7 +216,7 @@ _NAMES = {
 
 
 def offered_policies(endpoints: Sequence[ua.EndpointDescription]) -> set[str]:
-    """The policies of these endpoints by name."""
+    """The names of the policies of these endpoints."""
     return {policy_name(each) for each in endpoints}
 
 
@@ -231,7 +233,7 @@ async def _state_step(services: Services) -> ProbeStep:
         what += f", since {_utc(started):%Y-%m-%d %H:%M} UTC"
     if state == 0:
         return ProbeStep("server", Outcome.OK, what)
-    return ProbeStep("server", Outcome.NOTE, what, "the server does not call itself running; look at it")
+    return ProbeStep("server", Outcome.NOTE, what, "the server reports that it is not running; check it")
 
 
 async def _clock_step(services: Services) -> ProbeStep:
@@ -239,7 +241,7 @@ async def _clock_step(services: Services) -> ProbeStep:
     (told,) = await _values(services, ["Server_ServerStatus_CurrentTime"])
     after = datetime.now(UTC)
     if not isinstance(told, datetime):
-        return ProbeStep("clock", Outcome.NOTE, "the server does not tell its time", "liveness is judged by any answer")
+        return ProbeStep("clock", Outcome.NOTE, "the server does not give its time", "liveness is judged by any answer")
     difference_s = (_utc(told) - (before + (after - before) / 2)).total_seconds()
     ahead = "ahead of" if difference_s >= 0 else "behind"
     what = f"the server's clock is {abs(difference_s):.3f} s {ahead} ours"
@@ -256,20 +258,20 @@ async def _limits_step(services: Services) -> ProbeStep:
     (history,) = await _values(services, ["HistoryServerCapabilities_AccessHistoryDataCapability"])
     if isinstance(history, bool):
         lines.append(f"history of values: {'yes' if history else 'no'}")
-    return ProbeStep("limits", Outcome.OK, ", ".join(lines) or "the server tells none")
+    return ProbeStep("limits", Outcome.OK, ", ".join(lines) or "the server declares none")
 
 
 async def _values(services: Services, names: Sequence[str]) -> list[Any]:
-    """Values of standard nodes by the names of their ids; None for what the server has not."""
+    """Read standard nodes by the names of their ids; None for what the server does not have."""
     nodes = [NodeAddress(STANDARD_URI, getattr(ObjectIds, name)) for name in names if hasattr(ObjectIds, name)]
     answers = await services.read([(node, AttributeIds.Value) for node in nodes])
-    found = [answer.Value.Value if answer.Value is not None else None for answer in answers]
+    found = [value_of(answer) for answer in answers]
     return found + [None] * (len(names) - len(found))
 
 
 def _endpoint_line(endpoint: ua.EndpointDescription) -> str:
     tokens = sorted({_TOKENS.get(token.TokenType, "unknown") for token in endpoint.UserIdentityTokens or ()})
-    return f"{policy_name(endpoint)}, {mode_name(endpoint)}: users {', '.join(tokens) or 'not told'} at {endpoint.EndpointUrl}"
+    return f"{policy_name(endpoint)}, {mode_name(endpoint)}: users {', '.join(tokens) or 'not given'} at {endpoint.EndpointUrl}"
 
 
 def _certificate_lines(sha1: str, sha256: str, validity: str) -> tuple[str, ...]:
@@ -281,7 +283,7 @@ def _utc(time: datetime) -> datetime:
 
 
 def section(settings: OpcuaSourceSettings, tags_file: str) -> str:
-    """The `[[opcua]]` section of these settings, for node.toml: what differs from the defaults."""
+    """The `[[opcua]]` section of node.toml for these settings: what differs from the defaults."""
     lines = ["[[opcua]]", f"name = {toml(settings.name)}", f"url = {toml(settings.url)}"]
     lines.append(f"tags_file = {toml(tags_file)}")
     default = OpcuaSourceSettings(settings.name, settings.url, settings.tags_file)
@@ -307,7 +309,7 @@ _SECURED_ONLY = {
 
 
 def check_settings(settings: OpcuaSourceSettings) -> None:
-    """Refuse settings that break a rule, in the words of `bsfg check`. Raises SourceRefused."""
+    """Raise SourceRefused for invalid settings, with the messages of `bsfg check`."""
     problems = [f"{name}: {why}" for name, why in settings.problems()]
     if problems:
         raise SourceRefused("; ".join(problems))

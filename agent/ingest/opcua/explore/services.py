@@ -1,12 +1,11 @@
-"""Browse and Read at one server, cut to its limits, over a connection of their own.
+"""Browse and Read at one server within its limits, over a connection of their own.
 
-A call that the server finds too large, or does not answer in time, is halved and tried again. Continuation points are
-followed to their end. What fails for one node is that node's result and not the call's.
+A call that is refused for its size or not answered in time is halved and repeated. Continuation points are followed to
+their end. A failure of one node is the result of that node and does not fail the call.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -19,27 +18,28 @@ from asyncua.ua.uaerrors import UaError
 
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import Reading
-from agent.ingest.opcua.decode import Change, DecodeError
+from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.explore.tag_rows import clean_text
+from agent.ingest.opcua.explore.tag_values import read_in_parts
 from agent.ingest.opcua.explore.walk import Reference
-from agent.ingest.opcua.groups import told_limit
-from agent.ingest.opcua.security.client import TOO_LARGE, SteppedClient, Unreadable, connect, of_library
-from agent.ingest.opcua.session import CallTooLarge, Session, disconnect, new_client
-from agent.ingest.opcua.values.type_reader import enumeration_text
+from agent.ingest.opcua.groups import limit_of
+from agent.ingest.opcua.security.client import TOO_LARGE, Unreadable, library_call
+from agent.ingest.opcua.session import Session, open_session, quiet_library
+from agent.ingest.opcua.values.type_reader import TypeReader, names_text
 from agent.ingest.quality import BAD_DECODING_ERROR
 from agent.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
+from agent.status_codes import status_name
 
-NODES_PER_CALL_MAX = 500  # where the server names no limit; small controllers get slow far above
-REFERENCES_PER_NODE_MAX = 100_000  # a server that repeats itself forever is left at that
-WATCHDOG_S = 30.0  # a call that takes too long is halved here; the library's watchdog would end the connection instead
+NODES_PER_CALL_MAX = 500  # if the server declares no limit; small controllers become slow with many more
+REFERENCES_PER_NODE_MAX = 100_000  # for a server that repeats its references without end
+WATCHDOG_S = 30.0  # so that a long call is halved here before the library's watchdog ends the connection
 PROPERTY_TYPE = 68
 
 _TOO_MUCH = (
     *TOO_LARGE,
-    CallTooLarge,
     TimeoutError,
-    Unreadable,  # the fewer nodes in a call, the fewer fall with the one that the library cannot read
+    Unreadable,  # a smaller call finds the node that the library cannot decode
 )
 _BAD_DECODING: Any = BAD_DECODING_ERROR
 _Item = TypeVar("_Item")
@@ -48,49 +48,39 @@ Question = tuple[NodeAddress, AttributeIds]
 
 
 class Services:
-    """An open session for looking. Made by `open_services`."""
+    """An open session for exploring a server. Made by `open_services`."""
 
-    def __init__(self, client: SteppedClient, settings: OpcuaSourceSettings) -> None:
-        self._client, self._settings = client, settings
-        self._session, self._url = client.uaclient.session, settings.url
+    def __init__(self, session: Session, url: str) -> None:
+        self._session, self._library, self._url = session, session.library, url
         self.namespaces: list[str] = []
         self.limits: dict[str, int] = {}
-        self._per_browse = self._per_read = NODES_PER_CALL_MAX
+        self._per_read = NODES_PER_CALL_MAX
+        self.nodes_per_browse = NODES_PER_CALL_MAX  # in one Browse call, as far as is known by now
 
     async def prepare(self) -> None:
-        """Read namespaces and limits, one by one: a server may lack any of them."""
-        self.namespaces = [STANDARD_URI]
-        found = await self.read([(NodeAddress(STANDARD_URI, ObjectIds.Server_NamespaceArray), AttributeIds.Value)])
-        value = found[0].Value.Value if found[0].Value is not None else None
-        if not isinstance(value, list):
-            raise SourceLost(f"{self._url} does not tell its namespaces ({status_name(found[0].StatusCode)})")
-        self.namespaces = [str(uri) for uri in value]
+        """Read namespaces and limits. A server may lack any of the limits."""
+        self.namespaces = await self._session.namespaces()
         prefix = "Server_ServerCapabilities_OperationLimits_"
         names = ("MaxNodesPerRead", "MaxNodesPerBrowse", "MaxMonitoredItemsPerCall", "MaxNodesPerHistoryReadData")
         answers = await self.read(
             [(NodeAddress(STANDARD_URI, getattr(ObjectIds, prefix + name)), AttributeIds.Value) for name in names]
         )
-        values = [answer.Value.Value if answer.Value is not None else None for answer in answers]
-        self.limits = {name: limit for name, value in zip(names, values, strict=True) if (limit := told_limit(value))}
+        limits = [limit_of(value_of(answer)) for answer in answers]
+        self.limits = {name: limit for name, limit in zip(names, limits, strict=True) if limit}
         self._per_read = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerRead", NODES_PER_CALL_MAX))
-        self._per_browse = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerBrowse", NODES_PER_CALL_MAX))
-
-    @property
-    def nodes_per_browse(self) -> int:
-        """How many nodes one Browse call takes, as far as is known by now."""
-        return self._per_browse
+        self.nodes_per_browse = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerBrowse", NODES_PER_CALL_MAX))
 
     async def read(
         self, questions: Sequence[Question], progress: Callable[[int], None] = lambda _: None
     ) -> list[ua.DataValue]:
-        """Attributes of nodes, one result each, in order. A node in a namespace that the server lacks is
-        BadNodeIdUnknown. Raises SourceLost."""
+        """Read attributes of nodes, one result each, in order; BadNodeIdUnknown if the server does not have the
+        namespace. Raises SourceLost."""
 
         async def call(part: Sequence[Question]) -> list[ua.DataValue]:
             ids = [ua.ReadValueId(NodeId=self._node_id(node), AttributeId=attribute) for node, attribute in part]
             parameters = ua.ReadParameters(NodesToRead=ids, TimestampsToReturn=ua.TimestampsToReturn.Both)
             try:
-                return list(await of_library(self._session.read(parameters)))
+                return list(await library_call(self._library.read(parameters)))
             except Unreadable:
                 if len(part) > 1:
                     raise
@@ -100,40 +90,30 @@ class Services:
         while len(results) < len(questions):
             part = questions[len(results) : len(results) + self._per_read]
             answers = await self._halving(part, call)
-            self._per_read = len(answers) if len(answers) < len(part) else self._per_read
+            if len(answers) < len(part):
+                self._per_read = len(answers)
             results += answers
             progress(len(results))
         return results
 
     async def enumeration(self, data_type: NodeAddress) -> str:
-        """The names of a data type's numbers as a tag file has them; empty if it has none, or does not say."""
+        """The enumeration of a data type as a tag file has it; empty if there is none."""
         index = data_type.index(self.namespaces)
-        return "" if index is None else await enumeration_text(self._session, (index, data_type.identifier))
+        if index is None:
+            return ""
+        return names_text(await TypeReader(self._library).definition((index, data_type.identifier)))
 
     async def values(self, nodes: Sequence[NodeAddress]) -> list[Change]:
-        """The values of nodes as a source records them, one result each, in order. The library takes the picoseconds of
-        one time for the beginning of the other. Raises SourceLost."""
-        session = Session(self._client, self._settings)
-        session.reader.namespaces = self.namespaces
-
-        async def call(part: Sequence[NodeAddress]) -> list[Change]:
-            try:
-                return await session.read_values([Reading(node) for node in part], self.namespaces)
-            except DecodeError as error:
-                if len(part) > 1:
-                    raise CallTooLarge(str(error)) from error
-                return [Change(0, None, BAD_DECODING_ERROR, 0, 0)]
-
-        results: list[Change] = []
-        while len(results) < len(nodes):
-            results += await self._halving(nodes[len(results) : len(results) + self._per_read], call)
-        return results
+        """Read the values of nodes as a source does, one result each, in order. Not with the library, which decodes
+        picoseconds wrongly. Raises SourceLost."""
+        return await read_in_parts(self._session, [Reading(node) for node in nodes], self.namespaces, self._per_read)
 
     async def browse(self, nodes: Sequence[NodeAddress]) -> list[list[Reference] | str]:
-        """The hierarchical references of nodes, or why there are none to be had; at most as many results as one call
-        takes, for the first of the nodes. Raises SourceLost."""
+        """The hierarchical references of nodes, or the reason why there are none. There may be fewer results than
+        nodes, for the first ones, as many as the server accepts in one call. Raises SourceLost."""
         answers = await self._halving(nodes, self._browse_once)
-        self._per_browse = len(answers) if len(answers) < len(nodes) else self._per_browse
+        if len(answers) < len(nodes):
+            self.nodes_per_browse = len(answers)
         return [await self._all_references(answer) for answer in answers]
 
     async def _browse_once(self, nodes: Sequence[NodeAddress]) -> list[ua.BrowseResult]:
@@ -153,21 +133,21 @@ class Services:
                 for node in nodes
             ],
         )
-        return list(await of_library(self._session.browse(parameters)))
+        return list(await library_call(self._library.browse(parameters)))
 
     async def _all_references(self, result: ua.BrowseResult) -> list[Reference] | str:
-        """The references of one node, its continuation points followed."""
+        """The references of one node, with its continuation points followed."""
         if not result.StatusCode.is_good():
-            return status_name(result.StatusCode)
+            return status_text(result.StatusCode)
         found = [*self._references(result)]
         while point := result.ContinuationPoint:
             parameters = ua.BrowseNextParameters(ContinuationPoints=[point])
             try:
-                (result,) = await of_library(self._session.browse_next(parameters))
+                (result,) = await library_call(self._library.browse_next(parameters))
             except (UaError, OSError, TimeoutError) as error:
                 raise self._lost(error) from error
             if not result.StatusCode.is_good():
-                return status_name(result.StatusCode)
+                return status_text(result.StatusCode)
             more = [*self._references(result)]
             found += more
             if len(found) > REFERENCES_PER_NODE_MAX or (not more and result.ContinuationPoint == point):
@@ -179,7 +159,7 @@ class Services:
         for one in result.References or ():
             node = self.address(one.NodeId)
             if node is None:
-                continue  # at another server, or in a namespace that this one does not name
+                continue  # at another server, or in an unknown namespace
             kind = one.TypeDefinition
             is_property = kind is not None and kind.NamespaceIndex == 0 and kind.Identifier == PROPERTY_TYPE
             name = clean_text(str(one.BrowseName.Name or ""))
@@ -187,7 +167,7 @@ class Services:
         return found
 
     def address(self, node: ua.NodeId) -> NodeAddress | None:
-        """A node id of the server by namespace URI; None where that is not to be had."""
+        """A node id of the server with its namespace URI; None if that is not known."""
         uri = getattr(node, "NamespaceUri", None)
         if getattr(node, "ServerIndex", 0):
             return None
@@ -201,14 +181,14 @@ class Services:
     def _node_id(self, node: NodeAddress) -> ua.NodeId:
         index: Any = node.index(self.namespaces)
         if index is None:
-            index = 0xFFFF  # no server has it: the answer is BadNodeIdUnknown
+            index = 0xFFFF  # no server has it, so the answer is BadNodeIdUnknown
         identifier: Any = node.identifier
         return ua.NodeId(identifier, index)
 
     async def _halving(
         self, items: Sequence[_Item], call: Callable[[Sequence[_Item]], Awaitable[list[_Result]]]
     ) -> list[_Result]:
-        """The results for as many of the items, from the first, as the server takes at once."""
+        """The results for the first items, as many as the server accepts in one call."""
         count = len(items)
         while True:
             try:
@@ -226,23 +206,25 @@ class Services:
 
     def _lost(self, error: BaseException) -> SourceLost:
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return SourceLost(f"{self._url} does not answer as it should: {text}")
+        return SourceLost(f"a request to {self._url} failed: {text}")
 
 
 @asynccontextmanager
 async def open_services(settings: OpcuaSourceSettings, password: str = "") -> AsyncIterator[Services]:
     """Connect as a source with these settings would, for looking only. Raises SourceRefused and SourceLost."""
-    logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
-    client = new_client(settings, WATCHDOG_S)
-    try:
-        await connect(client, settings, SteppedClient(settings), password)
-        services = Services(client, settings)
+    quiet_library()
+    async with open_session(settings, password, WATCHDOG_S) as session:
+        services = Services(session, settings.url)
         await services.prepare()
         yield services
-    finally:
-        await disconnect(client)
 
 
-def status_name(status: ua.StatusCode | None) -> str:
-    """A status as its symbolic name; what has none is good."""
-    return "Good" if status is None else str(status.name)
+def value_of(answer: ua.DataValue) -> Any:
+    """The value of an attribute; None where it was refused."""
+    is_bad = answer.StatusCode is not None and answer.StatusCode.is_bad()
+    return None if is_bad or answer.Value is None else answer.Value.Value
+
+
+def status_text(status: ua.StatusCode | None) -> str:
+    """The name of a status. An answer without one is good."""
+    return status_name(0 if status is None else status.value)

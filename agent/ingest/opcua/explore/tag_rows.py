@@ -1,27 +1,24 @@
-"""Variables as rows of a tag file: an address with the namespace by URI, a name made from the path, what is known.
+"""Variables as rows of a tag file: address with namespace URI, name made from the browse path, type, unit, description.
 
-Names are plain: letters, digits, `_`, `-` and `.`, the first part of the path before the slash. Equal names are made
-unique with a part of the address's digest, so the same variable always gets the same name. Core: takes variables and
-what was read of them, returns text.
+Names have letters, digits, `_`, `-` and `.`; the first part of the path is the scope. Equal names get a part of the
+digest of their address, so that the same variable always gets the same name. Core.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from uuid import UUID
 
 from agent.ingest.errors import IngestError
 from agent.ingest.tags.csv_rows import write_csv
 from agent.ingest.tags.sheet import ROWS_MAX
-from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.opcua_address import STANDARD_URI, NodeAddress, identifier_text, parse_node_address
 
-ID_CHARACTERS_MAX = 200  # a subject may have 512 bytes; longer names are cut in the middle of the path
-TEXT_BYTES_MAX = 1_000  # unit and description; a definition holds 1,024
+ID_CHARACTERS_MAX = 200  # a subject may have 512 bytes; longer names are cut in the middle
+TEXT_BYTES_MAX = 1_000  # of unit and description; a definition holds 1,024
 DIGEST_DIGITS = 6
 
 
@@ -31,7 +28,7 @@ class TooManyRows(IngestError):
 
 @dataclass(frozen=True, slots=True)
 class TagRow:
-    """One row. `sampling_ms` is the fastest the server samples it; 0: any, or not known."""
+    """One row. `sampling_ms` is the shortest sampling interval of the server; 0: any or not known."""
 
     tag: str
     address: str
@@ -43,8 +40,8 @@ class TagRow:
 
 
 def address_text(node: NodeAddress) -> str:
-    """A node id as a tag file holds it. Raises ValueError where no tag file can."""
-    text = _identifier_text(node.identifier)
+    """A node id as it is written in a tag file. Raises ValueError if it cannot be."""
+    text = identifier_text(node.identifier)
     if node.namespace_uri != STANDARD_URI:
         text = f"nsu={node.namespace_uri};{text}"
     if len(text.encode("utf-8", "replace")) > TEXT_BYTES_MAX or not text.isprintable() or text != text.strip():
@@ -52,16 +49,6 @@ def address_text(node: NodeAddress) -> str:
     if _parsed(text) != node:
         raise ValueError("the namespace URI or the node id has a form that a tag file cannot hold")
     return text
-
-
-def _identifier_text(identifier: int | str | UUID | bytes) -> str:
-    if isinstance(identifier, int):
-        return f"i={identifier}"
-    if isinstance(identifier, str):
-        return f"s={identifier}"
-    if isinstance(identifier, UUID):
-        return f"g={identifier}"
-    return f"b={base64.b64encode(identifier).decode()}"
 
 
 def _parsed(text: str) -> NodeAddress | None:
@@ -72,7 +59,7 @@ def _parsed(text: str) -> NodeAddress | None:
 
 
 def tag_names(paths: Sequence[tuple[str, ...]], addresses: Sequence[str], scope: str) -> list[str]:
-    """A unique tag name for each path; `scope` stands before a path of one part."""
+    """A unique tag name for each path. `scope` is used for a path with one part."""
     assert len(paths) == len(addresses), "one address a path"
     taken: set[str] = set()
     names = []
@@ -84,7 +71,7 @@ def tag_names(paths: Sequence[tuple[str, ...]], addresses: Sequence[str], scope:
         if len(identifier) > ID_CHARACTERS_MAX:
             identifier = f"{identifier[: ID_CHARACTERS_MAX // 2]}~{digest}~{identifier[-ID_CHARACTERS_MAX // 2 :]}"
         name = f"{head[:ID_CHARACTERS_MAX]}/{identifier}"
-        if name.lower() in taken:  # also names that differ only in case: people take them for one
+        if name.lower() in taken:  # also if only the case differs, because people would confuse them
             name = f"{name}_{digest}"
         number = 2
         while name.lower() in taken:
@@ -95,7 +82,7 @@ def tag_names(paths: Sequence[tuple[str, ...]], addresses: Sequence[str], scope:
 
 
 def plain_name(text: str) -> str:
-    """A part of a name in plain characters; accents fall off, other scripts become their digest."""
+    """A part of a name in plain characters: accents are removed, and other scripts are replaced by a digest."""
     text = text.replace("ß", "ss")
     ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", ascii_text).strip("_.")
@@ -103,7 +90,7 @@ def plain_name(text: str) -> str:
 
 
 def tag_file(rows: Sequence[TagRow]) -> bytes:
-    """The rows as a tag file. With a byte order mark, by which spreadsheets know UTF-8. Raises TooManyRows."""
+    """The rows as a tag file with a byte order mark, by which spreadsheets recognise UTF-8. Raises TooManyRows."""
     if len(rows) > ROWS_MAX:
         raise TooManyRows(
             f"{len(rows):,} variables, and a tag file holds {ROWS_MAX:,}; take fewer, by --filter or --glob"

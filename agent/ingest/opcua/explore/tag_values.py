@@ -1,5 +1,4 @@
-"""The tags of a source read once, over a session of its own, by the same decoder as the source's. Nothing is
-recorded."""
+"""Reads the tags of a source once, over a new session, with the decoder of the source. Nothing is recorded."""
 
 from __future__ import annotations
 
@@ -16,26 +15,33 @@ from agent.settings.sources import OpcuaSourceSettings
 
 
 async def read_tags(settings: OpcuaSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
-    """The tags now, in their order. Raises SourceLost and SourceRefused."""
+    """Read tags over a new session. The readings are in the order of `tags`. Raises SourceLost and SourceRefused."""
     quiet_library()
     async with open_session(settings) as session:
         namespaces = await session.namespaces()
         size = min(settings.items_per_call_max, (await session.limits()).nodes_per_read or settings.items_per_call_max)
-        found = await _read(session, [tag.point.readings[0] for tag in tags], namespaces, size)
-        # A name that ends like an index may be an element of an array: the second reading of an address.
+        found = await read_in_parts(session, [tag.point.readings[0] for tag in tags], namespaces, size)
+        # A name that ends with an index may mean an element of an array: the second reading of the address.
         again = [
             place
             for place, (tag, change) in enumerate(zip(tags, found, strict=True))
             if change.quality & quality.CODE_BITS in quality.GONE and len(tag.point.readings) > 1
         ]
-        others = await _read(session, [tags[place].point.readings[1] for place in again], namespaces, size)
+        others = await read_in_parts(session, [tags[place].point.readings[1] for place in again], namespaces, size)
         for place, change in zip(again, others, strict=True):
             found[place] = change
-    return [_reading(tag, change) for tag, change in zip(tags, found, strict=True)]
+    times_ns = [change.source_time_ns or change.server_time_ns for change in found]
+    return [
+        TagReading.of(tag, change.value, change.quality, source_time_ns=time_ns)
+        for tag, change, time_ns in zip(tags, found, times_ns, strict=True)
+    ]
 
 
-async def _read(session: Session, readings: Sequence[Reading], namespaces: Sequence[str], size: int) -> list[Change]:
-    """As many in a call as the server takes. What cannot be decoded costs its own value."""
+async def read_in_parts(
+    session: Session, readings: Sequence[Reading], namespaces: Sequence[str], size: int
+) -> list[Change]:
+    """Read in calls of at most `size` nodes, and of fewer where the server refuses so many. A value that cannot be
+    decoded is bad and costs no other its value. Raises SourceLost."""
     found: list[Change] = []
     count = size
     while len(found) < len(readings):
@@ -52,14 +58,3 @@ async def _read(session: Session, readings: Sequence[Reading], namespaces: Seque
                 found.append(Change(0, None, quality.BAD_DECODING_ERROR, 0, 0))
             count = len(part) // 2 or size
     return found
-
-
-def _reading(tag: Tag, change: Change) -> TagReading:
-    return TagReading(
-        tag=tag.definition.subject.removeprefix("tag:"),
-        address=tag.definition.address,
-        value=change.value,
-        quality=change.quality,
-        source_time_ns=change.source_time_ns or change.server_time_ns,
-        unit=tag.definition.unit,
-    )

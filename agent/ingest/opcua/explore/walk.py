@@ -1,7 +1,7 @@
-"""The walk through a server's address space: what to browse next, what was found, where it ends.
+"""The walk through the address space of a server: what to browse next, and what was found.
 
-Breadth first, each node once, so that loops end and a variable has its shortest path. Bounded by a depth and by a
-number of nodes. Core: takes the answers, returns the next questions.
+Breadth first and each node once, so that loops end and a variable has its shortest path. Limited by a depth and a
+number of nodes. Core.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from fnmatch import fnmatchcase
 
 from agent.opcua_address import STANDARD_URI, NodeAddress
 
-OBJECTS = NodeAddress(STANDARD_URI, 85)  # the Objects folder, below which a server shows its plant
-SERVER = NodeAddress(STANDARD_URI, 2253)  # its own diagnostics, the same at every server
+OBJECTS = NodeAddress(STANDARD_URI, 85)  # the Objects folder, which contains the plant
+SERVER = NodeAddress(STANDARD_URI, 2253)  # diagnostics, the same at every server
 ENGINEERING_UNITS = "EngineeringUnits"
-NAMES = ("EnumStrings", "EnumValues")  # of the numbers of a discrete variable (OPC 10000-8, 5.3.3)
+NAMES = ("EnumStrings", "EnumValues")  # properties with the names of numbers (OPC 10000-8, 5.3.3)
 FAILURES_NAMED_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One hierarchical reference, from the browsed node to another."""
+    """One hierarchical reference from the browsed node to another."""
 
     node: NodeAddress
     browse_name: str
@@ -32,8 +32,8 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class FoundVariable:
-    """A variable, with the browse names that lead to it, its EngineeringUnits property, if it has one, and the property
-    that names its numbers."""
+    """A variable with the browse names of its path, its EngineeringUnits property, and the property with the names of
+    its numbers."""
 
     node: NodeAddress
     path: tuple[str, ...]
@@ -42,13 +42,13 @@ class FoundVariable:
 
     @property
     def path_text(self) -> str:
-        """The path as filters see it and people read it."""
+        """The path as filters and people use it."""
         return "/".join(name.replace("/", "_") for name in self.path)
 
 
 @dataclass(slots=True)
 class Failures:
-    """What could not be looked at, by reason: how many, and the first of them by name."""
+    """Failures by reason: how many, and the first of them by name."""
 
     counts: Counter[str] = field(default_factory=Counter)
     named: list[str] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Walk:
         *,
         with_properties: bool = False,
     ) -> None:
-        assert depth_max >= 1, "a walk of no depth finds nothing"
+        assert depth_max >= 1, "the depth is at least 1"
         self._depth_max, self._nodes_max, self._with_properties = depth_max, nodes_max, with_properties
         self._paths: dict[NodeAddress, tuple[str, ...]] = {start: ()}
         self._skipped = frozenset(skipped)
@@ -81,14 +81,14 @@ class Walk:
         self.failures = Failures()
         self.browsed_total = 0
         self.is_cut = False  # by nodes_max
-        self.deeper_total = 0  # nodes at depth_max, whose children were not looked at
+        self.deeper_total = 0  # nodes at depth_max, whose children were not browsed
 
     def next_nodes(self, count: int) -> list[NodeAddress]:
-        """Up to `count` nodes to browse; none when the walk is over."""
+        """Up to `count` nodes to browse; none if the walk is finished."""
         return [self._pending.popleft() for _ in range(min(count, len(self._pending)))]
 
     def give_back(self, nodes: Sequence[NodeAddress]) -> None:
-        """Nodes that were not browsed after all come first again."""
+        """Put nodes that were not browsed back to the front."""
         self._pending.extendleft(reversed(nodes))
 
     def found(self, node: NodeAddress, references: Iterable[Reference]) -> None:
@@ -113,7 +113,7 @@ class Walk:
             if reference.is_variable:
                 self._variables[reference.node] = FoundVariable(reference.node, own)
             if len(own) < self._depth_max or reference.is_variable:
-                # Variables at the last level are browsed for their unit; what lies below them is not taken.
+                # Variables at the last level are browsed for their unit only.
                 self._pending.append(reference.node)
             else:
                 self.deeper_total += 1
@@ -124,7 +124,7 @@ class Walk:
         self.failures.add("/".join(self._paths[node]) or "the start node", why)
 
     def variables(self) -> list[FoundVariable]:
-        """The variables so far, by path."""
+        """The variables found so far, sorted by path."""
         return sorted(self._variables.values(), key=lambda one: one.path)
 
     @property
@@ -141,8 +141,8 @@ class Walk:
 
 
 def is_wanted(variable: FoundVariable, text: str, glob: str) -> bool:
-    """Whether a variable passes the filters: a text anywhere in path or node id, in any case, and a glob on the whole
-    path. An empty filter lets all pass."""
+    """Whether a variable passes the filters: a text in path or node id, ignoring case, and a glob for the whole path.
+    Empty filters pass everything."""
     path = variable.path_text
     haystack = f"{path} {variable.node.identifier!s}".lower()
     return (not text or text.lower() in haystack) and (not glob or fnmatchcase(path, glob))

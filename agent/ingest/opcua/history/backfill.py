@@ -1,15 +1,15 @@
-"""Fills the gaps of one source from the history of its server, beside the live values and slower than they.
+"""Fills the gaps of one source from the history of its server, slowly and beside the live values.
 
-A gap is filled in four cases. After an outage, of the source or of this process: for each tag, the time between its
-last value before and its first one after. When values are missing between others: the time of the gap fact. After a
-restart: every outage that was declared and not filled before the process ended. By hand: any time. The store says which
-values of the time it has.
+A gap is filled in four cases. After an outage of the source or of this process: for each tag, the time between its last
+value before and its first one after. When values are missing between others: the time of the gap fact. After a restart:
+every outage that was declared and not filled. By request: any time. The store is searched for the values of the time
+that it already has.
 
-One call is on its way at a time, and its values are committed before the next call: a backfill of hours holds one page
-in memory, and live values never queue behind it. What is read is recorded under definitions of its own, marked as
-acquired from history. When a gap is filled a fact says so, `history_backfilled`, and what could not be read.
+One call is made at a time, and its values are committed before the next: so a backfill of hours holds one page in
+memory, and live values do not queue behind it. The values are recorded under definitions of their own, marked as
+acquired from history. A fact `history_backfilled` records what was filled and what could not be read.
 
-The work outlives a session: it goes on in the next one where it stood. A refused or slow history never ends a session.
+The work continues in the next session where it stopped. A refused or slow history does not end a session.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from agent.ingest.gap import (
 )
 from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.history.gap_fill import (
-    SEAM_NS,
+    UNDELIVERED_NS_MAX,
     GapFill,
     HistoryPage,
     HistoryRange,
@@ -55,33 +55,33 @@ from agent.message import Envelope, Fact, Message, Sample, canonical_json, time_
 log = logging.getLogger(__name__)
 
 ACQUISITION = "history"
-TICK_S = 0.5  # how often returns are looked for, when there is nothing to fill
-SETTLE_TICKS = 4  # tags return call by call; those of one outage are read together
-NODES_PER_READ_MAX = 20  # a server's own limit shows in its refusal; the call is halved then
-VALUES_PER_READ_MAX = 1_000  # of one node: with 20 nodes a page of some 500 kB
-COMMITTED_S = 10.0  # what comes live with times of a hole is stored by then
-HOLES_MAX = 10  # that wait for what is on its way; beyond, the others become one
-JOBS_MAX = 100  # gaps that wait; beyond, the newest two become one
-SLICE_TAGS = 100  # a slice's times in the store are held in memory: 100 tags at 1 Hz for an hour are 360,000
+TICK_S = 0.5  # between checks for returned tags when there is nothing to fill
+SETTLE_TICKS = 4  # tags return call by call; those that return within these ticks are read together
+NODES_PER_READ_MAX = 20  # if the server has a lower limit, it refuses, and the call is halved
+VALUES_PER_READ_MAX = 1_000  # of one node; with 20 nodes a page has some 500 kB
+COMMITTED_S = 10.0  # live values with times of a hole are stored by then
+HOLES_MAX = 10  # waiting holes; beyond it holes are merged
+JOBS_MAX = 100  # waiting gaps; beyond it the newest two are merged
+SLICE_TAGS = 100  # the stored times of a slice are held in memory: 100 tags at 1 Hz for an hour are 360,000
 SLICE_NS = 3_600 * 1_000_000_000
 STORED_TIMES_MAX = 2_000_000  # some 150 MB; a slice with more is halved
 RETRY_S, RETRY_MAX_S = 1.0, 60.0  # after a call that failed as a whole
-CALLS_FAILED_MAX = 8  # some four minutes of failing calls
+CALLS_FAILED_MAX = 8  # calls that fail for some four minutes
 
 # open62541 denies access to the history of an unknown node.
 MAY_NOT_EXIST = quality.GONE | {quality.BAD_USER_ACCESS_DENIED}
-# Values are missing between others, or where the return of a tag does not show it.
+# Gaps that do not show by the return of a tag.
 _WITHOUT_RETURN = frozenset({SERVER_QUEUE_OVERFLOW, NOTIFICATIONS_MISSING, ITEM_RENEWED, CLOCK_SET_BACK})
 
 
 class HistorySession(Protocol):
-    """What is asked of a session."""
+    """The part of a session that is used here."""
 
     async def namespaces(self) -> list[str]:
         """The server's namespace URIs, by index."""
 
     async def clock_ns(self) -> int | None:
-        """What the server's clock shows; None: it does not say."""
+        """The time on the server's clock; None if it gives none."""
 
     async def read_history(
         self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[Reading, int]], values_max: int
@@ -91,8 +91,8 @@ class HistorySession(Protocol):
 
 @dataclass(slots=True)
 class _Hole:
-    """Values of these tags were lost between two times. `over_s`: our monotonic clock when the last such time is
-    over."""
+    """Values of these tags were lost between two times. `over_s`: when the last time is over, on our monotonic
+    clock."""
 
     first_ns: int
     last_ns: int
@@ -100,18 +100,20 @@ class _Hole:
     over_s: float
 
     def touches(self, later: _Hole) -> bool:
-        """Whether both are read at once: their times overlap or lie close together."""
-        return self.first_ns - SEAM_NS <= later.last_ns and later.first_ns - SEAM_NS <= self.last_ns
+        """Whether both are to be read together: their times overlap or are close."""
+        return (
+            self.first_ns - UNDELIVERED_NS_MAX <= later.last_ns and later.first_ns - UNDELIVERED_NS_MAX <= self.last_ns
+        )
 
     def with_all_of(self, earlier: _Hole) -> _Hole:
-        """Both as one."""
+        """Both merged."""
         first_ns, last_ns = min(self.first_ns, earlier.first_ns), max(self.last_ns, earlier.last_ns)
         return _Hole(first_ns, last_ns, self.tags | earlier.tags, max(self.over_s, earlier.over_s))
 
 
 @dataclass(slots=True)
 class _Slice:
-    """Some tags for some time whose stored values are not known yet. Where a tag has a window, only that is missing."""
+    """Some tags and a time for which the store is not searched yet. If a tag has a window, only that is missing."""
 
     tags: Sequence[int]
     first_ns: int
@@ -119,27 +121,27 @@ class _Slice:
     windows: Mapping[int, Window] = field(default_factory=dict)
 
     def window(self, tag: int) -> Window:
-        """What is missing of a tag in the time of this slice."""
+        """The window of a tag within this slice."""
         own = self.windows.get(tag, Window(self.first_ns - 1, self.first_ns, self.last_ns))
         return Window(max(own.after_ns, self.first_ns - 1), own.lost_ns, min(own.before_ns, self.last_ns))
 
 
 @dataclass(slots=True)
 class _Job:
-    """One gap to fill: slices to look up in the store, then what is read now."""
+    """One gap to fill: slices to be searched in the store, and the fill that is being read."""
 
-    cause: str  # outage, gap (in a connected source), restart, or request
+    cause: str  # outage, gap (in a connected source), restart or request
     first_ns: int
     last_ns: int
-    outages: tuple[int, ...] = ()  # their first times; the fact that closes this job closes them
+    outages: tuple[int, ...] = ()  # first times of the outages that this job fills
     slices: Iterator[_Slice] = field(default_factory=lambda: iter(()))
-    halves: list[_Slice] = field(default_factory=list)  # of slices with too many times; taken first
+    halves: list[_Slice] = field(default_factory=list)  # halves of slices with too many stored times; taken first
     fill: GapFill | None = None
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     not_filled: list[int] = field(default_factory=list)
     values: int = 0
-    noted_s: float = field(default_factory=time.monotonic)  # the server's clock showed its end by then
-    rescued: int = 0  # tags whose values the subscriptions of the lost session still held
+    noted_s: float = field(default_factory=time.monotonic)  # the server's clock had reached the end by then
+    rescued: int = 0  # tags whose values the rescue brought completely
     values_rescued: int = 0
 
 
@@ -147,29 +149,31 @@ class HistoryBackfill:
     """The gaps of one source and their filling."""
 
     def __init__(self, delivery: Delivery, recorder: Recorder, stored: StoredFacts, values_per_s_max: int) -> None:
-        assert values_per_s_max > 0, "0 is for a source without backfill"
+        assert values_per_s_max > 0, "with a rate of 0 there is no backfill"
         self._delivery, self._recorder, self._stored = delivery, recorder, stored
         self._rate = values_per_s_max
         self._jobs: deque[_Job] = deque()  # bounded by JOBS_MAX through `_add`
         self._returns: dict[int, Return] = {}
         self._returns_ticks = 0
         self._has_returned = False
-        self._outages: list[int] = []  # bounded by what one settling time holds
+        self._outages: list[int] = []  # bounded by the outages of a few seconds
         self._is_rescuing = False
-        self._rescued: set[int] = set()  # tags of the outage whose values the old subscriptions brought, all of them
+        self._rescued: set[int] = set()  # tags whose missing values the rescue brought completely
         self._values_rescued = 0
-        self._turns: dict[int, int] = {}  # which reading of a tag has history, where it is not the first
-        self._ended_ns = 0  # the newest value of the last process; 0: there was none
-        self._stopped: dict[int, int] = {}  # tags without a value in this process, and when the last process ended
-        self._gone: dict[int, Window] = {}  # not filled because the node was gone; tried again when it returns
-        self._renumbered: Mapping[int, int] = {}  # of the tag map whose numbers are in what stands above
+        self._reading_numbers: dict[int, int] = {}  # the reading of a tag that has history, if it is not the first
+        self._ended_ns = 0  # time of the newest value of the last process; 0: there was none
+        self._stopped: dict[int, int] = {}  # tags without a value in this process, with the end of the last process
+        self._gone: dict[
+            int, Window
+        ] = {}  # not filled because the node did not exist; tried again when the tag returns
+        self._renumbered: Mapping[int, int] = {}  # renumbering of the tag map whose numbers are used above
         self._sampler = Sampler()
-        self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler has
-        self._numbers: dict[int, int] = {}  # of tags, those under which their values from history are recorded
+        self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler uses
+        self._numbers: dict[int, int] = {}  # by tag: the number under which values from history are recorded
         self._holes: list[_Hole] = []  # bounded by HOLES_MAX
-        self._asked_s = 0.0  # when the store was asked for the times of the present slice
-        self._unfilled: tuple[int, ...] | None = None  # outages of earlier processes; None: not looked up yet
-        self.now_ns: Callable[[], int] = time.time_ns  # until its source sets the server's clock
+        self._asked_s = 0.0  # when the store was searched for the present slice
+        self._unfilled: tuple[int, ...] | None = None  # outages of earlier processes; None: not searched yet
+        self.now_ns: Callable[[], int] = time.time_ns  # replaced by the server's clock of the source
         delivery.sampler.note_returns()
 
     @property
@@ -184,14 +188,15 @@ class HistoryBackfill:
         return self._recorder.samples_total
 
     def note_stop(self, first_ns: int, ended_ns: int) -> None:
-        """No process of this node ran since then, which was declared with this first time. Earlier outages were over by
+        """No process of this node ran since `first_ns`, and that is declared. Earlier outages were over by
         `ended_ns`."""
         self._outages.append(first_ns)
         self._ended_ns = ended_ns
         self._stopped = dict.fromkeys(self._delivery.tags, first_ns)
 
     def note_gap(self, gap: TagGap) -> None:
-        """A gap is known. Tags that were lost in it show by their return; of others the store says what is missing."""
+        """Take in a gap. Tags lost in an outage are filled when they return; for others the time of the gap is
+        filled."""
         if gap.reason in OUTAGE_REASONS:
             if gap.first_time_ns not in self._outages:
                 self._outages.append(gap.first_time_ns)
@@ -199,24 +204,21 @@ class HistoryBackfill:
             self._add_hole(gap.first_time_ns, gap.last_time_ns, gap.tags)
 
     def await_rescue(self) -> None:
-        """Old subscriptions are asked for the values of the outage first; `rescued` follows."""
+        """A rescue may bring the values of the outage. `rescued` is called at its end."""
         self._is_rescuing = True
 
     def rescued(self, tags: Collection[int], values: int) -> None:
-        """That is over: nothing is missing of these tags, and so many values were recorded."""
-        self._take_returns()  # they are those that this is about
+        """The rescue has ended. Nothing is missing of these tags, and it recorded `values` values."""
+        self._take_returns()  # tags that returned until now were part of it
         self._is_rescuing = False
         self._rescued.update(tags)
         self._values_rescued += values
 
     def request(self, first_ns: int, last_ns: int) -> None:
-        """Fill what is missing between these times, for all tags. Ends before values that are on their way now."""
-        self._add(self._sliced("request", first_ns, min(last_ns, self.now_ns() - SEAM_NS)))
+        """Fill what is missing between these times for all tags, up to values that may still arrive."""
+        self._add(self._sliced("request", first_ns, min(last_ns, self.now_ns() - UNDELIVERED_NS_MAX)))
 
-    async def begin(self, *_: object) -> None:
-        """A lost session holds no history."""
-
-    async def run(self, session: HistorySession, _: object) -> None:
+    async def run(self, session: HistorySession) -> None:
         """Fill gaps for the length of a session."""
         for job in self._jobs:
             if job.fill is not None:
@@ -244,35 +246,32 @@ class HistoryBackfill:
                 continue
             await asyncio.sleep(values / self._rate)
 
-    async def finish(self) -> None:
-        """Nothing is left: what was read is committed or is read again."""
-
     async def _look_back(self) -> None:
-        """After a restart: the outages that earlier processes declared and did not fill."""
+        """Search the outages that earlier processes declared and did not fill."""
         self._unfilled = tuple(await asyncio.to_thread(self._stored.open_outages, self._delivery.source))
 
     def _add_unfilled(self) -> None:
-        """A job for those outages, behind the one for the stop of this node, which is known by now."""
+        """Add a job for those outages, after the one for the stop of this node."""
         known = {first_ns for job in self._jobs for first_ns in job.outages}
         outages = tuple(first_ns for first_ns in self._unfilled or () if first_ns not in known)
         self._unfilled = ()
         if outages:
-            last_ns = max(self._ended_ns, self.now_ns() - SEAM_NS)
-            job = self._sliced("restart", min(outages) - SEAM_NS, last_ns)
+            last_ns = max(self._ended_ns, self.now_ns() - UNDELIVERED_NS_MAX)
+            job = self._sliced("restart", min(outages) - UNDELIVERED_NS_MAX, last_ns)
             self._add(replace(job, outages=outages))
 
     @property
     def _is_settled(self) -> bool:
-        """Whether tags have returned to this process, and no more of them come."""
+        """Whether tags have returned in this process and no more are returning."""
         return self._has_returned and not self._returns
 
     def _take_returns(self) -> None:
-        """Make a job of the tags that have returned, once no more of them come."""
+        """Collect the tags that have returned, and make a job when no more are returning."""
         self._follow_map()
         returned = self._delivery.sampler.take_returns()
         if returned:
             for tag, one in ((self._delivery.number(tag), one) for tag, one in returned):
-                if tag in self._returns:  # came, went and came again: two gaps, not one
+                if tag in self._returns:  # it returned twice: these are two gaps
                     self._close_returns()
                 self._returns[tag] = one
             self._returns_ticks, self._has_returned = SETTLE_TICKS, True
@@ -282,8 +281,7 @@ class HistoryBackfill:
                 self._close_returns()
 
     def _follow_map(self) -> None:
-        """Go on with the tags that have another number in a new tag map. Jobs keep the numbers that they were made
-        with: what is asked for now may be of any map."""
+        """Use the numbers of a new tag map. Jobs keep the numbers with which they were made."""
         if self._renumbered is self._delivery.renumbered:
             return
         self._renumbered = self._delivery.renumbered
@@ -295,19 +293,22 @@ class HistoryBackfill:
             self._note_gone(tag, missing)
 
     def _close_returns(self) -> None:
-        """A job for what is missing of these tags. One that is new in the tag map has no past to fill."""
+        """Add a job for what is missing of these tags. A tag that is new in the tag map has nothing to fill."""
         windows = {}
         for tag, one in self._returns.items():
             began_ns = self._stopped.pop(tag, 0)
             if lost_ns := min(filter(None, (began_ns, one.lost_ns)), default=0):
-                # A clock that was set back puts what follows before the last value: the store says what of it is known.
+                # If the clock was set back, the window begins before the last value; the store knows which values it
+                # has.
                 is_after = one.after_ns < one.before_ns
-                windows[tag] = Window(one.after_ns if is_after else lost_ns - SEAM_NS - 1, lost_ns, one.before_ns)
+                windows[tag] = Window(
+                    one.after_ns if is_after else lost_ns - UNDELIVERED_NS_MAX - 1, lost_ns, one.before_ns
+                )
         again = {tag: self._gone.pop(tag) for tag in self._returns if tag in self._gone}
         self._returns = {}
         rescued, self._rescued = self._rescued, set()
         values_rescued, self._values_rescued = self._values_rescued, 0
-        if again:  # before the gap that ended now: the values of a tag are recorded in the order of time
+        if again:  # first, because the values of a tag are recorded in the order of time
             self._add_windows(again, ())
         if windows:
             outages, self._outages = tuple(self._outages), []
@@ -320,20 +321,20 @@ class HistoryBackfill:
         rescued: Collection[int] = (),
         values_rescued: int = 0,
     ) -> None:
-        """A job for these windows, but for those of rescued tags, of which nothing is missing. The store is asked here
-        too: a clock that was set back brings the same times again, live and in the history of an earlier gap."""
-        first_ns = min(one.lost_ns for one in windows.values()) - SEAM_NS
+        """Add a job for these windows without those of rescued tags. The store is searched here too, because after a
+        set-back of the clock it may have values with these times, live or from an earlier gap."""
+        first_ns = min(one.lost_ns for one in windows.values()) - UNDELIVERED_NS_MAX
         last_ns = max(one.before_ns for one in windows.values())
         tags = [tag for tag in windows if tag not in rescued]
         slices = (
             _Slice(tags[at : at + SLICE_TAGS], first_ns, last_ns, windows) for at in range(0, len(tags), SLICE_TAGS)
         )
-        job = _Job("outage", first_ns + SEAM_NS, last_ns, outages, slices=slices)
+        job = _Job("outage", first_ns + UNDELIVERED_NS_MAX, last_ns, outages, slices=slices)
         job.rescued, job.values_rescued = len(windows) - len(tags), values_rescued
         self._add(job)
 
     def _sliced(self, cause: str, first_ns: int, last_ns: int, wanted: Collection[int] | None = None) -> _Job:
-        """A job for these tags, by default all, cut into pieces whose times in the store fit into memory."""
+        """A job for these tags, by default all, cut into slices whose stored times fit into memory."""
         numbers = None if wanted is None else {self._delivery.number(tag) for tag in wanted}
         tags = [tag for tag in self._delivery.tags if numbers is None or tag in numbers]
         slices = (
@@ -356,16 +357,16 @@ class HistoryBackfill:
         self._jobs.append(job)
 
     async def _step(self, job: _Job, session: HistorySession) -> int:
-        """One call of a job, or its end. Returns how many values were read."""
+        """Make one call of a job, or end it. Returns how many values were read."""
         if job.fill is None:
             piece = job.halves.pop() if job.halves else next(job.slices, None)
             if piece is None:
                 await self._conclude(job)
                 return 0
-            job.halves.append(piece)  # until its times are known: the session may end meanwhile
+            job.halves.append(piece)  # kept until its times are known, because the session may end meanwhile
             try:
                 job.fill = await self._slice_fill(piece)
-            except StoredUnreadable as error:  # filling it could store values twice; the gap fact stands
+            except StoredUnreadable as error:  # otherwise values could be stored twice; the gap fact remains
                 job.halves.pop()
                 self._skip(job, piece, error)
                 return 0
@@ -381,28 +382,28 @@ class HistoryBackfill:
         pages = await self._read(session, call, job.fill.values_max)
         elapsed_ns = int((time.monotonic() - job.noted_s) * 1e9)
         now_ns = await session.clock_ns() or self.now_ns()
-        while new := self._without_history_number(call):  # the map may change meanwhile
+        while new := self._without_history_number(call):  # the map may change during the await
             await self._history_numbers(new)
         missing = job.fill.answered(call, pages)
         if now_ns < job.fill.ends_ns + elapsed_ns - drift_ns(elapsed_ns):
             missing = self._without_what_comes_live(missing, now_ns)
-        self._hand_in(missing)  # nothing is awaited since it was taken in: a session that ends now loses no value
+        self._hand_in(missing)  # nothing was awaited since `answered`, so no value is lost if the session ends
         job.values += len(missing)
         await self._recorder.drain()
         return sum(len(page.values) for page in pages)
 
     def _without_history_number(self, call: Iterable[HistoryRange]) -> dict[int, Tag]:
-        """The tags of a call of which no value from history was recorded yet."""
+        """The tags of a call without a number for values from history."""
         tags = self._delivery.tags
         asked = [self._delivery.number(one.tag) for one in call]
         return {tag: tags[tag] for tag in asked if tag in tags and tag not in self._numbers}
 
     def _without_what_comes_live(self, missing: list[Sample], now_ns: int) -> list[Sample]:
-        """A server whose clock was set back since the gap ended may record new values in the time of the gap. What it
-        has had since the store was asked comes live, too: that time is read once more when it is over. `now_ns` is its
-        clock, read behind the history: what has come of it live may be older than the set-back."""
+        """The missing values without those that also arrive live. If the server's clock was set back since the gap
+        ended, the server may record new values in the time of the gap. The time since the store was searched is read
+        again when it is over. `now_ns` is the server's clock, read after the history."""
         last_ns = now_ns + CLOCK_JUMP_NS
-        first_ns = now_ns - int((time.monotonic() - self._asked_s) * 1e9) - SEAM_NS
+        first_ns = now_ns - int((time.monotonic() - self._asked_s) * 1e9) - UNDELIVERED_NS_MAX
         later = [one for one in missing if first_ns <= one.source_time_ns <= last_ns]
         if later:
             self._add_hole(first_ns, last_ns, {one.tag for one in later}, over_in_s=CLOCK_JUMP_NS / 1e9)
@@ -417,8 +418,8 @@ class HistoryBackfill:
         self._holes.append(hole)
 
     async def _read(self, session: HistorySession, call: list[HistoryRange], values_max: int) -> list[HistoryPage]:
-        """What the server's history has. A tag that the server or the tag map lacks has none. Where an address may mean
-        two nodes, the second is read if the first does not exist."""
+        """Read history. A tag that is not in the tag map or at the server has none. If an address may mean two nodes,
+        the second is read if the first does not exist."""
         namespaces = await session.namespaces()
         pages: dict[HistoryRange, HistoryPage] = {}
         left = call
@@ -426,30 +427,31 @@ class HistoryBackfill:
             found = await session.read_history(list(nodes), list(nodes.values()), values_max)
             pages.update(zip(nodes, found, strict=True))
             gone = [asked for asked in nodes if pages[asked].status & quality.CODE_BITS in MAY_NOT_EXIST]
-            left = [asked for asked in gone if self._turn(asked.tag)]
+            left = [asked for asked in gone if self._try_next_reading(asked.tag)]
         return [pages.get(asked, HistoryPage(quality.BAD_NOT_SUPPORTED)) for asked in call]
 
     def _node(self, tag: int, namespaces: Sequence[str]) -> tuple[Reading, int] | None:
-        """The reading of a tag whose turn it is, with its namespace index."""
+        """The reading of a tag that is tried now, with its namespace index."""
         point = self._delivery.points.get(self._delivery.number(tag))
         readings: Sequence[Reading] = () if point is None else point.readings
-        for reading in readings[self._turns.get(tag, 0) :]:
+        for reading in readings[self._reading_numbers.get(tag, 0) :]:
             index = reading.address.index(namespaces)
             if index is not None:
                 return reading, index
         return None
 
-    def _turn(self, tag: int) -> bool:
-        """The node of a tag does not exist: whether there is another to be read. If not, it begins with the first."""
-        turn, point = self._turns.pop(tag, 0) + 1, self._delivery.points.get(self._delivery.number(tag))
+    def _try_next_reading(self, tag: int) -> bool:
+        """The node of a tag does not exist. True if another reading is tried; otherwise the first is tried next
+        time."""
+        turn, point = self._reading_numbers.pop(tag, 0) + 1, self._delivery.points.get(self._delivery.number(tag))
         if point is None or turn >= len(point.readings):
             return False
-        self._turns[tag] = turn
+        self._reading_numbers[tag] = turn
         return True
 
     async def _slice_fill(self, piece: _Slice) -> GapFill | None:
-        """A slice, with what the store has of it; None if that is too much at once."""
-        await self._delivery.recorder.committed()  # live values in the time of a gap, after a clock was set back
+        """The fill of a slice, with the times that the store has; None if these are too many."""
+        await self._delivery.recorder.committed()  # they may have times of the gap, after a clock was set back
         self._asked_s = time.monotonic()
         known = self._delivery.tags
         live = {now: tag for tag in piece.tags if (now := self._delivery.number(tag)) in known}
@@ -470,8 +472,8 @@ class HistoryBackfill:
         return GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX, stored)
 
     def _refused(self, job: _Job, error: HistoryRefused, failures: int) -> None:
-        """A call failed as a whole: ask for less, later; or give up what is asked."""
-        assert job.fill is not None, "only a call is refused"
+        """A call failed as a whole. Ask for less later, or give up."""
+        assert job.fill is not None, "a call was made"
         if error.is_final:
             self._give_up(job, Outcome.NO_HISTORY)
         elif failures >= CALLS_FAILED_MAX and not job.fill.call_too_large():
@@ -481,8 +483,8 @@ class HistoryBackfill:
             job.fill.call_too_large()
 
     def _give_up(self, job: _Job, outcome: Outcome) -> None:
-        """End the whole job: what the server refuses for one slice it refuses for all."""
-        assert job.fill is not None, "as above"
+        """End the whole job, because the server refuses all slices alike."""
+        assert job.fill is not None, "a call was made"
         job.fill.give_up(outcome)
         self._count(job, job.fill)
         job.fill = None
@@ -512,7 +514,7 @@ class HistoryBackfill:
         self._gone[tag] = missing if known is None else missing.joined(known)
 
     def _hand_in(self, samples: Sequence[Sample]) -> None:
-        """Hand what the rules of the tags let through to the recorder. The numbers of the tags are known."""
+        """Hand in the samples that the rules let through. The numbers of the tags are known."""
         tags = self._delivery.tags
         wanted = [one._replace(tag=now) for one in samples if (now := self._delivery.number(one.tag)) in tags]
         if tags is not self._ruled:
@@ -526,7 +528,7 @@ class HistoryBackfill:
             self._recorder.hand_in(stream, SampleColumns.of(rows))
 
     async def _history_numbers(self, tags: Mapping[int, Tag]) -> list[int]:
-        """The numbers under which values from history are recorded, in the order of these tags."""
+        """The numbers under which values of these tags from history are recorded, in their order."""
         new = [tag for tag in tags if tag not in self._numbers]
         if new:
             marked = [replace(tags[tag].definition, acquisition=ACQUISITION) for tag in new]
@@ -534,7 +536,7 @@ class HistoryBackfill:
         return [self._numbers[tag] for tag in tags]
 
     async def _conclude(self, job: _Job) -> None:
-        """Say what became of a gap, as a fact and in the log."""
+        """Record the result of a job as a fact and in the log."""
         filled, none, failed, gone = (job.outcomes[one] for one in Outcome)
         content = {
             "cause": job.cause,
@@ -556,7 +558,7 @@ class HistoryBackfill:
         log.info("history backfilled", extra=extra)
 
     def _message(self, job: _Job, content: bytes) -> Message:
-        """The fact of a filled gap. Its id comes from what it says, so that a repeated append is stored once."""
+        """The fact of a filled gap. Its id is derived from its content, so that a repeated append is stored once."""
         source = self._delivery.source
         identity = (
             f"{self._recorder.zone}/{FILL_PREDICATE}/{source}/{job.cause}/{job.first_ns}-{job.last_ns}/{job.values}"
@@ -571,7 +573,7 @@ class HistoryBackfill:
 
 
 def _halved(piece: _Slice) -> list[_Slice]:
-    """A slice in two: of its tags, or where there is one, of its time. The later half comes first."""
+    """A slice in two halves: of its tags, or if it has one, of its time. The later half comes first."""
     if len(piece.tags) > 1:
         half = len(piece.tags) // 2
         return [replace(piece, tags=piece.tags[half:]), replace(piece, tags=piece.tags[:half])]

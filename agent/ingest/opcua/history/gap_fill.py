@@ -1,19 +1,18 @@
-"""Plans the filling of one gap: which values of which tags to read next, and which of the values read are missing in
-the store.
+"""Plans the filling of one gap: what to read next, and which of the values read are missing in the store.
 
-Each tag has a window: everything up to `after_ns` was delivered before the gap, everything from `before_ns` on is
-delivered live. Values strictly between them are missing. They are read forward, many tags in one call, each tag page
-after page by continuation point, or from the last value read where a server gives none.
+Each tag has a window: everything up to `after_ns` was delivered before the gap, and everything from `before_ns` on is
+delivered live. Values strictly between are missing. They are read forward, many tags in one call, each tag page after
+page by continuation point, or from the last value read if the server gives none.
 
-A value is accepted once. A page that begins again at the last value read repeats values of that instant, which are
-recognised by time, value and status. After a restart of the process the lower end of a window is only known to within
-some seconds; `stored` then names the times that are in the store already.
+Each value is accepted once. A page that begins at the last value read repeats values of that instant, which are
+recognised by time, value and status. After a restart of the process the beginning of a window is known only to within
+some seconds; `stored` has the times that are already in the store.
 
-The pages of one reading need not be in the order of time: a server whose clock was set back may give its values as it
-recorded them (node-opcua). So what a page brings is new by where its reading began, not by what has been read since,
-and only the server says that there is no more.
+The pages of one reading may not be in the order of time: a server whose clock was set back may return its values as it
+recorded them (node-opcua). So a value is new if it is after the beginning of the reading, not after the last value
+read, and only the server decides that there are no more.
 
-Core: takes answers, returns samples; no IO and no clock.
+Core: takes answers, returns samples.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from typing import NamedTuple
 from agent.ingest import quality
 from agent.message import Sample, Value
 
-SEAM_NS = 10_000_000_000
-"""How long before the last sign of life a value may lie that was not delivered: it was sampled, and waited for the next
-publication. Sampling and publishing intervals beyond this are refused by no server but are no way to watch a plant."""
+UNDELIVERED_NS_MAX = 10_000_000_000
+"""How old an undelivered value may be at the last sign of life: it was sampled and waited for the next publication.
+Longer sampling and publishing intervals are not expected."""
 TICK_NS = 100  # resolution of a DateTime
-READS_PER_TAG_FAILED_MAX = 3  # a node that fails as often is given up; a server that is busy answers sooner
-TIMES_TAKEN_MAX = 100_000  # of one tag, should its reading begin again: of 20 tags in one call 16 MB
+READS_PER_TAG_FAILED_MAX = 3  # a node that fails this often is given up
+TIMES_TAKEN_MAX = 100_000  # kept of one tag, in case its reading begins again; for 20 tags in one call 16 MB
 
 
 class Window(NamedTuple):
@@ -48,13 +47,13 @@ class Window(NamedTuple):
     before_ns: int
 
     def joined(self, other: Window) -> Window:
-        """Both, with what lies between them; the store says what of that it has."""
+        """Both and the time between them; the store knows which values of that it has."""
         after_ns, lost_ns = min(self.after_ns, other.after_ns), min(self.lost_ns, other.lost_ns)
         return Window(after_ns, lost_ns, max(self.before_ns, other.before_ns))
 
 
 class HistoryRange(NamedTuple):
-    """One node of a HistoryRead call. Times in ns since 1970, `start_ns` included, `end_ns` excluded."""
+    """One node of a HistoryRead call. Times in ns since 1970; `start_ns` is included, `end_ns` is excluded."""
 
     tag: int
     start_ns: int
@@ -63,7 +62,7 @@ class HistoryRange(NamedTuple):
 
 
 class HistoryValue(NamedTuple):
-    """One value of a server's history. The quality is the server's StatusCode."""
+    """One value of a server's history. The quality is the StatusCode of the server."""
 
     source_time_ns: int
     value: Value
@@ -71,7 +70,7 @@ class HistoryValue(NamedTuple):
 
 
 class HistoryPage(NamedTuple):
-    """A server's answer for one node. A continuation point says that there is more."""
+    """A server's answer for one node. With a continuation point there is more."""
 
     status: int
     values: Sequence[HistoryValue] = ()
@@ -79,12 +78,12 @@ class HistoryPage(NamedTuple):
 
 
 class Outcome(Enum):
-    """How the reading of one tag ended."""
+    """The result for one tag."""
 
     FILLED = "filled"
     NO_HISTORY = "no_history"
     FAILED = "failed"
-    NODE_GONE = "node_gone"  # its history may be there when the node is again
+    NODE_GONE = "node_gone"  # its history may be there when the node exists again
 
 
 # Status codes (OPC 10000-6, Annex A.2) of nodes without history, or whose history we may not read: asking again changes
@@ -99,41 +98,41 @@ _NO_HISTORY = frozenset(
         quality.BAD_NOT_SUPPORTED,
     }
 )
-_NO_CONTINUATION_POINTS = 0x804B_0000  # BadNoContinuationPoints: the server holds as many as it can
+_NO_CONTINUATION_POINTS = 0x804B_0000  # BadNoContinuationPoints: the server cannot hold more
 _NO_DATA = frozenset({0x809B_0000, 0x80D7_0000})  # BadNoData, BadBoundNotFound: the answer is complete and empty
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """How far one tag has been read."""
+    """The progress of one tag."""
 
     window: Window
     start_ns: int
     continuation_point: bytes | None = None
-    call: tuple[int, int] | None = None  # start and end of the call that gave the continuation point
-    last: set[tuple[str, int]] = field(default_factory=set)  # value and status of what was read at `start_ns`
-    begun_ns: int = 0  # `start_ns` at the call that was made without a continuation point, and `last`
+    call: tuple[int, int] | None = None  # start and end of the call that returned the continuation point
+    last: set[tuple[str, int]] = field(default_factory=set)  # value and status of the values read at `start_ns`
+    begun_ns: int = 0  # `start_ns` and `last` at the beginning of the present reading
     begun: frozenset[tuple[str, int]] = frozenset()
-    taken: array[int] = field(default_factory=lambda: array("q"))  # times that were read since then
-    known: set[int] = field(default_factory=set)  # times that were read before the reading began again
-    has_moved: bool = True  # since it was last read without a continuation point
-    is_alone: bool = False  # to be read from its own start only
+    taken: array[int] = field(default_factory=lambda: array("q"))  # times read since then
+    known: set[int] = field(default_factory=set)  # times read before the reading began again
+    has_moved: bool = True  # since the last call without a continuation point
+    is_alone: bool = False  # to be read only from its own start
     failures: int = 0
 
     def begin(self) -> None:
-        """A reading from `start_ns` on is answered."""
+        """A reading begins at `start_ns`."""
         self.begun_ns, self.begun = self.start_ns, frozenset(self.last)
         self.taken = array("q")
 
     def begin_again(self) -> None:
-        """That reading ended early, and what it did not bring may lie anywhere behind its start. One that brought
-        more than is kept goes on from its newest value."""
+        """The reading ended early, and the rest may be anywhere after its start. If it brought more times than are
+        kept, it continues from the newest value."""
         if len(self.known) + len(self.taken) < TIMES_TAKEN_MAX:
             self.known.update(self.taken)
             self.start_ns, self.last = self.begun_ns, set(self.begun)
 
     def takes(self, time_ns: int, known: tuple[str, int]) -> bool:
-        """Whether this value is read for the first time."""
+        """Note a value that was read. True if it is new."""
         if time_ns < self.begun_ns or (time_ns == self.begun_ns and known in self.begun) or time_ns in self.known:
             return False
         if time_ns == self.start_ns and known in self.last:
@@ -149,7 +148,7 @@ class _Cursor:
 
 
 class GapFill:
-    """Fills the windows of one gap. `nodes_max` nodes in one call, `values_max` values of each."""
+    """Fills the windows of one gap, with at most `nodes_max` nodes in a call and `values_max` values of each."""
 
     def __init__(
         self,
@@ -158,9 +157,9 @@ class GapFill:
         values_max: int,
         stored: Mapping[int, Collection[int]] | None = None,
     ) -> None:
-        assert nodes_max >= 1 <= values_max, "a call reads something"
+        assert nodes_max >= 1 <= values_max, "a call reads at least one value of one node"
         self._open = {
-            tag: _Cursor(window, max(window.after_ns, window.lost_ns - SEAM_NS))
+            tag: _Cursor(window, max(window.after_ns, window.lost_ns - UNDELIVERED_NS_MAX))
             for tag, window in windows.items()
             if window.before_ns - window.after_ns > 1
         }
@@ -169,18 +168,13 @@ class GapFill:
         self.outcomes = dict.fromkeys((tag for tag in windows if tag not in self._open), Outcome.FILLED)
         self._nodes_max, self.values_max = nodes_max, values_max
         self._stored = stored or {}
-        self._is_ordered = True  # the server has given everything in the order of time
-        self.values_total = 0
-
-    @property
-    def is_done(self) -> bool:
-        return not self._open
+        self._is_ordered = True  # the server has returned everything in the order of time
 
     def next_call(self) -> list[HistoryRange]:
-        """What to read now, in one call. The same tags are read to their end before others begin, so that a server
-        holds few continuation points; those that have one come first, whatever the server refused beside them. A call
-        has one start for all its nodes, so these lie close together in it; one with continuation points has the times
-        of the call that gave them, for some servers (open62541) count from there."""
+        """What to read next, in one call. Some tags are read to their end before others begin, so that the server holds
+        few continuation points; tags with one come first. A call has one start for all its nodes, so only tags with
+        close starts are combined. A call with continuation points has the times of the call that returned them, because
+        some servers (open62541) count from there."""
         if not self._open:
             return []
         first = next((one for one in self._open.values() if one.call is not None), next(iter(self._open.values())))
@@ -192,7 +186,7 @@ class GapFill:
         return list(islice(alike, self._nodes_max))
 
     def call_too_large(self) -> bool:
-        """The server refuses so much in one call. True if a smaller one is to be tried."""
+        """The call was refused for its size. True if a smaller one is to be tried."""
         if self._nodes_max > 1:
             self._nodes_max //= 2
         elif self.values_max > 1:
@@ -202,11 +196,11 @@ class GapFill:
         return True
 
     def forget_continuation_points(self) -> None:
-        """The session that gave them has ended; reading goes on from the last value, or begins again at a server that
-        gives values in another order.
+        """The session has ended, and its continuation points with it. Reading continues from the last value, or begins
+        again if the server returns values in another order.
 
-        A tag whose pages held only what lies before its own start would get the same pages again, as often as
-        sessions end: it is read from its own start from now on.
+        A tag whose pages had only values from before its own start would get the same pages after each end of a
+        session. From now on it is read from its own start.
         """
         for cursor in self._open.values():
             cursor.is_alone |= cursor.continuation_point is not None and not cursor.has_moved
@@ -218,12 +212,12 @@ class GapFill:
         cursor.continuation_point = cursor.call = None
 
     def give_up(self, outcome: Outcome) -> None:
-        """End all that is open with this outcome."""
+        """End all open tags with this outcome."""
         self.outcomes.update(dict.fromkeys(self._open, outcome))
         self._open.clear()
 
     def answered(self, ranges: Sequence[HistoryRange], pages: Sequence[HistoryPage]) -> list[Sample]:
-        """Take in the answer to a call. Returns the missing samples, tag by tag in the order of time."""
+        """Take in the answer to a call. Returns the missing samples, by tag and in the order of time."""
         assert len(ranges) == len(pages), "one page for each node"
         missing: list[Sample] = []
         call = min(asked.start_ns for asked in ranges), max(asked.end_ns for asked in ranges)
@@ -241,26 +235,24 @@ class GapFill:
             stored = self._stored.get(asked.tag, ())
             missing += [Sample(asked.tag, *one) for one in taken if one.source_time_ns not in stored]
             has_moved = bool(taken)
-            if has_moved:  # else the pages of a reading that begins again and again would count as success
+            if has_moved:  # otherwise a reading that begins again and again would count as a success
                 cursor.failures = 0
             cursor.has_moved = has_moved or (asked.continuation_point is not None and cursor.has_moved)
             cursor.continuation_point = page.continuation_point or None
             cursor.call = call if page.continuation_point else None
             if cursor.continuation_point is not None:
                 continue
-            # One call has one end for all its nodes: values behind the window fill pages too.
+            # A call has one end for all its nodes: pages may have values from after the window.
             is_behind = any(value.source_time_ns >= cursor.window.before_ns for value in page.values)
             if is_behind or len(page.values) < self.values_max:
                 self._end(asked.tag, Outcome.FILLED)
             elif not has_moved:
-                # A full page without a continuation point: this server pages by time, and one instant filled the page.
+                # A full page without a continuation point: the server pages by time, and one instant fills the page.
                 cursor.start_ns += TICK_NS
-        self.values_total += len(missing)
         return missing
 
     def _taken(self, cursor: _Cursor, page: HistoryPage) -> list[HistoryValue]:
-        """The values of a page that are in the window and were not read before, in the order of time; the cursor moves
-        behind them."""
+        """The new values of a page within the window, in the order of time. The cursor moves past them."""
         after_ns, _, before_ns = cursor.window
         values, read_ns = sorted(page.values, key=_time), cursor.start_ns
         found = [
@@ -274,13 +266,13 @@ class GapFill:
         return found
 
     def _read_fewer(self, pages: Sequence[HistoryPage]) -> None:
-        """From now on, if the server had no continuation point for some nodes of a call: as many as it had one for."""
+        """If the server had no continuation points for some nodes, read only as many nodes in a call as it had for."""
         refused = sum(page.status & quality.CODE_BITS == _NO_CONTINUATION_POINTS for page in pages)
         if refused:
             self._nodes_max = max(1, min(self._nodes_max, len(pages) - refused or len(pages) // 2))
 
     def _refused(self, tag: int, cursor: _Cursor, status: int, *, is_alone: bool) -> None:
-        self._break_off(cursor)  # lost or refused with the rest
+        self._break_off(cursor)  # the continuation point is lost
         if status & quality.CODE_BITS == _NO_CONTINUATION_POINTS and not is_alone:
             return  # read again in a smaller call
         cursor.failures += 1
@@ -297,7 +289,7 @@ class GapFill:
 
 
 def _are_near(one: _Cursor, other: _Cursor) -> bool:
-    return abs(one.start_ns - other.start_ns) <= (0 if one.is_alone or other.is_alone else SEAM_NS)
+    return abs(one.start_ns - other.start_ns) <= (0 if one.is_alone or other.is_alone else UNDELIVERED_NS_MAX)
 
 
 def _time(value: HistoryValue) -> int:

@@ -1,7 +1,7 @@
-"""One HistoryRead of raw values (OPC 10000-11, 6.5.3), its answer read without the library's objects.
+"""The request and answer of a HistoryRead of raw values (OPC 10000-11, 6.5.3).
 
-asyncua writes the request and reads the head of the response; the values are decoded here, because the library cuts
-source times to microseconds, and then the value at a seam would not be recognised as the one that is stored.
+asyncua writes the request and reads the head of the response. The values are decoded here, because the library
+truncates source times to microseconds, and a value would then not be recognised as one that is already stored.
 
 This module knows asyncua.
 """
@@ -13,17 +13,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from asyncua import ua
-from asyncua.common.utils import Buffer
-from asyncua.ua import ua_binary
 
 from agent.ingest import quality as status_of
-from agent.ingest.opcua.decode import DecodeError, decode_data_value
+from agent.ingest.opcua.decode import DecodeError, decode_data_value, extension_object
 from agent.ingest.opcua.history.gap_fill import HistoryPage, HistoryRange, HistoryValue
 from agent.ingest.opcua.values.variant import ValueReader
 
 HISTORY_DATA = 658  # node id of the binary encoding of HistoryData, namespace 0
-HISTORY_MODIFIED_DATA = 664  # the same with what was changed; some servers answer it, its values stand first
-VALUES_PER_PAGE_MAX = 1_000_000  # we ask for some thousands; a count beyond this is nonsense, not data
+HISTORY_MODIFIED_DATA = 664  # with modification infos; some servers answer it, and its values come first
+VALUES_PER_PAGE_MAX = 1_000_000  # some thousands are asked for; a larger count is malformed
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _U32, _I32 = struct.Struct("<I"), struct.Struct("<i")
@@ -32,13 +30,14 @@ _U32, _I32 = struct.Struct("<I"), struct.Struct("<i")
 def history_request(
     ranges: Sequence[HistoryRange], nodes: Sequence[ua.NodeId], values_max: int
 ) -> ua.HistoryReadRequest:
-    """The request for these ranges, one node each. All must have the same start and end, or continuation points."""
+    """The request for these ranges, one node each, from the earliest start to the latest end. Ranges with continuation
+    points must come from the same call."""
     details = ua.ReadRawModifiedDetails(
         IsReadModified=False,
         StartTime=_datetime(min(asked.start_ns for asked in ranges), up=False),
         EndTime=_datetime(max(asked.end_ns for asked in ranges), up=True),
         NumValuesPerNode=values_max,
-        ReturnBounds=False,  # bounds are values from outside the range
+        ReturnBounds=False,  # bounds are values outside the range
     )
     return ua.HistoryReadRequest(
         Parameters=ua.HistoryReadParameters(
@@ -54,8 +53,8 @@ def history_request(
 
 
 def decode_history(data: bytes, reader: ValueReader, index_ranges: Sequence[str] = ()) -> list[HistoryPage]:
-    """The pages of a HistoryReadResponse, which is what follows its header. Of nodes with an index range only that part
-    of their arrays; it is cut here, because servers differ in whether their history takes one. Raises DecodeError."""
+    """The pages of a HistoryReadResponse, given without its header. Index ranges are cut out of the arrays here,
+    because not all servers accept them for history. Raises DecodeError."""
     try:
         (count,) = _I32.unpack_from(data, 0)
         position, pages = 4, []
@@ -73,25 +72,10 @@ def _page(data: bytes, position: int, reader: ValueReader, index_range: str) -> 
     position += 8
     point = data[position : position + length] if length > 0 else None
     position += max(0, length)
-    kind, body, position = _history_data(data, position)
-    values = _values(data, body, reader, index_range) if kind in {HISTORY_DATA, HISTORY_MODIFIED_DATA} else []
+    kind, body, position = extension_object(data, position)
+    has_values = kind in {HISTORY_DATA, HISTORY_MODIFIED_DATA} and body < position
+    values = _values(data, body, reader, index_range) if has_values else []
     return HistoryPage(status, values, point), position
-
-
-def _history_data(data: bytes, position: int) -> tuple[int, int, int]:
-    """(type number in namespace 0 or -1, start of the body, position after it) of an extension object that may be
-    empty."""
-    buffer = Buffer(data, position)
-    node = ua_binary.nodeid_from_binary(buffer)
-    position = buffer.cur_pos
-    if data[position] == 0:
-        return -1, position + 1, position + 1
-    (length,) = _I32.unpack_from(data, position + 1)
-    body = position + 5
-    if length < 0 or body + length > len(data):
-        raise DecodeError(f"history of {length} bytes in a message of {len(data)}")
-    is_standard = node.NamespaceIndex == 0 and isinstance(node.Identifier, int)
-    return int(node.Identifier) if is_standard else -1, body, body + length
 
 
 def _values(data: bytes, position: int, reader: ValueReader, index_range: str) -> list[HistoryValue]:
@@ -111,6 +95,6 @@ def _values(data: bytes, position: int, reader: ValueReader, index_range: str) -
 
 
 def _datetime(time_ns: int, *, up: bool) -> datetime:
-    """The library's resolution is the microsecond; ranges are widened to it, and what is outside is dropped later."""
+    """A time with the microseconds of the library, rounded outwards. Values outside the range are dropped later."""
     microseconds = -(-time_ns // 1_000) if up else time_ns // 1_000
     return EPOCH + timedelta(microseconds=microseconds)

@@ -1,7 +1,7 @@
 """Our own application certificate (OPC 10000-4, 6.1): created once, and replaced only by the operator.
 
-Servers identify a client by this certificate and by the application URI inside it; one that changed at every start
-would have to be trusted by hand at every start.
+Servers identify a client by this certificate and the application URI in it. If it changed at every start, an operator
+would have to trust it at every start.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from agent.ingest.errors import SourceRefused
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, parse_certificate
 from agent.settings.sources import OpcuaSourceSettings
 
-KEY_BITS = 2048  # the floor of Basic256Sha256 and the most that old devices take
-LIFETIME_DAYS = 3650  # a gateway's life; its end is watched like any other certificate's
-CLOCK_SLACK_DAYS = 1  # a device whose clock is behind must not find it "not yet valid"
+KEY_BITS = 2048  # the minimum of Basic256Sha256 and the maximum of old devices
+LIFETIME_DAYS = 3650  # the life of a gateway; its end is reported like that of any certificate
+CLOCK_SLACK_DAYS = 1  # for devices whose clock is behind
 
 
 def ensure_certificate(certificate_file: Path, key_file: Path, application_uri: str) -> None:
-    """Make a key (PEM) and a self-signed certificate unless both are there. One without the other is refused.
+    """Make a key (PEM) and a self-signed certificate, unless both exist. Raises SourceRefused if only one of them
+    exists.
 
     The certificate is DER, which is what servers import; PEM in a file named .pem.
     """
@@ -36,8 +37,8 @@ def ensure_certificate(certificate_file: Path, key_file: Path, application_uri: 
     if all(there):
         return
     if any(there):
-        missing = key_file if there[0] else certificate_file
-        raise SourceRefused(f"{missing} is missing beside its other half; restore it, or remove both to make new ones")
+        found, missing = (certificate_file, key_file) if there[0] else (key_file, certificate_file)
+        raise SourceRefused(f"{missing} is missing, but {found} exists; restore it, or remove that to make a new pair")
     key = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
     try:
         write_whole(key_file, _key_pem(key), 0o600)
@@ -53,15 +54,15 @@ def _encoded(certificate: x509.Certificate, file: Path) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM if is_pem else serialization.Encoding.DER)
 
 
-def hand_over_file(certificate_file: Path) -> Path:
-    """The file that a server's operator imports: always DER, a copy beside the certificate where that is PEM.
+def file_to_import(certificate_file: Path) -> Path:
+    """The file that the operator of a server imports. It is DER: if the certificate is PEM, a copy beside it.
 
-    Where no copy can be written, the certificate's own file: PEM is better than nothing. Raises OSError, ValueError.
+    If the copy cannot be written, it is the PEM file. Raises OSError and ValueError.
     """
     data = certificate_file.read_bytes()
     if b"-----BEGIN" not in data:
         return certificate_file
-    copy = certificate_file.with_suffix(".der")  # of a PEM file that is named .der, too: it is put right
+    copy = certificate_file.with_suffix(".der")  # also for a PEM file that is named .der
     der = parse_certificate(data).public_bytes(serialization.Encoding.DER)
     try:
         if not copy.exists() or copy.read_bytes() != der:
@@ -72,8 +73,8 @@ def hand_over_file(certificate_file: Path) -> Path:
 
 
 def renew_certificate(certificate_file: Path, key_file: Path) -> Path:
-    """Make the next certificate for the same key and names, beside the one in use, which stays in use: each server has
-    to trust the new one first. One that waits already stays. Returns its file. Raises SourceRefused."""
+    """Make the next certificate for the same key and names. The present one stays in use, because each server has to
+    trust the new one first. A next certificate that already exists is kept. Returns its file. Raises SourceRefused."""
     own = read_certificate(certificate_file)
     key = read_key_of(own, key_file)
     if not own.is_self_issued:
@@ -89,8 +90,8 @@ def renew_certificate(certificate_file: Path, key_file: Path) -> Path:
 
 
 def activate_certificate(certificate_file: Path, key_file: Path) -> Path:
-    """Put the next certificate into use; connections made from now on show it. Returns the file in which the previous
-    one is kept. Raises SourceRefused."""
+    """Put the next certificate into use for new connections. Returns the file in which the previous one is kept. Raises
+    SourceRefused."""
     new = next_file(certificate_file)
     if not new.exists():
         raise SourceRefused(f"{new} does not exist; make it with --renew, and have every server trust it")
@@ -103,7 +104,7 @@ def activate_certificate(certificate_file: Path, key_file: Path) -> Path:
 
 
 def next_file(certificate_file: Path) -> Path:
-    """Where the next certificate waits until it is put into use."""
+    """The file of the next certificate until it is put into use."""
     return certificate_file.with_name(f"{certificate_file.stem}.next{certificate_file.suffix}")
 
 
@@ -115,14 +116,15 @@ def _write_or_refuse(file: Path, data: bytes) -> None:
 
 
 def own_certificate(settings: OpcuaSourceSettings) -> CertificateFacts:
-    """Our certificate, with the application URI that the settings announce. Raises SourceRefused."""
+    """Our certificate. Raises SourceRefused if it cannot be read or does not have the application URI of the
+    settings."""
     file = settings.certificate_file
     assert file is not None, "checked with the settings"
     own = read_certificate(file)
     if settings.application_uri not in own.uris:
         uris = ", ".join(own.uris) or "none"
         text = f"application_uri is {settings.application_uri}, and the certificate {file} has {uris}"
-        raise SourceRefused(f"{text}; servers refuse the difference: set application_uri to the certificate's")
+        raise SourceRefused(f"{text}; servers refuse a mismatch: set application_uri to the one in the certificate")
     return own
 
 
@@ -135,10 +137,10 @@ def read_certificate(file: Path) -> CertificateFacts:
 
 
 def read_secret(file: Path) -> bytes:
-    """A key or a password; refused while everybody on the machine may read it too."""
+    """Read a key or a password. Raises SourceRefused if everybody on the machine may read the file."""
     data = read_file(file)
     if file.stat().st_mode & 0o007:
-        raise SourceRefused(f"{file} may be read by everybody; chmod 600 it, and change what it held")
+        raise SourceRefused(f"{file} can be read by every user; chmod 600 it, and replace the secret")
     return data
 
 
@@ -154,11 +156,11 @@ def read_key(file: Path) -> PrivateKeyTypes:
 
 
 def read_key_of(certificate: CertificateFacts, file: Path) -> PrivateKeyTypes:
-    """The private key of a certificate. Raises SourceRefused, also where the two do not fit."""
+    """The private key of a certificate. Raises SourceRefused, also if they do not match."""
     key = read_key(file)
     spki = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     if key.public_key().public_bytes(*spki) != parse_certificate(certificate.der).public_key().public_bytes(*spki):
-        raise SourceRefused(f"{file} is not the key of the certificate {certificate.sha1}; name the right pair")
+        raise SourceRefused(f"{file} is not the key of the certificate {certificate.sha1}; configure a matching pair")
     return key
 
 
@@ -208,12 +210,12 @@ def _key_pem(key: rsa.RSAPrivateKey) -> bytes:
 
 
 def write_whole(file: Path, data: bytes, mode: int) -> None:
-    """Whole or not at all: written beside, then renamed."""
+    """Write a file atomically: to another name, then renamed."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as handle:
-        os.fchmod(descriptor, mode)  # of a part that an earlier, broken attempt left, too
+        os.fchmod(descriptor, mode)  # also if an interrupted attempt left the file
         handle.write(data)
         handle.flush()
         os.fsync(handle.fileno())

@@ -1,7 +1,7 @@
-"""What a certificate says: thumbprints, validity, names and uses, read once from its bytes.
+"""The contents of a certificate: thumbprints, validity, names and uses.
 
 Core: takes bytes, returns values. Servers show the SHA-1 thumbprint of a certificate (OPC 10000-4, 7.2 "Thumbprint"),
-so every message names it; SHA-256 stands beside it and is what this program pins.
+so every message has it. Pins use SHA-256.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-CHAIN_MAX = 10  # certificates in one ServerCertificate field; a chain to a root has two to four
+CHAIN_MAX = 10  # certificates in a ServerCertificate field; a chain to a root has two to four
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,16 @@ class CertificateFacts:
 
     @property
     def thumbprints(self) -> str:
-        """Both thumbprints, as messages name them."""
+        """Both thumbprints, for messages."""
         return f"SHA-1 {self.sha1}, SHA-256 {self.sha256}"
 
     @property
     def validity(self) -> str:
-        """From when to when, as messages name it."""
+        """The time of validity, for messages."""
         return f"{self.not_before:%Y-%m-%d %H:%M} to {self.not_after:%Y-%m-%d %H:%M} UTC"
 
     def days_left(self, now: datetime) -> float:
-        """Days until it ends; negative when it has ended."""
+        """Days until it expires; negative if it has expired."""
         return (self.not_after - now).total_seconds() / 86_400
 
 
@@ -95,7 +95,7 @@ def split_chain(data: bytes) -> list[bytes]:
 
 
 def _der_size(data: bytes) -> int:
-    """Bytes of the DER sequence at the beginning."""
+    """The number of bytes of the DER sequence at the beginning."""
     if len(data) < 2 or data[0] != 0x30:
         raise ValueError("is no certificate")
     if data[1] < 0x80:

@@ -1,9 +1,9 @@
-"""How a connection to an OPC UA server is secured: our key pair, and the server's certificate, known beforehand.
+"""Secures a connection to an OPC UA server, with our key pair and the expected certificate of the server.
 
-Without an expected certificate the library accepts any certificate of the server; here the expected one is always
-given. What the server shows unsecured is judged before anything else is sent (`trust_list`); the channel is then
-encrypted for exactly that certificate. An unknown one is refused, with its thumbprint and what to do. Nothing falls
-back to a weaker policy, and a key or password that everybody on the machine may read is not used.
+Without an expected certificate the library accepts any one, so here it is always given. The certificate that the server
+presents without security is judged before anything else is sent (`trust_list`), and the channel is encrypted for
+exactly that one. An unknown one is refused, with its thumbprint and what to do. There is no fallback to a weaker
+policy. A key or password that everybody on the machine may read is not used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from agent.ingest.errors import SourceRefused
 from agent.ingest.opcua.security.certificate import (
     ensure_certificate,
-    hand_over_file,
+    file_to_import,
     own_certificate,
     read_certificate,
     read_key_of,
@@ -31,17 +31,18 @@ from agent.ingest.opcua.security.certificate import (
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, parse_certificate, split_chain
 from agent.ingest.opcua.security.refusal import Identity
 from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
-from agent.ingest.opcua.security.trust_list import Shown, TrustList, Verdict, judge
+from agent.ingest.opcua.security.trust_list import Presented, TrustList, Verdict, judge
 from agent.settings.sources import OpcuaSourceSettings
 
 Endpoints = Callable[[], Awaitable[list[ua.EndpointDescription]]]
 
 
 async def secure(client: Client, settings: OpcuaSourceSettings, endpoints: Endpoints, password: str = "") -> Identity:
-    """Sign and encrypt, for a server whose certificate is accepted; `endpoints` asks the server what it offers.
+    """Set up signing and encryption for a server whose certificate is accepted. `endpoints` reads what the server
+    offers.
 
-    `password` stands in for `password_file`. Returns who we are to the server. Raises SourceRefused, and what
-    `endpoints` raises.
+    `password` is used if there is no `password_file`. Returns our identity. Raises SourceRefused, and what `endpoints`
+    raises.
     """
     certificate, key_file = settings.certificate_file, settings.private_key_file
     assert certificate is not None, "checked with the settings"
@@ -56,7 +57,7 @@ async def secure(client: Client, settings: OpcuaSourceSettings, endpoints: Endpo
     if found is not None:
         endpoint = choose_endpoint(settings, found)
         _check_user(settings, endpoint)
-        server = await asyncio.to_thread(_accepted, settings, shown_by(settings, endpoint), pinned)
+        server = await asyncio.to_thread(_accepted, settings, presented_by(settings, endpoint), pinned)
     assert server is not None, "without a pinned certificate the server's answer is needed"
     form = serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     await client.set_security(
@@ -66,7 +67,7 @@ async def secure(client: Client, settings: OpcuaSourceSettings, endpoints: Endpo
         server_certificate=uacrypto.CertProperties(server.der, "der"),
         mode=ua.MessageSecurityMode[settings.security_mode],
     )
-    file = await asyncio.to_thread(hand_over_file, certificate)
+    file = await asyncio.to_thread(file_to_import, certificate)
     return Identity(settings.url, settings.security_policy, own, str(file), user)
 
 
@@ -76,7 +77,8 @@ def choose_endpoint(
     """The endpoint with the policy and mode of the settings. Raises SourceRefused."""
     mode = ua.MessageSecurityMode[settings.security_mode]
     uri = getattr(security_policies, f"SecurityPolicy{settings.security_policy}").URI
-    ours = [each for each in endpoints if str(each.EndpointUrl).startswith("opc.tcp:")]  # https has other certificates
+    # Endpoints with https have other certificates.
+    ours = [each for each in endpoints if str(each.EndpointUrl).startswith("opc.tcp:")]
     for endpoint in ours:
         if endpoint.SecurityMode == mode and endpoint.SecurityPolicyUri == uri and endpoint.ServerCertificate:
             return endpoint
@@ -86,7 +88,7 @@ def choose_endpoint(
 
 
 def policy_name(endpoint: ua.EndpointDescription) -> str:
-    """The security policy of an endpoint as the settings name it; for one of no common form its URI's end."""
+    """The security policy of an endpoint as in the settings; the end of its URI if it is not one of these."""
     names = {
         getattr(security_policies, f"SecurityPolicy{name}").URI: name
         for name in ("Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss")
@@ -96,22 +98,24 @@ def policy_name(endpoint: ua.EndpointDescription) -> str:
 
 
 def mode_name(endpoint: ua.EndpointDescription) -> str:
-    """The security mode of an endpoint as the settings name it."""
+    """The security mode of an endpoint as in the settings."""
     return str(endpoint.SecurityMode.name).rstrip("_")
 
 
-def shown_by(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription) -> Shown:
-    """What the server shows at an endpoint. Raises SourceRefused."""
+def presented_by(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription) -> Presented:
+    """What the server presents at an endpoint. Raises SourceRefused."""
     try:
         chain = tuple(split_chain(endpoint.ServerCertificate))
     except ValueError as error:
-        raise SourceRefused(f"{settings.url} shows a certificate that {error}; renew it at the server") from error
-    return Shown(chain, endpoint.Server.ApplicationUri or "", urlsplit(settings.url).hostname or "")
+        raise SourceRefused(f"{settings.url} presents a certificate that {error}; renew it at the server") from error
+    return Presented(chain, endpoint.Server.ApplicationUri or "", urlsplit(settings.url).hostname or "")
 
 
-def judge_server(settings: OpcuaSourceSettings, shown: Shown, pinned: CertificateFacts | None = None) -> Verdict:
-    """Whether the settings accept what the server shows. `pinned` is the certificate of `server_certificate_file`.
-    Raises SourceRefused."""
+def judge_server(
+    settings: OpcuaSourceSettings, presented: Presented, pinned: CertificateFacts | None = None
+) -> Verdict:
+    """Judge what the server presents by the settings. `pinned` is the certificate in `server_certificate_file`. Raises
+    SourceRefused."""
     sha256 = pinned.sha256 if pinned is not None else settings.server_certificate_sha256
     accepted = TrustList(pinned_sha256=sha256)
     try:
@@ -123,23 +127,23 @@ def judge_server(settings: OpcuaSourceSettings, shown: Shown, pinned: Certificat
                 revocation_lists=tuple(folder.revocation_lists()),
                 is_revocation_list_required=settings.crl_required,
             )
-        return judge(shown, accepted, datetime.now(UTC))
+        return judge(presented, accepted, datetime.now(UTC))
     except TrustError as error:
         raise SourceRefused(str(error)) from error
     except ValueError as error:
-        raise SourceRefused(f"{settings.url} shows a certificate that cannot be read: {error}") from error
+        raise SourceRefused(f"{settings.url} presents a certificate that cannot be read: {error}") from error
 
 
-def _accepted(settings: OpcuaSourceSettings, shown: Shown, pinned: CertificateFacts | None) -> CertificateFacts:
+def _accepted(settings: OpcuaSourceSettings, presented: Presented, pinned: CertificateFacts | None) -> CertificateFacts:
     """The server's certificate, if the settings accept it."""
-    verdict = judge_server(settings, shown, pinned)
+    verdict = judge_server(settings, presented, pinned)
     if verdict.trust is None:
         raise SourceRefused(_not_accepted(settings, verdict))
     return verdict.facts
 
 
 def _not_accepted(settings: OpcuaSourceSettings, verdict: Verdict) -> str:
-    """What is wrong with a server's certificate, and what to do; an unknown one is kept in rejected/."""
+    """The message for a certificate that is not accepted. An unknown one is saved in rejected/."""
     facts, folder = verdict.facts, settings.trust_folder
     text = f"the certificate of {settings.url} ({facts.thumbprints}) {verdict.why}"
     if not verdict.is_unknown:
@@ -161,8 +165,8 @@ def _not_accepted(settings: OpcuaSourceSettings, verdict: Verdict) -> str:
 
 
 async def _offered(endpoints: Endpoints, pinned: CertificateFacts | None) -> list[ua.EndpointDescription] | None:
-    """What the server offers. None when it does not tell without security, which is no obstacle if we have its
-    certificate."""
+    """The endpoints of the server. None if it does not give them without security, which is no problem if its
+    certificate is pinned."""
     try:
         return await endpoints()
     except UaError:
@@ -172,7 +176,7 @@ async def _offered(endpoints: Endpoints, pinned: CertificateFacts | None) -> lis
 
 
 def _set_user(client: Client, settings: OpcuaSourceSettings, password: str) -> str:
-    """Set the user at the client. Returns how messages name it, "" for anonymous. Raises SourceRefused."""
+    """Set the user of the client. Returns its name for messages, empty for anonymous. Raises SourceRefused."""
     if settings.user_certificate_file is not None:
         assert settings.user_private_key_file is not None, "checked with the settings"
         user = read_certificate(settings.user_certificate_file)
@@ -189,7 +193,7 @@ def _set_user(client: Client, settings: OpcuaSourceSettings, password: str) -> s
 
 
 def _check_user(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription) -> None:
-    """Refuse a kind of user that the endpoint does not take, before a password is sent to it in vain."""
+    """Raise SourceRefused for a kind of user that the endpoint does not accept, before a password is sent."""
     kinds = {
         ua.UserTokenType.Anonymous: "anonymous users",
         ua.UserTokenType.UserName: "user names (user_name, password_file)",
@@ -201,4 +205,4 @@ def _check_user(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription)
     taken = {token.TokenType for token in endpoint.UserIdentityTokens or ()}
     if taken and ours not in taken:
         names = ", ".join(kinds[kind] for kind in kinds if kind in taken) or "other kinds of user only"
-        raise SourceRefused(f"{settings.url} takes no {kinds[ours].partition(' (')[0]}; it takes {names}")
+        raise SourceRefused(f"{settings.url} accepts no {kinds[ours].partition(' (')[0]}; it accepts {names}")

@@ -1,5 +1,5 @@
-"""asyncua's client, made to say at which step a connection failed, and `connect`, which explains it; and one that takes
-over a session of an earlier connection."""
+"""asyncua's client, extended by the step at which a connection failed; `connect`, which explains a failure; and a
+client that takes over a session of an earlier connection."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from agent.settings.sources import OpcuaSourceSettings
 
 _Answer = TypeVar("_Answer")
 
-SIGNS_IN_TIMEOUT = 3  # requests in the time-out of a session, one in each `request_timeout_ms`, if little is published
+SIGNS_IN_TIMEOUT = 3  # requests within the time-out of a session, if little is published
 
 _FORGED = (InvalidSignature, uacrypto.InvalidSignature)  # type: ignore[attr-defined]
 _UNREADABLE = (AssertionError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
 
-TOO_LARGE = (  # the refusals of a call that is too large, not wrong
+TOO_LARGE = (  # refusals of a call for its size
     uaerrors.BadTooManyOperations,
     uaerrors.BadEncodingLimitsExceeded,
     uaerrors.BadRequestTooLarge,
@@ -59,7 +59,7 @@ TOO_LARGE = (  # the refusals of a call that is too large, not wrong
 )
 
 
-_SESSION_OVER = (  # of any request, whatever it asks for
+_SESSION_OVER = (  # of any request
     uaerrors.BadSessionIdInvalid,
     uaerrors.BadSessionClosed,
     uaerrors.BadSessionNotActivated,
@@ -69,35 +69,34 @@ _SESSION_OVER = (  # of any request, whatever it asks for
 
 
 RENEW_AFTER = 0.75  # of the lifetime of a secure channel (OPC 10000-4, 5.5.2.1)
-RENEW_PAUSE = 0.05  # of it, between two tries
+RENEW_PAUSE = 0.05  # of the lifetime, between two attempts
 
 
 class ChannelNotRenewed(UaError):
-    """The secure channel ends."""
+    """The secure channel expires and was not renewed."""
 
 
 class Unreadable(UaError):
-    """An answer that the library does not understand."""
+    """An answer that the library cannot decode."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """What takes a session over to another connection: its token, the last nonce that the server gave for it, and the
-    kinds of user that the server takes."""
+    """What is needed to take over a session with another connection: its token, the last nonce of the server, and the
+    user token policies of the server."""
 
     token: ua.NodeId
     nonce: bytes | None
     policies: Sequence[ua.UserTokenPolicy]
 
 
-class SteppedClient(Client):
-    """The library's client; `step` is the step of connecting that it is at, or failed at."""
+class StepTrackingClient(Client):
+    """The library's client. `step` is the present step of connecting, or the one that failed."""
 
     step = Step.TCP
 
     def __init__(self, settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> None:
-        """`watchdog_s`: how often the library asks for a sign of life, and for how long it waits for the answer; 0: as
-        for any request."""
+        """`watchdog_s`: interval and time-out of the library's requests for a sign of life; 0: those of any request."""
         timeout_s = settings.request_timeout_ms / 1000
         watchdog_s = watchdog_s or timeout_s
         super().__init__(settings.url, timeout=timeout_s, watchdog_intervall=watchdog_s, auto_reconnect=False)
@@ -129,8 +128,8 @@ class SteppedClient(Client):
         return await super().activate_session(*arguments, **more)  # type: ignore[arg-type]
 
     async def _renew_channel_loop(self) -> None:
-        """Renew the secure channel, and try again while it lasts. The library gives up at the first failure, and the
-        channel ends without a word. One that cannot be renewed ends the session here."""
+        """Renew the secure channel, with further attempts until it expires. The library gives up after one attempt, and
+        the channel expires silently. Here the session ends if the channel cannot be renewed."""
         while True:
             lifetime_s = self.secure_channel_timeout / 1000
             ends_s = time.monotonic() + lifetime_s
@@ -142,9 +141,9 @@ class SteppedClient(Client):
                 await asyncio.sleep(RENEW_PAUSE * lifetime_s)
 
     async def _renew_channel(self) -> Exception | None:
-        """Why it failed; None: it is renewed."""
+        """Renew the secure channel. Returns the error, None if it was renewed."""
         try:
-            await of_library(self.open_secure_channel(renew=True))
+            await library_call(self.open_secure_channel(renew=True))
         except (UaError, OSError, TimeoutError) as error:
             return error
         self.uaclient.revolve_security_token()
@@ -157,10 +156,10 @@ class SteppedClient(Client):
         self.disconnect_socket()
 
     async def _wait_for_health_signal(self) -> None:
-        """Wait until the connection ends, or a sign of life is due and has come. The library takes the server's state
-        for it, and ends the session where this user may not read that, or the server lacks it: here any answer is one.
-        A server that keeps a silent session for a shorter time than asked gets more of them. Raises the library's
-        errors, and TimeoutError."""
+        """Wait until the connection ends, or until a sign of life is due and has arrived. The library reads the
+        server's state, and ends the session if this user may not read it or the server does not have it; here any
+        answer is a sign of life. It is requested more often if the server has shortened the time-out of the session.
+        Raises the library's errors and TimeoutError."""
         async with self.uaclient.subscribe_state() as changes:
             with suppress(TimeoutError):
                 await changes.next_change(min(self._watchdog_intervall, self.session_timeout / 1000 / SIGNS_IN_TIMEOUT))
@@ -170,22 +169,22 @@ class SteppedClient(Client):
         asked = ua.ReadValueId(NodeId=ua.NodeId(state, 0), AttributeId=AttributeIds.Value)  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(self._watchdog_intervall):
-                await of_library(self.uaclient.session.read(ua.ReadParameters(NodesToRead=[asked])))
+                await library_call(self.uaclient.session.read(ua.ReadParameters(NodesToRead=[asked])))
         except _SESSION_OVER:
             raise
         except UaError:
-            pass  # of this Read
+            pass  # it concerns this Read only
 
     @property
     def session_key(self) -> SessionKey:
-        """Of the session of this connection, which is activated."""
+        """The key of the session of this connection."""
         return SessionKey(self.uaclient.session.authentication_token, self._server_nonce, self._policy_ids)
 
 
-class ReactivatingClient(SteppedClient):
-    """Takes a session of an earlier connection over (ActivateSession, OPC 10000-4, 5.7.3) in the place of making one.
-    Its connection has no other session: some servers (asyncua) have one for each connection, whatever the token says.
-    `disconnect` closes the session with its subscriptions."""
+class ReactivatingClient(StepTrackingClient):
+    """Takes over a session of an earlier connection (ActivateSession, OPC 10000-4, 5.7.3) instead of creating one. The
+    connection has no other session, because some servers (asyncua) have one session for each connection, whatever the
+    token. `disconnect` closes the session with its subscriptions."""
 
     def __init__(self, settings: OpcuaSourceSettings, key: SessionKey) -> None:
         super().__init__(settings)
@@ -200,22 +199,22 @@ class ReactivatingClient(SteppedClient):
 
 
 async def connect(
-    client: SteppedClient, settings: OpcuaSourceSettings, scout: SteppedClient, password: str = ""
+    client: StepTrackingClient, settings: OpcuaSourceSettings, endpoint_client: StepTrackingClient, password: str = ""
 ) -> None:
-    """Connect as the settings say; `scout` asks the server unsecured what it offers, `password` stands in for
-    `password_file`. Raises SourceRefused or SourceLost."""
-    we, at = Identity(settings.url, settings.security_policy), scout
+    """Connect by the settings. `endpoint_client` reads the endpoints of the server without security. `password` is used
+    if there is no `password_file`. Raises SourceRefused and SourceLost."""
+    identity, at = Identity(settings.url, settings.security_policy), endpoint_client
     try:
         if settings.security_policy != "None":
-            offered = partial(ask_endpoints, scout)
-            we = await secure(client, settings, offered, password)
+            offered = partial(ask_endpoints, endpoint_client)
+            identity = await secure(client, settings, offered, password)
         at = client
-        await of_library(client.connect())
+        await library_call(client.connect())
     except (UaError, OSError, TimeoutError, *_FORGED) as error:
         failure = _failure(at, error)
-        explanation = explain(failure, we, client.session_timeout / 1000)
-        if explanation.is_refusal and failure.status == CLOSED and not await _answers(scout):
-            # Closed by a server that is going down, not by one that refuses us.
+        explanation = explain(failure, identity, client.session_timeout / 1000)
+        if explanation.is_refusal and failure.status == CLOSED and not await _answers(endpoint_client):
+            # The server does not answer at all: it is shutting down and does not refuse the connection.
             explanation = Explanation(False, f"no connection to {settings.url}: {CLOSED} while {failure.step.value}")
         raise _error(explanation) from error
 
@@ -226,39 +225,41 @@ def _error(explanation: Explanation) -> SourceError:
     return SourceBusy(explanation.text) if explanation.is_busy else SourceLost(explanation.text)
 
 
-async def ask_endpoints(scout: SteppedClient) -> list[ua.EndpointDescription]:
-    """What the server offers, asked unsecured. Raises the library's errors."""
-    return await of_library(scout.connect_and_get_server_endpoints())
+async def ask_endpoints(endpoint_client: StepTrackingClient) -> list[ua.EndpointDescription]:
+    """The endpoints of the server, read without security. Raises the library's errors."""
+    return await library_call(endpoint_client.connect_and_get_server_endpoints())
 
 
-async def offered_endpoints(scout: SteppedClient, settings: OpcuaSourceSettings) -> list[ua.EndpointDescription]:
-    """What the server offers over opc.tcp. Raises SourceRefused and SourceLost, which say at which step it failed."""
+async def offered_endpoints(
+    endpoint_client: StepTrackingClient, settings: OpcuaSourceSettings
+) -> list[ua.EndpointDescription]:
+    """The opc.tcp endpoints of the server. Raises SourceRefused and SourceLost with the step that failed."""
     try:
-        found = await ask_endpoints(scout)
+        found = await ask_endpoints(endpoint_client)
     except (UaError, OSError, TimeoutError) as error:
-        raise _error(explain(_failure(scout, error), Identity(settings.url, "None"))) from error
+        raise _error(explain(_failure(endpoint_client, error), Identity(settings.url, "None"))) from error
     return [each for each in found if str(each.EndpointUrl).startswith("opc.tcp:")]
 
 
-async def _answers(scout: SteppedClient) -> bool:
+async def _answers(endpoint_client: StepTrackingClient) -> bool:
     try:
-        await ask_endpoints(scout)
+        await ask_endpoints(endpoint_client)
     except (UaError, OSError, TimeoutError):
         return False
     return True
 
 
-async def of_library(call: Awaitable[_Answer]) -> _Answer:
-    """A call of the library. What its decoder raises is about the server's answer, and no mistake of ours that must end
-    the process: it leaves as Unreadable."""
+async def library_call(call: Awaitable[_Answer]) -> _Answer:
+    """Make a call of the library. Errors of its decoder, assertions included, are caused by the server's answer and
+    must not end the process: they become Unreadable."""
     try:
         return await call
     except _UNREADABLE as error:
         raise Unreadable("an answer that the library cannot read") from error
 
 
-def _failure(client: SteppedClient, error: Exception) -> Failure:
-    """The library's error as step and status. Order counts: TimeoutError and gaierror are OSErrors."""
+def _failure(client: StepTrackingClient, error: Exception) -> Failure:
+    """The step and status of a library error. The order counts, because TimeoutError and gaierror are OSErrors."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, NotOpcUa):
         return Failure(Step.HELLO, NOT_OPC_UA, text)

@@ -1,4 +1,4 @@
-"""Checks the security files of a source without connecting, and returns how long our certificates are still valid.
+"""Checks the security files of sources without connecting, and for how long our certificates are valid.
 
 For `bsfg check` and for the health of a node. Loads no protocol library.
 """
@@ -17,27 +17,27 @@ from agent.ingest.opcua.security.certificate_facts import CertificateFacts
 from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 
-WARN_DAYS = 30  # before a certificate of ours ends: every server has to be told of the new one
+WARN_DAYS = 30  # before our certificate expires, because every server has to trust the new one
 RENEW = "`bsfg opcua certificate --renew` makes the next one"
 
 
 @dataclass(frozen=True, slots=True)
 class FileFinding:
-    """Something about a source's files. `is_problem`: the source cannot connect like that."""
+    """A finding about the files of a source. `is_problem`: the source cannot connect."""
 
     text: str
     is_problem: bool
 
 
 def check_source_files(sources: Iterable[SourceSettings], now: datetime) -> list[FileFinding]:
-    """What is wrong, or will be soon, with the certificates, keys and trust folders of these sources; each once."""
+    """The present and coming problems of the certificates, keys and trust folders of these sources, each once."""
     found = [finding for source in sources if _is_secured(source) for finding in _findings_of(source, now)]
     return list(dict.fromkeys(found))
 
 
 def certificate_days_left(source: SourceSettings, now: datetime) -> float | None:
-    """Days until the first of our certificates ends that this source uses; None when it uses none, or one that cannot
-    be read, which its connection reports."""
+    """Days until the first of our certificates that this source uses expires. None if it uses none, or one that cannot
+    be read; the connection reports that."""
     if not _is_secured(source):
         return None
     files = [file for file in (source.certificate_file, source.user_certificate_file) if file is not None]
@@ -52,7 +52,7 @@ def _is_secured(source: SourceSettings) -> TypeGuard[OpcuaSourceSettings]:
 
 
 def _findings_of(source: OpcuaSourceSettings, now: datetime) -> list[FileFinding]:
-    """As `_findings`; a folder that this user may not enter is a finding, too."""
+    """As `_findings`. A folder that this user may not enter is a finding too."""
     try:
         return list(_findings(source, now))
     except OSError as error:
@@ -65,8 +65,8 @@ def _findings(source: OpcuaSourceSettings, now: datetime) -> Iterator[FileFindin
     assert certificate is not None, "checked with the settings"
     assert key is not None, "checked with the settings"
     if certificate.exists() != key.exists():
-        missing = key if certificate.exists() else certificate
-        yield FileFinding(f"{missing}: is missing beside its other half; restore it, or remove both", is_problem=True)
+        found, missing = (certificate, key) if certificate.exists() else (key, certificate)
+        yield FileFinding(f"{missing}: is missing, but {found} exists; restore it, or remove that", is_problem=True)
     elif certificate.exists():
         yield from _pair(lambda: own_certificate(source), certificate, key, now)
     user, user_key = source.user_certificate_file, source.user_private_key_file

@@ -1,9 +1,8 @@
-"""Why a connection to a server failed, in words an operator can act on.
+"""Explains to the operator why a connection to a server failed, and what to do.
 
-A server that does not trust a client's certificate seldom says so: OPC 10000-4, 6.1.3 lets it hide the reason, so what
-arrives is BadSecurityChecksFailed, BadTcpInternalError or a closed socket while the secure channel is opened. The step
-at which a connection failed is more informative than its status; this table combines the two. Core: values in, text
-out.
+A server that does not trust a client's certificate rarely reports that. OPC 10000-4, 6.1.3 allows it to hide the
+reason, so BadSecurityChecksFailed, BadTcpInternalError or a closed socket arrives while the secure channel is opened.
+The step at which a connection failed is more informative than the status; this table combines both. Core.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _BUSY = {"BadTooManySessions", "BadTcpServerTooBusy", "BadMaxConnectionsReached"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Where and how a connection failed. `status` is a symbolic status or one of the words above."""
+    """The step at which a connection failed, and how. `status` is a symbolic status or one of the texts above."""
 
     step: Step
     status: str
@@ -58,106 +57,108 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who we are to the server: our certificate, the file to hand over, and the user. None and "" without security."""
+    """Our identity at the server: our certificate, its file to import, and the user. None and "" without security."""
 
     url: str
     policy: str
     certificate: CertificateFacts | None = None
-    hand_over_file: str = ""
+    file_to_import: str = ""
     user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One line for the operator. `is_refusal`: trying again does not help before somebody changes something; `is_busy`:
-    the server has no room, and may have some soon."""
+    """One line for the operator. `is_refusal`: something must be changed before another attempt can succeed. `is_busy`:
+    the server has no room now."""
 
     is_refusal: bool
     text: str
     is_busy: bool = False
 
 
-def explain(failure: Failure, we: Identity, session_s: float = 0) -> Explanation:
-    """What happened, to which server, and what to do. `session_s`: how long it keeps a session of ours that is dead."""
-    status, own = failure.status, we.certificate
+def explain(failure: Failure, identity: Identity, session_s: float = 0) -> Explanation:
+    """What happened, at which server, and what to do. `session_s`: how long the server keeps a dead session of ours."""
+    status, own = failure.status, identity.certificate
     if failure.step in (Step.TCP, Step.HELLO):
-        return _not_reached(failure, we)
+        return _not_reached(failure, identity)
     if failure.step is Step.USER and (status in _USER or status.startswith("BadCertificate")):
-        return _user_refused(status, we)
+        return _user_refused(status, identity)
     if status == SWAPPED:
-        text = f"{we.url} shows another certificate in the session than before, or cannot sign with its key"
+        text = f"{identity.url} presents another certificate in the session than before, or cannot sign with its key"
         return Explanation(True, f"{text}; something between may answer in its place: find out what is at this address")
     if status in _POLICY:
-        text = f"{we.url} refuses the security policy {we.policy} ({status})"
-        return Explanation(True, f"{text}; choose one that `bsfg opcua test {we.url}` lists")
+        text = f"{identity.url} refuses the security policy {identity.policy} ({status})"
+        return Explanation(True, f"{text}; choose one that `bsfg opcua test {identity.url}` lists")
     if own is not None and failure.step in (Step.CHANNEL, Step.SESSION):
         if status in _HIDDEN:
-            return _untrusted(failure, we, own)
-        if found := _certificate_refused(status, we, own):
+            return _untrusted(failure, identity, own)
+        if found := _certificate_refused(status, identity, own):
             return found
     if status in _BUSY:
         text = (
-            f"{we.url} takes no further connection ({status}); if a bsfg was killed or lost its power, the server keeps its"
+            f"{identity.url} accepts no further connection ({status}); if a bsfg was killed or lost its power, the server keeps its"
             f" session for {session_s:.0f} s, and the source then connects by itself; otherwise close another client of it"
             " or raise its limit of sessions"
         )
         return Explanation(False, text, is_busy=True)
     what = f"{status} {failure.detail}".strip()
-    return Explanation(False, f"no connection to {we.url}: {what} while {failure.step.value}")
+    return Explanation(False, f"no connection to {identity.url}: {what} while {failure.step.value}")
 
 
-def _not_reached(failure: Failure, we: Identity) -> Explanation:
+def _not_reached(failure: Failure, identity: Identity) -> Explanation:
     hints = {
         NAME_UNKNOWN: "the host name of {url} is unknown here ({detail}); correct it, or write the IP address",
         PORT_CLOSED: "nothing listens at {url}; is the server running, and is the port right (4840 is the usual one)?",
         NOT_OPC_UA: "what answers at {url} is not an OPC UA server ({detail}); correct host and port",
     }
     if failure.status in hints:
-        return Explanation(False, hints[failure.status].format(url=we.url, detail=failure.detail))
+        return Explanation(False, hints[failure.status].format(url=identity.url, detail=failure.detail))
     if failure.status == SILENT:
         what = "the address does not answer" if failure.step is Step.TCP else "the port is open, but nothing answers"
-        return Explanation(False, f"no connection to {we.url}: {what}; check the address, the server and firewalls")
+        return Explanation(
+            False, f"no connection to {identity.url}: {what}; check the address, the server and firewalls"
+        )
     if failure.step is Step.HELLO and failure.status == CLOSED:
-        text = f"{we.url} closes the connection at the first OPC UA message"
+        text = f"{identity.url} closes the connection at the first OPC UA message"
         return Explanation(False, f"{text}; is it an OPC UA server with opc.tcp at this port, and not too busy?")
     what = f"{failure.status} {failure.detail}".strip()
-    text = f"no connection to {we.url}: {what} while {failure.step.value}"
+    text = f"no connection to {identity.url}: {what} while {failure.step.value}"
     return Explanation(False, f"{text}; check the address, the server and firewalls")
 
 
-def _untrusted(failure: Failure, we: Identity, own: CertificateFacts) -> Explanation:
+def _untrusted(failure: Failure, identity: Identity, own: CertificateFacts) -> Explanation:
     what = "refuses us, most likely because it does not trust our certificate"
     if failure.status == "BadCertificateUntrusted":
         what = "does not trust our certificate"
     return Explanation(
         True,
-        f"{we.url} {what} ({failure.status} while {failure.step.value}); at the server, move the certificate with"
+        f"{identity.url} {what} ({failure.status} while {failure.step.value}); at the server, move the certificate with"
         f" thumbprint {own.sha1} (SHA-1; SHA-256 {own.sha256}) from rejected to trusted, or import"
-        f" {we.hand_over_file} there; the source then connects by itself",
+        f" {identity.file_to_import} there; the source then connects by itself",
     )
 
 
-def _certificate_refused(status: str, we: Identity, own: CertificateFacts) -> Explanation | None:
-    ours = f"our certificate (thumbprint {own.sha1}, {we.hand_over_file})"
+def _certificate_refused(status: str, identity: Identity, own: CertificateFacts) -> Explanation | None:
+    ours = f"our certificate (thumbprint {own.sha1}, {identity.file_to_import})"
     if status == "BadCertificateTimeInvalid":
-        text = f"{we.url} finds {ours} not valid at its time ({status}); it is valid from {own.validity}"
+        text = f"{identity.url} finds {ours} not valid at its time ({status}); it is valid from {own.validity}"
         return Explanation(True, f"{text}; set the server's clock, or renew the certificate: bsfg opcua certificate")
     if status == "BadCertificateUriInvalid":
         uris = ", ".join(own.uris) or "none"
-        text = f"{we.url} finds another application URI than the one in {ours} ({status})"
+        text = f"{identity.url} finds another application URI than the one in {ours} ({status})"
         return Explanation(True, f"{text}; the certificate has {uris}: set application_uri to that")
     if status in _ISSUER:
-        text = f"{we.url} cannot check the issuer of {ours} ({status})"
+        text = f"{identity.url} cannot check the issuer of {ours} ({status})"
         return Explanation(True, f"{text}; import the issuer's certificate and its revocation list at the server")
     if status in _UNUSABLE:
-        text = f"{we.url} cannot use {ours} ({status})"
+        text = f"{identity.url} cannot use {ours} ({status})"
         return Explanation(True, f"{text}; let `bsfg opcua certificate` make one, and trust that at the server")
     return None
 
 
-def _user_refused(status: str, we: Identity) -> Explanation:
-    if not we.user:
-        text = f"{we.url} takes no anonymous user ({status})"
+def _user_refused(status: str, identity: Identity) -> Explanation:
+    if not identity.user:
+        text = f"{identity.url} accepts no anonymous user ({status})"
         return Explanation(True, f"{text}; set user_name and password_file, or user_certificate_file")
-    text = f"{we.url} refuses {we.user} ({status})"
+    text = f"{identity.url} refuses {identity.user} ({status})"
     return Explanation(True, f"{text}; check name, password or certificate, and the user's rights at the server")

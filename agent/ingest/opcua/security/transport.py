@@ -1,23 +1,24 @@
 """asyncua's transport (OPC 10000-6, 6.7 and 7.1), with corrections.
 
-- A server may answer OpenSecureChannel with a ServiceFault (node-opcua does so for a certificate it does not trust);
-  the library takes it for the response, and ends in an AssertionError.
-- What is not OPC UA at all (a web server) leaves the library waiting for the rest of a message.
-- It compares the server's clock with ours when the channel is renewed.
-- It takes any time-out of a session and lifetime of a channel from a server: with 0 it renews the channel all the time.
-- It never renews a channel again once a renewal was not answered in time, and mistakes the late answer.
-- It does not close a connection on which a sign of life did not come.
+- A server may answer OpenSecureChannel with a ServiceFault (node-opcua does so for a certificate that it does not
+  trust). The library takes it for the response and raises AssertionError.
+- If the other side does not speak OPC UA (a web server), the library waits for the rest of a message.
+- The library compares the server's clock with ours when the channel is renewed.
+- It accepts any time-out of a session and lifetime of a channel from a server: with 0 it renews the channel all the
+  time.
+- It does not renew a channel again after a renewal was not answered in time, and misinterprets the late answer.
+- It does not close a connection when a sign of life does not arrive.
 - It announces chunks of any size, and takes the limits in the server's Acknowledge for its own: it refuses answers that
-  are longer than the requests that the server takes, and sends requests for which the server closes the connection.
-- It ignores an aborted answer, and waits for it for ever.
-- It needs the list of endpoints in the answer to CreateSession, which some servers leave empty for a name that they do
-  not know themselves by (gopcua).
-- It ends the connection over an answer to no open request, and numbers the requests of every connection from 1.
-  asyncua's server answers a subscription that was taken over from another connection by the requests of that one: the
-  numbers must not be those of requests that wait here, and the notifications are asked for again.
-- A request that is cancelled as its answer comes ends with a CancelledError of a kind of its own below Python 3.12
-  (wait_for2), which `asyncio.timeout` and a TaskGroup do not take for one: a life would end the process. One that is
-  cancelled as it gets its TCP connection goes on there, as if nothing had been (asyncio.wait_for).
+  are longer than the requests that the server accepts, and sends requests for which the server closes the connection.
+- It ignores an aborted answer and waits for it for ever.
+- It needs the list of endpoints in the answer to CreateSession. Some servers leave it empty if they were reached by a
+  name that they do not know (gopcua).
+- It closes the connection at an answer to no open request, and numbers the requests of every connection from 1.
+  asyncua's server answers for a subscription that was taken over with the request numbers of the earlier connection:
+  these must not be numbers of requests that are open here. The notifications are requested again.
+- Below Python 3.12, a request that is cancelled while its answer arrives raises a CancelledError of another class
+  (wait_for2), which `asyncio.timeout` and TaskGroup do not recognise: the process would end. A request that is
+  cancelled while its TCP connection is established continues as if it were not (asyncio.wait_for).
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 
 log = logging.getLogger(__name__)
 
-CHUNK_BYTES_MAX = 65_535  # in either direction; a server may take less
-CHUNK_BYTES_MIN = 1_024  # a server that says that it receives less, such as 0, says nothing
-CHUNK_BYTES_ALWAYS = 8_192  # that is sent to it (OPC 10000-6, 7.1.2.4)
-MESSAGE_BYTES_MAX = 64 * 2**20  # of one answer: 1,000 values of 64 KiB, the longest that a fact holds
+CHUNK_BYTES_MAX = 65_535  # in both directions; a server may accept less
+CHUNK_BYTES_MIN = 1_024  # a smaller declared receive buffer, such as 0, is ignored
+CHUNK_BYTES_ALWAYS = 8_192  # and this size is used (OPC 10000-6, 7.1.2.4)
+MESSAGE_BYTES_MAX = 64 * 2**20  # of one answer: 1,000 values of 64 KiB, the longest of a fact
 
-CHANNEL_LIFETIME_MS = 3_600_000  # asked for
-REVISED_MS_MIN = 1_000  # what is done several times in a lifetime is done no more often, whatever the server says
+CHANNEL_LIFETIME_MS = 3_600_000  # requested
+REVISED_MS_MIN = 1_000  # shortest accepted time-out or lifetime, whatever the server answers
 
-_FIRST_WORDS = (b"ACK", b"ERR")  # OPC 10000-6, 7.1.2.2: what may answer a Hello
+_FIRST_WORDS = (b"ACK", b"ERR")  # OPC 10000-6, 7.1.2.2: possible answers to a Hello
 _CHUNKS = (b"MSG", b"OPN")
 _SHOWN_BYTES_MAX = 24  # of an answer that is not OPC UA
 _NO_TIME = datetime(9000, 1, 1, tzinfo=UTC)  # room for a lifetime to be added
@@ -56,32 +57,32 @@ _SERVICE_FAULT = ua.FourByteNodeId(ObjectIds.ServiceFault_Encoding_DefaultBinary
 
 
 def revised_ms(told_ms: float, asked_ms: float) -> float:
-    """A time-out or lifetime that the server has revised. What means nothing (0, less, no number) is as asked, and so
-    is a longer one: what was asked for serves as well."""
+    """A time-out or lifetime that the server has revised. The requested one is used if the revised one makes no sense
+    (0, less, no number) or is longer."""
     return min(max(told_ms, REVISED_MS_MIN), asked_ms) if told_ms > 0 else asked_ms
 
 
 class NotOpcUa(UaError):
-    """What answers at the port speaks another protocol."""
+    """The server at the port speaks another protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Aborted:
-    """The server gave up an answer of several chunks, for example because it became too long for it."""
+    """The server aborted an answer of several chunks, for example because it became too long."""
 
     request_id: int
     status: int
 
 
 class _Limits(TransportLimits):
-    """What either side may send. The fields of the library bound what is received; 0 chunks: as many as there are."""
+    """What each side may send. The fields of the library limit what is received; 0 chunks: no limit."""
 
     def __init__(self) -> None:
         super().__init__(CHUNK_BYTES_MAX, CHUNK_BYTES_MAX, 0, MESSAGE_BYTES_MAX)
         self.request_bytes_max = self.request_chunks_max = 0  # 0: the server has no such limit
 
     def update_client_limits(self, msg: ua.Acknowledge) -> None:
-        """Take in what the server says of itself (OPC 10000-6, 7.1.2.4): it receives, and so we send."""
+        """Take in the limits that the server declares (OPC 10000-6, 7.1.2.4)."""
         received = msg.ReceiveBufferSize if msg.ReceiveBufferSize >= CHUNK_BYTES_MIN else CHUNK_BYTES_ALWAYS
         self.max_send_buffer = min(CHUNK_BYTES_MAX, received)
         self.max_recv_buffer = min(MESSAGE_BYTES_MAX, max(CHUNK_BYTES_MAX, msg.SendBufferSize))
@@ -89,10 +90,9 @@ class _Limits(TransportLimits):
 
 
 class _Connection(SecureConnection):
-    """The library's secure channel, which keeps the server's limits and whose old token is not judged by two clocks.
-    The library compares the time at which the server issued the token with ours: a server whose clock is half an hour
-    behind, such as one that takes local time for UTC, lost its connection at each renewal of the channel. The keys of
-    an old token expire by the monotonic clock."""
+    """The library's secure channel, with the server's limits, and without comparing two clocks for old tokens. The
+    library compares the time at which the server issued a token with our clock: a server whose clock is half an hour
+    behind lost its connection at each renewal. Here the keys of an old token expire by the monotonic clock."""
 
     def __init__(self, security_policy: SecurityPolicy) -> None:
         self._server = _Limits()
@@ -109,8 +109,8 @@ class _Connection(SecureConnection):
     def message_to_binary(
         self, message: bytes, message_type: Any = ua.MessageType.SecureMessage, request_id: int = 0
     ) -> bytes:
-        """The chunks of a message. Raises BadRequestTooLarge for one that the server does not take: it would close the
-        connection."""
+        """The chunks of a message. Raises BadRequestTooLarge for a message that the server does not accept, because it
+        would close the connection."""
         if message_type == ua.MessageType.SecureMessage:
             crypto, limits = self.security_policy.symmetric_cryptography, self._server
             chunks_bytes = limits.request_chunks_max * MessageChunk.max_body_size(crypto, limits.max_send_buffer)
@@ -127,7 +127,7 @@ class _Connection(SecureConnection):
 
 
 class Protocol(UASocketProtocol):
-    """The library's reader of a connection, with the corrections."""
+    """The library's protocol of a connection, with the corrections."""
 
     _has_answered = False
 
@@ -135,7 +135,7 @@ class Protocol(UASocketProtocol):
         super().__init__(timeout_s, security_policy)
         self._connection = _Connection(security_policy)
         self._request_id = secrets.randbelow(2**31)
-        self._opening: dict[int, ua.OpenSecureChannelParameters] = {}  # by request; an answer may come late
+        self._opening: dict[int, ua.OpenSecureChannelParameters] = {}  # by request, because an answer may be late
 
     async def send_hello(self, url: str, *_: int) -> ua.Acknowledge:
         hello: Any = ua.Hello()
@@ -163,7 +163,7 @@ class Protocol(UASocketProtocol):
         return answer
 
     async def open_secure_channel(self, params: ua.OpenSecureChannelParameters) -> ua.OpenSecureChannelResult:
-        self._open_secure_channel_exchange = None  # of one that was not answered in time
+        self._open_secure_channel_exchange = None  # left from a request that was not answered in time
         try:
             return await super().open_secure_channel(params)
         except asyncio.CancelledError:
@@ -177,7 +177,7 @@ class Protocol(UASocketProtocol):
                 self.disconnect_socket()
                 return
         super().data_received(data)
-        begun = self.receive_buffer or b""  # a chunk whose rest is waited for
+        begun = self.receive_buffer or b""  # an incomplete chunk
         size = int.from_bytes(begun[4:8], "little") if begun[:3] in _CHUNKS else 0
         if size > self._connection._limits.max_recv_buffer:  # noqa: SLF001 the library would collect all of it
             self._fail_all_pending(UaError(f"a chunk of {size:,} bytes"))
@@ -193,7 +193,8 @@ class Protocol(UASocketProtocol):
             body = msg.body()  # type: ignore[no-untyped-call]
             if ua_binary.nodeid_from_binary(body) == _SERVICE_FAULT:
                 ua_binary.struct_from_binary(ua.ResponseHeader, body).ServiceResult.check()
-            self._open_secure_channel_exchange = self._opening.pop(_request_of(msg), None)  # its nonce makes the keys
+            # The keys are made with its nonce.
+            self._open_secure_channel_exchange = self._opening.pop(_request_of(msg), None)
         super()._process_received_message(msg)
 
     def _call_callback(self, request_id: int, body: Buffer | ua.Acknowledge) -> None:
@@ -212,7 +213,7 @@ def _request_of(message: ua.Message) -> int:
 
 
 class Transport(UaClient):
-    """The library's transport, with our reader."""
+    """The library's transport, with our protocol."""
 
     def _make_protocol(self) -> UASocketProtocol:
         self.protocol = Protocol(self._timeout, security_policy=self.security_policy)
@@ -238,8 +239,8 @@ class Transport(UaClient):
             protocol.disconnect_socket()
 
     async def create_session(self, parameters: ua.CreateSessionParameters) -> ua.CreateSessionResult:
-        """As the library, with a time-out that means something. An empty list of endpoints becomes the one that is in
-        use: which one it is was decided before, and the library takes from it only how users log in."""
+        """As the library, with a usable time-out. An empty list of endpoints is replaced by the endpoint in use, which
+        was chosen before. The library needs it only for the user token policies."""
         found = await super().create_session(parameters)
         found.RevisedSessionTimeout = revised_ms(found.RevisedSessionTimeout, parameters.RequestedSessionTimeout)
         if not found.ServerEndpoints:

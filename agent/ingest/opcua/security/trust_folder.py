@@ -1,8 +1,8 @@
-"""The folder of certificates that an operator trusts: trusted/, issuers/, crl/ and, for those that came, rejected/.
+"""The folder of certificates that an operator trusts: trusted/, issuers/, crl/, and rejected/ for unknown ones.
 
-Files are DER or PEM under any name. What cannot be read is named where it matters and passed over otherwise. A server's
-unknown certificate is saved in rejected/; a person moves it to trusted/, with `bsfg opcua trust` or by hand, and the
-next attempt to connect finds it there. Nothing is kept in memory between two attempts.
+Files are DER or PEM with any name. Unreadable files are reported by `unreadable` and otherwise ignored. The unknown
+certificate of a server is saved in rejected/. An operator moves it to trusted/, with `bsfg opcua trust` or by hand, and
+the next attempt to connect finds it there. Nothing is kept in memory between two attempts.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from agent.errors import BsfgError
 from agent.ingest.opcua.security.certificate import write_whole
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, parse_certificate
 
-FILES_MAX = 1_000  # of one of the folders; a plant has some hundred servers
+FILES_MAX = 1_000  # in one folder; a plant has some hundred servers
 FILE_BYTES_MAX = 16 << 20  # a revocation list of a large authority has some hundred thousand entries
-REJECTED_MAX = 50  # anybody who answers at a server's address can add one; the oldest goes
-PREFIX_MIN = 8  # hexadecimal digits of a thumbprint that name a certificate
+REJECTED_MAX = 50  # anybody who answers at the address of a server can add one; the oldest is deleted
+PREFIX_MIN = 8  # hexadecimal digits of a thumbprint that identify a certificate
 
 _Parsed = TypeVar("_Parsed")
 
@@ -42,7 +42,7 @@ class TrustedFile:
 
 
 class TrustFolder:
-    """One trust folder. The folders inside are made when something is put there."""
+    """One trust folder. Its subfolders are created when something is saved in them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class TrustFolder:
         return [parse_revocation_list(data) for _, data in self._read("crl", parse_revocation_list)]
 
     def unreadable(self) -> list[str]:
-        """The files that hold no certificate, and those in crl/ that hold no list."""
+        """The files that are not a certificate, or in crl/ not a revocation list."""
         kinds: list[tuple[str, Callable[[bytes], object]]] = [
             ("trusted", facts_of),
             ("issuers", parse_certificate),
@@ -73,7 +73,7 @@ class TrustFolder:
         return found
 
     def reject(self, facts: CertificateFacts) -> Path:
-        """Save a certificate that is not accepted. Returns its file. Raises TrustError."""
+        """Save a certificate that is not accepted in rejected/. Returns its file. Raises TrustError."""
         folder = self.folder / "rejected"
         file = folder / file_name(facts)
         if file.exists():
@@ -93,7 +93,7 @@ class TrustFolder:
         return self._move(thumbprint, "trusted", "rejected")
 
     def add(self, name: str, data: bytes) -> Path:
-        """Put a certificate (into trusted/ or issuers/) or a revocation list (into crl/). Raises TrustError."""
+        """Save a certificate in trusted/ or issuers/, or a revocation list in crl/. Raises TrustError."""
         try:
             if name == "crl":
                 found = parse_revocation_list(data)
@@ -135,7 +135,7 @@ class TrustFolder:
                 data = file.read_bytes() if file.stat().st_size <= FILE_BYTES_MAX else b""
                 parse(data)
             except (OSError, ValueError):
-                continue  # `unreadable` names it
+                continue  # `unreadable` reports it
             yield file, data
 
     def _files(self, name: str) -> list[Path]:
@@ -155,7 +155,7 @@ def parse_revocation_list(data: bytes) -> x509.CertificateRevocationList:
 
 
 def file_name(facts: CertificateFacts) -> str:
-    """As servers name them: the common name, and the SHA-1 thumbprint, which no two certificates share."""
+    """The file name that servers use: the common name and the SHA-1 thumbprint, which makes it unique."""
     match = re.search(r"(?:^|,)CN=((?:\\.|[^,\\])*)", facts.subject)
     return f"{_plain(match[1] if match else 'certificate')} [{facts.sha1}].der"
 

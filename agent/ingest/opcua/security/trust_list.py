@@ -1,10 +1,9 @@
-"""Whether a server's certificate is accepted, and if not, the one reason and what to do about it.
+"""Judges whether the certificate of a server is accepted, and if not, gives one reason and what to do.
 
-Accepted is a certificate that is pinned at the source, one that lies in `trusted/`, or one issued by a certificate in
-`issuers/` whose revocation list does not name it. A pin ties one certificate to one source, so nothing else is asked of
-it: many devices have an expired certificate, or one without their address, that cannot be replaced. The others are
-checked for validity, use, key length, application URI and host name (OPC 10000-4, 6.1.3). Core: takes bytes, lists and
-the time, returns a verdict.
+A certificate is accepted if it is pinned at the source, if it is in `trusted/`, or if it was issued by one in
+`issuers/` whose revocation list does not contain it. A pinned certificate is not checked further, because it is tied to
+one source: many devices have an expired certificate, or one without their address, that cannot be replaced. The others
+are checked for validity, use, key length, application URI and host name (OPC 10000-4, 6.1.3). Core.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, parse_certificate
 
-KEY_BITS_MIN = 2048  # the floor of every policy that is offered here (OPC 10000-7)
-ISSUERS_DEEP_MAX = 5  # from a server's certificate up to one in issuers/
-WAYS_MAX = 20  # looked at; a server chooses the names in its chain, and each way costs signatures
+KEY_BITS_MIN = 2048  # the minimum of every supported policy (OPC 10000-7)
+ISSUERS_DEEP_MAX = 5  # certificates between that of a server and one in issuers/
+WAYS_MAX = 20  # checked at most, because a server chooses the names in its chain, and each way costs signatures
 
 
 class Trust(Enum):
@@ -37,7 +36,8 @@ class Trust(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TrustList:
-    """What the operator accepts: a pin (SHA-256) of this source, and the certificates and lists of its trust folder."""
+    """What the operator accepts: the pin (SHA-256) of this source, or the certificates and lists of its trust
+    folder."""
 
     pinned_sha256: str = ""
     trusted: frozenset[str] = frozenset()  # SHA-256
@@ -47,9 +47,9 @@ class TrustList:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What a server shows: its certificate chain (DER, its own first), the application URI that it announces ("" when
-    it was not asked), and the host name by which we reach it."""
+class Presented:
+    """What a server presents: its certificate chain (DER, its own first), the application URI that it announces (empty
+    if not known), and the host name by which it is reached."""
 
     chain: tuple[bytes, ...]
     application_uri: str
@@ -58,9 +58,9 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`trust` is None for a certificate that is not accepted; `why` completes "the certificate of ... ", `todo` is what
-    to do. `is_unknown`: the operator can trust it, by a pin, and by putting it into `trusted/` if `also_why` is empty:
-    what is wrong with it besides."""
+    """`trust` is None for a certificate that is not accepted. `why` completes "the certificate of ... ", `todo` is what
+    to do. `is_unknown`: the operator can trust it by a pin, and if `also_why`, a further problem, is empty, by putting
+    it into `trusted/`."""
 
     facts: CertificateFacts
     trust: Trust | None
@@ -70,17 +70,17 @@ class Verdict:
     also_why: str = ""
 
 
-def judge(shown: Shown, accepted: TrustList, now: datetime) -> Verdict:
-    """The verdict on what a server shows. Raises ValueError for what is no certificate."""
-    facts = facts_of(shown.chain[0])
+def judge(presented: Presented, accepted: TrustList, now: datetime) -> Verdict:
+    """The verdict on what a server presents. Raises ValueError if it is not a certificate."""
+    facts = facts_of(presented.chain[0])
     if accepted.pinned_sha256:
         if facts.sha256 == accepted.pinned_sha256:
             return Verdict(facts, Trust.PINNED)
         return Verdict(facts, None, "is not the pinned one", is_unknown=True)
-    problem = next(_problems(facts, parse_certificate(shown.chain[0]), shown, now), None)
+    problem = next(_problems(facts, parse_certificate(presented.chain[0]), presented, now), None)
     trust = Trust.TRUSTED
     if facts.sha256 not in accepted.trusted:
-        trust, issue = Trust.ISSUED, _issue_problem(shown.chain, accepted, now)
+        trust, issue = Trust.ISSUED, _issue_problem(presented.chain, accepted, now)
         if issue is _UNKNOWN_ISSUER:
             also = "" if problem is None else problem.why
             return Verdict(facts, None, "is not trusted", is_unknown=True, also_why=also)
@@ -100,9 +100,9 @@ _UNKNOWN_ISSUER = _Problem("")
 
 
 def _problems(
-    facts: CertificateFacts, certificate: x509.Certificate, shown: Shown, now: datetime
+    facts: CertificateFacts, certificate: x509.Certificate, presented: Presented, now: datetime
 ) -> Iterator[_Problem]:
-    """What is wrong with a certificate that is trusted as such."""
+    """The problems of a certificate apart from trust."""
     pin = f'or pin it: server_certificate_sha256 = "{facts.sha256}"'
     yield from _time_problems("", facts, now)
     if 0 < facts.key_bits < KEY_BITS_MIN:
@@ -111,13 +111,13 @@ def _problems(
         )
     if use := _use_problem(certificate):
         yield _Problem(use, f"renew it at the server, {pin}")
-    if shown.application_uri and shown.application_uri not in facts.uris:
+    if presented.application_uri and presented.application_uri not in facts.uris:
         uris = ", ".join(facts.uris) or "none"
-        text = f"is for the application URI {uris}, and the server calls itself {shown.application_uri}"
+        text = f"is for the application URI {uris}, and the server calls itself {presented.application_uri}"
         yield _Problem(text, f"check that it is the right server, and renew its certificate, {pin}")
-    if not _is_for_host(facts, shown.host):
+    if not _is_for_host(facts, presented.host):
         names = ", ".join(facts.host_names) or "no host"
-        yield _Problem(f"is for {names}, not for {shown.host}", f"use a name of the certificate in url, {pin}")
+        yield _Problem(f"is for {names}, not for {presented.host}", f"use a name of the certificate in url, {pin}")
 
 
 def _time_problems(whose: str, facts: CertificateFacts, now: datetime) -> Iterator[_Problem]:
@@ -131,7 +131,7 @@ def _time_problems(whose: str, facts: CertificateFacts, now: datetime) -> Iterat
 
 
 def _use_problem(certificate: x509.Certificate) -> str:
-    """Bits that a server needs (OPC 10000-6, 6.2.2). What the certificate does not restrict is allowed."""
+    """Whether a server may use the certificate (OPC 10000-6, 6.2.2). What is not restricted is allowed."""
     try:
         usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
     except x509.ExtensionNotFound:
@@ -148,15 +148,15 @@ def _use_problem(certificate: x509.Certificate) -> str:
 
 
 def _is_for_host(facts: CertificateFacts, host: str) -> bool:
-    """Whether the certificate names the host by which we reach the server; names without regard to case."""
+    """Whether the certificate has the host name by which the server is reached, ignoring case."""
     return host.lower().strip("[]").rstrip(".") in {name.lower().rstrip(".") for name in facts.host_names}
 
 
 def _issue_problem(chain: Sequence[bytes], accepted: TrustList, now: datetime) -> _Problem | None:
-    """Why no way leads from the server's certificate to one in issuers/; None when one does."""
+    """Why no valid chain leads from the server's certificate to one in issuers/; None if one does."""
     found: _Problem = _UNKNOWN_ISSUER
-    shown = [parse_certificate(each) for each in chain]
-    for way in islice(_ways([shown[0]], shown[1:], accepted.issuers), WAYS_MAX):
+    presented = [parse_certificate(each) for each in chain]
+    for way in islice(_ways([presented[0]], presented[1:], accepted.issuers), WAYS_MAX):
         problems = (
             problem for child, issuer in pairwise(way) for problem in _link_problems(child, issuer, accepted, now)
         )
@@ -168,23 +168,23 @@ def _issue_problem(chain: Sequence[bytes], accepted: TrustList, now: datetime) -
 
 
 def _ways(
-    way: list[x509.Certificate], shown: Sequence[x509.Certificate], issuers: Sequence[x509.Certificate]
+    way: list[x509.Certificate], presented: Sequence[x509.Certificate], issuers: Sequence[x509.Certificate]
 ) -> Iterator[list[x509.Certificate]]:
-    """The ways from a server's certificate up to one in issuers/, by name alone."""
+    """The chains from a server's certificate to one in issuers/, by names only."""
     wanted = way[-1].issuer
     for issuer in issuers:
         if issuer.subject == wanted:
             yield [*way, issuer]
     if len(way) <= ISSUERS_DEEP_MAX:
-        for between in shown:
+        for between in presented:
             if between.subject == wanted and between not in way:
-                yield from _ways([*way, between], shown, issuers)
+                yield from _ways([*way, between], presented, issuers)
 
 
 def _link_problems(
     child: x509.Certificate, issuer: x509.Certificate, accepted: TrustList, now: datetime
 ) -> Iterator[_Problem]:
-    """What is wrong between a certificate and its issuer."""
+    """The problems between a certificate and its issuer."""
     name = issuer.subject.rfc4514_string()
     try:
         child.verify_directly_issued_by(issuer)
@@ -204,7 +204,7 @@ def _link_problems(
 def _revocation_problems(
     child: x509.Certificate, issuer: x509.Certificate, name: str, accepted: TrustList, now: datetime
 ) -> Iterator[_Problem]:
-    """Revoked, or not known not to be. Only a list that the issuer has signed counts, and of several the newest."""
+    """A revocation, or a missing or expired list. Only lists signed by the issuer count, and of several the newest."""
     key = issuer.public_key()
     signed = [one for one in accepted.revocation_lists if one.issuer == issuer.subject and _is_signed(one, key)]
     if not signed:

@@ -1,10 +1,10 @@
-"""Data types that a server describes: structures, unions and enumerations that occur in values of tags.
+"""Data types that a server describes: the structures, unions and enumerations in values of tags.
 
-A structure arrives as the id of its encoding and bytes. What the bytes mean is in the DataTypeDefinition of its data
-type (OPC 10000-3, 8.49 and 8.51), which `learn` reads once for each session through a port, with everything nested in
-it. `Types` is what one session knows; nothing is global, because two servers may give one id to different types.
+A structure arrives as the id of its encoding and bytes. The DataTypeDefinition of its data type describes the bytes
+(OPC 10000-3, 8.49 and 8.51). `learn` reads it once for each session through a port, with all nested types. `Types` are
+the types of one session. Nothing is global, because two servers may use the same id for different types.
 
-Core. A type that a server does not describe, or describes beyond the limits below, stays unknown: its values keep their
+Core. A type that a server does not describe, or that exceeds the limits below, stays unknown. Its values keep their
 bytes.
 """
 
@@ -19,9 +19,9 @@ from uuid import UUID
 TypeKey = tuple[int, int | str | UUID | bytes]
 """Namespace index and identifier of a node: valid within one session."""
 
-TYPES_MAX = 2_000  # described by one session; the largest companion specifications have some hundred
+TYPES_MAX = 2_000  # known in one session; the largest companion specifications have some hundred
 FIELDS_MAX = 500  # of one structure, or names of one enumeration
-SUPERTYPES_MAX = 20  # steps from a data type to its built-in type: a server may describe a circle
+SUPERTYPES_MAX = 20  # steps from a data type to its built-in type, because a server may describe a circle
 
 BOOLEAN, INT16, INT32, INT64, UINT32, FLOAT, DOUBLE, STRING, DATE_TIME = 1, 4, 6, 8, 7, 10, 11, 12, 13
 NODE_ID, LOCALIZED_TEXT, STRUCTURE, VARIANT = 17, 21, 22, 24
@@ -58,26 +58,26 @@ class StructureType:
 
 @dataclass(frozen=True, slots=True)
 class EnumType:
-    """The names of an enumeration's numbers."""
+    """The names of the numbers of an enumeration."""
 
     texts: Mapping[int, str]
 
 
 class TypePort(Protocol):
-    """What `learn` asks a server. None where it has no answer."""
+    """The questions of `learn` to a server. The answer is None if the server gives none."""
 
     async def data_type(self, encoding: TypeKey) -> TypeKey | None:
         """The data type that an encoding belongs to."""
 
     async def definition(self, data_type: TypeKey) -> StructureType | EnumType | None:
-        """The description of a data type; the types of fields are keys as the server sent them."""
+        """The description of a data type. The types of fields are keys as the server sent them."""
 
     async def supertype(self, data_type: TypeKey) -> TypeKey | None:
         """The data type that this one is a subtype of."""
 
 
 class Types:
-    """The types that one session knows, and the encodings it has met and not asked for yet (`missing`)."""
+    """The known types of one session, and the encodings that occurred and are not requested yet (`missing`)."""
 
     def __init__(self) -> None:
         self.named: dict[TypeKey, StructureType | EnumType | int] = dict(STANDARD_TYPES)
@@ -85,33 +85,33 @@ class Types:
         self._encodings: dict[TypeKey, StructureType | None] = dict(STANDARD_ENCODINGS)
 
     def structure(self, encoding: TypeKey) -> StructureType | None:
-        """The structure with this encoding id. None: unknown, or not asked for yet."""
+        """The structure with this encoding id. None: unknown or not requested yet."""
         if encoding not in self._encodings and len(self._encodings) + len(self.missing) < TYPES_MAX:
             self.missing.add(encoding)
         return self._encodings.get(encoding)
 
     def give_up(self) -> None:
-        """Take what is missing for unknown."""
+        """Treat what is missing as unknown."""
         while self.missing:
             self.know(self.missing.pop(), None)
 
     def know(self, encoding: TypeKey, structure: StructureType | None) -> None:
-        """Keep the answer for an encoding id; None is an answer too."""
+        """Keep the answer for an encoding id. None means unknown."""
         self._encodings[encoding] = structure
 
 
 async def learn(types: Types, port: TypePort) -> None:
-    """Ask a server for the encodings that `types` misses, and for all that is nested in them."""
+    """Ask a server for the missing encodings of `types`, and for all nested types."""
     while types.missing:
         encoding = types.missing.pop()
-        types.know(encoding, None)  # holds where the questions take too long
+        types.know(encoding, None)  # stays so if the answers take too long
         data_type = await port.data_type(encoding) or encoding  # some servers write the data type's own id
         found = types.named.get(data_type) if await _learn(types, port, data_type) else None
         types.know(encoding, found if isinstance(found, StructureType) else None)
 
 
 async def _learn(types: Types, port: TypePort, wanted: TypeKey) -> bool:
-    """Learn a data type with all types of its fields; False if one of them has no answer."""
+    """Learn a data type and the types of its fields. False if one of them has no answer."""
     fresh: dict[TypeKey, StructureType | EnumType | int] = {}
     waiting = [wanted]
     while waiting:
@@ -129,9 +129,9 @@ async def _learn(types: Types, port: TypePort, wanted: TypeKey) -> bool:
             waiting += [field.type for field in fields if not isinstance(field.type, int)]
             continue
         base = await _base(port, data_type)
-        if base is None or base == STRUCTURE:  # a structure without description cannot be read inside another
+        if base is None or base == STRUCTURE:  # a structure without a description cannot be decoded inside another
             return False
-        # A description of names under another base is one of bits (an option set), and stays the number it is.
+        # Names of another base type are those of bits (an option set): the value stays a number.
         fresh[data_type] = found or INT32 if base == ENUMERATION else base
     types.named.update(fresh)
     return True
@@ -143,7 +143,7 @@ def _is_sound(structure: StructureType) -> bool:
 
 
 async def _field(port: TypePort, shape: Shape, field: Field) -> Field:
-    """The field with its type as a number where that is built in or does not matter."""
+    """The field with its built-in type, if that is known or does not matter."""
     base = _known_base(field.type)
     if shape in (Shape.SUBTYPED, Shape.UNION_SUBTYPED) and field.is_optional:
         assert not isinstance(field.type, int), "a port gives keys"
@@ -155,7 +155,7 @@ async def _field(port: TypePort, shape: Shape, field: Field) -> Field:
 
 
 def _known_base(data_type: int | TypeKey) -> int | None:
-    """The built-in type that values of this type are written as; None if that has to be asked."""
+    """The built-in type of this type on the wire; None if the server has to be asked."""
     if isinstance(data_type, int):
         return data_type
     namespace, identifier = data_type
@@ -167,7 +167,7 @@ def _known_base(data_type: int | TypeKey) -> int | None:
 
 
 async def _base(port: TypePort, data_type: TypeKey) -> int | None:
-    """The built-in type above a data type in the hierarchy of types, ENUMERATION for an enumeration."""
+    """The built-in type from which a data type is derived, ENUMERATION for an enumeration."""
     above: TypeKey | None = data_type
     for _ in range(SUPERTYPES_MAX):
         above = await port.supertype(above) if above is not None else None

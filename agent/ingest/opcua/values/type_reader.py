@@ -1,8 +1,8 @@
-"""Asks a server for its data types, for `structures.learn`. Knows asyncua.
+"""Asks a server for its data types, for `structures.learn`.
 
-Uses the library's Read and Browse and its classes for the answers, and not its `load_data_type_definitions`: that
-compiles source text from the server's answers into Python classes (`exec`), and registers them in one table for all
-clients of the process, where the types of one server would decode the values of another.
+Uses Read, Browse and the answer classes of the library, and not its `load_data_type_definitions`: that compiles Python
+source from the server's answers (`exec`) and registers the classes in one table for all clients of the process, where
+the types of one server would decode the values of another.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from agent.ingest.opcua.values.structures import (
 )
 from agent.message import ENUMERATION_BYTES_MAX
 
-REFERENCES_MAX = 100  # of one data type: a property with names is among the first few
-LEARN_S = 10.0  # for all that one publication needs; meanwhile no other is taken
-_NO_ANSWER = (  # what the library raises at a refusal, a lost connection, or bytes it does not understand
+REFERENCES_MAX = 100  # of one data type; a property with names is among the first
+LEARN_S = 10.0  # for all types of one publication; other publications wait
+_NO_ANSWER = (  # errors of the library at a refusal, a lost connection or malformed bytes
     *(UaError, OSError, TimeoutError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError),
     *(OverflowError, RecursionError),
 )
 
 
 async def learn_missing(types: Types, session: UaSession) -> bool:
-    """Ask for the types that were met and are not known. True if there were any: what was decoded without them is to be
-    decoded again. What a server does not answer in time costs the names of fields: such values keep their bytes."""
+    """Ask for the missing types. True if there were any: then values are to be decoded again. Values of types that the
+    server does not answer in time keep their bytes."""
     if not types.missing:
         return False
     try:
@@ -52,20 +52,20 @@ async def learn_missing(types: Types, session: UaSession) -> bool:
 
 
 class TypeReader:
-    """The TypePort of one session. What a server does not answer is None, whatever the reason."""
+    """The TypePort of one session. The answer is None if the server gives none, whatever the reason."""
 
     def __init__(self, session: UaSession) -> None:
         self._session = session
 
     async def data_type(self, encoding: TypeKey) -> TypeKey | None:
-        """The node whose encoding this is."""
+        """The node that has this encoding."""
         return await self._neighbour(encoding, ObjectIds.HasEncoding)
 
     async def supertype(self, data_type: TypeKey) -> TypeKey | None:
         return await self._neighbour(data_type, ObjectIds.HasSubtype)
 
     async def definition(self, data_type: TypeKey) -> StructureType | EnumType | None:
-        """The attribute DataTypeDefinition; for an enumeration without one, its property with the names."""
+        """The attribute DataTypeDefinition, or for an enumeration without one, its property with the names."""
         described = described_type(await self._read(_node_id(data_type), AttributeIds.DataTypeDefinition))
         if described is not None:
             return described
@@ -104,13 +104,9 @@ class TypeReader:
         return answer.Value.Value if answer.Value is not None else None
 
 
-async def enumeration_text(session: UaSession, data_type: TypeKey) -> str:
-    """The names of a data type's numbers as the column `enumeration` of a tag file has them; empty if it has none."""
-    return names_text(await TypeReader(session).definition(data_type))
-
-
 def names_text(described: object) -> str:
-    """The names of an enumeration in that form; empty if it is none, or has more than a definition holds."""
+    """The names of an enumeration as the column `enumeration` of a tag file has them; empty if it is none, or has more
+    than a definition holds."""
     if not isinstance(described, EnumType):
         return ""
     named = ((value, " ".join(_WORD.sub(" ", text).split())) for value, text in sorted(described.texts.items()))
@@ -118,11 +114,11 @@ def names_text(described: object) -> str:
     return found if len(found.encode("utf-8", "replace")) <= ENUMERATION_BYTES_MAX else ""
 
 
-_WORD = re.compile(r"[|\x00-\x1f\x7f]+")  # what a name in a tag file cannot hold
+_WORD = re.compile(r"[|\x00-\x1f\x7f]+")  # what a name in a tag file must not have
 
 
 def described_type(definition: object) -> StructureType | EnumType | None:
-    """A DataTypeDefinition in our terms; None if it is none, or one beyond the limits."""
+    """The type that a DataTypeDefinition describes; None if it is none or exceeds the limits."""
     if isinstance(definition, ua.EnumDefinition):
         return _enum([(field.Value, field.Name or _text(field.DisplayName)) for field in definition.Fields])
     if not isinstance(definition, ua.StructureDefinition):

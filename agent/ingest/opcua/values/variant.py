@@ -1,10 +1,10 @@
-"""One value of any shape from the bytes of a Variant (OPC 10000-6, 5.2.2): texts, ids, arrays, structures.
+"""Decodes the value of a Variant of any shape (OPC 10000-6, 5.2.2): texts, ids, arrays, structures.
 
-`decode` reads runs of numbers by itself and leaves every other value to a `ValueReader`, which knows the namespaces and
-types of one session. What has no type of its own in a fact becomes JSON: see docs/reference/opcua-values.md.
+`decode` decodes numbers and texts itself and leaves every other value to a `ValueReader`, which knows the namespaces
+and types of one session. A value without a type of its own in a fact becomes JSON: see docs/reference/opcua-values.md.
 
-Core. Malformed bytes raise DecodeError. A structure whose inside cannot be read keeps its bytes, because its length is
-known. Work and memory are bounded by the bytes at hand, by DEPTH_MAX, and by ELEMENTS_MAX.
+Core. Malformed bytes raise DecodeError. A structure whose fields cannot be decoded keeps its bytes, because its length
+is known. Work and memory are bounded by the number of bytes, by DEPTH_MAX and by ELEMENTS_MAX.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from agent.ingest.opcua.decode import DecodeError, time_text_of
+from agent.ingest.opcua.decode import NUMBER_FORMATS, DecodeError, time_text_of
 from agent.ingest.opcua.values.structures import EnumType, Field, Shape, StructureType, TypeKey, Types
 from agent.message import JSON_INTEGER_MAX, VALUE_BYTES_MAX, Json, MessageError, Value
+from agent.opcua_address import identifier_text
 
-DEPTH_MAX = 100  # OPC 10000-6, 5.1.6: at least this many levels are to be supported
-DIMENSIONS_MAX = 32  # of one array; three are usual
-ELEMENTS_MAX = VALUE_BYTES_MAX // 2  # kept of one value: more, with their commas, exceed a fact's limit in any case
+DEPTH_MAX = 100  # OPC 10000-6, 5.1.6: at least so many levels must be supported
+DIMENSIONS_MAX = 32  # of one array; up to three are usual
+# Elements kept of one value. More of them, with commas, exceed the limit of a fact in any case.
+ELEMENTS_MAX = VALUE_BYTES_MAX // 2
 _MALFORMED = (struct.error, IndexError, OverflowError, ValueError, MessageError, RecursionError)
 
-_LETTERS = {1: "?", 2: "b", 3: "B", 4: "h", 5: "H", 6: "i", 7: "I", 8: "q", 9: "Q", 10: "f", 11: "d", 19: "I"}
-_NUMBERS = {kind: struct.Struct(f"<{letter}") for kind, letter in _LETTERS.items()}
+_NUMBERS = {kind: struct.Struct(f"<{letter}") for kind, letter in NUMBER_FORMATS.items()}
 _U16, _U32, _I32, _I64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<q")
 
 
 class ValueReader:
-    """Reads the values of one session. `namespaces` are the server's URIs by index; both may grow while it lasts."""
+    """Decodes the values of one session. `namespaces` are the server's URIs by index. Both may grow during the
+    session."""
 
     def __init__(self, namespaces: Sequence[str] = (), types: Types | None = None) -> None:
         self.namespaces = namespaces
@@ -51,17 +53,17 @@ class ValueReader:
         return value, wire.position
 
     def element(self, data: bytes, position: int) -> tuple[Value, int]:
-        """As a call, for an array of one element in each dimension: the element, in its own type."""
+        """The same for an array with one element in each dimension: that element, in its own type."""
         return self._read(data, position, _only)
 
-    def cut(self, index_range: str) -> Cut:
-        """What reads a part of arrays, as a server cuts it out of them (OPC 10000-4, 7.27)."""
-        return Cut(self, index_range)
+    def cut(self, index_range: str) -> ArrayCut:
+        """A reader that cuts a part out of arrays, as a server does for an index range (OPC 10000-4, 7.27)."""
+        return ArrayCut(self, index_range)
 
     def node_id_text(self, key: TypeKey) -> str:
-        """A node id with the URI of its namespace; with the index where the server has no such namespace."""
+        """A node id with the URI of its namespace, or with the index if the server does not have it."""
         namespace, identifier = key
-        return self.namespace_text(namespace) + _identifier_text(identifier)
+        return self.namespace_text(namespace) + identifier_text(identifier)
 
     def namespace_text(self, index: int) -> str:
         if index == 0:
@@ -69,8 +71,8 @@ class ValueReader:
         return f"nsu={self.namespaces[index]};" if index < len(self.namespaces) else f"ns={index};"
 
 
-class Cut:
-    """Reads one element of arrays, or a range of them. `is_missing`: the array that was read last has no such part."""
+class ArrayCut:
+    """Decodes one element of an array, or a range. `is_missing`: the last array does not have that part."""
 
     def __init__(self, reader: ValueReader, index_range: str) -> None:
         self._reader = reader
@@ -84,7 +86,7 @@ class Cut:
 
     def element(self, data: bytes, position: int) -> tuple[Value, int]:
         """The part of the Variant at `position`, and the position after it."""
-        return self._reader._read(data, position, self._part)  # noqa: SLF001 one thing in two classes
+        return self._reader._read(data, position, self._part)  # noqa: SLF001 of the same module
 
     def _part(self, found: Any) -> Any:
         part = _cut(found, self._slices)
@@ -92,11 +94,11 @@ class Cut:
         return _only(part) if self._is_element else part
 
 
-_AS_THEY_ARE = frozenset({bool, int, float, str, bytes})  # types a fact has itself
+_AS_THEY_ARE = frozenset({bool, int, float, str, bytes})  # types of facts
 
 
 class _Wire:
-    """A position in some bytes. `end` moves in and out with structures; each read stays before it."""
+    """A position in bytes. `end` is the end of the present structure; no read goes beyond it."""
 
     __slots__ = ("data", "depth", "elements_left", "end", "position", "reader")
 
@@ -111,7 +113,7 @@ class _Wire:
     # ------------------------------------------------------------------------------------------------- bytes and lists
 
     def take(self, size: int) -> int:
-        """Step over so many bytes; where they began."""
+        """Step over `size` bytes. Returns where they begin."""
         start = self.position
         if not 0 <= size <= self.end - start:
             raise DecodeError(f"{size} bytes where {self.end - start} are left")
@@ -133,7 +135,7 @@ class _Wire:
         return bytes(self.data[start : start + length])
 
     def text(self) -> str | bytes | None:
-        """A String; one that is not UTF-8 is kept as bytes, not mangled."""
+        """A String. One that is not UTF-8 is kept as bytes."""
         octets = self.octets()
         try:
             return None if octets is None else octets.decode()
@@ -141,12 +143,13 @@ class _Wire:
             return octets
 
     def plain_text(self) -> str:
-        """A String inside an id, which is text in any case."""
+        """A String in an id, always as text."""
         return (self.octets() or b"").decode(errors="replace")
 
     def elements(self, count: int, read: Callable[[], Any]) -> list[Any]:
-        """So many elements; what exceeds ELEMENTS_MAX is stepped over, since the value is too long in any case."""
-        if count > self.end - self.position:  # each has a byte at least, or is not worth reading
+        """Decode `count` elements. Those beyond ELEMENTS_MAX are not kept, because the value is too long in any
+        case."""
+        if count > self.end - self.position:  # each element has at least one byte
             raise DecodeError(f"{count} elements in {self.end - self.position} bytes")
         found = []
         for _ in range(count):
@@ -168,10 +171,10 @@ class _Wire:
         start = self.take(count * _NUMBERS[kind].size)
         kept = min(count, self.elements_left)
         self.elements_left -= kept
-        return list(struct.unpack_from(f"<{kept}{_LETTERS[kind]}", self.data, start))
+        return list(struct.unpack_from(f"<{kept}{NUMBER_FORMATS[kind]}", self.data, start))
 
     def enter(self) -> None:
-        """One level deeper; the caller counts the level down again, unless it fails."""
+        """Go one level deeper. The caller decrements `depth` afterwards."""
         self.depth += 1
         if self.depth > DEPTH_MAX:
             raise DecodeError(f"values are nested more than {DEPTH_MAX} deep")
@@ -191,7 +194,7 @@ class _Wire:
         kind = encoding & 0x3F
         found = None
         if encoding & 0x80:
-            found = self.numbers(kind) if kind in _LETTERS else self.array(lambda: self.built_in(kind))
+            found = self.numbers(kind) if kind in _NUMBERS else self.array(lambda: self.built_in(kind))
             if encoding & 0x40:
                 found = _shaped(found, self.dimensions())
         elif kind:
@@ -206,7 +209,7 @@ class _Wire:
         if kind in _READERS:
             return _READERS[kind](self)
         if 26 <= kind <= 31:
-            return self.octets()  # 5.2.2.16: unassigned, to be read as a ByteString
+            return self.octets()  # 5.2.2.16: unassigned types are decoded as a ByteString
         raise DecodeError(f"there is no built-in type {kind}")
 
     def time(self) -> str:
@@ -246,7 +249,7 @@ class _Wire:
         key = self.node_key(form)
         uri = self.plain_text() if form & 0x80 else ""
         server = self.number(_U32) if form & 0x40 else 0
-        text = f"nsu={uri};{_identifier_text(key[1])}" if uri else self.reader.node_id_text(key)
+        text = f"nsu={uri};{identifier_text(key[1])}" if uri else self.reader.node_id_text(key)
         return f"svr={server};{text}" if server else text
 
     def qualified_name(self) -> str | None:
@@ -256,7 +259,7 @@ class _Wire:
         return self.reader.namespace_text(namespace) + (name or b"").decode(errors="replace")
 
     def localized_text(self) -> Any:
-        """The text alone where no locale is given."""
+        """The text alone if there is no locale."""
         mask = self.byte()
         locale = self.text() if mask & 1 else None
         text = self.text() if mask & 2 else None
@@ -295,8 +298,8 @@ class _Wire:
     # ---------------------------------------------------------------------------------------------------- structures
 
     def extension_object(self) -> Any:
-        """The fields of a structure, or its type and bytes where they are not known. The bytes are those that its
-        length says: whatever is wrong inside stays inside."""
+        """The fields of a structure, or its type and bytes if these are not known. An error inside does not affect what
+        follows, because the length is known."""
         key, form = self.node_key(self.byte()), self.byte()
         type_id = self.reader.node_id_text(key)
         if form == 0:
@@ -313,7 +316,7 @@ class _Wire:
         return {"TypeId": type_id, "Body": body.hex()} if fields is None else fields
 
     def _inside(self, described: StructureType, length: int) -> dict[str, Any] | None:
-        """The fields in the last `length` bytes; None unless they end where the bytes end."""
+        """The fields in the last `length` bytes; None if they do not end exactly there."""
         outer_end, outer_depth, after = self.end, self.depth, self.position
         self.end, self.position = after, after - length
         try:
@@ -385,7 +388,7 @@ _READERS: dict[int, Callable[[_Wire], Any]] = {
 
 
 def _only(found: Any) -> Any:
-    """What lies in lists of one. A range of a text that is no list is its character."""
+    """The element of nested lists with one element each; of a text, its first character."""
     if isinstance(found, str):
         return found[:1]
     while isinstance(found, list) and len(found) == 1:
@@ -394,8 +397,7 @@ def _only(found: Any) -> Any:
 
 
 def _cut(found: Any, slices: Sequence[slice]) -> Any:
-    """A part of an array, a slice for each dimension; None if there is nothing there. Texts and bytes are arrays,
-    too."""
+    """A part of an array, with a slice for each dimension; None if it is empty. Texts and bytes are arrays too."""
     if not slices:
         return found
     part = found[slices[0]] if isinstance(found, list | str | bytes) else None
@@ -408,7 +410,7 @@ def _cut(found: Any, slices: Sequence[slice]) -> Any:
 
 
 def _shaped(values: list[Any] | None, dimensions: list[int]) -> list[Any] | None:
-    """The values as lists of lists; as they came where the dimensions do not fit them."""
+    """The values as nested lists; unchanged if the dimensions do not fit."""
     if values is None or len(dimensions) < 2 or min(dimensions) < 1 or math.prod(dimensions) != len(values):
         return values
     for size in reversed(dimensions[1:]):
@@ -416,21 +418,8 @@ def _shaped(values: list[Any] | None, dimensions: list[int]) -> list[Any] | None
     return values
 
 
-def _identifier_text(identifier: int | str | UUID | bytes) -> str:
-    match identifier:
-        case int():
-            return f"i={identifier}"
-        case str():
-            return f"s={identifier}"
-        case UUID():
-            return f"g={identifier}"
-        case _:
-            return f"b={base64.b64encode(identifier).decode()}"
-
-
 def _json(value: Any) -> Any:
-    """A value in JSON terms. Inside arrays and structures a zero with a sign is text too: JSON's canonical form has no
-    other way to keep it."""
+    """A value as JSON. A negative zero is text, because the canonical form of JSON cannot keep its sign."""
     if isinstance(value, float):
         if math.isfinite(value):
             return "-0.0" if value == 0 and math.copysign(1, value) < 0 else value

@@ -1,8 +1,8 @@
 """Ignition's tag export: JSON of 8.x, CSV of 7.x.
 
-An OPC tag has an `opcItemPath`. For a device of its Modbus driver that is `[Device]HR1`, with the unit before the
-address (`[Device]3.HR1`), a type behind the table (`HRF`, `HRUI`), a bit (`HR1.0`) or a length of text (`HRS27:40`).
-For another OPC UA server it is a node id. Members of UDT instances are written out with their parameters. Core.
+An OPC tag has an `opcItemPath`. For a device of the Modbus driver that is `[Device]HR1`, possibly with a unit
+(`[Device]3.HR1`), a type (`HRF`, `HRUI`), a bit (`HR1.0`) or the length of a text (`HRS27:40`). For another OPC UA
+server it is a node id. Members of UDT instances are expanded with their parameters. Core.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from agent.ingest.tags.sheet import ROWS_MAX, check_size
 from agent.message import check_depth
 
 DEPTH_MAX = 20  # folders in folders, and UDTs in UDTs
-NODES_MAX = 2 * ROWS_MAX  # folders and tags with all UDTs written out; UDTs in UDTs multiply
-TEXT_MAX = 4_096  # characters of a setting, parameters filled in
+NODES_MAX = 2 * ROWS_MAX  # folders and tags with all UDTs expanded; UDTs in UDTs multiply
+TEXT_MAX = 4_096  # characters of a setting with its parameters filled in
 TABLES = {"C": "0", "DI": "1", "IR": "3", "HR": "4"}
 TYPES = {
     "": "int16",
@@ -71,7 +71,7 @@ SETTINGS = (
     *("scaleMode", "rawLow", "rawHigh", "scaledLow", "scaledHigh", "clampMode", "deadband", "deadbandMode"),
 )
 
-# Numbers that the CSV of 7.x and words that the JSON of 8.x has for the same.
+# Numbers in the CSV of 7.x and words in the JSON of 8.x for the same.
 OPC = {"0", "opc", "opctag", "opc tag"}
 OFF = {"", "0", "off", "none", "false"}
 CLAMP_BOTH = {"3", "clamp_both", "both"}
@@ -93,7 +93,7 @@ def translate(file: str, data: bytes, options: Options) -> Translation:
 
 
 def _translated(tag: Mapping[str, str], options: Options) -> tuple[dict[str, str], str]:
-    """The cells of a tag but for its name, and what they do not hold."""
+    """The cells of a tag without its name, and the settings that are lost."""
     path = tag.get("opcitempath", "")
     if not path or tag.get("valuesource", tag.get("tagtype", "opc")).lower() not in OPC:
         raise NotTranslated("is not read by OPC")
@@ -116,7 +116,8 @@ def _translated(tag: Mapping[str, str], options: Options) -> tuple[dict[str, str
     own |= _deadband(tag)
     own |= {"unit": tag.get("engunit", ""), "description": tag.get("documentation", "") or tag.get("tooltip", "")}
     mode = tag.get("clampmode", "").lower()
-    lost = f"clampMode {tag['clampmode']}" if mode not in {*OFF, "no_clamp", *CLAMP_BOTH} else ""  # ours has two ends
+    # Our clamp has two ends.
+    lost = f"clampMode {tag['clampmode']}" if mode not in {*OFF, "no_clamp", *CLAMP_BOTH} else ""
     return own, lost
 
 
@@ -159,7 +160,7 @@ def _scaling(tag: Mapping[str, str]) -> dict[str, str]:
         return {}
     if mode not in {"1", "linear"}:
         raise NotTranslated(f"scaleMode {tag['scalemode']} has no counterpart; only Linear has")
-    # What the export leaves out has the default of the product: 0 to 10 becomes 0 to 10.
+    # A missing setting has the default of the product: 0 to 10 becomes 0 to 10.
     ends = (("rawlow", "0"), ("rawhigh", "10"), ("scaledlow", "0"), ("scaledhigh", "10"))
     points = [tag.get(name) or default for name, default in ends]
     is_clamped = tag.get("clampmode", "").lower() in CLAMP_BOTH
@@ -167,7 +168,7 @@ def _scaling(tag: Mapping[str, str]) -> dict[str, str]:
 
 
 def _deadband(tag: Mapping[str, str]) -> dict[str, str]:
-    """The deadband of the tag, if the export has one and it is not the negligible default."""
+    """The deadband of the tag, unless it is the negligible default."""
     if number(tag.get("deadband", "")) <= Fraction(1, 1000):
         return {}
     mode = tag.get("deadbandmode", "absolute").lower()
@@ -186,8 +187,8 @@ def _from_csv(file: str, data: bytes) -> Iterator[tuple[int, str, Mapping[str, s
 
 
 def _from_json(file: str, data: bytes, refused: list[Remark]) -> Iterator[tuple[int, str, Mapping[str, str]]]:
-    """(number of the tag, path and name, settings) of each tag, members of UDT instances included. Those that have none
-    are added to `refused`."""
+    """(number of the tag, path and name, settings) of each tag, members of UDT instances included. Tags that cannot be
+    expanded are added to `refused`."""
     try:
         check_depth("tags", data)
         root = json.loads(data.decode("utf-8-sig"))
@@ -216,7 +217,7 @@ class _Export:
         self._collect_types(self._root, "", 0)
 
     def tags(self) -> Iterator[tuple[str, Mapping[str, str] | str]]:
-        """(path and name, settings by name in lower case, or why there are none)."""
+        """(path and name, settings by name in lower case or the reason why there are none)."""
         root = self._root
         is_one = isinstance(root, dict) and "tags" not in root and "name" in root
         yield from self._walk({"tags": [root]} if is_one else root, "", {}, 0)
@@ -275,7 +276,7 @@ def _members(node: object) -> list[dict[str, Any]]:
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """A type with what an instance overrides; members are merged by name."""
+    """A type with the overrides of an instance. Members are merged by name."""
     members = {str(tag.get("name")): tag for tag in _members(base)}
     for tag in _members(over):
         name = str(tag.get("name"))
@@ -303,7 +304,7 @@ def _settings(tag: dict[str, Any], parameters: Mapping[str, str]) -> Mapping[str
 
 
 def _filled(text: str, parameters: Mapping[str, str]) -> str:
-    """A text with the values of its parameters; those without one stay. `{Base+2}` adds to a number."""
+    """A text with its parameters replaced by their values. Unknown ones stay. `{Base+2}` adds to a number."""
 
     def value(match: re.Match[str]) -> str:
         known = parameters.get(match["name"])

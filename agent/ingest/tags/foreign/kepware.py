@@ -81,7 +81,7 @@ def _translated(cells: Mapping[str, str], options: Options) -> tuple[Mapping[str
 def _opcua(cells: Mapping[str, str], options: Options) -> tuple[dict[str, str], str]:
     kind = cells.get("data type", "").lower()
     if "array" in kind:
-        kind = ""  # its own type is not told, and decides nothing
+        kind = ""  # the type of its elements is not given, and is not needed
     address = f"nsu={NAMESPACE};s={options.device}.{cells['tag name']}"
     return {"address": address, "data_type": OPCUA_TYPES.get(kind, "")}, ""
 
@@ -103,13 +103,13 @@ def _modbus(cells: Mapping[str, str], options: Options) -> tuple[dict[str, str],
     lost = [] if cells.get("client access", "RO").upper() in {"", "RO", "R/W", "RW"} else [cells["client access"]]
     own |= _scaling(cells)
     clamps = [name for name in ("clamp low", "clamp high") if cells.get(name, "0") not in {"", "0"}]
-    if len(clamps) == 1:  # ours has two ends
+    if len(clamps) == 1:  # our clamp has two ends
         lost.append(f"{clamps[0]} {cells[clamps[0]]}")
     return own, ", ".join(lost)
 
 
 def _type(match: re.Match[str], kind: str) -> dict[str, str]:
-    """Type and byte order."""
+    """The cells of type and byte order."""
     if match["half"] or kind == "string":
         if not match["part"]:
             raise NotTranslated("is a text without a length in its address")

@@ -107,7 +107,7 @@ def _opcua(cells: Mapping[str, str], options: Options) -> dict[str, str]:
 
 
 def _type(match: re.Match[str], kind: str) -> dict[str, str]:
-    """Type and byte order."""
+    """The cells of type and byte order."""
     if kind == "string":
         length = match["length"] or match["part"]
         if not length:
@@ -129,6 +129,6 @@ def _type(match: re.Match[str], kind: str) -> dict[str, str]:
 
 
 def _decimal(cells: Mapping[str, str]) -> dict[str, str]:
-    """The multiplier of a tag; 0 is none."""
+    """The multiplier of a tag as cells; 0 stands for none."""
     scale = number(cells.get("decimal", ""))
     return factor(scale) if scale else {}

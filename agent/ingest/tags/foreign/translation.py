@@ -1,7 +1,7 @@
 """Common parts of the translations of foreign tag lists: options, result, names, registers and scaling.
 
-Nothing is dropped silently: a row that cannot be translated is in `refused` with the reason, and settings that a
-translated row loses are in `remarks`. The rows are checked as a tag file would be. Core.
+Nothing is dropped silently: a row that cannot be translated is in `refused` with the reason, and settings that are lost
+are in `remarks`. The rows are checked like a tag file. Core.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from agent.ingest.tags.tag_map import Dialect, read_tag_map
 
 TABLES = {"0": "coil", "1": "discrete", "3": "input", "4": "holding"}
 REGISTER_MAX = 65_536
-NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{0,18})?(?:[eE][+-]?[0-9]{1,2})?")  # exact, so that none is a giant
+# Limited, so that numbers stay small in exact arithmetic.
+NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{0,18})?(?:[eE][+-]?[0-9]{1,2})?")
 
 
 class NotTranslated(Exception):
-    """A row has no counterpart here. Never leaves this package: it becomes a Remark."""
+    """A row has no counterpart. Inside this package it becomes a Remark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Facts about the file that only the user knows.
+    """What only the user knows about the file.
 
-    `base` is how the written registers count. `zero_based`: the file's registers count from 0 within their table.
-    `device`: only its rows, or the device that the file is of. `namespaces` are the URIs of namespace numbers.
+    `base` is the address base of the written registers. `zero_based`: the registers of the file count from 0 within
+    their table. `device`: import only its rows, or the device of the file. `namespaces` are the URIs of namespace
+    numbers.
     """
 
     protocol: str
@@ -45,7 +47,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something about one row of the foreign file."""
+    """A remark about one row of the foreign file."""
 
     row: int
     name: str
@@ -57,7 +59,7 @@ class Remark:
 
 @dataclass(slots=True)
 class Translation:
-    """The rows of our tag file, each with its row in the foreign one, and what was not translated."""
+    """The rows of the tag file, each with its row number in the foreign file, and what was not translated."""
 
     rows: list[tuple[int, Mapping[str, str]]] = field(default_factory=list)
     refused: list[Remark] = field(default_factory=list)
@@ -70,8 +72,8 @@ def translate_rows(
     options: Options,
     translate: Callable[[Mapping[str, str], Options], tuple[Mapping[str, str], str]],
 ) -> Translation:
-    """The translation of rows (row, name, cells), each by a function that returns the cells of ours but for the tag,
-    and what they do not hold; it raises NotTranslated."""
+    """Translate rows (row, name, cells). `translate` returns the cells of our row without the tag, and the settings
+    that are lost. It raises NotTranslated."""
     found = Translation()
     for row, name, cells in rows:
         try:
@@ -87,8 +89,8 @@ def translate_rows(
 
 
 def tag_file(found: Translation, dialect: Dialect) -> bytes:
-    """The translated rows as a tag file, with the columns that one of them fills. Cells that our columns do not have
-    become remarks, and rows that a tag file may not hold are moved to those refused."""
+    """The translated rows as a tag file with the columns that are used. Cells without a column become remarks, and rows
+    that are wrong in a tag file are moved to `refused`."""
     known = [column.name for column in dialect.all_columns]
     for row, cells in found.rows:
         lost = [f"{name} {text}" for name, text in cells.items() if name not in known]
@@ -111,7 +113,7 @@ def tag_file(found: Translation, dialect: Dialect) -> bytes:
 def _refuse(found: Translation, problems: Sequence[Problem]) -> None:
     """Move the rows with these problems. The header is row 1 of a tag file."""
     at_fault = {problem.row - 2: problem for problem in reversed(problems)}
-    assert all(0 <= index < len(found.rows) for index in at_fault), "a whole file of our own writing is well formed"
+    assert all(0 <= index < len(found.rows) for index in at_fault), "the file as a whole is well formed"
     for index, problem in sorted(at_fault.items()):
         row, cells = found.rows[index]
         found.refused.append(Remark(row, cells["tag"], f"{problem.column} {problem.value!r} {problem.why}"))
@@ -119,7 +121,7 @@ def _refuse(found: Translation, problems: Sequence[Problem]) -> None:
 
 
 def foreign_rows(file: str, data: bytes, product: str, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(row, cells by column in lower case) of a CSV export. Raises TagMapError where it is none."""
+    """(row, cells by column in lower case) of a CSV export. Raises TagMapError if it is none."""
     text, _ = decoded(file, data)
     delimiter = max(",;\t", key=next((line for line in text.splitlines() if line.strip()), "").count)
     try:
@@ -141,12 +143,12 @@ def foreign_rows(file: str, data: bytes, product: str, required: Sequence[str]) 
 
 
 def tag_name(options: Options, name: str) -> str:
-    """A foreign name as a tag: what is not printable ASCII, and blanks, become `_`."""
+    """A foreign name as a tag. Blanks and characters that are not printable ASCII become `_`."""
     return options.prefix + "".join(one if "!" <= one <= "~" else "_" for one in name)
 
 
 def register_cells(options: Options, table: str, number: int) -> dict[str, str]:
-    """The place of a register: the digit of its table, and its number in the foreign file."""
+    """The cells for a register, given by the digit of its table and its number in the foreign file."""
     if table not in TABLES:
         raise NotTranslated(f"table {table} is none of coils 0, discrete inputs 1, input registers 3, holding 4")
     counted = number + 1 if options.zero_based else number
@@ -160,14 +162,14 @@ def register_cells(options: Options, table: str, number: int) -> dict[str, str]:
 
 
 def number(text: str) -> Fraction:
-    """The number in a cell, 0 for an empty one."""
+    """The number in a cell; 0 if it is empty."""
     if not NUMBER.fullmatch(text or "0"):
         raise NotTranslated(f"{text!r} is not a number")
     return Fraction(text or "0")
 
 
 def linear(raw_low: str, raw_high: str, low: str, high: str) -> dict[str, str]:
-    """Scale and offset of a line through two points, exact where decimal digits can say it."""
+    """The cells of scale and offset of a line through two points, computed exactly."""
     x0, x1, y0, y1 = (number(text) for text in (raw_low, raw_high, low, high))
     if x0 == x1 or y0 == y1:
         raise NotTranslated(f"its scaling has no slope: {raw_low} to {raw_high} becomes {low} to {high}")
@@ -176,13 +178,13 @@ def linear(raw_low: str, raw_high: str, low: str, high: str) -> dict[str, str]:
 
 
 def clamp(low: str, high: str) -> dict[str, str]:
-    """The cell of a value that stays within two limits."""
+    """The cell of the limits of a value."""
     first, last = sorted((number(low), number(high)))
     return {"clamp": f"{_decimal(first)}..{_decimal(last)}"}
 
 
 def factor(scale: Fraction, offset: Fraction = Fraction(0)) -> dict[str, str]:
-    """The cells of scale and offset, empty where they change nothing."""
+    """The cells of scale and offset, without those that change nothing."""
     cells = {"scale": "" if scale == 1 else _decimal(scale), "offset": _decimal(offset) if offset else ""}
     return {name: text for name, text in cells.items() if text}
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from asyncua import ua
 from asyncua.ua.uaerrors import BadFilterNotAllowed, BadServiceUnsupported
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.lifecycle import Ahead
+from agent.ingest.lifecycle import FastClock
 from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
 from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_FIELDS, Event, EventPublication
 from agent.ingest.opcua.publisher import Route
@@ -67,8 +67,9 @@ class Server:
     def positions(self, *, routed: bool = False) -> dict[int, int]:
         return dict.fromkeys(self.routes, 2) if routed else {}
 
-    async def ask(self, request: Callable[[Any], Awaitable[Any]]) -> Any:
-        return await request(self)
+    @property
+    def library(self) -> Any:
+        return self
 
     async def namespaces(self) -> list[str]:
         return NAMESPACES
@@ -79,7 +80,7 @@ class Server:
     async def create_subscription(self) -> OpenedSubscription:
         if self.subscription_errors:
             self.subscription_errors -= 1
-            raise SourceLost("opc.tcp://plc does not answer as it should: BadTooManySubscriptions")
+            raise SourceLost("a request to opc.tcp://plc failed: BadTooManySubscriptions")
         self._number += 1
         return OpenedSubscription(self._number, 500.0, self.slower)
 
@@ -137,7 +138,7 @@ class Collecting:
         recorder = Recorder("plc", "plant-a", self.store, (Busy,), "facts.operational")
         known = {"events": ("Server",), "parked_retry_ms": 100, **settings}
         self.collector = EventCollector(
-            OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **known), recorder.beside(EVENTS_LOST)
+            OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **known), recorder.for_another_task(EVENTS_LOST)
         )
         self.collector.read_clock = lambda _: self.server.clock_ns()
 
@@ -166,9 +167,9 @@ class Collecting:
         return [(one["reason"], one["count"], one["first_time"]) for one in found]
 
 
-def of(*events: Event, more: bool = False, unreadable: int = 0, status: int | None = None) -> EventPublication:
+def of(*events: Event, unreadable: int = 0, status: int | None = None) -> EventPublication:
     """A publication."""
-    return EventPublication(events, more, status, unreadable)
+    return EventPublication(events, status, unreadable)
 
 
 def logged(caplog: pytest.LogCaptureFixture, action: str) -> list[str]:
@@ -195,7 +196,7 @@ async def test_a_subscription_is_built_and_conditions_are_asked_for() -> None:
         assert handle == 1
         assert names == [".".join(field.path) for field in ALL_FIELDS]
         body = publication(notification(1, [ua.Variant(b"\x01", ua.VariantType.ByteString)]))
-        content = await run.server.routes[1].decode(body)
+        content = await run.server.routes[1].decode(Header(1, 1, 0, has_data=True), body)
         assert content.events[0].fields == {"event_id": b"\x01"}
 
 
@@ -370,7 +371,7 @@ async def test_events_are_missing_while_no_process_ran() -> None:
     """From the time at which the node before this one ended to the first sign of life; also in the times of a clock
     that was ahead then, and was perhaps set right meanwhile."""
     run = Collecting()
-    run.collector.note_stop(3 * S, Ahead(3_600 * S, time.time_ns()))
+    run.collector.note_stop(3 * S, FastClock(3_600 * S, time.time_ns()))
     async with run.life():
         await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
         await run.server.publish(of(event(message="x")))
@@ -436,7 +437,7 @@ async def test_a_publication_that_never_came_is_a_loss() -> None:
         missing = run.server.routes[1].missing
         assert missing is not None
         await missing(Missing(99, 4, 4))
-        run.collector._book.abandon()
+        run.collector._conditions.abandon()
         await missing(Missing(1, 4, 4))
         assert run.collector._refresh.is_due(1e12)
     assert run.lost() == [("event_publication_missing", 1, LAST_LIFE)]

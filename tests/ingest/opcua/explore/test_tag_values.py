@@ -35,7 +35,7 @@ class Server:
 
 def read(server: Server) -> list[Change]:
     """All nodes, in calls of ten at first."""
-    return asyncio.run(tag_values._read(server, READINGS, [], 10))  # type: ignore[arg-type]
+    return asyncio.run(tag_values.read_in_parts(server, READINGS, [], 10))  # type: ignore[arg-type]
 
 
 def test_calls_are_cut_to_what_the_server_takes() -> None:

@@ -131,7 +131,7 @@ async def filling(
     fill.now_ns = lambda: 1_000 * S
     delivery.on_gap(fill.note_gap)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(fill.run(history, None))
+        task = group.create_task(fill.run(history))
         try:
             yield fill
         finally:
@@ -142,7 +142,9 @@ async def lose_and_return(delivery: Delivery, lost_s: int, returned_s: int) -> N
     """An outage of the source, as its supervisor tells it."""
     await delivery.lose(BAD_COMMUNICATION_ERROR, returned_s * S, since_ns=lost_s * S)
     delivery.add_gap(SOURCE_LOST, lost_s * S, returned_s * S, 0, delivery.tags, exact=False)
-    await delivery.deliver([Sample(n, returned_s * S, returned_s) for n in delivery.tags], returned_s * S)
+    await delivery.deliver(
+        SampleColumns.of([Sample(n, returned_s * S, returned_s) for n in delivery.tags]), returned_s * S
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +160,7 @@ async def test_an_outage_is_filled_between_the_last_value_and_the_first() -> Non
     store = FakeStore()
     delivery = await made(store, tag("a"), tag("b"))
     async with filling(delivery, store, FakeHistory(), FakeStored()) as fill:
-        await delivery.deliver([Sample(1, 100 * S, 100), Sample(2, 98 * S, 98)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100), Sample(2, 98 * S, 98)]), 100 * S)
         await lose_and_return(delivery, 101, 110)
         await wait_until_async(lambda: fills(store), "a filled gap")
         assert fill.gaps_open == 0
@@ -179,7 +181,7 @@ async def test_a_tag_that_is_new_in_the_map_has_no_past_to_fill() -> None:
     delivery = await made(store, tag("a"))
     history = FakeHistory()
     async with filling(delivery, store, history, FakeStored()) as fill:
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
         await wait_until_async(lambda: fill.gaps_open, "the return")
         await wait_until_async(lambda: not fill.gaps_open, "nothing to fill")
     assert history.calls == []
@@ -191,7 +193,7 @@ async def test_outages_of_an_earlier_process_are_filled_with_what_the_store_lack
     delivery = await made(store, tag("a"))
     stored = FakeStored({1: {t * S for t in (*range(80, 101), 200)}, 2: {101 * S, 102 * S}}, outages=[100 * S])
     async with filling(delivery, store, FakeHistory(), stored):
-        await delivery.deliver([Sample(1, 995 * S, 995)], 995 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 995 * S, 995)]), 995 * S)
         await wait_until_async(lambda: fills(store), "a filled gap")
     (said,) = fills(store)
     assert (said["cause"], said["outages"]) == ("restart", ["1970-01-01T00:01:40Z"])
@@ -209,7 +211,7 @@ async def test_an_outage_right_before_a_restart_is_filled() -> None:
         fill.now_ns = lambda: 988 * S
         fill.note_stop(983 * S, 985 * S)
         delivery.seed({1: Newest(Sample(1, 985 * S, 985), 985 * S)})
-        await delivery.deliver([Sample(1, 987 * S, 987)], 987 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 987 * S, 987)]), 987 * S)
         await wait_until_async(lambda: len(fills(store)) == 2, "both gaps")
     assert times(store, "a") == [981, 982, 983, 984, 986, 987]
 
@@ -220,7 +222,7 @@ async def test_a_store_that_cannot_be_read_leaves_the_gap_unfilled_by_name() -> 
     delivery = await made(store, tag("a"))
     stored.is_readable = False
     async with filling(delivery, store, history, stored) as fill:
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
         await lose_and_return(delivery, 101, 110)
         await wait_until_async(lambda: fills(store), "the end of the attempt")
         assert (fills(store)[0]["tags_failed"], fills(store)[0]["tags"]) == (1, ["tag:a"])
@@ -237,14 +239,14 @@ async def test_a_node_that_is_gone_is_filled_when_it_is_back() -> None:
     delivery = await made(store, tag("a"))
     history = FakeHistory()
     async with filling(delivery, store, history, FakeStored()):
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
         history.is_gone = True
         await lose_and_return(delivery, 101, 110)
         await wait_until_async(lambda: fills(store), "the first attempt")
         assert (fills(store)[0]["tags_gone"], fills(store)[0]["tags"]) == (1, ["tag:a"])
         history.is_gone = False
         await delivery.lose(quality.BAD_NODE_ID_UNKNOWN, 112 * S, [1])
-        await delivery.deliver([Sample(1, 115 * S, 115)], 115 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 115 * S, 115)]), 115 * S)
         await wait_until_async(lambda: len(fills(store)) == 3, "both gaps")
     assert times(store, "a") == list(range(100, 116))
 
@@ -256,7 +258,7 @@ async def test_all_that_a_node_missed_while_it_was_gone_is_filled() -> None:
     delivery = await made(store, tag("a"))
     history = FakeHistory()
     async with filling(delivery, store, history, FakeStored()) as fill:
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
         history.is_gone = True
         await lose_and_return(delivery, 101, 110)
         await wait_until_async(lambda: fills(store), "the outage")
@@ -264,7 +266,7 @@ async def test_all_that_a_node_missed_while_it_was_gone_is_filled() -> None:
         await wait_until_async(lambda: len(fills(store)) == 2, "the time before")
         history.is_gone = False
         await delivery.lose(quality.BAD_NODE_ID_UNKNOWN, 112 * S, [1])
-        await delivery.deliver([Sample(1, 115 * S, 115)], 115 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 115 * S, 115)]), 115 * S)
         await wait_until_async(lambda: len(fills(store)) == 4, "all that is missing")
     assert {*range(90, 95), *range(100, 116)} <= {*times(store, "a")}
 
@@ -288,11 +290,11 @@ async def test_a_gap_is_filled_of_a_tag_that_is_edited_meanwhile(monkeypatch: py
     store, history = FakeStore(), FakeHistory()
     delivery = await made(store, tag("a"))
     async with filling(delivery, store, history, FakeStored()):
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
         await lose_and_return(delivery, 101, 110)
         delivery.add_gap(SERVER_QUEUE_OVERFLOW, 111 * S, 113 * S, 5, [1], exact=True)
         await edit(delivery, history)
-        await delivery.deliver([Sample(delivery.renumbered[1], 115 * S, 115)], 115 * S)
+        await delivery.deliver(SampleColumns.of([Sample(delivery.renumbered[1], 115 * S, 115)]), 115 * S)
         await wait_until_async(lambda: len(fills(store)) == 2, "both gaps")
     assert times(store, "a") == [*range(100, 114), 115]
     assert {json.dumps(one["tags"]) for one in fills(store)} == {"[]"}
@@ -320,11 +322,11 @@ async def test_an_outage_is_filled_of_a_tag_that_is_edited_in_it() -> None:
     store, history = FakeStore(), FakeHistory()
     delivery = await made(store, tag("a"))
     async with filling(delivery, store, history, FakeStored({2: {t * S for t in range(90, 101)}})):
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
         await delivery.lose(BAD_COMMUNICATION_ERROR, 105 * S, since_ns=101 * S)
         await edit(delivery, history)
         delivery.add_gap(SOURCE_LOST, 101 * S, 120 * S, 0, delivery.tags, exact=False)
-        await delivery.deliver([Sample(delivery.renumbered[1], 120 * S, 120)], 120 * S)
+        await delivery.deliver(SampleColumns.of([Sample(delivery.renumbered[1], 120 * S, 120)]), 120 * S)
         await wait_until_async(lambda: fills(store), "a filled gap")
     assert fills(store)[0]["outages"] == ["1970-01-01T00:01:41Z"]
     assert times(store, "a") == [*range(100, 121)]
@@ -338,7 +340,7 @@ async def test_a_tag_that_is_edited_while_its_history_is_on_its_way(monkeypatch:
     history.answers = asyncio.Semaphore(0)
     delivery = await made(store, tag("a"))
     async with filling(delivery, store, history, FakeStored()) as fill:
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
         await lose_and_return(delivery, 101, 900)
         await wait_until_async(lambda: history.calls, "a call")
         fill.request(20 * S, 23 * S)
@@ -357,14 +359,14 @@ async def test_a_node_that_was_gone_is_filled_when_it_is_back_under_another_numb
     store, history = FakeStore(), FakeHistory()
     delivery = await made(store, tag("a"))
     async with filling(delivery, store, history, FakeStored()):
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
         history.is_gone = True
         await lose_and_return(delivery, 101, 110)
         await wait_until_async(lambda: fills(store), "the first attempt")
         assert fills(store)[0]["tags"] == ["tag:a"]
         history.is_gone = False
         await edit(delivery, history)
-        await delivery.deliver([Sample(delivery.renumbered[1], 115 * S, 115)], 115 * S)
+        await delivery.deliver(SampleColumns.of([Sample(delivery.renumbered[1], 115 * S, 115)]), 115 * S)
         await wait_until_async(lambda: len(fills(store)) == 2, "the gap")
     assert times(store, "a") == [*range(100, 111), 115]
 
@@ -376,7 +378,7 @@ async def test_the_time_without_a_process_is_filled_of_a_tag_that_is_edited_ahea
     async with filling(delivery, store, history, FakeStored({2: {t * S for t in range(90, 101)}})) as fill:
         fill.note_stop(100 * S, 102 * S)
         await edit(delivery, history)
-        await delivery.deliver([Sample(delivery.renumbered[1], 110 * S, 110)], 115 * S)
+        await delivery.deliver(SampleColumns.of([Sample(delivery.renumbered[1], 110 * S, 110)]), 115 * S)
         await wait_until_async(lambda: fills(store), "a filled gap")
     assert times(store, "a") == [*range(101, 111)]
 
@@ -404,7 +406,7 @@ def test_a_refused_history_is_said_and_ends(is_final: bool, key: str) -> None:
         delivery = await made(store, tag("a"), tag("b"))
         history = FakeHistory(HistoryRefused("BadSomething", is_final=is_final))
         async with filling(delivery, store, history, FakeStored()):
-            await delivery.deliver([Sample(1, 100 * S, 1), Sample(2, 100 * S, 1)], 100 * S)
+            await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 1), Sample(2, 100 * S, 1)]), 100 * S)
             await lose_and_return(delivery, 101, 110)
             await wait_until_async(lambda: fills(store), "the end of the attempts")
             (said,) = fills(store)
@@ -425,7 +427,7 @@ async def test_a_passing_failure_costs_nothing() -> None:
     delivery = await made(store, tag("a"))
     history = FakeHistory(HistoryRefused("TimeoutError", is_final=False), times=2)
     async with filling(delivery, store, history, FakeStored()):
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
         await lose_and_return(delivery, 101, 110)
         await wait_until_async(lambda: fills(store), "a filled gap")
     assert times(store, "a") == list(range(100, 111))
@@ -438,12 +440,12 @@ async def test_a_session_that_ends_amid_a_page_loses_no_value() -> None:
     history = FakeHistory()
     recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
     fill = HistoryBackfill(delivery, recorder, FakeStored(), 1_000_000)
-    await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+    await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
     await lose_and_return(delivery, 101, 110)
     for refusing in (True, False):
         store.refusing = refusing
         async with asyncio.TaskGroup() as group:
-            session = group.create_task(fill.run(history, None))
+            session = group.create_task(fill.run(history))
             if refusing:
                 await wait_until_async(lambda: recorder.refused_total, "a refusal")
             else:
@@ -477,7 +479,7 @@ async def test_what_old_subscriptions_brought_is_not_read() -> None:
     delivery = await made(store, tag("a"), tag("b"))
     history = FakeHistory()
     async with filling(delivery, store, history, FakeStored()) as fill:
-        await delivery.deliver([Sample(n, 100 * S, 100) for n in (1, 2)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(n, 100 * S, 100) for n in (1, 2)]), 100 * S)
         fill.await_rescue()
         await lose_and_return(delivery, 101, 110)
         fill.request(10 * S, 11 * S)
@@ -506,7 +508,7 @@ def test_the_second_meaning_of_an_address_has_the_history(status: int) -> None:
         history = FakeHistory()
         history.missing, history.missing_status = {"a[3]"}, status
         async with filling(delivery, store, history, FakeStored()):
-            await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+            await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
             await lose_and_return(delivery, 101, 110)
             await wait_until_async(lambda: fills(store), "a filled gap")
         assert fills(store)[0]["tags_filled"] == 1
@@ -544,10 +546,10 @@ async def test_the_store_is_asked_when_live_values_are_committed(monkeypatch: py
 
     monkeypatch.setattr(delivery.recorder, "committed", asked)
     async with filling(delivery, store, FakeHistory(), stored):
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
         store.is_slow = True
         await lose_and_return(delivery, 101, 110)
-        await delivery.deliver([Sample(1, 105 * S, 105)], 110 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 105 * S, 105)]), 110 * S)
         await wait_until_async(lambda: len(store.waiting) == 3, "values on their way")
         await is_asked.wait()
         for _ in range(50):
@@ -582,7 +584,7 @@ async def test_a_gap_is_read_at_once_when_it_has_ended() -> None:
     store, history = FakeStore(), GoingHistory(110 * S)
     delivery = await made(store, tag("a"))
     async with filling(delivery, store, history, FakeStored()) as fill:
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
         await lose_and_return(delivery, 101, 110)
         await wait_until_async(lambda: fills(store), "a filled gap")
         assert times(store, "a") == list(range(100, 111))
@@ -603,7 +605,7 @@ async def test_a_gap_in_which_the_clock_stands_again_is_filled_in_two_readings(
         now_s = 150
         fill.now_ns = lambda: (now_s if is_seen else 1_000) * S
         history.now_ns = 150 * S
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
         await lose_and_return(delivery, 101, 200)
         await wait_until_async(lambda: fills(store), "the first reading")
         assert set(times(store, "a")) >= {*range(100, 139), *range(154, 201)}
@@ -628,7 +630,7 @@ async def test_a_time_that_comes_again_is_read_when_its_values_are_stored(monkey
 
     monkeypatch.setattr(delivery.recorder, "committed", committed)
     async with filling(delivery, store, history, stored):
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
         await lose_and_return(delivery, 101, 200)
         await wait_until_async(lambda: len(fills(store)) == 2, "the second reading")
     (_, _, last_ns) = stored.asked[-1]

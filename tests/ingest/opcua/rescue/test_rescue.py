@@ -41,6 +41,9 @@ class Told:
     values: int = 0
     now_ns: Any = None
 
+    async def run(self, _: object) -> None:
+        await asyncio.Event().wait()
+
     def await_rescue(self) -> None:
         self.is_waiting = True
 
@@ -88,7 +91,7 @@ async def test_what_the_old_subscription_holds_is_recorded_once(monkeypatch: pyt
         await wait_until_async(lambda: session.deleted == [1], "the end of the old subscription")
         session.answers.put_nowait(answer(1, 7, (1, 9.0, 9 * S)))
         source._buffer.put_nowait(
-            Buffered(publication(Change(1, 9.5, 0, 9 * S, 0)), 0, 0)
+            Buffered(1, publication(Change(1, 9.5, 0, 9 * S, 0)), 0, 0)
         )  # was on its way when the rescue ended
         session.answers.put_nowait(answer(11, 3, (2, 8.0, 8 * S)))
         await wait_until_async(lambda: len(store.good("a/2")) == 2, "the new subscription")
@@ -108,7 +111,7 @@ async def test_answers_that_waited_do_not_end_the_rescue(monkeypatch: pytest.Mon
     rescue.subscriptions[1] = source._subscriptions[0]
     rescue.built(100.0)
     for arrived_s, is_over in ((98.0, False), (99.0, False), (101.0, False), (102.0, True)):
-        rescue.see(Header(1, 5, 0, has_data=True, arrived_s=arrived_s), 5)
+        rescue.note_answer(Header(1, 5, 0, has_data=True, arrived_s=arrived_s), 5)
         assert rescue.is_over(rescue._begun_s) == is_over
 
 
@@ -122,7 +125,7 @@ async def test_a_late_value_is_not_what_stands(monkeypatch: pytest.MonkeyPatch) 
         session.answers.put_nowait(answer(11, 1, (1, 6.0, 6 * S)))
         session.answers.put_nowait(answer(1, 4, (1, 5.0, 5 * S)))
         await wait_until_async(lambda: len(store.good("a/1")) == 5, "both")
-        assert source._delivery.sampler.last_time_ns(1) == 6 * S
+        assert source._delivery.sampler.last(1).source_time_ns == 6 * S
 
 
 @pytest.mark.parametrize("case", ["refused", "unanswered", "restarted"])

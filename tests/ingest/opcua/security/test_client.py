@@ -21,7 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from agent.ingest.errors import SourceLost, SourceRefused
 from agent.ingest.opcua.security.certificate import ensure_certificate
 from agent.ingest.opcua.security.certificate_facts import facts_of
-from agent.ingest.opcua.security.client import SteppedClient
+from agent.ingest.opcua.security.client import StepTrackingClient
 from agent.ingest.opcua.security.refusal import Step
 from agent.ingest.opcua.security.transport import Protocol
 from agent.ingest.opcua.session import disconnect, new_client, open_session
@@ -180,12 +180,12 @@ async def test_a_certificate_swapped_on_the_way_is_told_as_that(
     ours, and no loss."""
     program, pinned = plc
 
-    async def create_session(self: SteppedClient) -> None:
+    async def create_session(self: StepTrackingClient) -> None:
         self.step = Step.SESSION
         raise error
 
-    monkeypatch.setattr(SteppedClient, "create_session", create_session)
-    with pytest.raises(SourceRefused, match="shows another certificate in the session than before"):
+    monkeypatch.setattr(StepTrackingClient, "create_session", create_session)
+    with pytest.raises(SourceRefused, match="presents another certificate in the session than before"):
         async with open_session(secured(program.port, tmp_path, pinned)):
             pass
 
@@ -248,7 +248,7 @@ def test_a_service_fault_for_a_secure_channel_is_its_status() -> None:
             return Buffer(ua_binary.struct_to_binary(fault))
 
     assert fault.TypeId == ua.FourByteNodeId(ObjectIds.ServiceFault_Encoding_DefaultBinary)  # type: ignore[arg-type]
-    protocol = SteppedClient(OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))).uaclient._make_protocol()
+    protocol = StepTrackingClient(OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))).uaclient._make_protocol()
     assert isinstance(protocol, UASocketProtocol)
     with pytest.raises(uaerrors.BadSecurityChecksFailed):
         protocol._process_received_message(Message())
@@ -257,7 +257,7 @@ def test_a_service_fault_for_a_secure_channel_is_its_status() -> None:
 async def test_a_server_of_another_time_has_its_channel_renewed(tmp_path: Path) -> None:
     """Answers to requests that were made before the renewal come with the old token. The server issued it in 1970, by
     its own clock; it is accepted all the same."""
-    connection = SteppedClient(opcua(4840, tmp_path)).uaclient._make_protocol()._connection
+    connection = StepTrackingClient(opcua(4840, tmp_path)).uaclient._make_protocol()._connection
 
     def issued(token_id: int, kind: ua.SecurityTokenRequestType) -> None:
         token = ua.ChannelSecurityToken(1, token_id, datetime(1970, 1, 1, tzinfo=UTC), 3_600_000)
@@ -394,7 +394,7 @@ async def test_a_channel_that_cannot_be_renewed_ends_the_session(error: Exceptio
     assert renewals.client.uaclient.state is UaClientState.DISCONNECTED
 
 
-def served(monkeypatch: pytest.MonkeyPatch, answer: object) -> SteppedClient:
+def served(monkeypatch: pytest.MonkeyPatch, answer: object) -> StepTrackingClient:
     """A client with an open session that asks for a sign of life at once, and a server that answers any Read so."""
     client = new_client(OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv")), watchdog_s=0.001)
 

@@ -72,7 +72,7 @@ def test_each_file_that_cannot_be_used_is_named(source: OpcuaSourceSettings, tmp
     (tmp_path / "trusted" / "junk").write_text("x")
     cases: list[tuple[dict[str, object], str]] = [
         ({"private_key_file": tmp_path / "user.key"}, "user.key is not the key of the certificate"),
-        ({"private_key_file": tmp_path / "none.key"}, "none.key: is missing beside its other half"),
+        ({"private_key_file": tmp_path / "none.key"}, "none.key: is missing, but "),
         ({"application_uri": "urn:other"}, "application_uri is urn:other, and the certificate"),
         ({"server_certificate_file": tmp_path / "none.der"}, "none.der cannot be read"),
         ({"server_certificate_file": source.private_key_file}, "own.key is not a certificate"),
@@ -90,7 +90,7 @@ def test_each_file_that_cannot_be_used_is_named(source: OpcuaSourceSettings, tmp
         (False, f"{tmp_path}/trusted/junk: holds no certificate or revocation list, and is passed over")
     ]
     source.private_key_file.chmod(0o644)
-    assert "may be read by everybody" in texts(source)[0][1]
+    assert "can be read by every user" in texts(source)[0][1]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.ingest.opcua.security.certificate import ensure_certificate, hand_over_file
+from agent.ingest.opcua.security.certificate import ensure_certificate, file_to_import
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, split_chain
 from agent.ingest.opcua.security.refusal import CLOSED, SILENT, SWAPPED, Failure, Identity, Step, explain
 
@@ -59,7 +59,7 @@ def test_other_refusals_are_told_apart(failure: Failure, words: str, own: Certif
     "failure, words",
     [
         (Failure(Step.CHANNEL, SILENT), "no answer in time while the secure channel is opened"),
-        (Failure(Step.SESSION, "BadTooManySessions"), "takes no further connection"),
+        (Failure(Step.SESSION, "BadTooManySessions"), "accepts no further connection"),
         (Failure(Step.SESSION, "BadServerHalted"), "BadServerHalted while the session is created"),
         (Failure(Step.TCP, SILENT), "check the address, the server and firewalls"),
         (Failure(Step.HELLO, CLOSED), "is it an OPC UA server"),
@@ -94,10 +94,10 @@ def test_the_handed_over_file_is_der(tmp_path: Path) -> None:
     ensure_certificate(pem, tmp_path / "b.key", "urn:b")
     assert der.read_bytes()[:1] == b"\x30"
     assert pem.read_bytes().startswith(b"-----BEGIN")
-    assert hand_over_file(der) == der
-    assert hand_over_file(pem) == tmp_path / "b.der"
+    assert file_to_import(der) == der
+    assert file_to_import(pem) == tmp_path / "b.der"
     assert facts_of((tmp_path / "b.der").read_bytes()) == facts_of(pem.read_bytes())
     der.write_bytes(pem.read_bytes())
-    assert hand_over_file(der) == der
+    assert file_to_import(der) == der
     assert facts_of(der.read_bytes()) == facts_of(pem.read_bytes())
     assert der.read_bytes()[:1] == b"\x30"

@@ -7,16 +7,16 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.ingest.opcua.security.certificate_facts import facts_of
-from agent.ingest.opcua.security.trust_list import Shown, Trust, TrustList, Verdict, judge
+from agent.ingest.opcua.security.trust_list import Presented, Trust, TrustList, Verdict, judge
 from tests.ingest.opcua.security.certificates import NOW, URI, certificate, der, revocation_list
 
 AUTHORITY = certificate("authority", is_authority=True, days=(-100, 100))
 ISSUED = certificate(issuer="authority")
 
 
-def shown(*chain: x509.Certificate, uri: str = URI, host: str = "plc") -> Shown:
+def shown(*chain: x509.Certificate, uri: str = URI, host: str = "plc") -> Presented:
     """What a server shows."""
-    return Shown(tuple(der(each) for each in chain), uri, host)
+    return Presented(tuple(der(each) for each in chain), uri, host)
 
 
 def trusting(one: x509.Certificate) -> TrustList:

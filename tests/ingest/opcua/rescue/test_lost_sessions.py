@@ -8,8 +8,8 @@ import pytest
 
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua import source as source_module
-from agent.ingest.opcua.rescue import EarlierSessions, earlier
-from agent.ingest.opcua.rescue.earlier import SESSIONS_MAX, VAIN_LIVES_MAX
+from agent.ingest.opcua.rescue import LostSessions, earlier
+from agent.ingest.opcua.rescue.lost_sessions import SESSIONS_MAX, VAIN_LIVES_MAX
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import FakeSession, answer
 from tests.ingest.opcua.test_source import S, living, made
@@ -23,7 +23,7 @@ class Sessions:
         self.closed: list[str] = []
         self.refused: set[str] = set()
         self.unanswered: set[str] = set()
-        self.earlier = EarlierSessions(self.close)  # type: ignore[arg-type] # a key is no more than passed on
+        self.earlier = LostSessions(self.close)  # type: ignore[arg-type] # a key is no more than passed on
 
     async def close(self, key: str) -> None:
         self.closed.append(key)

@@ -1,11 +1,11 @@
-from agent.ingest.opcua.events.condition_book import (
+from agent.ingest.opcua.events.conditions import (
     CONDITIONS_MAX,
     REFRESH_MAX_S,
     REFRESH_PAUSE_MAX_S,
     REFRESH_PAUSE_S,
-    ConditionBook,
+    AcceptedEvents,
     RefreshPlan,
-    Taken,
+    RetainedConditions,
 )
 from agent.ingest.opcua.events.event_fields import REFRESH_END, REFRESH_REQUIRED, REFRESH_START, Event
 from tests.ingest.opcua.events.events import condition, event
@@ -21,9 +21,9 @@ def start(at_s: float) -> Event:
 END = event(REFRESH_END, 99)
 
 
-def known(*events: Event) -> ConditionBook:
+def known(*events: Event) -> RetainedConditions:
     """A book that has seen these."""
-    book = ConditionBook()
+    book = RetainedConditions()
     book.take(events, [], more=False)
     return book
 
@@ -36,10 +36,10 @@ def names(events: object) -> list[object]:
 def test_live_events_pass() -> None:
     """Outside a refresh every event is recorded as it comes, unmarked, and a condition that is not retained any more is
     forgotten."""
-    book = ConditionBook()
+    book = RetainedConditions()
     plain = event(message="x")
     ended = condition("High", 3, retain=False)
-    assert book.take([HIGH, plain, LOW], [], more=False) == Taken([HIGH, plain, LOW])
+    assert book.take([HIGH, plain, LOW], [], more=False) == AcceptedEvents([HIGH, plain, LOW])
     assert book.knows(condition("Low", 9))
     assert book.take([ended], [], more=False).events == [ended]
     assert book.retained == [LOW]
@@ -53,7 +53,7 @@ def test_a_refresh_tells_known_from_new_and_absent() -> None:
     again = condition("High", 1, active=True, event_id=b"another")
     new = condition("Third", 5, active=True)
     found = book.take([again, new], [start(10), END], more=False)
-    assert found == Taken([new], frozenset({0}), [LOW], is_complete=True)
+    assert found == AcceptedEvents([new], frozenset({0}), [LOW], is_complete=True)
     assert names(book.retained) == ["i=High", "i=Third"]
     assert not book.is_refreshing
 
@@ -98,7 +98,7 @@ def test_a_refresh_that_lost_events_proves_no_absence() -> None:
     """The states may be among what was lost. Nor does one that was abandoned, or is not over."""
     book = known(HIGH)
     book.ask()
-    book.spoil()
+    book.mark_incomplete()
     found = book.take([], [start(10), END], more=False)
     assert (found.absent, found.is_complete) == ([], False)
     book.ask()
@@ -120,7 +120,7 @@ def test_branches_are_conditions_of_their_own() -> None:
 
 def test_a_server_may_require_a_refresh() -> None:
     """RefreshRequired is told to the caller."""
-    assert ConditionBook().take([], [event(REFRESH_REQUIRED)], more=True).is_refresh_required
+    assert RetainedConditions().take([], [event(REFRESH_REQUIRED)], more=True).is_refresh_required
 
 
 def test_the_number_of_known_conditions_is_limited() -> None:
@@ -143,11 +143,11 @@ def test_refreshes_keep_a_distance() -> None:
     assert not plan.is_due(5 + REFRESH_PAUSE_S - 1)
     assert plan.is_due(5 + REFRESH_PAUSE_S)
     plan.asked(20)
-    plan.spoil(21)
+    plan.repeat_later(21)
     assert not plan.is_due(20 + REFRESH_PAUSE_S)
     assert plan.is_due(20 + 2 * REFRESH_PAUSE_S)
     for _ in range(20):
-        plan.spoil(21)
+        plan.repeat_later(21)
     plan.asked(100)
     plan.want(100)
     assert plan.is_due(100 + REFRESH_PAUSE_MAX_S)

@@ -1,14 +1,14 @@
-"""Closes the sessions of the connections that broke, with the subscriptions that are left in them.
+"""Closes the sessions of broken connections, with the subscriptions that are left in them.
 
-A server keeps such a session until its time-out, and its subscriptions for two minutes: also one whose number never
-came, since the connection broke ahead of the answer, and one that it hands over to no other session. Where there is
-room for few, they shut this source out. So each lost session is activated on a short connection of its own and closed
-with its subscriptions, once what they hold was taken over (`rescue`): beside the live values, or as soon as the server
-has no room.
+A server keeps such a session until its time-out, and its subscriptions for two minutes. That includes a subscription
+whose number is not known, because the connection broke before the answer, and one that the server transfers to no other
+session. If the server has little room, they keep this source out. So each lost session is activated over a short
+connection of its own and closed with its subscriptions, after what they hold was taken over (`rescue`): beside the live
+values, or as soon as the server has no room.
 
-What a server refuses costs nothing but that connection. A server that ends the session with values for it is not asked
-again. One that was started again does not have these sessions: their tokens may be another client's by now, or the
-present session's (asyncua counts from 1,001 at each start).
+A refusal costs only that connection. If the server ends the session with the values because of it, it is not asked
+again. A server that was restarted does not have these sessions: their tokens may be those of another client by now, or
+of the present session (asyncua counts from 1,001 at each start).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0  # for each session
 SESSIONS_MAX = 4  # the newest: a server keeps a dead session for half a minute
-STABLE_S = 10.0  # a session that lives on for so long was not ended for another one
-VAIN_LIVES_MAX = 3  # in a row that did not live on
+STABLE_S = 10.0  # if the present session lasts this long, closing did not end it
+VAIN_LIVES_MAX = 3  # lives in a row that ended earlier after closing
 
 
-class EarlierSessions:
-    """The sessions of one source. Outlives them. `close` closes one over a connection of its own."""
+class LostSessions:
+    """The lost sessions of one source. `close` closes one over a connection of its own."""
 
     def __init__(self, close: Callable[[SessionKey], Awaitable[None]]) -> None:
         self._close_one = close
@@ -41,8 +41,8 @@ class EarlierSessions:
         self._closing = asyncio.Lock()
 
     def begin(self, session: Session, started: object) -> None:
-        """A session was opened at a server that was started then, in its own words; None if it does not say. The one
-        before it is lost, unless it was closed."""
+        """A session was opened at a server with this StartTime (None if it gives none). The previous one is lost,
+        unless it was closed."""
         if self._present is not None and (key := self._present.key) is not None:
             self._lost = [*self._lost, key][-SESSIONS_MAX:]
         if started is None or started != self._started:
@@ -50,7 +50,7 @@ class EarlierSessions:
         self._present, self._started, self._has_asked = session, started, False
 
     async def close(self) -> None:
-        """Close those that are lost. What is wanted of them was taken over."""
+        """Close the lost sessions. What they hold was taken over before."""
         async with self._closing:
             if self._vain_lives == VAIN_LIVES_MAX:
                 self._lost.clear()
@@ -63,10 +63,10 @@ class EarlierSessions:
                 except (SourceError, TimeoutError) as error:
                     extra = {"action": "session_not_closed", "why": str(error)}
                     log.debug("a lost session is left to its time-out", extra=extra)
-                self._lost.pop()  # a life that ends meanwhile leaves it to the next one
+                self._lost.pop()  # not before, so that the next life closes it if this one ends here
 
     async def run(self) -> None:
-        """Close them beside the live values, and see whether these go on."""
+        """Close the lost sessions beside the live values, and watch whether the present session lasts."""
         await self.close()
         await asyncio.sleep(STABLE_S)
         if self._has_asked:

@@ -1,9 +1,9 @@
-"""Which values are recorded while two subscriptions bring the same tags: the old one, which holds what a lost session
-did not receive, and the new one.
+"""Decides which values are recorded while two subscriptions bring the same tags: the old one, which holds what a lost
+session did not receive, and the new one.
 
-A value is known by its tag and its source time. Of each subscription is left out what the other has brought, so each
-value is recorded once, and none is left out, in whatever order the two arrive and wherever the server's clock is set
-meanwhile. Columns go in and come out; the times of one rescue are kept, as many as the server's queues held.
+A value is identified by its tag and its source time. A value that the other subscription has already brought is left
+out. So each value is recorded exactly once, in whatever order the two arrive and even if the server's clock is set
+meanwhile. The times of one rescue are kept, as many as the server's queues held.
 
 Core.
 """
@@ -16,27 +16,26 @@ from itertools import compress
 from agent.columns import SampleColumns
 
 
-class Seam:
-    """The seam between the old subscriptions of one session and the new ones. `before` is the seam of the session
-    before, if it was not closed: what the subscriptions brought that were old then, those that are old now may still
-    hold."""
+class Deduplicator:
+    """Compares the old subscriptions of one session with the new ones. `before` is the deduplicator of the previous
+    session: the present old subscriptions may still hold what that one's old subscriptions brought."""
 
-    def __init__(self, before: Seam | None = None) -> None:
-        self._before = {} if before is None else before._old  # noqa: SLF001 another seam
-        self._old: dict[int, set[int]] = {}  # times of the values that the old one brought, of each tag
+    def __init__(self, before: Deduplicator | None = None) -> None:
+        self._before = {} if before is None else before._old  # noqa: SLF001 of the same class
+        self._old: dict[int, set[int]] = {}  # by tag: times of the values that the old one brought
         self._new: dict[int, set[int]] = {}
-        self._newest_ns: dict[int, int] = {}  # of those that the new one brought
-        self._open: set[int] = set()  # tags of which the new one may still bring what the old one has brought
+        self._newest_ns: dict[int, int] = {}  # by tag: newest time that the new one brought
+        self._open: set[int] = set()  # tags for which the new one may still repeat values of the old one
         self._has_old = True
 
     @property
     def is_closed(self) -> bool:
-        """Whether the new subscription has gone on, of each tag, behind what the old one brought."""
+        """Whether the new subscription has passed, for each tag, what the old one brought."""
         return not self._open
 
     def of_old(self, samples: SampleColumns, unwanted: Container[int]) -> tuple[SampleColumns, SampleColumns]:
-        """What of the old subscription is to be recorded: samples that go on from what is known of their tags, and late
-        ones, which are older than what their tags have by now. None of the tags that are `unwanted`."""
+        """The samples of the old subscription to record: those that are newer than the last one of their tag, and late
+        ones. Samples of `unwanted` tags are left out."""
         is_next: list[bool] = []
         is_late: list[bool] = []
         for tag, time_ns in zip(samples.tags, samples.source_times_ns, strict=True):
@@ -51,21 +50,21 @@ class Seam:
         return _only(samples, is_next), _only(samples, is_late)
 
     def of_new(self, samples: SampleColumns) -> SampleColumns:
-        """What of the new subscription is to be recorded."""
+        """The samples of the new subscription to record."""
         is_taken = [
             self._takes(tag, time_ns) for tag, time_ns in zip(samples.tags, samples.source_times_ns, strict=True)
         ]
         return _only(samples, is_taken)
 
     def end_old(self) -> None:
-        """The old subscription brings nothing more."""
+        """The old subscription has ended."""
         self._has_old = False
         self._new.clear()
 
     def _takes(self, tag: int, time_ns: int) -> bool:
         if time_ns in self._old.get(tag, ()):
             return False
-        self._open.discard(tag)  # in its order, what the old one brought lies before this
+        self._open.discard(tag)  # the new one continues in order, so it repeats nothing of the old one any more
         if self._has_old:
             self._new.setdefault(tag, set()).add(time_ns)
             self._newest_ns[tag] = max(time_ns, self._newest_ns.get(tag, time_ns))

@@ -1,4 +1,4 @@
-"""Seam: two subscriptions bring the same values, and each is recorded once, whatever the order of their arrival."""
+"""Deduplicator: two subscriptions bring the same values, and each is recorded once, whatever the order of their arrival."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.columns import SampleColumns
-from agent.ingest.opcua.rescue.seam import Seam
+from agent.ingest.opcua.rescue.deduplicator import Deduplicator
 from agent.message import Sample
 
 NONE: frozenset[int] = frozenset()
@@ -24,7 +24,7 @@ def times(samples: SampleColumns) -> list[int]:
 
 def test_the_old_one_is_taken_until_the_new_one_begins() -> None:
     """Then only what the new one has not brought; what is older than that is late."""
-    seam = Seam()
+    seam = Deduplicator()
     assert [times(part) for part in seam.of_old(columns(1, 2), NONE)] == [[1, 2], []]
     assert times(seam.of_new(columns(4, 5))) == [4, 5]
     assert [times(part) for part in seam.of_old(columns(3, 4, 5, 6), NONE)] == [[6], [3]]
@@ -33,7 +33,7 @@ def test_the_old_one_is_taken_until_the_new_one_begins() -> None:
 
 def test_what_the_old_one_has_brought_is_left_out_of_the_new_one() -> None:
     """The new one begins behind it, and is whole from then on, also when its clock goes back."""
-    seam = Seam()
+    seam = Deduplicator()
     seam.of_old(columns(11, 12, 13), NONE)
     assert not seam.is_closed
     assert times(seam.of_new(columns(12, 13))) == []
@@ -44,7 +44,7 @@ def test_what_the_old_one_has_brought_is_left_out_of_the_new_one() -> None:
 
 def test_tags_go_each_its_way() -> None:
     """A tag that stands still has nothing in the old one; one that the server refuses now is not taken at all."""
-    seam = Seam()
+    seam = Deduplicator()
     assert times(seam.of_new(columns(1, tag=2))) == [1]
     assert [times(part) for part in seam.of_old(columns(5, tag=3), {3})] == [[], []]
     assert seam.is_closed
@@ -52,9 +52,9 @@ def test_tags_go_each_its_way() -> None:
 
 def test_what_a_seam_before_has_brought_is_left_out() -> None:
     """The session was lost again before the new subscription had brought it: that is the old one now."""
-    before = Seam()
+    before = Deduplicator()
     before.of_old(columns(1, 2), NONE)
-    assert [times(part) for part in Seam(before).of_old(columns(2, 3), NONE)] == [[3], []]
+    assert [times(part) for part in Deduplicator(before).of_old(columns(2, 3), NONE)] == [[3], []]
 
 
 @given(
@@ -66,7 +66,7 @@ def test_each_value_once(server: list[int], begins: int, turns: list[tuple[bool,
     """The server has values at these times, in this order, whatever its clock does. The old subscription has every one,
     the new one all from one on; both end together, and arrive in parts of any size in any order."""
     old, new = list(server), server[begins:]
-    seam, found = Seam(), Counter[int]()
+    seam, found = Deduplicator(), Counter[int]()
     for is_old, count in [*turns, (True, len(old)), (False, len(new))]:
         values = old if is_old else new
         part, values[:] = values[:count], values[count:]

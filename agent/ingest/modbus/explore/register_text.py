@@ -1,5 +1,5 @@
-"""Registers as a person names them in a command: `[TABLE:]REGISTER[-LAST][:TYPE[:ORDER]]`, numbers as the source's
-`address_base` counts them: `holding:100`, `40101:float32:CDAB`, `input:0-9`. Core.
+"""Parses registers as they are written in a command: `[TABLE:]REGISTER[-LAST][:TYPE[:ORDER]]`, such as `holding:100`,
+`40101:float32:CDAB` or `input:0-9`. Numbers count from the `address_base` of the source. Core.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ import re
 from dataclasses import dataclass, replace
 
 from agent.ingest.modbus.address import Register, Table, dialect
-from agent.ingest.tags.tag_map import CellError, Cells
+from agent.ingest.tags.sheet import CellError
+from agent.ingest.tags.tag_map import Cells
 from agent.settings.sources import ModbusSourceSettings
 
 WITH_TABLE = 40_001  # the base in which the first digit names the table
-VALUES_MAX = 2_000  # of one argument: what a terminal can show and a slow device can give in a minute
+VALUES_MAX = 2_000  # of one argument; a slow device gives as many in a minute
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _DIGITS = {Table.COIL: "0", Table.DISCRETE: "1", Table.INPUT: "3", Table.HOLDING: "4"}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The registers that a command names: `count` entries of a table from wire address `address`, written as number
-    `number`."""
+class RegisterRange:
+    """`count` entries of a table from wire address `address`, which the command writes as `number`."""
 
     table: Table
     address: int
@@ -28,9 +28,9 @@ class Place:
     number: int
 
 
-def parse_places(text: str, settings: ModbusSourceSettings) -> list[Place]:
-    """The registers meant by a text without a type. Without a table there are two: the input and the holding
-    registers. Raises ValueError that says what to write."""
+def parse_ranges(text: str, settings: ModbusSourceSettings) -> list[RegisterRange]:
+    """The registers of a text without a type. Without a table there are two ranges: input and holding registers. Raises
+    ValueError with what to write."""
     table, first, last, rest = _parts(text)
     if rest:
         raise ValueError(f"{text!r} names a type, and all types are tried here; write it without")
@@ -40,8 +40,8 @@ def parse_places(text: str, settings: ModbusSourceSettings) -> list[Place]:
 
 
 def parse_registers(text: str, settings: ModbusSourceSettings) -> list[Register]:
-    """The values meant by a text: one, or as many of its type as fit between two registers. uint16 where no type is
-    given. Raises ValueError that says what to write."""
+    """The values of a text: one, or as many of its type as fit between two registers. The default type is uint16.
+    Raises ValueError with what to write."""
     table, first, last, rest = _parts(text)
     if not table and settings.address_base != WITH_TABLE:
         raise ValueError(f"{text!r} names no table; write holding:{first} (or input, coil, discrete)")
@@ -56,21 +56,21 @@ def parse_registers(text: str, settings: ModbusSourceSettings) -> list[Register]
 
 
 def register_text(table: Table, address: int, base: int) -> str:
-    """A wire address as a tag file of this base writes it."""
+    """A wire address as a tag file with this address base writes it."""
     if base != WITH_TABLE:
         return str(address + base)
     return f"{_DIGITS[table]}{address + 1:0{4 if address < 9_999 else 5}d}"
 
 
 def span_text(table: Table, first: int, end: int, base: int) -> str:
-    """The same of the wire addresses from `first` to `end`, the end not included."""
+    """The same for the wire addresses from `first` to `end`, which is excluded."""
     texts = dict.fromkeys(register_text(table, address, base) for address in (first, end - 1))
     return "-".join(texts)
 
 
 def base_hint(number: int, base: int, address: int) -> str:
-    """Which way of counting would make register `number` of a source with this base the one at another wire address;
-    empty where none does."""
+    """The address base with which register `number` would be at this wire address, as a hint; empty if there is
+    none."""
     other = {(0, -1): 1, (1, 0): 0}.get((base, address - number))
     if other is None:
         return ""
@@ -78,7 +78,7 @@ def base_hint(number: int, base: int, address: int) -> str:
 
 
 def _parts(text: str) -> tuple[str, str, str, list[str]]:
-    """Table, first and last number, and what follows."""
+    """Table, first and last number, and the rest."""
     words = text.strip().split(":")
     table = words.pop(0).lower() if words[0].lower() in {one.value for one in Table} else ""
     match = _RANGE.fullmatch(words.pop(0)) if words else None
@@ -89,13 +89,13 @@ def _parts(text: str) -> tuple[str, str, str, list[str]]:
     return table, match[1], match[2] or match[1], words
 
 
-def _place(table: str, first: str, last: str, settings: ModbusSourceSettings) -> Place:
+def _place(table: str, first: str, last: str, settings: ModbusSourceSettings) -> RegisterRange:
     has_digit = settings.address_base == WITH_TABLE and first.zfill(5)[0] in "01"
     kind = "" if has_digit or table in {Table.COIL.value, Table.DISCRETE.value} else "uint16"
     begin, end = (_register({"table": table, "type": kind, "register": number}, settings) for number in (first, last))
     if end.address < begin.address or end.table is not begin.table:
         raise ValueError(f"{first}-{last} does not run upwards within one table")
-    return Place(begin.table, begin.address, end.address - begin.address + 1, int(first))
+    return RegisterRange(begin.table, begin.address, end.address - begin.address + 1, int(first))
 
 
 def _register(cells: dict[str, str], settings: ModbusSourceSettings) -> Register:

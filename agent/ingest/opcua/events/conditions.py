@@ -1,13 +1,13 @@
-"""Which conditions a server retains, and what a refresh says about them (OPC 10000-9, 4.5 and 5.5.7).
+"""The conditions that a server retains, and what a refresh shows about them (OPC 10000-9, 4.5 and 5.5.7).
 
-A condition is *retained* while an operator has to look at it: active, or not yet acknowledged. A refresh sends the
-state of each retained condition again, between RefreshStart and RefreshEnd. A state that is known already is passed
-over; one that is not is taken, marked as refreshed. A condition that was retained and is not named by a complete
-refresh is *absent*: it ended while no session was open.
+A condition is *retained* while it needs the attention of an operator: it is active or not yet acknowledged. A refresh
+sends the state of each retained condition again, between RefreshStart and RefreshEnd. A known state is ignored; another
+one is accepted and marked as refreshed. A retained condition that a complete refresh does not contain is *absent*: it
+ended while no session was open.
 
-Servers do not order the events of different monitored items. So a refresh counts from the moment it was asked for to
-the end of the *burst* that holds its RefreshEnd: publications that the server sends at once, each but the last with
-"more". A refresh during which events were lost proves nothing about absence.
+Servers do not order the events of different monitored items. So a refresh lasts from its request to the end of the
+*burst* with its RefreshEnd. A burst is a series of publications that the server sends at once, all but the last with
+"more". A refresh during which events were lost proves no absence.
 
 Core: takes events, returns what to record.
 """
@@ -20,28 +20,28 @@ from enum import Enum
 
 from agent.ingest.opcua.events.event_fields import REFRESH_END, REFRESH_REQUIRED, REFRESH_START, Event
 
-CONDITIONS_MAX = 20_000  # known at once, about 1 kB each; the end of one beyond them shows only as an event
-REFRESH_PAUSE_S = 10.0  # between two refreshes; doubles while refreshes themselves overflow the server's queue
+CONDITIONS_MAX = 20_000  # known at the same time, about 1 kB each; the end of one beyond them is an ordinary event
+REFRESH_PAUSE_S = 10.0  # between two refreshes; doubles while refreshes overflow the queue of the server
 REFRESH_PAUSE_MAX_S = 600.0
-REFRESH_MAX_S = 60.0  # for RefreshEnd to come
+REFRESH_MAX_S = 60.0  # until RefreshEnd arrives
 
 Key = tuple[object, ...]
 
 
 class Refresh(Enum):
-    """Where a refresh stands."""
+    """The state of a refresh."""
 
     NONE = "none"
     ASKED = "asked"
     STARTED = "started"
-    ENDED = "ended"  # RefreshEnd has come, the burst goes on
+    ENDED = "ended"  # RefreshEnd has arrived, the burst continues
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What a publication is worth. `events` are to be recorded, those at the indices `refreshed` marked so; `absent`
-    are the last known states of conditions that a refresh did not name; `is_complete`: a refresh is over, and `book`
-    knows all that the server retains."""
+class AcceptedEvents:
+    """What to record of a publication: `events`, of which those at the indices `refreshed` are marked as refreshed, and
+    `absent`, the last known states of absent conditions. `is_complete`: a refresh is over, and all retained conditions
+    are known."""
 
     events: Sequence[Event]
     refreshed: frozenset[int] = frozenset()
@@ -50,16 +50,16 @@ class Taken:
     is_refresh_required: bool = False
 
 
-class ConditionBook:
+class RetainedConditions:
     """The retained conditions of one server."""
 
     def __init__(self) -> None:
         self._retained: dict[Key, Event] = {}
         self._refresh = Refresh.NONE
-        self._start_ns = 0  # the server's time of RefreshStart; 0: not known
-        self._seen: set[Key] = set()  # since the refresh was asked for, or else in this burst
-        self._is_spoiled = False
-        self._rescued_ns: dict[Key, int] | None = None  # times of the states that came while old ones are rescued
+        self._start_ns = 0  # time of RefreshStart on the server's clock; 0: not known
+        self._seen: set[Key] = set()  # in this refresh, or otherwise in this burst
+        self._is_incomplete = False
+        self._rescued_ns: dict[Key, int] | None = None  # times of states that arrived during a rescue
 
     @property
     def retained(self) -> list[Event]:
@@ -67,30 +67,30 @@ class ConditionBook:
         return list(self._retained.values())
 
     def knows(self, event: Event) -> bool:
-        """Whether this is about a condition that is retained."""
+        """Whether this is an event of a retained condition."""
         return event.is_condition and _key(event) in self._retained
 
     def ask(self) -> None:
-        """A refresh is about to be asked for."""
+        """A refresh is about to be requested."""
         self._reset()
         self._refresh = Refresh.ASKED
 
     def abandon(self) -> None:
-        """No refresh is under way any more: it was refused, or the session is at its end."""
+        """There is no refresh any more: it was refused, or the session has ended."""
         self._reset()
 
-    def spoil(self) -> None:
+    def mark_incomplete(self) -> None:
         """Events were lost."""
-        self._is_spoiled = True
+        self._is_incomplete = True
 
     @property
     def is_refreshing(self) -> bool:
         return self._refresh is not Refresh.NONE
 
-    def take(self, events: Iterable[Event], brackets: Iterable[Event], *, more: bool) -> Taken:
-        """Take in one publication: its events, and those about the refresh itself (`brackets`), of which one stands for
-        each, however many items received it."""
-        is_required = self._see_brackets(brackets)
+    def take(self, events: Iterable[Event], refresh_events: Iterable[Event], *, more: bool) -> AcceptedEvents:
+        """Take in one publication: its events, and those about the refresh (`refresh_events`), which several items may
+        have received."""
+        is_required = self._see_refresh_events(refresh_events)
         taken: list[Event] = []
         refreshed: set[int] = set()
         for event in events:
@@ -101,28 +101,28 @@ class ConditionBook:
                 refreshed.add(len(taken))
             taken.append(event)
         if more:
-            return Taken(taken, frozenset(refreshed), is_refresh_required=is_required)
+            return AcceptedEvents(taken, frozenset(refreshed), is_refresh_required=is_required)
         absent, is_complete = self._end_burst()
-        return Taken(taken, frozenset(refreshed), absent, is_complete, is_required)
+        return AcceptedEvents(taken, frozenset(refreshed), absent, is_complete, is_required)
 
     def begin_rescue(self) -> None:
-        """From now on also events come that a lost subscription held, beside those of the present one."""
+        """From now on, events of a lost subscription arrive too."""
         self._rescued_ns = {}
 
     def take_rescued(self, events: Iterable[Event]) -> None:
-        """Take in events that a lost subscription held. A state that is older than one that has come already is not
-        what the condition is in."""
+        """Take in events of a lost subscription. A state that is older than one that has already arrived is not the
+        present one."""
         for event in events:
             if event.is_condition and event.time_ns >= (self._rescued_ns or {}).get(_key(event), 0):
                 self._note(event)
 
     def end_rescue(self) -> None:
-        """Nothing is rescued any more."""
+        """The rescue has ended."""
         self._rescued_ns = None
 
-    def _see_brackets(self, brackets: Iterable[Event]) -> bool:
+    def _see_refresh_events(self, refresh_events: Iterable[Event]) -> bool:
         is_required = False
-        for event in brackets:
+        for event in refresh_events:
             if event.is_of(REFRESH_START):
                 self._refresh, self._start_ns = Refresh.STARTED, event.time_ns
             elif event.is_of(REFRESH_END) and self._refresh is Refresh.STARTED:
@@ -131,7 +131,7 @@ class ConditionBook:
         return is_required
 
     def _note(self, event: Event) -> bool:
-        """Remember a state; False if it is the known one."""
+        """Remember a state. False if it is the known one."""
         key = _key(event)
         self._seen.add(key)
         if self._rescued_ns is not None:
@@ -153,19 +153,19 @@ class ConditionBook:
             return (), False
         if self._refresh is not Refresh.ENDED:
             return (), False
-        is_complete = not self._is_spoiled
+        is_complete = not self._is_incomplete
         gone = [key for key in self._retained if key not in self._seen] if is_complete else []
         absent = [self._retained.pop(key) for key in gone]
         self._reset()
         return absent, is_complete
 
     def _reset(self) -> None:
-        self._refresh, self._start_ns, self._is_spoiled = Refresh.NONE, 0, False
+        self._refresh, self._start_ns, self._is_incomplete = Refresh.NONE, 0, False
         self._seen = set()
 
 
 class RefreshPlan:
-    """When to ask for a refresh. Times in seconds of a clock that never goes back."""
+    """When to request a refresh. Times are in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._due_s: float | None = None
@@ -174,11 +174,11 @@ class RefreshPlan:
         self._is_refused = False
 
     def begin(self, now_s: float) -> None:
-        """A new subscription: what was refused in the one before may be possible now."""
+        """A new subscription. What was refused before may be possible now."""
         self._due_s, self._is_refused = now_s, False
 
     def want(self, now_s: float) -> None:
-        """A refresh is needed, as soon as the pause allows one."""
+        """A refresh is needed as soon as the pause allows it."""
         if not self._is_refused and self._due_s is None:
             self._due_s = max(now_s, self._asked_s + self._pause_s)
 
@@ -189,19 +189,19 @@ class RefreshPlan:
         self._asked_s, self._due_s = now_s, None
 
     def refuse(self) -> None:
-        """The server has no refresh."""
+        """The server refuses refreshes."""
         self._is_refused, self._due_s = True, None
 
     def complete(self) -> None:
         self._pause_s = REFRESH_PAUSE_S
 
-    def spoil(self, now_s: float) -> None:
-        """A refresh lost events, so it has to be repeated, later each time."""
+    def repeat_later(self, now_s: float) -> None:
+        """Events were lost in a refresh, so it is to be repeated, after a longer pause each time."""
         self._pause_s = min(self._pause_s * 2, REFRESH_PAUSE_MAX_S)
         self.want(now_s)
 
     def is_overdue(self, now_s: float) -> bool:
-        """Whether the end of a refresh that is under way should have come."""
+        """Whether the end of the present refresh is overdue."""
         return now_s - self._asked_s > REFRESH_MAX_S
 
 
@@ -212,7 +212,7 @@ def _key(event: Event) -> Key:
 
 
 def _state(event: Event) -> Event:
-    """An event without what a server may change when it sends a state again."""
+    """An event without the fields that may change when a server sends a state again."""
     return replace(
         event,
         handle=0,

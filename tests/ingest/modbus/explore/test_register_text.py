@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.ingest.modbus.address import ADDRESS_MAX, Table
-from agent.ingest.modbus.explore.place import VALUES_MAX, base_hint, parse_places, parse_registers, register_text
+from agent.ingest.modbus.explore.register_text import (
+    VALUES_MAX,
+    base_hint,
+    parse_ranges,
+    parse_registers,
+    register_text,
+)
 from agent.settings.sources import ModbusSourceSettings
 
 SETTINGS = {base: ModbusSourceSettings("meter", Path("t.csv"), base) for base in (0, 1, 40_001)}
@@ -23,12 +29,12 @@ def test_what_is_printed_is_read_back(table: Table, address: int, base: int) -> 
 
 def test_without_a_table_both_register_tables_are_meant() -> None:
     """A manual that says only a number leaves two tables to look at; in base 40001 the digit says it."""
-    found = parse_places("100-103", SETTINGS[1])
+    found = parse_ranges("100-103", SETTINGS[1])
     assert [(one.table, one.address, one.count, one.number) for one in found] == [
         (Table.INPUT, 99, 4, 100),
         (Table.HOLDING, 99, 4, 100),
     ]
-    (place,) = parse_places("30100", SETTINGS[40_001])
+    (place,) = parse_ranges("30100", SETTINGS[40_001])
     assert (place.table, place.address) == (Table.INPUT, 99)
 
 
@@ -67,7 +73,7 @@ def test_what_cannot_be_meant_is_refused_with_what_to_write(text: str, base: int
 def test_a_type_has_no_place_where_all_are_tried() -> None:
     """`probe` tries every type, so one that is named is refused and not ignored."""
     with pytest.raises(ValueError, match="all types are tried"):
-        parse_places("holding:1:int16", SETTINGS[0])
+        parse_ranges("holding:1:int16", SETTINGS[0])
 
 
 def test_the_base_that_explains_an_address_that_is_one_off() -> None:
