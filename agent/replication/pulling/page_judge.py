@@ -84,8 +84,12 @@ class PageJudge(MessageJudge):
         with self._lock:
             self._proven |= found.proven_zones
             remember(signers.before, signers.believed)
-            stored = [_stored(key_id, *signers.of(zone, key_id)) for zone, key_id in sorted(kept)]
-            passed_on = [one for some in stored for one in some]
+            passed_on = [
+                SignerCertificate(key_id, one, is_believed, zone)
+                for zone, key_id in sorted(kept)
+                for certificates, is_believed in [signers.of(zone, key_id)]
+                for one in certificates
+            ]
             new = {one.key_id: self._clock_ms() for one in passed_on if not one.is_believed}
             remember(self._passed_on, new)
         self._keep_evidence(peer, stream, offered, found)
@@ -119,10 +123,6 @@ class PageJudge(MessageJudge):
                 header = one.batch.header
                 name = f"{peer}-{stream}-{header.origin.zone}-{header.first_sequence}-{one.batch.digest.hex()[:8]}"
                 self._evidence.keep(name, one.batch.sealed + one.head)
-
-
-def _stored(key_id: bytes, certificates: Sequence[bytes], is_believed: bool) -> list[SignerCertificate]:  # noqa: FBT001 a pair's second
-    return [SignerCertificate(key_id, one, is_believed=is_believed) for one in certificates]
 
 
 def is_held(store: ReceivingStore, stream: str, batch: Batch) -> bool:

@@ -270,7 +270,9 @@ class PullRunner:
             self._io.stored(result)
             parts = (*effect.definitions_before, effect.page)
             has_definitions = any(one.content.content.definitions for one in parts)
-            self._io.happened(Appended(has_lost_definitions=bool(judged.declined) and has_definitions))
+            self._io.happened(
+                Appended(has_lost_definitions=bool(judged.declined or result.left_out) and has_definitions)
+            )
 
 
 def fetch_request(
