@@ -85,6 +85,9 @@ class ReceivedPage:
         return batch_format.Origin(self.peer, self.position.epoch)
 
 
+_T = TypeVar("_T")
+
+
 @dataclass(slots=True)
 class _PagePlan:
     """What storing a page writes, worked out before anything is written."""
@@ -100,11 +103,7 @@ class _PagePlan:
     unproven: set[int] = field(default_factory=set)  # numbers of origins
     renamed: set[Shift] = field(default_factory=set)
     duplicate_facts: int = 0
-
-
-_T = TypeVar("_T")
-_LeftOut = dict[str, list[OriginRange]]
-"""By reason, what of a page is not stored."""
+    left_out: Mapping[str, list[OriginRange]] = field(default_factory=dict)  # by reason
 
 
 class _NoRoom(NamedTuple):
@@ -136,7 +135,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
         page = replace(page, position=transaction.catalog.peers.get((page.peer, page.stream)))
     if page.position is None:
         raise FactsRefused(f"nothing of {page.stream} was pulled from {page.peer} yet", "pull it first")
-    page, plan, definitions, left_out = _plan_within_limits(transaction, page)
+    plan, definitions = _plan_within_limits(transaction, page)
     stream = transaction.stream(page.stream)
     for origin in plan.ranges:  # 0055: numbered in the order in which their facts came
         transaction.origin(origin)
@@ -155,8 +154,8 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
         transaction.add_incident("gap", subject, detail)
     _report_holes(transaction, page)
     _report_declined(transaction, page)
-    for why, ranges in left_out.items():
-        for one, others in _first_ones(ranges):
+    for why, left_out in plan.left_out.items():
+        for one, others in _first_ones(left_out):
             _report(transaction, page, one, "declined", f"{why}{others}")
     _report_refused(transaction, page, plan.refused)
     _report_uncompared(transaction, page, plan.uncompared)
@@ -168,16 +167,15 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     stored_facts = sum(batch.header.count for batch in plan.inserts)
     end_offset = transaction.catalog.streams[page.stream].end_offset
     refused, uncompared = tuple(plan.refused), tuple(plan.uncompared)
-    left = tuple(one for ranges in left_out.values() for one in ranges)
+    left = tuple(one for left_out in plan.left_out.values() for one in left_out)
     return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps), refused, uncompared, left)
 
 
 def _plan_within_limits(
     transaction: Transaction, page: ReceivedPage
-) -> tuple[ReceivedPage, _PagePlan, dict[batch_format.Origin, list[bytes]], _LeftOut]:
-    """The page without what is beyond the limits of a zone, its plan, its definitions, and by reason what was left out.
-    Raises as `store_page`."""
-    left_out: _LeftOut = {}
+) -> tuple[_PagePlan, dict[batch_format.Origin, list[bytes]]]:
+    """The plan of a page without what is beyond the limits of a zone, and its definitions. Raises as `store_page`."""
+    left_out = dict[str, list[OriginRange]]()
     while True:
         plan = _plan_page(transaction, page)
         try:
@@ -191,13 +189,16 @@ def _plan_within_limits(
             or _no_more_ranges(transaction, page, plan)
         )
         if full is None:
-            return page, plan, definitions, left_out
+            plan.left_out = left_out
+            return plan, definitions
         if full.zone == page.peer:  # no other zone's facts wait behind them
             raise FactsRefused(full.why, full.hint)
         page = _leave_out(page, plan, full, left_out)
 
 
-def _leave_out(page: ReceivedPage, plan: _PagePlan, full: _NoRoom, left_out: _LeftOut) -> ReceivedPage:
+def _leave_out(
+    page: ReceivedPage, plan: _PagePlan, full: _NoRoom, left_out: dict[str, list[OriginRange]]
+) -> ReceivedPage:
     """The page without what is beyond the room of a zone. The second time without all of the zone: batches that
     contradict each other would each come in the place of the one before, for a round of its own."""
     of_zone = [one for one in page.batches if one.header.origin.zone == full.zone]
