@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from agent import batch as batch_format
@@ -54,6 +55,9 @@ batch under an epoch of its own would otherwise end this process."""
 
 DEFINITIONS_OF_ZONE_MAX = 200_000
 """Of all its epochs."""
+DEFINITIONS_OF_ORIGIN_BYTES_MAX, DEFINITION_OVERHEAD_BYTES = 18 * 1024 * 1024, 192
+"""Of one epoch, with what a definition takes besides its bytes. A receiver that is new gets all of them before the
+first batch that needs them, and keeps 24 MiB until it comes: with more it would never read on."""
 RANGES_OF_ZONE_MAX = 10_000
 """Held ranges of one zone, in all streams and epochs. Each takes a quarter of a kilobyte of memory for ever, also after
 every restart, so a peer whose sequences are nothing but gaps would otherwise end this process."""
@@ -270,7 +274,20 @@ def _no_more_definitions(
             hint = "a new tag list adds only what differs; find out what renames its tags, or invents them"
             why = f"{zone} would have {count} tag definitions here, at most {DEFINITIONS_OF_ZONE_MAX}"
             return _NoRoom(zone, why, hint, lambda batch: batch.header.origin in fresh)
+    for one, bodies in fresh.items():
+        size = sum(map(len, bodies)) + DEFINITION_OVERHEAD_BYTES * len(bodies)
+        if number := catalog.origins.get(one):
+            known = catalog.definitions.get(number, batch_format.Definitions())
+            size += transaction.definition_bytes(number) + DEFINITION_OVERHEAD_BYTES * known.count
+        if size > DEFINITIONS_OF_ORIGIN_BYTES_MAX:
+            hint = "find out what renames its tags, or invents them; a new epoch of it begins without definitions"
+            why = f"tag definitions of {one} would have {size} bytes, at most {DEFINITIONS_OF_ORIGIN_BYTES_MAX}"
+            return _NoRoom(one.zone, why, hint, partial(_is_of, one))
     return None
+
+
+def _is_of(origin: batch_format.Origin, batch: Batch) -> bool:
+    return batch.header.origin == origin
 
 
 def _no_more_ranges(transaction: Transaction, page: ReceivedPage, plan: _PagePlan) -> _NoRoom | None:

@@ -431,6 +431,9 @@ UNION ALL
 SELECT number, digest, body FROM repaired_definition WHERE origin = :origin AND number > :after AND number <= :until
 ORDER BY 1;
 
+-- select_definition_bytes: the bytes of all definitions of an origin
+SELECT coalesce(sum(length(body)), 0) FROM definition WHERE origin = ?;
+
 -- select_definition_digest: running digest at one number
 SELECT digest FROM repaired_definition WHERE origin = :origin AND number = :number
 UNION ALL

@@ -94,6 +94,10 @@ class Transaction:
         """Canonical JSON of an origin's definitions after one number up to another."""
         return [body for _, _, body in self.definition_rows(origin, after_number, until_number)]
 
+    def definition_bytes(self, origin: int) -> int:
+        """The bytes of all definitions of an origin."""
+        return int(self._execute(QUERIES["select_definition_bytes"], (origin,)).fetchone()[0])
+
     def definition_rows(self, origin: int, after_number: int, until_number: int) -> list[tuple[int, bytes, bytes]]:
         """Number, running digest and canonical JSON of an origin's definitions after one number up to another."""
         asked = {"origin": origin, "after": after_number, "until": until_number}

@@ -582,6 +582,24 @@ def test_a_zone_without_room_stops_no_other_behind_a_relay(
     assert all(f"evil would have {why}" in one.detail or f"of evil would be {why}" in one.detail for one in named)
 
 
+def test_an_epoch_has_no_more_definitions_than_a_new_receiver_takes(
+    store: FactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A zone adds definitions with each batch. A receiver that is new, or has declined the first batches, gets all of
+    them at once; with more than it keeps it would never come to the facts of other zones behind. So no relay takes
+    more, however few come at once."""
+    monkeypatch.setattr(receive, "DEFINITIONS_OF_ORIGIN_BYTES_MAX", 2_000)
+    evil, honest, put = Elsewhere("evil", tags=4), Elsewhere(), store.inbound.put_batches
+    assert evil.put(store, [evil.seal(1)], 1).stored_facts == 1
+    evil.bodies += [tag(number).to_json() for number in range(5, 10)]
+    more, good = evil.seal(1), honest.seal(5)
+    refused = put("evil", TELEMETRY, parsed([more]), evil.received(5), PeerPosition(EPOCH, 2))
+    assert "tag definitions of evil/" in str(failed(refused))
+    definitions = [*evil.received(5), *honest.received()]
+    result = done(put("idmz", TELEMETRY, parsed([more, good]), definitions, PeerPosition(EPOCH, 7)))
+    assert (result.stored_facts, [one.zone for one in result.left_out]) == (5, ["evil"])
+
+
 def test_contradictions_beyond_a_limit_take_two_rounds(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page full of different batches for one sequence, of a zone that has no room: each would come in the place of
     the one that was left out before it."""
