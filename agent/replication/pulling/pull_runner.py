@@ -135,14 +135,11 @@ class PullRunner:
         self._io, self._store, self._settings = io, store, settings
         self._expected: tuple[type[Exception], ...] = (PageRefused, TransportError, *store_errors)
         position = store.inbound.peer_position(settings.peer_zone, settings.stream)
-        counts = store.definition_counts()
-        allowed = self._origins()
-        known = {str(origin): n for origin, n in counts.items() if not allowed.isdisjoint((origin.zone, str(origin)))}
         self.core = make_receiver(
             settings.receiver,
             None if position is None else position.epoch.hex(),
             0 if position is None else position.offset,
-            dict(list(known.items())[:ORIGINS_KNOWN_MAX]),
+            self._definitions_held(),
             bandwidth,
             None if position is None else position.timeline.hex() or None,
         )
@@ -192,6 +189,13 @@ class PullRunner:
         """What the peer may bring: facts of its zones, and our own of former epochs, which a restore may have lost."""
         store = self._store
         return self._settings.origins.union(str(Origin(store.zone, epoch)) for epoch in store.former_epochs)
+
+    def _definitions_held(self) -> dict[str, int]:
+        """How many definitions the store has of each origin that the peer may bring."""
+        allowed = self._origins()
+        held = ((str(origin), origin.zone, count) for origin, count in self._store.definition_counts().items())
+        known = [(name, count) for name, zone, count in held if not allowed.isdisjoint((zone, name))]
+        return dict(known[:ORIGINS_KNOWN_MAX])
 
     def _origin_head(self, fetch: Fetch) -> OriginHead | None:
         """A batch of the peer's own facts of this epoch that is held here, whichever peer brought it: the one that the
@@ -270,9 +274,9 @@ class PullRunner:
             self._io.stored(result)
             parts = (*effect.definitions_before, effect.page)
             has_definitions = any(one.content.content.definitions for one in parts)
-            self._io.happened(
-                Appended(has_lost_definitions=bool(judged.declined or result.left_out) and has_definitions)
-            )
+            has_lost = bool(judged.declined or result.left_out) and has_definitions
+            # Not all of them again: a zone whose facts are declined would have those of others sent with each page.
+            self._io.happened(Appended(self._definitions_held() if has_lost else None))
 
 
 def fetch_request(

@@ -542,16 +542,17 @@ class Receiver(Generic[Content]):
             self._is_page_refused = False
             self._answered()
         self._to_storing(Storing.IDLE)
-        if event.has_lost_definitions and is_current:
-            self._forget_pages()
+        if event.definitions_held is not None and is_current:
+            self._forget_pages(event.definitions_held)
             if self.asking is Asking.WAITING:  # the open request names definitions that are not here
                 self._close(Asking.HOLDING)
 
-    def _forget_pages(self) -> None:
-        """Pages read ahead build on what the store does not have: all are asked for again, with all definitions."""
+    def _forget_pages(self, definitions_held: Mapping[str, int]) -> None:
+        """Pages read ahead build on what the store does not have: all are asked for again, with all definitions that it
+        lacks."""
         self._read_ahead = ()
         self._accepted_offset = self.stored_offset
-        self._definitions_stored = {}
+        self._definitions_stored = dict(definitions_held)
         self._forget_definitions()
 
     def _append_failed(self, event: AppendFailed, now_ms: int, jitter: float) -> None:
@@ -569,7 +570,7 @@ class Receiver(Generic[Content]):
         self._appending = None
         self._to_storing(Storing.IDLE)
         if is_current:
-            self._forget_pages()
+            self._forget_pages({})
         self._is_page_refused = True
         self.page_waits = ""
         if not is_current or event.contradicted in {None, self._contradicted}:

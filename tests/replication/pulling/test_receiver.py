@@ -447,6 +447,16 @@ def test_definitions_wait_for_their_batch() -> None:
     assert driver.fetches[-1].definitions_known == {}
 
 
+def test_declined_facts_of_one_zone_have_no_definitions_of_others_sent_again() -> None:
+    """A zone whose facts are declined brings a definition with each: those of others, which may be megabytes, stay
+    known, and only what the store lacks is asked for again."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    driver.answer(page(1, 10, more=True, definitions={"plant": 10_000, "evil": 1}))
+    driver(Appended(definitions_held={"plant": 10_000}))
+    assert (driver.fetches[-1].after_offset, driver.fetches[-1].definitions_known) == (10, {"plant": 10_000})
+
+
 def test_the_definitions_kept_of_a_peer_are_bounded() -> None:
     """What a peer may make us keep is bounded, also where each page brings next to nothing."""
     driver, number = Driver(ONE, 0), 0
