@@ -240,6 +240,12 @@ class StoreReader:
             number = self._number(connection, origin)
             return [] if number is None else self._definitions(connection, origin, number, after_number, until_number)
 
+    def definition_sizes(self) -> dict[Origin, tuple[int, int]]:
+        """How many tag definitions are held of each origin, and their bytes."""
+        with self._reading() as connection:
+            rows = connection.execute(QUERIES["select_definition_sizes"]).fetchall()
+        return {Origin(zone, epoch): (count, size) for zone, epoch, count, size in rows}
+
     def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
         """The number of the first damaged or missing definition among those that the batch with this sequence needs;
         None for none.

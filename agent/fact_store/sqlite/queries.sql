@@ -431,6 +431,10 @@ UNION ALL
 SELECT number, digest, body FROM repaired_definition WHERE origin = :origin AND number > :after AND number <= :until
 ORDER BY 1;
 
+-- select_definition_sizes: how many definitions each origin has, and their bytes
+SELECT origin.zone, origin.epoch, count(*), sum(length(body)) FROM definition JOIN origin ON origin.id = definition.origin
+GROUP BY origin.id;
+
 -- select_definition_bytes: the bytes of all definitions of an origin
 SELECT coalesce(sum(length(body)), 0) FROM definition WHERE origin = ?;
 
