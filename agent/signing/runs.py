@@ -2,8 +2,9 @@
 
 A run is consecutive batches of a page of one origin, each the successor of the one before by sequence and digest. One
 verified head proves its batch and all before it in the run, because the chain was compared first; so only heads that
-are kept are verified. Kept is the last head of a run, and as many before it as leave no more than RUN_BYTES_MAX between
-two, because the next receiver gets whole runs of that length. The table of rules is in DESIGN.md.
+are kept are verified, and of facts that their own zone sends only the last. Kept is the last head of a run, and as many
+before it as leave no more than RUN_BYTES_MAX between two, because the next receiver gets whole runs of that length. The
+table of rules is in DESIGN.md.
 
 Core: no IO. The same page, rules and signers give the same judgement.
 """
@@ -14,12 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Literal, NamedTuple
 
 from agent.batch import Batch, Origin
 from agent.pages import Declined, KeptHead, OriginRange
 from agent.signing.certificates import Refusal, RefusalReason, Signer
-from agent.signing.heads import RUN_BYTES_MAX, HeadError, parse_head, signed_bytes
+from agent.signing.heads import RUN_BYTES_MAX, HeadError, key_id_in, parse_head, signed_bytes
 
 Rule = Literal["required", "if_present", "off"]
 Resolve = Callable[[str, bytes], Signer | Refusal | None]
@@ -73,12 +75,15 @@ class Proof(Enum):
 @dataclass(frozen=True, slots=True)
 class Trust:
     """What a receiver believes. `proven_zones`: zones of which a head was verified here before. `is_held`: whether a
-    batch, or its successor by digest, is held here in a range that ends with a verified head."""
+    batch, or its successor by digest, is held here in a range that ends with a verified head. `answering_zone`: the
+    zone whose signature covers the whole page, if one was demanded; of its own runs the last head is verified, and
+    those before it count by its word, because false ones would cost its own facts only."""
 
     rule_of: Callable[[str], Rule]
     proven_zones: frozenset[str]
     resolve: Resolve
     is_held: Callable[[Batch], bool]
+    answering_zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,10 @@ class _Judge:
         anchor = next((at for at in reversed(range(first, stop)) if self._is_verified(at)), first - 1)
         if anchor >= first:
             self._proven.add(zone)
-            reached = self._keep(first, anchor, self._is_verified, is_verified=True)
+            is_own = zone == self._trust.answering_zone
+            reached = self._keep(
+                first, anchor, partial(self._is_like, anchor) if is_own else self._is_verified, is_verified=True
+            )
             # What lies too far before the head could not be proven by a page of this store (DESIGN.md).
             for at in range(first, reached) if was_strict else ():
                 self._why[at] = OUT_OF_REACH
@@ -195,6 +203,17 @@ class _Judge:
 
     def _is_verified(self, at: int) -> bool:
         return bool(self._offered[at].head) and self._check(at)[0] is Proof.VERIFIED
+
+    def _is_like(self, anchor: int, at: int) -> bool:
+        """Whether a head of the answering zone counts by its word: of the key that has signed the last one, and within
+        its dates."""
+        if at == anchor or not self._is_head(at):
+            return at == anchor
+        head = parse_head(self._offered[at].head)
+        if head.key_id != key_id_in(self._offered[anchor].head):
+            return self._is_verified(at)
+        signer = self._trust.resolve(self._trust.answering_zone, head.key_id)
+        return isinstance(signer, Signer) and signer.refuses(head.signed_at_ms) is None
 
     def _is_unknown(self, at: int) -> bool:
         return bool(self._offered[at].head) and self._check(at)[0] is Proof.UNKNOWN

@@ -69,14 +69,24 @@ class PageJudge(MessageJudge):
             passed_on = [key_id.hex() for key_id, came_ms in self._passed_on.items() if came_ms > since]
         return list(dict.fromkeys([*super().signers_known(), *passed_on]))[-SIGNERS_KNOWN_MAX:]
 
-    def judge(self, peer: str, stream: str, offered: Sequence[Offered], certificates: Sequence[bytes]) -> JudgedPage:
-        """What of a page is stored, with which heads, and what is declined. Raises the store's errors."""
+    def judge(
+        self,
+        peer: str,
+        stream: str,
+        offered: Sequence[Offered],
+        certificates: Sequence[bytes],
+        *,
+        is_proven: bool = False,
+    ) -> JudgedPage:
+        """What of a page is stored, with which heads, and what is declined. `is_proven`: the peer has signed the page,
+        heads included. Raises the store's errors."""
         signers = self._signers(certificates)
         trust = Trust(
             self._beliefs.rule_of,
             self._store.signed_zones() | self._proven,
             signers.resolve,
             lambda batch: is_held(self._store, stream, batch),
+            peer if is_proven else "",
         )
         found = judge_page(offered, trust)
         batches = [offered[at].batch for at in found.accepted]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from agent.batch import Batch, Kind, Origin
@@ -219,6 +220,7 @@ class PullRunner:
 
     def _read_answer(self, fetch_id: int, arrived: ArrivedAnswer) -> PageArrived[CheckedContent] | FetchFailed:
         settings = self._settings
+        is_proven = self._judge.demands(settings.peer_zone)  # asked before: an answer that is taken has a proof then
         try:
             answer, sealed = arrived.open()
             if isinstance(answer, ErrorAnswer):
@@ -226,7 +228,8 @@ class PullRunner:
                 reason = f"{error.code}: {advice(error.message, error.hint)}"
                 return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch, answer.timeline)
             page = check_page(
-                *(answer, sealed, settings.peer_zone, settings.stream, self._origins()), self._start_check
+                *(answer, sealed, settings.peer_zone, settings.stream, self._origins()),
+                partial(self._start_check, is_proven=is_proven),
             )
         except UnprovenAnswer as error:
             return FetchFailed(fetch_id, error.code, str(error), error.retryable)
@@ -236,12 +239,12 @@ class PullRunner:
             return FetchFailed(fetch_id, "page_refused", str(error), is_retryable=False)
         return PageArrived(fetch_id, page)
 
-    def _start_check(self, content: PageContent) -> CheckedContent:
+    def _start_check(self, content: PageContent, *, is_proven: bool) -> CheckedContent:
         settings = self._settings
 
         def check() -> JudgedPage:
             offered = check_batches(content, settings.stream, self._origins())
-            return self._judge.judge(settings.peer_zone, settings.stream, offered, content.signers)
+            return self._judge.judge(settings.peer_zone, settings.stream, offered, content.signers, is_proven=is_proven)
 
         # Certificates and heads count too: a page of few facts may bring hundreds to parse and to verify.
         size = sum(map(len, [*content.sealed, *content.heads, *content.signers]))
