@@ -15,13 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from typing import Literal, NamedTuple
 
 from agent.batch import Batch, Origin
 from agent.pages import Declined, KeptHead, OriginRange
 from agent.signing.certificates import Refusal, RefusalReason, Signer
-from agent.signing.heads import RUN_BYTES_MAX, HeadError, key_id_in, parse_head, signed_bytes
+from agent.signing.heads import RUN_BYTES_MAX, HeadError, parse_head, signed_bytes
 
 Rule = Literal["required", "if_present", "off"]
 Resolve = Callable[[str, bytes], Signer | Refusal | None]
@@ -148,9 +147,8 @@ class _Judge:
         if anchor >= first:
             self._proven.add(zone)
             is_own = zone == self._trust.answering_zone
-            reached = self._keep(
-                first, anchor, partial(self._is_like, anchor) if is_own else self._is_verified, is_verified=True
-            )
+            is_good = self._is_vouched_for if is_own else self._is_verified
+            reached = self._keep(first, anchor, is_good, is_verified=True)
             # What lies too far before the head could not be proven by a page of this store (DESIGN.md).
             for at in range(first, reached) if was_strict else ():
                 self._why[at] = OUT_OF_REACH
@@ -204,14 +202,11 @@ class _Judge:
     def _is_verified(self, at: int) -> bool:
         return bool(self._offered[at].head) and self._check(at)[0] is Proof.VERIFIED
 
-    def _is_like(self, anchor: int, at: int) -> bool:
-        """Whether a head of the answering zone counts by its word: of the key that has signed the last one, and within
-        its dates."""
-        if at == anchor or not self._is_head(at):
-            return at == anchor
+    def _is_vouched_for(self, at: int) -> bool:
+        """Whether a head of the answering zone counts by its word: of a key that is believed, and within its dates."""
+        if not self._is_head(at):
+            return False
         head = parse_head(self._offered[at].head)
-        if head.key_id != key_id_in(self._offered[anchor].head):
-            return self._is_verified(at)
         signer = self._trust.resolve(self._trust.answering_zone, head.key_id)
         return isinstance(signer, Signer) and signer.refuses(head.signed_at_ms) is None
 
