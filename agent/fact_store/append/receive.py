@@ -14,9 +14,8 @@ zones that the same peer relays are stored. Only a page of the peer's own facts 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 from agent import batch as batch_format
@@ -90,6 +89,8 @@ class ReceivedPage:
 
 
 _T = TypeVar("_T")
+_BatchName = tuple[batch_format.Origin, int, bytes]
+"""Origin, first sequence and digest."""
 
 
 @dataclass(slots=True)
@@ -111,12 +112,12 @@ class _PagePlan:
 
 
 class _NoRoom(NamedTuple):
-    """This store keeps no more of a zone. `is_beyond`: whether a batch of it, asked in the order of a plan, is more."""
+    """This store keeps no more of a zone. `beyond`: the batches of a page that are more, by name."""
 
     zone: str
     why: str
     hint: str
-    is_beyond: Callable[[Batch], bool]
+    beyond: Collection[_BatchName]
 
 
 def check_headers(stream: str, batches: Iterable[Batch]) -> None:
@@ -188,8 +189,8 @@ def _plan_within_limits(
             plan = _plan_page(transaction, page, are_tags_compared=True)
             definitions = proven_definitions(transaction, plan.inserts, page.definitions)
         full = (
-            _no_more_epochs(transaction, page, plan)
-            or _no_more_definitions(transaction, definitions)
+            _no_more_epochs(transaction, page)
+            or _no_more_definitions(transaction, plan, definitions)
             or _no_more_ranges(transaction, page, plan)
         )
         if full is None:
@@ -197,20 +198,15 @@ def _plan_within_limits(
             return plan, definitions
         if full.zone == page.peer:  # no other zone's facts wait behind them
             raise FactsRefused(full.why, full.hint)
-        page = _leave_out(page, plan, full, left_out)
+        page = _leave_out(page, full, left_out)
 
 
-def _leave_out(
-    page: ReceivedPage, plan: _PagePlan, full: _NoRoom, left_out: dict[str, list[OriginRange]]
-) -> ReceivedPage:
+def _leave_out(page: ReceivedPage, full: _NoRoom, left_out: dict[str, list[OriginRange]]) -> ReceivedPage:
     """The page without what is beyond the room of a zone. The second time without all of the zone: batches that
     contradict each other would each come in the place of the one before, for a round of its own."""
     of_zone = [one for one in page.batches if one.header.origin.zone == full.zone]
     if not any(one.zone == full.zone for ranges in left_out.values() for one in ranges):
-        inserts = [one for one in plan.inserts if one.header.origin.zone == full.zone]
-        beyond = {_name(one) for one in inserts if full.is_beyond(one)}
-        of_zone = [one for one in of_zone if _name(one) in beyond]
-    assert of_zone, full
+        of_zone = [one for one in of_zone if _name(one) in full.beyond] or of_zone
     ranges = left_out.setdefault(f"{full.why}. {page.peer} sent them; they are not stored here", [])
     for one in of_zone:
         _add_range(ranges, one.header)
@@ -221,7 +217,7 @@ def _leave_out(
     return replace(page, batches=[page.batches[at] for at in kept], heads=heads)
 
 
-def _name(batch: Batch) -> tuple[batch_format.Origin, int, bytes]:
+def _name(batch: Batch) -> _BatchName:
     return batch.header.origin, batch.header.first_sequence, batch.digest
 
 
@@ -247,21 +243,22 @@ def _is_apart(transaction: Transaction, page: ReceivedPage) -> Callable[[Batch],
     return is_apart
 
 
-def _no_more_epochs(transaction: Transaction, page: ReceivedPage, plan: _PagePlan) -> _NoRoom | None:
+def _no_more_epochs(transaction: Transaction, page: ReceivedPage) -> _NoRoom | None:
     """A zone that would have more epochs here than one that begins a new one each day for years."""
     known = transaction.catalog.origins
-    new = plan.ranges.keys() - known.keys()
+    # Also of facts that are held under another name: their epoch is remembered.
+    new = {batch.header.origin for batch in page.batches} - known.keys()
     for zone in {origin.zone for origin in new}:
         count = sum(origin.zone == zone for origin in (*known, *new))
         if count > EPOCHS_OF_ZONE_MAX:
             hint = f"find out whether {page.peer} invents facts of {zone}, and take it from pulls or relays if it does"
             why = f"{zone} would have {count} epochs here, at most {EPOCHS_OF_ZONE_MAX}"
-            return _NoRoom(zone, why, hint, lambda batch: batch.header.origin in new)
+            return _NoRoom(zone, why, hint, _names(page.batches, {one for one in new if one.zone == zone}))
     return None
 
 
 def _no_more_definitions(
-    transaction: Transaction, fresh: Mapping[batch_format.Origin, Sequence[bytes]]
+    transaction: Transaction, plan: _PagePlan, fresh: Mapping[batch_format.Origin, Sequence[bytes]]
 ) -> _NoRoom | None:
     """A zone that would have more tag definitions here than lists of ten thousand tags make in years: no retention
     releases them, and a search for latest values reads all of them."""
@@ -273,7 +270,7 @@ def _no_more_definitions(
         if count > DEFINITIONS_OF_ZONE_MAX:
             hint = "a new tag list adds only what differs; find out what renames its tags, or invents them"
             why = f"{zone} would have {count} tag definitions here, at most {DEFINITIONS_OF_ZONE_MAX}"
-            return _NoRoom(zone, why, hint, lambda batch: batch.header.origin in fresh)
+            return _NoRoom(zone, why, hint, _names(plan.inserts, {one for one in fresh if one.zone == zone}))
     for one, bodies in fresh.items():
         size = sum(map(len, bodies)) + DEFINITION_OVERHEAD_BYTES * len(bodies)
         if number := catalog.origins.get(one):
@@ -282,12 +279,12 @@ def _no_more_definitions(
         if size > DEFINITIONS_OF_ORIGIN_BYTES_MAX:
             hint = "find out what renames its tags, or invents them; a new epoch of it begins without definitions"
             why = f"tag definitions of {one} would have {size} bytes, at most {DEFINITIONS_OF_ORIGIN_BYTES_MAX}"
-            return _NoRoom(one.zone, why, hint, partial(_is_of, one))
+            return _NoRoom(one.zone, why, hint, _names(plan.inserts, {one}))
     return None
 
 
-def _is_of(origin: batch_format.Origin, batch: Batch) -> bool:
-    return batch.header.origin == origin
+def _names(batches: Iterable[Batch], origins: Collection[batch_format.Origin]) -> set[_BatchName]:
+    return {_name(one) for one in batches if one.header.origin in origins}
 
 
 def _no_more_ranges(transaction: Transaction, page: ReceivedPage, plan: _PagePlan) -> _NoRoom | None:
@@ -306,7 +303,9 @@ def _no_more_ranges(transaction: Transaction, page: ReceivedPage, plan: _PagePla
         if count > RANGES_OF_ZONE_MAX:
             hint = f"find out why {page.peer} sends facts of {zone} with so many gaps, and take it from pulls or relays"
             why = f"facts of {zone} would be {count} separate ranges here, at most {RANGES_OF_ZONE_MAX}"
-            return _NoRoom(zone, why, hint, _is_apart(transaction, page))
+            is_apart = _is_apart(transaction, page)
+            of_zone = [one for one in plan.inserts if one.header.origin.zone == zone]
+            return _NoRoom(zone, why, hint, {_name(one) for one in of_zone if is_apart(one)})
     return None
 
 
