@@ -27,8 +27,8 @@ from agent.query.scan import INT64_MAX, OFFSET_MAX, Scanner
 DEPTH_FACTS = 10_000_000  # one to two seconds on two shared cores, where nothing ends the search earlier
 FRESH_MS = 60_000
 ZONE_DEFINITIONS_BYTES_MAX, DEFINITION_OVERHEAD_BYTES = 18 * 1024 * 1024, 192
-"""Of the tags of one zone that a node searches for, as much as one epoch may have. A tag takes a kilobyte meanwhile, and
-a zone may have defined any number of them in epochs that are over."""
+"""Of the tags of one zone that a node searches for, as much as one epoch may have. A tag takes a kilobyte meanwhile,
+and a zone may have defined any number of them in epochs that are over."""
 
 
 class _Place(NamedTuple):
