@@ -8,9 +8,10 @@ away for a week continues if no other took its place.
     claim of an instance               made by            result
     ---------------------------------  -----------------  ------------------------------------------------------------
     any, or none                       the holder         the lease stays in force
-    0: requests a lease                another instance   it gets the next epoch
+    0: requests a lease                another instance   it gets the next epoch; the first one begins after `base`
     0, after an epoch not in force     another instance   no change; it claims again after the epoch in force
     an epoch above the one in force    another instance   unknown: the keeper has not granted it. It requests another one
+    an epoch up to `base`              another instance   unknown: it was granted before the name was registered again
     the epoch in force                 another instance   the lease stays in force: one instance on several connections
     a lower epoch, or none             another instance   fenced
     none                               no lease in force  accepted without a lease
@@ -18,6 +19,9 @@ away for a week continues if no other took its place.
 A request may arrive when its sender is dead and a successor holds the lease. So an instance that starts first asks
 which epoch is in force, then requests the one *after* it: a late request of its predecessor names an epoch that is not
 in force any more.
+
+A name that was removed and is registered again begins with epochs that it never had (`base`): a broker that has kept
+the signed requests of dead instances could otherwise take the lease with them, and so fence the one that lives.
 
 Only the keeper of the leases grants an epoch. An epoch that was never granted is refused: if the keeper adopted it, one
 request with the highest possible epoch would block the name forever.
@@ -62,8 +66,9 @@ class Denied(Enum):
     UNKNOWN = "this epoch was never granted here"
 
 
-def decide_lease(held: Lease, claim: LeaseClaim) -> Lease | Denied:
-    """The lease in force after a claim, `held` itself where nothing changes; or why the claim is refused.
+def decide_lease(held: Lease, claim: LeaseClaim, base: int = 0) -> Lease | Denied:
+    """The lease in force after a claim, `held` itself where nothing changes; or why the claim is refused. `base`: no
+    epoch up to it was granted since the name was registered.
 
     A claim after an epoch that is not in force changes nothing, and must be made again (`must_claim_again`).
     """
@@ -75,7 +80,9 @@ def decide_lease(held: Lease, claim: LeaseClaim) -> Lease | Denied:
     if epoch == 0 and claim.after not in {None, held.epoch}:
         return held
     if epoch == 0 and held.epoch < LEASE_EPOCH_MAX:
-        return Lease(held.epoch + 1, claim.holder)
+        return Lease((held.epoch or base) + 1, claim.holder)
+    if epoch and epoch <= base < held.epoch:
+        return Denied.UNKNOWN
     if epoch is None or epoch < held.epoch or epoch == 0:
         return Denied.FENCED
     return held if epoch == held.epoch else Denied.UNKNOWN

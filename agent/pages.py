@@ -103,14 +103,18 @@ CERTIFICATES_OF_KEY_MAX = 16
 """Certificates of one key that are kept of each peer, and of those that are believed, and that a page brings: the
 newest of so many renewals. Each peer has places of its own, so that false certificates of one displace no true one that
 another has brought."""
+KEYS_OF_ZONE_MAX = 64
+"""Keys of one zone, not believed here, of which the certificates are kept that one peer has brought: the newest. A zone
+can sign each batch with a key of its own, and no retention releases certificates."""
 
 
 class SignerCertificate(NamedTuple):
-    """The certificate (DER) of a key that signed a head, and whether this node believes it."""
+    """The certificate (DER) of a key that signed a head, whether this node believes it, and its zone."""
 
     key_id: bytes
     certificate: bytes
     is_believed: bool
+    zone: str
 
 
 class StoredHead(NamedTuple):
@@ -146,6 +150,8 @@ class PutResult:
     """Not stored, because other facts are held under the same sequences."""
     uncompared: tuple[OriginRange, ...] = ()
     """Taken for duplicates of facts released here, so that whether they are equal is unknown."""
+    left_out: tuple[OriginRange, ...] = ()
+    """Not stored, because this store keeps no more of their zone."""
 
 
 class RepairedRange(NamedTuple):

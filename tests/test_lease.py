@@ -41,6 +41,27 @@ def test_every_row_of_the_table_of_leases(held: Lease, shown: LeaseClaim, after:
     assert decide_lease(held, shown) == after
 
 
+@pytest.mark.parametrize(
+    "held, shown, after",
+    [
+        (NO_LEASE, LeaseClaim("one", 0), Lease(101, "one")),
+        (NO_LEASE, LeaseClaim("one", 0, 0), Lease(101, "one")),
+        (NO_LEASE, LeaseClaim("one", 0, 3), NO_LEASE),
+        (Lease(101, "one"), LeaseClaim("two", 0, 3), Lease(101, "one")),
+        (Lease(101, "one"), LeaseClaim("two", 0, 101), Lease(102, "two")),
+        (Lease(102, "one"), LeaseClaim("two", 100), Denied.UNKNOWN),
+        (Lease(102, "one"), LeaseClaim("two", 101), Denied.FENCED),
+        (Lease(102, "one"), LeaseClaim("two"), Denied.FENCED),
+        (Lease(5, "one"), LeaseClaim("two", 4), Denied.FENCED),
+        (Lease(5, "one"), LeaseClaim("two", 0, 5), Lease(6, "two")),
+    ],
+)
+def test_a_name_that_is_registered_again(held: Lease, shown: LeaseClaim, after: Lease | Denied) -> None:
+    """It begins with epochs that it never had; what was granted before is unknown. A name that was registered when
+    epochs began with 1 goes on as it was."""
+    assert decide_lease(held, shown, 100) == after
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, 0, 1, 2, 7, LEASE_EPOCH_MAX])), max_size=40))
 def test_whatever_is_shown_the_next_instance_gets_a_lease(shown: list[tuple[str, int | None]]) -> None:
     """Epochs rise by one with each grant and by nothing else, so no instance can use them up."""

@@ -2,8 +2,9 @@
 
 A run is consecutive batches of a page of one origin, each the successor of the one before by sequence and digest. One
 verified head proves its batch and all before it in the run, because the chain was compared first; so only heads that
-are kept are verified. Kept is the last head of a run, and as many before it as leave no more than RUN_BYTES_MAX between
-two, because the next receiver gets whole runs of that length. The table of rules is in DESIGN.md.
+are kept are verified, and of facts that their own zone sends only the last. Kept is the last head of a run, and as many
+before it as leave no more than RUN_BYTES_MAX between two, because the next receiver gets whole runs of that length. The
+table of rules is in DESIGN.md.
 
 Core: no IO. The same page, rules and signers give the same judgement.
 """
@@ -73,12 +74,15 @@ class Proof(Enum):
 @dataclass(frozen=True, slots=True)
 class Trust:
     """What a receiver believes. `proven_zones`: zones of which a head was verified here before. `is_held`: whether a
-    batch, or its successor by digest, is held here in a range that ends with a verified head."""
+    batch, or its successor by digest, is held here in a range that ends with a verified head. `answering_zone`: the
+    zone whose signature covers the whole page, if one was demanded; of its own runs the last head is verified, and
+    those before it count by its word, because false ones would cost its own facts only."""
 
     rule_of: Callable[[str], Rule]
     proven_zones: frozenset[str]
     resolve: Resolve
     is_held: Callable[[Batch], bool]
+    answering_zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,9 @@ class _Judge:
         anchor = next((at for at in reversed(range(first, stop)) if self._is_verified(at)), first - 1)
         if anchor >= first:
             self._proven.add(zone)
-            reached = self._keep(first, anchor, self._is_verified, is_verified=True)
+            is_own = zone == self._trust.answering_zone
+            is_good = self._is_vouched_for if is_own else self._is_verified
+            reached = self._keep(first, anchor, is_good, is_verified=True)
             # What lies too far before the head could not be proven by a page of this store (DESIGN.md).
             for at in range(first, reached) if was_strict else ():
                 self._why[at] = OUT_OF_REACH
@@ -195,6 +201,14 @@ class _Judge:
 
     def _is_verified(self, at: int) -> bool:
         return bool(self._offered[at].head) and self._check(at)[0] is Proof.VERIFIED
+
+    def _is_vouched_for(self, at: int) -> bool:
+        """Whether a head of the answering zone counts by its word: of a key that is believed, and within its dates."""
+        if not self._is_head(at):
+            return False
+        head = parse_head(self._offered[at].head)
+        signer = self._trust.resolve(self._trust.answering_zone, head.key_id)
+        return isinstance(signer, Signer) and signer.refuses(head.signed_at_ms) is None
 
     def _is_unknown(self, at: int) -> bool:
         return bool(self._offered[at].head) and self._check(at)[0] is Proof.UNKNOWN

@@ -14,6 +14,7 @@ import pytest
 
 from agent.replication.mqtt import Link
 from agent.replication.mqtt.carrier import Incoming
+from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.topics import request_topic, response_topic
 from tests.fuzz.forged_pages import HostilePeer
 from tests.fuzz.forged_requests import Forger
@@ -23,9 +24,11 @@ from tests.security.site import EVIL, IDMZ, PLANT, STREAM, TELEMETRY, Site, runn
 from tests.sim import first_seed, patient, scaled
 from tests.waiting import wait_until_async
 
-STREAMS = [f"facts.forged-{number:02}" for number in range(40)]
+STREAMS = [f"facts.forged-{number:03}" for number in range(scaled(40, 200))]
 """Each is a pull of its own, because a pull asks once a minute after an answer that is wrong for good."""
-LIVES = scaled(1, 100)
+LIVES = scaled(1, 20)
+OUTAGES = scaled(1, 25)
+"""Of the broker, in each life of the node: after one, each pull asks at once."""
 REQUESTS = scaled(500, 200_000)
 OPEN_MAX = 16
 RSS_MAX = 400 * MIB
@@ -57,7 +60,8 @@ async def connected(link: Link) -> AsyncIterator[None]:
 
 
 async def serve_forged(site: Site, seed: int) -> Counter[str]:
-    """Answer the pulls of idmz with forged answers only, until each has had one."""
+    """Answer the pulls of idmz with forged answers only, until each has had one, and one after each outage of the
+    broker."""
     link = link_to(site.brokers[EVIL], EVIL)
     peers = {stream: HostilePeer(random.Random(f"{seed} {stream}"), stream) for stream in (*STREAMS, STREAM, TELEMETRY)}
     asked = Counter[str]()
@@ -70,11 +74,17 @@ async def serve_forged(site: Site, seed: int) -> Counter[str]:
         answer = peers[stream].answer(request) if request["operation"] in OPERATIONS else b""
         assert incoming.response_topic is not None
         assert incoming.correlation is not None
-        link.require().publish_answer(incoming.response_topic, answer[:1_000_000], incoming.correlation)
+        with contextlib.suppress(TransportError):  # the broker is being stopped
+            link.require().publish_answer(incoming.response_topic, answer[:1_000_000], incoming.correlation)
 
     link.route(request_topic(EVIL, IDMZ), requested)
     async with connected(link):
-        await wait_until_async(lambda: all(asked[one] for one in STREAMS), "every pull to be answered", 60)
+        for outage in range(OUTAGES + 1):
+            if outage:
+                await asyncio.to_thread(site.brokers[EVIL].kill)
+                await asyncio.to_thread(site.brokers[EVIL].start)
+            before = Counter(asked)
+            await wait_until_async(lambda: all(asked[one] > before[one] for one in STREAMS), "every pull", 60)  # noqa: B023
         await asyncio.to_thread(site.assert_honest_flow)
     return asked
 

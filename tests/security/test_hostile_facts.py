@@ -1,12 +1,19 @@
 """Hostile facts in sealed batches of a peer that is otherwise correct: the puller lives, the batch is set aside by
 name, and what stands behind it flows on."""
 
+import contextlib
+import secrets
+import time
 from typing import Any
 
 import pytest
 
+from agent.batch import SEALED_BYTES_MAX
+from agent.fact_store import StoreReader
+from agent.message import OBJECT_BYTES_MAX
 from tests.security.attacker import b64, message
 from tests.security.site import EVIL, IDMZ, STREAM, TELEMETRY, Site, some
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -152,6 +159,30 @@ def test_a_hostile_definition_stops_nobody_else(site: Site, name: str) -> None:
         behind = f"definition-{name}"
         site.attacker.append(EVIL, STREAM, [message(behind, message_id=behind)])
         site.wait_fact(behind)
+
+
+def test_batches_that_no_packet_takes_together_stop_nobody(site: Site) -> None:
+    """A batch of the largest size without a head, and one as large with the head of some key: a page ends with a head,
+    so idmz could pass neither on, nor what stands behind them."""
+    before = site.fresh_evil()
+    head = (
+        b"\x01\x00"
+        + secrets.token_bytes(8)
+        + (time.time_ns() // 1_000_000).to_bytes(8, "little")
+        + secrets.token_bytes(64)
+    )
+    with site.unharmed():
+        for number, more in enumerate(({}, {"head": b64(head)})):
+            parts = [
+                f'"{"x" * (bytes_of - 2)}"'
+                for bytes_of in (OBJECT_BYTES_MAX, SEALED_BYTES_MAX - 488 - OBJECT_BYTES_MAX)
+            ]
+            large = [message(f"{number}-{part}", text) for part, text in enumerate(parts)]
+            site.attacker.append(EVIL, STREAM, large, **more)
+        wait_until(lambda: site.end(IDMZ) == before + 4, "both batches at idmz")
+        with contextlib.closing(StoreReader(site.store(IDMZ))) as reader:
+            sizes = [len(one.sealed) for one in reader.read(STREAM, before, 4, 2 * SEALED_BYTES_MAX).batches]
+        assert sum(sizes) > 1_048_576 - 1_024, sizes
 
 
 APPENDED = (

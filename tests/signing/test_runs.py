@@ -12,7 +12,7 @@ from agent.batch import Batch, Origin
 from agent.signing import runs
 from agent.signing.certificates import Refusal, RefusalReason, Signer
 from agent.signing.heads import HEAD_BYTES, parse_head
-from agent.signing.keys import SigningKey
+from agent.signing.keys import SignerPublic, SigningKey
 from agent.signing.runs import (
     NO_HEAD,
     OUT_OF_REACH,
@@ -300,6 +300,33 @@ def test_a_run_without_heads_in_reach_is_cut(monkeypatch: pytest.MonkeyPatch) ->
     assert strict.accepted == (4, 5, 6, 7)
     assert [(one.first_offset, one.last_offset, one.reason) for one in strict.declined] == [(1, 4, OUT_OF_REACH)]
     assert judge_page(offered, SIGNERS.trust("if_present")).accepted == tuple(range(8))
+
+
+@pytest.mark.parametrize("is_answering", [True, False])
+def test_one_signature_is_verified_of_a_run_that_its_zone_sends_itself(
+    monkeypatch: pytest.MonkeyPatch, *, is_answering: bool
+) -> None:
+    """The zone has signed the page with all its heads, and false ones would cost its own facts only: the last one is
+    verified, and proves the chain before it. Of what a relay brings each head that is kept is verified, because a false
+    one would have facts of the zone declined by the next receiver. A head of a key that is not believed never counts
+    by a word."""
+    verified: list[bytes] = []
+    verify = SignerPublic.verify
+    monkeypatch.setattr(
+        SignerPublic, "verify", lambda self, *asked: bool(verified.append(asked[1])) or verify(self, *asked)
+    )
+    run = chain(12)
+    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 2 * max(len(one.sealed) for one in run))
+    trust = replace(SIGNERS.trust(), answering_zone="plant" if is_answering else "idmz")
+    heads = {at: head_of(PLANT, one) for at, one in enumerate(run)}
+    judged = judge_page(page(run, heads), trust)
+    assert [one.index for one in judged.heads] == [2, 5, 8, 11]
+    assert len(verified) == (1 if is_answering else 4)
+    bad = heads[8][:-1] + bytes([heads[8][-1] ^ 1])
+    kept = [one.index for one in judge_page(page(run, {**heads, 8: bad}), trust).heads]
+    assert (8 in kept) is is_answering
+    other = head_of(SigningKey.generate(), run[8])
+    assert 8 not in [one.index for one in judge_page(page(run, {**heads, 8: other}), trust).heads]
 
 
 @pytest.mark.parametrize("reason", list(RefusalReason))

@@ -41,8 +41,8 @@ def begin_signing(transaction: Transaction, signer: HeadSigner | None) -> None:
     if signer is None:
         return
     if signer.certificate:
-        own = SignerCertificate(signer.key_id, signer.certificate, is_believed=True)
-        transaction.add_signers([own])
+        zone = transaction.catalog.origin.zone
+        transaction.add_signers([SignerCertificate(signer.key_id, signer.certificate, is_believed=True, zone=zone)])
     for stream in transaction.catalog.streams.values():
         while rows := transaction.unsigned(stream.id, ROWS_AT_ONCE):
             unsigned_bytes = 0

@@ -6,13 +6,17 @@ them is passed over and reported (decision 0041). A batch that is held already i
 is skipped: a gateway restored from an old image sends other facts under the same sequences, and taking them for
 duplicates would lose them. What retention has released here is compared by the rows after it. Where those are gone too
 it cannot be compared; where the origin may have two histories, that is reported.
+
+A zone of which this store keeps no more (epochs, definitions, ranges) loses what is beyond, by name: facts of other
+zones that the same peer relays are stored. Only a page of the peer's own facts is refused for it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
 from agent import batch as batch_format
 from agent.batch import Batch
@@ -50,6 +54,9 @@ batch under an epoch of its own would otherwise end this process."""
 
 DEFINITIONS_OF_ZONE_MAX = 200_000
 """Of all its epochs."""
+DEFINITIONS_OF_ORIGIN_BYTES_MAX, DEFINITION_OVERHEAD_BYTES = 18 * 1024 * 1024, 192
+"""Of one epoch, with what a definition takes besides its bytes. A receiver that is new gets all of them before the
+first batch that needs them, and keeps 24 MiB until it comes: with more it would never read on."""
 RANGES_OF_ZONE_MAX = 10_000
 """Held ranges of one zone, in all streams and epochs. Each takes a quarter of a kilobyte of memory for ever, also after
 every restart, so a peer whose sequences are nothing but gaps would otherwise end this process."""
@@ -81,6 +88,11 @@ class ReceivedPage:
         return batch_format.Origin(self.peer, self.position.epoch)
 
 
+_T = TypeVar("_T")
+_BatchName = tuple[batch_format.Origin, int, bytes]
+"""Origin, first sequence and digest."""
+
+
 @dataclass(slots=True)
 class _PagePlan:
     """What storing a page writes, worked out before anything is written."""
@@ -96,6 +108,16 @@ class _PagePlan:
     unproven: set[int] = field(default_factory=set)  # numbers of origins
     renamed: set[Shift] = field(default_factory=set)
     duplicate_facts: int = 0
+    left_out: Mapping[str, list[OriginRange]] = field(default_factory=dict)  # by reason
+
+
+class _NoRoom(NamedTuple):
+    """This store keeps no more of a zone. `beyond`: the batches of a page that are more, by name."""
+
+    zone: str
+    why: str
+    hint: str
+    beyond: Collection[_BatchName]
 
 
 def check_headers(stream: str, batches: Iterable[Batch]) -> None:
@@ -118,15 +140,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
         page = replace(page, position=transaction.catalog.peers.get((page.peer, page.stream)))
     if page.position is None:
         raise FactsRefused(f"nothing of {page.stream} was pulled from {page.peer} yet", "pull it first")
-    _check_epochs(transaction, page)
-    plan = _plan_page(transaction, page)
-    try:
-        definitions = proven_definitions(transaction, plan.inserts, page.definitions)
-    except ForkError:  # plan again, and find the batches whose tags are defined differently here
-        plan = _plan_page(transaction, page, are_tags_compared=True)
-        definitions = proven_definitions(transaction, plan.inserts, page.definitions)
-    _check_definition_counts(transaction, definitions)
-    _check_ranges(transaction, page, plan)
+    plan, definitions = _plan_within_limits(transaction, page)
     stream = transaction.stream(page.stream)
     for origin in plan.ranges:  # 0055: numbered in the order in which their facts came
         transaction.origin(origin)
@@ -139,12 +153,15 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
         transaction.add_artifacts(kept, digests_in(messages_in(plan.inserts)), kept.end_offset)
     for origin, ranges in plan.ranges.items():
         transaction.set_held(stream.id, transaction.origin(origin), ranges)
-    for gap in plan.gaps:
+    for gap, others in _first_ones(plan.gaps, "gaps"):
         subject = f"{page.stream} of {batch_format.Origin(gap.zone, gap.epoch)}"
-        detail = f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}"
+        detail = f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}{others}"
         transaction.add_incident("gap", subject, detail)
     _report_holes(transaction, page)
     _report_declined(transaction, page)
+    for why, left_out in plan.left_out.items():
+        for one, others in _first_ones(left_out):
+            _report(transaction, page, one, "declined", f"{why}{others}")
     _report_refused(transaction, page, plan.refused)
     _report_uncompared(transaction, page, plan.uncompared)
     for shift in plan.renamed:
@@ -155,23 +172,96 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     stored_facts = sum(batch.header.count for batch in plan.inserts)
     end_offset = transaction.catalog.streams[page.stream].end_offset
     refused, uncompared = tuple(plan.refused), tuple(plan.uncompared)
-    return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps), refused, uncompared)
+    left = tuple(one for left_out in plan.left_out.values() for one in left_out)
+    return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps), refused, uncompared, left)
 
 
-def _check_epochs(transaction: Transaction, page: ReceivedPage) -> None:
-    """Raise FactsRefused if a zone would have more epochs here than one that begins a new one each day for years."""
+def _plan_within_limits(
+    transaction: Transaction, page: ReceivedPage
+) -> tuple[_PagePlan, dict[batch_format.Origin, list[bytes]]]:
+    """The plan of a page without what is beyond the limits of a zone, and its definitions. Raises as `store_page`."""
+    left_out = dict[str, list[OriginRange]]()
+    while True:
+        plan = _plan_page(transaction, page)
+        try:
+            definitions = proven_definitions(transaction, plan.inserts, page.definitions)
+        except ForkError:  # plan again, and find the batches whose tags are defined differently here
+            plan = _plan_page(transaction, page, are_tags_compared=True)
+            definitions = proven_definitions(transaction, plan.inserts, page.definitions)
+        full = (
+            _no_more_epochs(transaction, page)
+            or _no_more_definitions(transaction, plan, definitions)
+            or _no_more_ranges(transaction, page, plan)
+        )
+        if full is None:
+            plan.left_out = left_out
+            return plan, definitions
+        if full.zone == page.peer:  # no other zone's facts wait behind them
+            raise FactsRefused(full.why, full.hint)
+        page = _leave_out(page, full, left_out)
+
+
+def _leave_out(page: ReceivedPage, full: _NoRoom, left_out: dict[str, list[OriginRange]]) -> ReceivedPage:
+    """The page without what is beyond the room of a zone. The second time without all of the zone: batches that
+    contradict each other would each come in the place of the one before, for a round of its own."""
+    of_zone = [one for one in page.batches if one.header.origin.zone == full.zone]
+    if not any(one.zone == full.zone for ranges in left_out.values() for one in ranges):
+        of_zone = [one for one in of_zone if _name(one) in full.beyond] or of_zone
+    ranges = left_out.setdefault(f"{full.why}. {page.peer} sent them; they are not stored here", [])
+    for one in of_zone:
+        _add_range(ranges, one.header)
+    names = set(map(_name, of_zone))
+    kept = [at for at, one in enumerate(page.batches) if _name(one) not in names]
+    place = {at: index for index, at in enumerate(kept)}
+    heads = [replace(one, index=place[one.index]) for one in page.heads if one.index in place]
+    return replace(page, batches=[page.batches[at] for at in kept], heads=heads)
+
+
+def _name(batch: Batch) -> _BatchName:
+    return batch.header.origin, batch.header.first_sequence, batch.digest
+
+
+def _is_apart(transaction: Transaction, page: ReceivedPage) -> Callable[[Batch], bool]:
+    """Says of the batches of a page, asked in their order, which are not next to facts held or said to be next to."""
+    catalog = transaction.catalog
+    known = catalog.streams.get(page.stream)
+    begins, ends = set[tuple[batch_format.Origin, int]](), set[tuple[batch_format.Origin, int]]()
+    for origin in {batch.header.origin for batch in page.batches}:
+        number = catalog.origins.get(origin)
+        for one in catalog.held.get((known.id, number), ()) if known and number else ():
+            begins.add((origin, one.first_sequence))
+            ends.add((origin, one.last_sequence))
+
+    def is_apart(batch: Batch) -> bool:
+        origin, first, last = batch.header.origin, batch.header.first_sequence, batch.header.last_sequence
+        if (origin, first - 1) not in ends and (origin, last + 1) not in begins:
+            return True
+        begins.add((origin, first))
+        ends.add((origin, last))
+        return False
+
+    return is_apart
+
+
+def _no_more_epochs(transaction: Transaction, page: ReceivedPage) -> _NoRoom | None:
+    """A zone that would have more epochs here than one that begins a new one each day for years."""
     known = transaction.catalog.origins
+    # Also of facts that are held under another name: their epoch is remembered.
     new = {batch.header.origin for batch in page.batches} - known.keys()
     for zone in {origin.zone for origin in new}:
         count = sum(origin.zone == zone for origin in (*known, *new))
         if count > EPOCHS_OF_ZONE_MAX:
             hint = f"find out whether {page.peer} invents facts of {zone}, and take it from pulls or relays if it does"
-            raise FactsRefused(f"{zone} would have {count} epochs here, at most {EPOCHS_OF_ZONE_MAX}", hint)
+            why = f"{zone} would have {count} epochs here, at most {EPOCHS_OF_ZONE_MAX}"
+            return _NoRoom(zone, why, hint, _names(page.batches, {one for one in new if one.zone == zone}))
+    return None
 
 
-def _check_definition_counts(transaction: Transaction, fresh: Mapping[batch_format.Origin, Sequence[bytes]]) -> None:
-    """Raise FactsRefused if a zone would have more tag definitions here than lists of ten thousand tags make in years:
-    no retention releases them, and a search for latest values reads all of them."""
+def _no_more_definitions(
+    transaction: Transaction, plan: _PagePlan, fresh: Mapping[batch_format.Origin, Sequence[bytes]]
+) -> _NoRoom | None:
+    """A zone that would have more tag definitions here than lists of ten thousand tags make in years: no retention
+    releases them, and a search for latest values reads all of them."""
     catalog = transaction.catalog
     for zone in {origin.zone for origin in fresh}:
         numbers = [number for origin, number in catalog.origins.items() if origin.zone == zone]
@@ -179,13 +269,26 @@ def _check_definition_counts(transaction: Transaction, fresh: Mapping[batch_form
         count = held + sum(len(bodies) for origin, bodies in fresh.items() if origin.zone == zone)
         if count > DEFINITIONS_OF_ZONE_MAX:
             hint = "a new tag list adds only what differs; find out what renames its tags, or invents them"
-            raise FactsRefused(
-                f"{zone} would have {count} tag definitions here, at most {DEFINITIONS_OF_ZONE_MAX}", hint
-            )
+            why = f"{zone} would have {count} tag definitions here, at most {DEFINITIONS_OF_ZONE_MAX}"
+            return _NoRoom(zone, why, hint, _names(plan.inserts, {one for one in fresh if one.zone == zone}))
+    for one, bodies in fresh.items():
+        size = sum(map(len, bodies)) + DEFINITION_OVERHEAD_BYTES * len(bodies)
+        if number := catalog.origins.get(one):
+            known = catalog.definitions.get(number, batch_format.Definitions())
+            size += transaction.definition_bytes(number) + DEFINITION_OVERHEAD_BYTES * known.count
+        if size > DEFINITIONS_OF_ORIGIN_BYTES_MAX:
+            hint = "find out what renames its tags, or invents them; a new epoch of it begins without definitions"
+            why = f"tag definitions of {one} would have {size} bytes, at most {DEFINITIONS_OF_ORIGIN_BYTES_MAX}"
+            return _NoRoom(one.zone, why, hint, _names(plan.inserts, {one}))
+    return None
 
 
-def _check_ranges(transaction: Transaction, page: ReceivedPage, plan: _PagePlan) -> None:
-    """Raise FactsRefused if a zone would have more held ranges here than retention at its peers makes in years."""
+def _names(batches: Iterable[Batch], origins: Collection[batch_format.Origin]) -> set[_BatchName]:
+    return {_name(one) for one in batches if one.header.origin in origins}
+
+
+def _no_more_ranges(transaction: Transaction, page: ReceivedPage, plan: _PagePlan) -> _NoRoom | None:
+    """A zone that would have more held ranges here than retention at its peers makes in years."""
     catalog = transaction.catalog
     known = catalog.streams.get(page.stream)
     grown = Counter[str]()
@@ -199,9 +302,11 @@ def _check_ranges(transaction: Transaction, page: ReceivedPage, plan: _PagePlan)
         count = grown[zone] + sum(len(held) for (_, number), held in catalog.held.items() if number in numbers)
         if count > RANGES_OF_ZONE_MAX:
             hint = f"find out why {page.peer} sends facts of {zone} with so many gaps, and take it from pulls or relays"
-            raise FactsRefused(
-                f"facts of {zone} would be {count} separate ranges here, at most {RANGES_OF_ZONE_MAX}", hint
-            )
+            why = f"facts of {zone} would be {count} separate ranges here, at most {RANGES_OF_ZONE_MAX}"
+            is_apart = _is_apart(transaction, page)
+            of_zone = [one for one in plan.inserts if one.header.origin.zone == zone]
+            return _NoRoom(zone, why, hint, {_name(one) for one in of_zone if is_apart(one)})
+    return None
 
 
 def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
@@ -209,17 +314,17 @@ def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
     fetch was never due here, and a page that comes again reports nothing new. Where another copy of the peer's log is
     read from its beginning, what that one has released may be other facts (0054)."""
     known, position = transaction.catalog.peers.get((page.peer, page.stream)), page.position
+    found = list[tuple[int, int, str]]()
     for first_offset, last_offset, reason in page.holes:
         if known is None and first_offset == 1 and reason == "expired":
             continue
         is_of_log = known and position and (known.epoch, known.timeline) == (position.epoch, position.timeline)
         if known is not None and is_of_log and last_offset <= known.offset:
             continue
-        transaction.add_incident(
-            "peer_hole",
-            f"{page.stream} from {page.peer}",
-            f"{page.peer} no longer has its offsets {first_offset} to {last_offset}: {reason}",
-        )
+        found.append((first_offset, last_offset, reason))
+    for (first_offset, last_offset, reason), others in _first_ones(found, "holes"):
+        what = f"{page.peer} no longer has its offsets {first_offset} to {last_offset}: {reason}{others}"
+        transaction.add_incident("peer_hole", f"{page.stream} from {page.peer}", what)
 
 
 def _report_declined(transaction: Transaction, page: ReceivedPage) -> None:
@@ -236,7 +341,7 @@ def _report_declined(transaction: Transaction, page: ReceivedPage) -> None:
 def _report_refused(transaction: Transaction, page: ReceivedPage, refused: Sequence[OriginRange]) -> None:
     """For each range of sequences under which the peer has other facts, record an incident here, and append a notice
     for the zones that read from this store."""
-    for one, others in _first_ranges(refused):
+    for one, others in _first_ones(refused):
         why = (
             f"{page.peer} has other facts under these sequences than this store: {one.zone} continued from an old copy of its store."
             f" They are not stored here; bsfg store export reads them at {page.peer}, as long as it keeps them{others}"
@@ -246,7 +351,7 @@ def _report_refused(transaction: Transaction, page: ReceivedPage, refused: Seque
 
 def _report_uncompared(transaction: Transaction, page: ReceivedPage, uncompared: Iterable[OriginRange]) -> None:
     """The same for facts that were taken for duplicates and could not be compared, because they were released here."""
-    for one, others in _first_ranges(uncompared):
+    for one, others in _first_ones(uncompared):
         why = (
             f"{page.peer} has sent some of these sequences again, and {one.zone} continued from an old copy of its store: what was released"
             f" here could not be compared, and may be other facts there; bsfg store export reads them at {page.peer}, as long as it keeps"
@@ -255,12 +360,12 @@ def _report_uncompared(transaction: Transaction, page: ReceivedPage, uncompared:
         _report(transaction, page, one, "uncompared", why)
 
 
-def _first_ranges(ranges: Iterable[OriginRange]) -> Iterator[tuple[OriginRange, str]]:
+def _first_ones(all_of_page: Iterable[_T], what: str = "ranges") -> Iterator[tuple[_T, str]]:
     """The ranges of a page that are named; with the last of them what to say of the others."""
-    found = list(ranges)
+    found = list(all_of_page)
     for number, one in enumerate(found[:REPORTED_MAX], 1):
         left = len(found) - number if number == REPORTED_MAX else 0
-        yield one, f"; the same is true of {left} other ranges of the same page" if left else ""
+        yield one, f"; the same is true of {left} other {what} of the same page" if left else ""
 
 
 def _report(transaction: Transaction, page: ReceivedPage, one: OriginRange, kind: str, why: str) -> None:
@@ -289,7 +394,7 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
                 raise  # the peer can still resolve it, by a new epoch (decisions 0041, 0047)
             if _is_renamed(transaction, plan, batch):
                 continue
-            _refuse(plan, batch.header)
+            _add_range(plan.refused, batch.header)
             _note_released(transaction, plan, batch.header, batch.header.first_sequence - 1)
         else:
             if is_uncompared:
@@ -331,13 +436,13 @@ def _restarts(transaction: Transaction, page: ReceivedPage) -> bool:
     return known.epoch != position.epoch or (known.timeline != position.timeline and known.offset >= position.offset)
 
 
-def _refuse(plan: _PagePlan, header: batch_format.Header) -> None:
-    """Pass over a batch; consecutive ones are reported as one range."""
+def _add_range(ranges: list[OriginRange], header: batch_format.Header) -> None:
+    """Add the sequences of a batch that is passed over; consecutive ones are reported as one range."""
     zone, epoch, first_sequence = header.origin.zone, header.origin.epoch, header.first_sequence
-    last = plan.refused[-1] if plan.refused else None
+    last = ranges[-1] if ranges else None
     if last is not None and (zone, epoch, first_sequence) == (last.zone, last.epoch, last.last_sequence + 1):
-        first_sequence = plan.refused.pop().first_sequence
-    plan.refused.append(OriginRange(zone, epoch, first_sequence, header.last_sequence))
+        first_sequence = ranges.pop().first_sequence
+    ranges.append(OriginRange(zone, epoch, first_sequence, header.last_sequence))
 
 
 def _add_unproven_ranges(transaction: Transaction, plan: _PagePlan, page: ReceivedPage) -> None:

@@ -53,9 +53,11 @@ class Artifacts:
         found = dict.fromkeys(one for message in messages_in(batches) for one in references_in(message))
         return [one for one in found if not self._files.keep(one)]
 
-    def absent(self, stream: str) -> list[str]:
-        """Digests of artifacts that held facts of a stream refer to and that are not here."""
-        return [digest for digest in self._reader.artifacts_of(stream) if not self._files.has(digest)]
+    def absent(self, stream: str, after: str = "") -> tuple[list[str], str | None]:
+        """Digests of artifacts that held facts of a stream refer to and that are not here, of some behind `after`; and
+        the last one looked at, None at the end."""
+        some = self._reader.artifacts_of(stream, after)
+        return [digest for digest in some if not self._files.has(digest)], some[-1] if some else None
 
     def streams(self, digest: str) -> list[str]:
         """The streams with a held fact that refers to it. Raises ArtifactRefused."""

@@ -183,7 +183,8 @@ def _start_offset(transaction: Transaction, stream: StreamState, start: Start) -
 
 
 def _lease(consumer: ConsumerState, shown: LeaseClaim) -> Lease:
-    match decide_lease(consumer.lease, shown):
+    # By the time of the registration: it is another one for a name that is registered again.
+    match decide_lease(consumer.lease, shown, consumer.registered_unix_ms):
         case Denied.FENCED:
             own = "none" if shown.epoch is None else str(shown.epoch)
             raise ConsumerFenced(

@@ -51,6 +51,7 @@ from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
 OFFSET_MAX = 2**63 - 2
 OFFSET_UNKNOWN = 2**48
 INCIDENTS_MAX = 1000
+ARTIFACTS_AT_ONCE = 1_000
 IDLE_MAX = 8  # connections kept for the next call; more concurrent callers open their own
 
 OnDamaged = Callable[[str, Hole, str, list[OriginRange]], None]  # stream, hole, what is wrong, origins of its facts
@@ -239,6 +240,12 @@ class StoreReader:
             number = self._number(connection, origin)
             return [] if number is None else self._definitions(connection, origin, number, after_number, until_number)
 
+    def definition_sizes(self) -> dict[Origin, tuple[int, int]]:
+        """How many tag definitions are held of each origin, and their bytes."""
+        with self._reading() as connection:
+            rows = connection.execute(QUERIES["select_definition_sizes"]).fetchall()
+        return {Origin(zone, epoch): (count, size) for zone, epoch, count, size in rows}
+
     def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
         """The number of the first damaged or missing definition among those that the batch with this sequence needs;
         None for none.
@@ -343,10 +350,12 @@ class StoreReader:
         with self._reading() as connection:
             return [name for (name,) in connection.execute(QUERIES["select_artifact_streams"], (raw,)).fetchall()]
 
-    def artifacts_of(self, stream: str) -> list[str]:
-        """The digests of artifacts to which held facts of a stream refer."""
+    def artifacts_of(self, stream: str, after: str = "") -> list[str]:
+        """The digests of artifacts to which held facts of a stream refer, the next ARTIFACTS_AT_ONCE behind `after`, in
+        order."""
+        behind = bytes.fromhex(check_digest(after)) if after else b""
         with self._reading() as connection:
-            rows = connection.execute(QUERIES["select_artifacts_of"], (stream,)).fetchall()
+            rows = connection.execute(QUERIES["select_artifacts_of"], (stream, behind, ARTIFACTS_AT_ONCE)).fetchall()
         return [f"sha256:{raw.hex()}" for (raw,) in rows]
 
     def consumers(self) -> list[ConsumerState]:

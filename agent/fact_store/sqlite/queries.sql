@@ -79,6 +79,11 @@ DELETE FROM signer WHERE key_id = :key_id AND peer = :peer AND certificate NOT I
     ORDER BY seen_unix_ms DESC, certificate LIMIT :limit
 );
 
+-- delete_signer_keys: the keys that a peer has brought of a zone, but the newest
+DELETE FROM signer WHERE peer = :peer AND key_id NOT IN (
+    SELECT key_id FROM signer WHERE peer = :peer GROUP BY key_id ORDER BY max(seen_unix_ms) DESC, key_id LIMIT :limit
+);
+
 -- select_signers: the certificates of a key: believed ones, then the newest of each peer, then the second of each
 SELECT certificate FROM (
     SELECT certificate, peer, row_number() OVER (PARTITION BY peer ORDER BY seen_unix_ms DESC, certificate) AS place
@@ -426,6 +431,13 @@ UNION ALL
 SELECT number, digest, body FROM repaired_definition WHERE origin = :origin AND number > :after AND number <= :until
 ORDER BY 1;
 
+-- select_definition_sizes: how many definitions each origin has, and their bytes
+SELECT origin.zone, origin.epoch, count(*), sum(length(body)) FROM definition JOIN origin ON origin.id = definition.origin
+GROUP BY origin.id;
+
+-- select_definition_bytes: the bytes of all definitions of an origin
+SELECT coalesce(sum(length(body)), 0) FROM definition WHERE origin = ?;
+
 -- select_definition_digest: running digest at one number
 SELECT digest FROM repaired_definition WHERE origin = :origin AND number = :number
 UNION ALL
@@ -650,9 +662,10 @@ ON CONFLICT (digest, stream) DO UPDATE SET last_offset = max(artifact.last_offse
 SELECT stream.name FROM artifact JOIN stream ON stream.id = artifact.stream
 WHERE artifact.digest = ? AND artifact.last_offset > stream.released_offset;
 
--- select_artifacts_of: the artifacts to which held facts of a stream refer
+-- select_artifacts_of: the next artifacts to which held facts of a stream refer
 SELECT artifact.digest FROM artifact JOIN stream ON stream.id = artifact.stream
-WHERE stream.name = ? AND artifact.last_offset > stream.released_offset ORDER BY artifact.digest;
+WHERE stream.name = ? AND artifact.digest > ? AND artifact.last_offset > stream.released_offset
+ORDER BY artifact.digest LIMIT ?;
 
 -- delete_artifacts: references of released facts
 DELETE FROM artifact WHERE last_offset <= (SELECT released_offset FROM stream WHERE id = artifact.stream);

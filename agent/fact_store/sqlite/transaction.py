@@ -27,6 +27,7 @@ from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
 from agent.pages import (
     CERTIFICATES_OF_KEY_MAX,
+    KEYS_OF_ZONE_MAX,
     HeldRange,
     KeptHead,
     OriginRange,
@@ -92,6 +93,10 @@ class Transaction:
     def definition_bodies(self, origin: int, after_number: int, until_number: int) -> list[bytes]:
         """Canonical JSON of an origin's definitions after one number up to another."""
         return [body for _, _, body in self.definition_rows(origin, after_number, until_number)]
+
+    def definition_bytes(self, origin: int) -> int:
+        """The bytes of all definitions of an origin."""
+        return int(self._execute(QUERIES["select_definition_bytes"], (origin,)).fetchone()[0])
 
     def definition_rows(self, origin: int, after_number: int, until_number: int) -> list[tuple[int, bytes, bytes]]:
         """Number, running digest and canonical JSON of an origin's definitions after one number up to another."""
@@ -238,12 +243,18 @@ class Transaction:
 
     def add_signers(self, signers: Iterable[SignerCertificate], peer: str = "") -> None:
         """Keep certificates that a peer has brought, so that they can be passed on with the heads of their keys."""
-        for key_id, certificate, is_believed in signers:
+        brought = set[str]()
+        for key_id, certificate, is_believed, zone in signers:
             assert len(key_id) == KEY_ID_BYTES
-            of = {"key_id": key_id, "peer": "" if is_believed else peer, "limit": CERTIFICATES_OF_KEY_MAX}
+            # Places of each zone at each peer: keys without end of one zone displace none of another.
+            place = "" if is_believed else f"{peer}/{zone}"
+            of = {"key_id": key_id, "peer": place, "limit": CERTIFICATES_OF_KEY_MAX}
             row = {**of, "certificate": certificate, "now": self.now_unix_ms}
             if self._execute(QUERIES["insert_signer"], row).rowcount:
                 self._execute(QUERIES["delete_signers"], of)
+                brought |= {place}
+        for place in brought - {""}:
+            self._execute(QUERIES["delete_signer_keys"], {"peer": place, "limit": KEYS_OF_ZONE_MAX})
 
     def set_compromised(self, since_ms: Mapping[bytes, int]) -> None:
         """Set the list of compromised keys: key id, and ms since 1970."""

@@ -11,7 +11,7 @@ streams, so most of them are absent from any one stream; the next search looks f
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
@@ -26,6 +26,9 @@ from agent.query.scan import INT64_MAX, OFFSET_MAX, Scanner
 
 DEPTH_FACTS = 10_000_000  # one to two seconds on two shared cores, where nothing ends the search earlier
 FRESH_MS = 60_000
+ZONE_DEFINITIONS_BYTES_MAX, DEFINITION_OVERHEAD_BYTES = 18 * 1024 * 1024, 192
+"""Of the tags of one zone that a node searches for, as much as one epoch may have. A tag takes a kilobyte meanwhile,
+and a zone may have defined any number of them in epochs that are over."""
 
 
 class _Place(NamedTuple):
@@ -54,6 +57,11 @@ class AbsentTags:
             if first <= first_offset <= last:
                 found[tag] = last
         return found
+
+    def retain_only(self, stream: str, tags: Collection[Tag]) -> None:
+        """Forget tags that are not searched for any more."""
+        if stream in self._searched:
+            self._searched[stream] = {tag: span for tag, span in self._searched[stream].items() if tag in tags}
 
     def note(self, stream: str, first_offset: int, last_offset: int, rows: Iterable[LatestRow]) -> None:
         """Record the result of a search; what is known of other tags stays."""
@@ -92,8 +100,9 @@ def find_latest_in_stream(
 ) -> list[LatestRow]:
     """As `find_latest` of one stream, for a caller that searches repeatedly: only tags that have a value."""
     first_offset, end_offset = _first(scanner, stream, depth_facts), scanner.ends.get(stream, 0)
-    definitions = _definitions(scanner)
+    definitions = _definitions(scanner, ZONE_DEFINITIONS_BYTES_MAX)
     tags = {Tag(origin.zone, one.subject, one.predicate) for origin, ones in definitions.items() for one in ones}
+    absent.retain_only(stream, tags)
     known = absent.until(stream, first_offset, filter(is_wanted, tags))
     places = _newest_first(scanner, frozenset([stream]), depth_facts)
     while True:
@@ -123,8 +132,20 @@ def _carry_out(
             _look(scanner, search, arrival, summary)
 
 
-def _definitions(scanner: Scanner) -> dict[Origin, list[TagDefinition]]:
-    return {origin: scanner.dictionary.all_of(origin) for origin in scanner.reader.origins()}
+def _definitions(scanner: Scanner, zone_bytes_max: int | None = None) -> dict[Origin, list[TagDefinition]]:
+    """Of all origins; with a limit those of each zone's newest epoch, and of those before it as many as it allows."""
+    dictionary, origins = scanner.dictionary, scanner.reader.origins()
+    if zone_bytes_max is not None:
+        left, sizes = dict[str, int](), scanner.reader.definition_sizes()
+        for origin in (origins[0], *reversed(origins[1:])):  # our own present one is the first of the list
+            count, size = sizes.get(origin, (0, 0))
+            room, cost = left.get(origin.zone, zone_bytes_max), size + DEFINITION_OVERHEAD_BYTES * count
+            if origin.zone in left and cost > room:
+                dictionary.forget(origin)
+                origins.remove(origin)
+                cost = room
+            left[origin.zone] = room - cost
+    return {origin: dictionary.all_of(origin) for origin in origins}
 
 
 def _first(scanner: Scanner, stream: str, depth_facts: int) -> int:

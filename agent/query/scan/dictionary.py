@@ -37,6 +37,10 @@ class Dictionary:
         self._read(origin, known, DEFINITIONS_MAX)
         return known
 
+    def forget(self, origin: Origin) -> None:
+        """Drop what was read of an origin."""
+        self._known.pop(origin, None)
+
     def _read(self, origin: Origin, known: list[TagDefinition], until: int) -> None:
         with self._growing:
             known.extend(map(TagDefinition.from_json, self._reader.definitions(origin, len(known), until)))

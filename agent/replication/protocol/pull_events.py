@@ -154,10 +154,10 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The page handed to the store is durable. `has_lost_definitions`: facts of it were declined, and tag definitions
-    that only these needed are not stored."""
+    """The page handed to the store is durable. `definitions_held`: facts of it were declined, and tag definitions that
+    only these needed are not stored; so many the store has of each origin. None where it has stored all."""
 
-    has_lost_definitions: bool = False
+    definitions_held: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ RANGES_MAX, RANGES_KEPT_MAX = 100_000, 20_000
 HOLE_PAGES_MAX = 64
 """Pages with nothing but holes, of one range: 2,048 holes each. A peer can invent them without end."""
 REFUSED_MAX = 100
-"""Reasons of one comparison that are told; the last of them says that there are others."""
+"""Reasons of one comparison that are told, the last of which says that there are others; and forks that are."""
 LOOK_S = 60.0
 """Between two looks whether the store has begun a new epoch; then what was lost with a restore is fetched at once."""
 RETRY_S = 600.0
@@ -267,7 +267,7 @@ class AntiEntropy:
             is_theirs = intersect([each.span for each in theirs.get(origin, [])], [span])
             if is_theirs and (origin, span) not in found.damaged:
                 found.damaged.append((origin, span))
-        for why in found.forks:
+        for why in found.forks[:REFUSED_MAX]:  # each is a commit
             await asyncio.wrap_future(self._store.inbound.note("fork", stream, self._settings.peer_zone, why))
         if is_repaired:
             for origin, number, sequence in found.damaged_definitions:
@@ -278,7 +278,7 @@ class AntiEntropy:
                 await self._fetch_damaged(found, origin, span)
             found.repaired_artifacts, found.missing_artifacts = await self._artifacts.fetch_absent(stream)
         else:
-            found.missing_artifacts = len(await asyncio.to_thread(self._store.artifacts.absent, stream))
+            found.missing_artifacts = sum([len(some) async for some in self._artifacts.absent(stream)])
         return found
 
     def _scan(self, stream: str) -> None:

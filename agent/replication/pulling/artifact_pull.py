@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from agent.batch import Batch
 from agent.pages import ArtifactProgress, ArtifactReference
@@ -56,7 +56,7 @@ class ArtifactPull:
         the retryable errors of the store."""
         lost, left = set[ArtifactReference](), set[ArtifactReference]()
         while missing := [
-            one for one in await asyncio.to_thread(self._artifacts.missing, batches) if one not in lost | left
+            one for one in await asyncio.to_thread(self._artifacts.missing, batches) if not (one in lost or one in left)
         ]:
             for place, reference in enumerate(missing):  # then all are looked at again: a large one may have taken days
                 if len(lost) >= LOST_OF_PAGE_MAX:
@@ -78,16 +78,25 @@ class ArtifactPull:
     async def fetch_absent(self, stream: str) -> tuple[int, int]:
         """Fetch the artifacts to which held facts of a stream refer and that are not here, as far as the peer has them
         now. Returns how many arrived and how many are still absent. Raises as `fetch`."""
-        absent = await asyncio.to_thread(self._artifacts.absent, stream)
-        left = 0
-        for digest in absent:
-            try:
-                answer, _ = await self._ask(GetObject(digest=digest, bytes_max=BYTES_MAX_MIN))
-            except ArtifactUnavailable:
-                left += 1
-            else:
-                left += await self._fetch_or_why(ArtifactReference(digest, answer.size)) is not None
-        return len(absent) - left, left
+        count = left = 0
+        async for some in self.absent(stream):
+            count += len(some)
+            for digest in some:
+                try:
+                    answer, _ = await self._ask(GetObject(digest=digest, bytes_max=BYTES_MAX_MIN))
+                except ArtifactUnavailable:
+                    left += 1
+                else:
+                    left += await self._fetch_or_why(ArtifactReference(digest, answer.size)) is not None
+        return count - left, left
+
+    async def absent(self, stream: str) -> AsyncIterator[Sequence[str]]:
+        """The artifacts to which held facts of a stream refer and that are not here, some at a time: a zone may refer
+        to any number, and all of them would fill the memory."""
+        after: str | None = ""
+        while after is not None:
+            some, after = await asyncio.to_thread(self._artifacts.absent, stream, after)
+            yield some
 
     async def _fetch_or_why(self, reference: ArtifactReference) -> str | None:
         """Fetch one; returns the reason where it is unavailable, else None."""

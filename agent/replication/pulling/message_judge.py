@@ -144,6 +144,11 @@ class MessageJudge:
             known = [key_id for (_, key_id), one in self._believed.items() if one.signer.not_after_ms > until_ms]
         return [key_id.hex() for key_id in dict.fromkeys(known)][-SIGNERS_KNOWN_MAX:]
 
+    def demands(self, zone: str) -> bool:
+        """Whether messages of a zone are taken with its signature only."""
+        rule = self._beliefs.rule_of(zone)
+        return rule == "required" or (rule != "off" and (zone in self._signing or zone in self._held.signed_zones()))
+
     def refuses_request(
         self, place: MessagePlace, request: bytes | memoryview, proof: MessageProof | None, *, is_writing: bool
     ) -> str | None:
@@ -162,10 +167,9 @@ class MessageJudge:
     ) -> str | None:
         """A zone must sign once it has signed a message or facts, or where its signatures are required. The message
         itself (`covered`) is looked at last: all else costs nothing for a large one."""
-        rule = self._beliefs.rule_of(zone)
-        if rule == "off":
+        if self._beliefs.rule_of(zone) == "off":
             return None
-        must_sign = rule == "required" or zone in self._signing or zone in self._held.signed_zones()
+        must_sign = self.demands(zone)
         if proof is None:
             return f"{zone} did not sign it" if must_sign else None
         if not self._may_look_at(zone, proof.certificate):

@@ -69,14 +69,24 @@ class PageJudge(MessageJudge):
             passed_on = [key_id.hex() for key_id, came_ms in self._passed_on.items() if came_ms > since]
         return list(dict.fromkeys([*super().signers_known(), *passed_on]))[-SIGNERS_KNOWN_MAX:]
 
-    def judge(self, peer: str, stream: str, offered: Sequence[Offered], certificates: Sequence[bytes]) -> JudgedPage:
-        """What of a page is stored, with which heads, and what is declined. Raises the store's errors."""
+    def judge(
+        self,
+        peer: str,
+        stream: str,
+        offered: Sequence[Offered],
+        certificates: Sequence[bytes],
+        *,
+        is_proven: bool = False,
+    ) -> JudgedPage:
+        """What of a page is stored, with which heads, and what is declined. `is_proven`: the peer has signed the page,
+        heads included. Raises the store's errors."""
         signers = self._signers(certificates)
         trust = Trust(
             self._beliefs.rule_of,
             self._store.signed_zones() | self._proven,
             signers.resolve,
             lambda batch: is_held(self._store, stream, batch),
+            peer if is_proven else "",
         )
         found = judge_page(offered, trust)
         batches = [offered[at].batch for at in found.accepted]
@@ -84,8 +94,12 @@ class PageJudge(MessageJudge):
         with self._lock:
             self._proven |= found.proven_zones
             remember(signers.before, signers.believed)
-            stored = [_stored(key_id, *signers.of(zone, key_id)) for zone, key_id in sorted(kept)]
-            passed_on = [one for some in stored for one in some]
+            passed_on = [
+                SignerCertificate(key_id, one, is_believed, zone)
+                for zone, key_id in sorted(kept)
+                for certificates, is_believed in [signers.of(zone, key_id)]
+                for one in certificates
+            ]
             new = {one.key_id: self._clock_ms() for one in passed_on if not one.is_believed}
             remember(self._passed_on, new)
         self._keep_evidence(peer, stream, offered, found)
@@ -119,10 +133,6 @@ class PageJudge(MessageJudge):
                 header = one.batch.header
                 name = f"{peer}-{stream}-{header.origin.zone}-{header.first_sequence}-{one.batch.digest.hex()[:8]}"
                 self._evidence.keep(name, one.batch.sealed + one.head)
-
-
-def _stored(key_id: bytes, certificates: Sequence[bytes], is_believed: bool) -> list[SignerCertificate]:  # noqa: FBT001 a pair's second
-    return [SignerCertificate(key_id, one, is_believed=is_believed) for one in certificates]
 
 
 def is_held(store: ReceivingStore, stream: str, batch: Batch) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from agent.batch import Batch, Kind, Origin
@@ -135,14 +136,11 @@ class PullRunner:
         self._io, self._store, self._settings = io, store, settings
         self._expected: tuple[type[Exception], ...] = (PageRefused, TransportError, *store_errors)
         position = store.inbound.peer_position(settings.peer_zone, settings.stream)
-        counts = store.definition_counts()
-        allowed = self._origins()
-        known = {str(origin): n for origin, n in counts.items() if not allowed.isdisjoint((origin.zone, str(origin)))}
         self.core = make_receiver(
             settings.receiver,
             None if position is None else position.epoch.hex(),
             0 if position is None else position.offset,
-            dict(list(known.items())[:ORIGINS_KNOWN_MAX]),
+            self._definitions_held(),
             bandwidth,
             None if position is None else position.timeline.hex() or None,
         )
@@ -193,6 +191,13 @@ class PullRunner:
         store = self._store
         return self._settings.origins.union(str(Origin(store.zone, epoch)) for epoch in store.former_epochs)
 
+    def _definitions_held(self) -> dict[str, int]:
+        """How many definitions the store has of each origin that the peer may bring."""
+        allowed = self._origins()
+        held = ((str(origin), origin.zone, count) for origin, count in self._store.definition_counts().items())
+        known = [(name, count) for name, zone, count in held if not allowed.isdisjoint((zone, name))]
+        return dict(known[:ORIGINS_KNOWN_MAX])
+
     def _origin_head(self, fetch: Fetch) -> OriginHead | None:
         """A batch of the peer's own facts of this epoch that is held here, whichever peer brought it: the one that the
         peer's page contradicted (0041), else the last; or, with its head, the next one whose chain covers it: without a
@@ -215,6 +220,7 @@ class PullRunner:
 
     def _read_answer(self, fetch_id: int, arrived: ArrivedAnswer) -> PageArrived[CheckedContent] | FetchFailed:
         settings = self._settings
+        is_proven = self._judge.demands(settings.peer_zone)  # asked before: an answer that is taken has a proof then
         try:
             answer, sealed = arrived.open()
             if isinstance(answer, ErrorAnswer):
@@ -222,7 +228,8 @@ class PullRunner:
                 reason = f"{error.code}: {advice(error.message, error.hint)}"
                 return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch, answer.timeline)
             page = check_page(
-                *(answer, sealed, settings.peer_zone, settings.stream, self._origins()), self._start_check
+                *(answer, sealed, settings.peer_zone, settings.stream, self._origins()),
+                partial(self._start_check, is_proven=is_proven),
             )
         except UnprovenAnswer as error:
             return FetchFailed(fetch_id, error.code, str(error), error.retryable)
@@ -232,12 +239,12 @@ class PullRunner:
             return FetchFailed(fetch_id, "page_refused", str(error), is_retryable=False)
         return PageArrived(fetch_id, page)
 
-    def _start_check(self, content: PageContent) -> CheckedContent:
+    def _start_check(self, content: PageContent, *, is_proven: bool) -> CheckedContent:
         settings = self._settings
 
         def check() -> JudgedPage:
             offered = check_batches(content, settings.stream, self._origins())
-            return self._judge.judge(settings.peer_zone, settings.stream, offered, content.signers)
+            return self._judge.judge(settings.peer_zone, settings.stream, offered, content.signers, is_proven=is_proven)
 
         # Certificates and heads count too: a page of few facts may bring hundreds to parse and to verify.
         size = sum(map(len, [*content.sealed, *content.heads, *content.signers]))
@@ -270,7 +277,9 @@ class PullRunner:
             self._io.stored(result)
             parts = (*effect.definitions_before, effect.page)
             has_definitions = any(one.content.content.definitions for one in parts)
-            self._io.happened(Appended(has_lost_definitions=bool(judged.declined) and has_definitions))
+            has_lost = bool(judged.declined or result.left_out) and has_definitions
+            # Not all of them again: a zone whose facts are declined would have those of others sent with each page.
+            self._io.happened(Appended(self._definitions_held() if has_lost else None))
 
 
 def fetch_request(

@@ -52,8 +52,9 @@ from agent.replication.protocol.token_bucket import Priority, TokenBucket
 
 PAGES_AHEAD_MAX = 2
 """One page under way while another waits for the disk: with one alone, round trip and check add up."""
-DEFINITION_PAGES_MAX = 64
-"""Pages of definitions kept for the batch that needs them; their memory has a limit too."""
+DEFINITION_PAGE_BYTES = 4096
+"""What a page takes besides the definitions that it keeps for the batch that needs them. Only bytes have a limit: on a
+slow line the definitions of ten thousand tags come in hundreds of pages."""
 ORIGINS_KNOWN_MAX = 500
 """Origins whose known definitions a request names, the newest; of others some definitions are sent twice."""
 
@@ -341,10 +342,10 @@ class Receiver(Generic[Content]):
 
     def _keep_definitions(self, page: ArrivedPage[Content], now_ms: int) -> None:
         """Definitions that did not fit beside their batch wait for it: a batch's digest proves what a tag means."""
-        held = sum(one.definition_bytes for one in self._definitions_before) + page.definition_bytes
-        if len(self._definitions_before) >= DEFINITION_PAGES_MAX or held > DEFINITIONS_WAITING_BYTES_MAX:
-            what = f"more than {DEFINITION_PAGES_MAX} pages or {DEFINITIONS_WAITING_BYTES_MAX >> 20} MiB"
-            self._block(NoteKind.PEER_REFUSES, f"{what} of tag definitions without a fact that needs them", now_ms)
+        held = sum(one.definition_bytes + DEFINITION_PAGE_BYTES for one in (*self._definitions_before, page))
+        if held > DEFINITIONS_WAITING_BYTES_MAX:
+            what = f"more than {DEFINITIONS_WAITING_BYTES_MAX >> 20} MiB of tag definitions"
+            self._block(NoteKind.PEER_REFUSES, f"{what} without a fact that needs them", now_ms)
             return
         self._answered()
         self._definitions_before.append(page)
@@ -541,16 +542,17 @@ class Receiver(Generic[Content]):
             self._is_page_refused = False
             self._answered()
         self._to_storing(Storing.IDLE)
-        if event.has_lost_definitions and is_current:
-            self._forget_pages()
+        if event.definitions_held is not None and is_current:
+            self._forget_pages(event.definitions_held)
             if self.asking is Asking.WAITING:  # the open request names definitions that are not here
                 self._close(Asking.HOLDING)
 
-    def _forget_pages(self) -> None:
-        """Pages read ahead build on what the store does not have: all are asked for again, with all definitions."""
+    def _forget_pages(self, definitions_held: Mapping[str, int]) -> None:
+        """Pages read ahead build on what the store does not have: all are asked for again, with all definitions that it
+        lacks."""
         self._read_ahead = ()
         self._accepted_offset = self.stored_offset
-        self._definitions_stored = {}
+        self._definitions_stored = dict(definitions_held)
         self._forget_definitions()
 
     def _append_failed(self, event: AppendFailed, now_ms: int, jitter: float) -> None:
@@ -568,7 +570,7 @@ class Receiver(Generic[Content]):
         self._appending = None
         self._to_storing(Storing.IDLE)
         if is_current:
-            self._forget_pages()
+            self._forget_pages({})
         self._is_page_refused = True
         self.page_waits = ""
         if not is_current or event.contradicted in {None, self._contradicted}:

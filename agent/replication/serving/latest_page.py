@@ -25,6 +25,9 @@ KEPT_OF_ZONE_MAX = 2
 """Searches kept for one zone: a node that begins two pulls asks for the pages of both by turns. Four megabytes each for
 ten thousand tags."""
 
+KEPT_TAGS_MAX = 20_000
+"""Of a search that is kept; one with more is made again for each page, in the zone's own time."""
+
 TagKey = tuple[str, str, str]
 """A tag as pages are ordered: zone, subject, predicate."""
 
@@ -88,7 +91,8 @@ class SearchCache:
         """Keep a search, in place of the zone's oldest."""
         kept = self._searches.setdefault(zone, {})
         kept.pop(question, None)
-        kept[question] = searched
+        if len(searched.found.tags) <= KEPT_TAGS_MAX:
+            kept[question] = searched
         while len(kept) > KEPT_OF_ZONE_MAX:
             del kept[next(iter(kept))]
 

@@ -24,7 +24,7 @@ from agent.batch import Origin
 from agent.pages import BATCHES_MAX, Hole, Page, StoredBatch
 from agent.replication.protocol.messages import SIGNERS_MAX
 from agent.replication.serving.outcomes import Refuse
-from agent.signing.heads import HEAD_BYTES, key_id_in
+from agent.signing.heads import HEAD_BYTES, RUN_BYTES_MAX, key_id_in
 
 ANSWER_OVERHEAD_BYTES = 1024
 """MQTT header, topic, correlation and the fixed fields of an answer's header."""
@@ -149,14 +149,17 @@ def is_omitted(origin: Origin, asking_zone: str, former_epochs: Collection[bytes
 
 
 def _run_ends(plan: ReadPlan, batches: Sequence[StoredBatch]) -> frozenset[int]:
-    """Last offsets of the batches after which a page may end: not between a batch and the next head of its run."""
-    ends, is_signed = set[int](), False
+    """Last offsets of the batches after which a page may end: not between a batch and the next head of its run. What
+    lies further before that head than an honest run reaches is no part of it: a zone could make a run that fits into no
+    packet, and facts of other zones would wait behind it."""
+    ends, is_signed, run_bytes = set[int](), False, 0
     for at in range(len(batches) - 1, -1, -1):
         batch, after = batches[at], batches[at + 1] if at + 1 < len(batches) else None
         is_next = after is not None and after.origin == batch.origin and after.first_offset == batch.last_offset + 1
-        if batch.head or not (is_signed and is_next) or not plan.whole_runs:
+        run_bytes = 0 if batch.head else run_bytes + len(batch.sealed)
+        is_signed = bool(batch.head) or (is_signed and is_next and run_bytes <= RUN_BYTES_MAX)
+        if batch.head or not is_signed or not plan.whole_runs:
             ends.add(batch.last_offset)
-        is_signed = bool(batch.head) or (is_signed and is_next)
     return frozenset(ends)
 
 

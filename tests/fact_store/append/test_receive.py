@@ -551,6 +551,80 @@ def test_a_zone_has_so_many_ranges_and_no_more(store: FactStore, monkeypatch: py
     assert honest.put(store, [honest.seal(5)], 5).stored_facts == 5
 
 
+@pytest.mark.parametrize(
+    "limit, why",
+    [
+        ("EPOCHS_OF_ZONE_MAX", "2 epochs"),
+        ("DEFINITIONS_OF_ZONE_MAX", "4 tag definitions"),
+        ("RANGES_OF_ZONE_MAX", "2 separate ranges"),
+    ],
+)
+def test_a_zone_without_room_stops_no_other_behind_a_relay(
+    store: FactStore, monkeypatch: pytest.MonkeyPatch, limit: str, why: str
+) -> None:
+    """Two honest relays bring what a zone has shown to each of them. Together it is more than is kept of a zone here:
+    the zone loses what is beyond, by name, what continues its facts is stored, and so are those of another zone in the
+    same page."""
+    known, beyond, honest = Elsewhere("evil"), Elsewhere("evil", epoch=b"\x02" * 16), Elsewhere()
+    first, lost, good = known.seal(1), [beyond.seal(1, salt=1000) for _ in range(3)], honest.seal(5)
+    put = store.inbound.put_batches
+    done(put("idmz1", TELEMETRY, parsed([first]), known.received(), PeerPosition(EPOCH, 1)))
+    monkeypatch.setattr(receive, limit, 2 if limit.startswith("DEFINITIONS") else 1)
+    definitions = [*known.received(), *beyond.received(), *honest.received()]
+    page = parsed([lost[0], lost[0], known.seal(1), good, *lost[1:]])
+    result = done(put("idmz2", TELEMETRY, page, definitions, PeerPosition(EPOCH, 9)))
+    assert result.stored_facts == 6
+    assert {(one.zone, one.epoch) for one in result.left_out} == {("evil", b"\x02" * 16)}
+    assert (result.left_out[0].first_sequence, result.left_out[-1].last_sequence) == (1, 3)
+    assert store.inbound.peer_position("idmz2", TELEMETRY) == PeerPosition(EPOCH, 9)
+    named = [one for one in store.incidents() if one.kind == "declined"]
+    assert named
+    assert all(f"evil would have {why}" in one.detail or f"of evil would be {why}" in one.detail for one in named)
+
+
+def test_an_epoch_has_no_more_definitions_than_a_new_receiver_takes(
+    store: FactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A zone adds definitions with each batch. A receiver that is new, or has declined the first batches, gets all of
+    them at once; with more than it keeps it would never come to the facts of other zones behind. So no relay takes
+    more, however few come at once."""
+    monkeypatch.setattr(receive, "DEFINITIONS_OF_ORIGIN_BYTES_MAX", 2_000)
+    evil, honest, put = Elsewhere("evil", tags=4), Elsewhere(), store.inbound.put_batches
+    assert evil.put(store, [evil.seal(1)], 1).stored_facts == 1
+    evil.bodies += [tag(number).to_json() for number in range(5, 10)]
+    more, good = evil.seal(1), honest.seal(5)
+    refused = put("evil", TELEMETRY, parsed([more]), evil.received(5), PeerPosition(EPOCH, 2))
+    assert "tag definitions of evil/" in str(failed(refused))
+    definitions = [*evil.received(5), *honest.received()]
+    result = done(put("idmz", TELEMETRY, parsed([more, good]), definitions, PeerPosition(EPOCH, 7)))
+    assert (result.stored_facts, [one.zone for one in result.left_out]) == (5, ["evil"])
+
+
+def test_contradictions_beyond_a_limit_take_two_rounds(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page full of different batches for one sequence, of a zone that has no room: each would come in the place of
+    the one that was left out before it."""
+    planned: list[int] = []
+    plan_page = receive._plan_page
+    monkeypatch.setattr(receive, "_plan_page", lambda *asked, **more: planned.append(1) or plan_page(*asked, **more))
+    lies, definitions = list[bytes](), list[ReceivedDefinition]()
+    for number in range(20):
+        one = Elsewhere("evil")
+        lies.append(one.seal(1, salt=1000 + number))
+        definitions = one.received()
+    honest = Elsewhere("mill")
+    monkeypatch.setattr(receive, "EPOCHS_OF_ZONE_MAX", 1)
+    first = Elsewhere("evil", epoch=b"\x02" * 16)
+    done(
+        store.inbound.put_batches("idmz", TELEMETRY, parsed([first.seal(1)]), first.received(), PeerPosition(EPOCH, 1))
+    )
+    planned.clear()
+    page = parsed([*lies, honest.seal(5)])
+    received = [*definitions, *honest.received()]
+    result = done(store.inbound.put_batches("idmz", TELEMETRY, page, received, PeerPosition(EPOCH, 22)))
+    assert result.stored_facts == 5
+    assert len(planned) <= 3
+
+
 def test_a_page_of_contradictions_is_named_by_its_first_ones(store: FactStore) -> None:
     """A peer sends other facts than those held, in any number of ranges: the first sixteen of a page are named, each by
     an incident and a notice, and the last of them says how many others there are."""

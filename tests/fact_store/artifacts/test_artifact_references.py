@@ -11,6 +11,7 @@ from agent import batch
 from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactMissing, ArtifactRefused
+from agent.fact_store.read import reader
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.pages import PeerPosition
 from agent.settings.store import StoreSettings, StreamSettings
@@ -111,6 +112,25 @@ def test_received_facts_keep_their_artifacts(tmp_path: Path) -> None:
         assert idmz.artifacts.streams(DIGEST) == [OPERATIONAL]
         grow_old(tmp_path / "idmz")
         assert idmz.artifacts.sweep() == 0
+
+
+def test_artifacts_that_are_absent_are_looked_for_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts of one zone may refer to millions of artifacts that are nowhere: their digests never are in memory
+    together."""
+    monkeypatch.setattr(reader, "ARTIFACTS_AT_ONCE", 2)
+    nowhere = [f"sha256:{number:064x}" for number in range(1, 6)]
+    link = batch.Link(OPERATIONAL, batch.Origin("plant", EPOCH))
+    sealed = batch.seal_messages(link, [report(digest[-1], digest) for digest in (*nowhere, DIGEST)])
+    with opened(tmp_path, "idmz") as store:
+        done(store.inbound.put_batches("plant", OPERATIONAL, [sealed], [], PeerPosition(EPOCH, 6)))
+        store.artifacts.put_chunk("plant", DIGEST, len(BLOB), 0, BLOB)
+        parts = list[list[str]]()
+        some, after = store.artifacts.absent(OPERATIONAL)
+        while after is not None:
+            parts.append(some)
+            some, after = store.artifacts.absent(OPERATIONAL, after)
+    assert sorted(digest for part in parts for digest in part) == nowhere
+    assert max(map(len, parts)) == 2
 
 
 def test_a_missing_artifact_is_an_incident(tmp_path: Path) -> None:

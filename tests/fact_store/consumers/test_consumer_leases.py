@@ -3,6 +3,7 @@
 Checked by breaking the product on purpose: a lease kept only in memory, a confirmation that checks no lease.
 """
 
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from agent.fact_store.log.errors import (
 )
 from agent.lease import LEASE_EPOCH_MAX, NO_LEASE, Lease, LeaseClaim
 from tests.fact_store.making import LIMIT_S, TELEMETRY, done, failed, plant, samples
+from tests.waiting import wait_until
 
 NAME = "idmz.telemetry"
 
@@ -34,17 +36,24 @@ def lease(store: FactStore) -> Lease:
     return known.lease
 
 
+def nth(store: FactStore, number: int) -> int:
+    """The epoch of the lease that was granted as the first, second, ... since the consumer was registered."""
+    known = store.consumers.get(NAME)
+    assert known is not None
+    return known.registered_unix_ms + number
+
+
 def test_epochs_go_on_after_a_restart(tmp_path: Path) -> None:
     """A lease that was answered is in force after a restart, with its holder, and the next one is higher."""
     with plant(tmp_path) as store:
         registered(store)
         assert lease(store) == NO_LEASE
-        assert done(store.consumers.hold_lease(NAME, LeaseClaim("one", 0))) == Lease(1, "one")
-        assert done(store.consumers.hold_lease(NAME, LeaseClaim("two", 0))) == Lease(2, "two")
+        assert done(store.consumers.hold_lease(NAME, LeaseClaim("one", 0))) == Lease(nth(store, 1), "one")
+        assert done(store.consumers.hold_lease(NAME, LeaseClaim("two", 0))) == Lease(nth(store, 2), "two")
     with plant(tmp_path) as store:
-        assert lease(store) == Lease(2, "two")
-        assert isinstance(failed(store.consumers.hold_lease(NAME, LeaseClaim("one", 1))), ConsumerFenced)
-        assert done(store.consumers.hold_lease(NAME, LeaseClaim("three", 0))) == Lease(3, "three")
+        assert lease(store) == Lease(nth(store, 2), "two")
+        assert isinstance(failed(store.consumers.hold_lease(NAME, LeaseClaim("one", nth(store, 1)))), ConsumerFenced)
+        assert done(store.consumers.hold_lease(NAME, LeaseClaim("three", 0))) == Lease(nth(store, 3), "three")
 
 
 def test_a_fenced_instance_confirms_nothing(tmp_path: Path) -> None:
@@ -53,14 +62,14 @@ def test_a_fenced_instance_confirms_nothing(tmp_path: Path) -> None:
     with plant(tmp_path) as store:
         registered(store)
         done(store.consumers.hold_lease(NAME, LeaseClaim("one", 0)))
-        assert done(store.consumers.confirm(NAME, 2, shown=LeaseClaim("one", 1))) == 2
+        assert done(store.consumers.confirm(NAME, 2, shown=LeaseClaim("one", nth(store, 1)))) == 2
         taking = store.consumers.hold_lease(NAME, LeaseClaim("two", 0))
-        confirming = store.consumers.confirm(NAME, 8, shown=LeaseClaim("one", 1))
-        assert done(taking) == Lease(2, "two")
+        confirming = store.consumers.confirm(NAME, 8, shown=LeaseClaim("one", nth(store, 1)))
+        assert done(taking) == Lease(nth(store, 2), "two")
         error = failed(confirming)
         assert isinstance(error, ConsumerFenced)
-        assert "lease 2 in force, 1 was shown" in str(error)
-        assert done(store.consumers.confirm(NAME, 3, shown=LeaseClaim("two", 2))) == 3
+        assert f"lease {nth(store, 2)} in force, {nth(store, 1)} was shown" in str(error)
+        assert done(store.consumers.confirm(NAME, 3, shown=LeaseClaim("two", nth(store, 2)))) == 3
         assert isinstance(failed(store.consumers.confirm(NAME, 9, shown=LeaseClaim("foreign"))), ConsumerFenced)
         assert done(store.consumers.confirm(NAME, 4)) == 4
 
@@ -70,13 +79,13 @@ def test_a_lease_that_was_never_granted_changes_nothing(tmp_path: Path) -> None:
     next instance that requests one gets the next epoch."""
     with plant(tmp_path) as store:
         registered(store)
-        for epoch in (1, 7, LEASE_EPOCH_MAX):
+        for epoch in (1, nth(store, 0), nth(store, 1), LEASE_EPOCH_MAX):
             claim = LeaseClaim("one", epoch)
             assert isinstance(failed(store.consumers.hold_lease(NAME, claim)), LeaseUnknown)
             assert isinstance(failed(store.consumers.confirm(NAME, 5, shown=claim)), LeaseUnknown)
             assert isinstance(failed(store.consumers.unregister(NAME, "idmz", claim)), LeaseUnknown)
         assert lease(store) == NO_LEASE
-        assert done(store.consumers.hold_lease(NAME, LeaseClaim("two", 0))) == Lease(1, "two")
+        assert done(store.consumers.hold_lease(NAME, LeaseClaim("two", 0))) == Lease(nth(store, 1), "two")
 
 
 def test_its_owner_unregisters_a_consumer(tmp_path: Path) -> None:
@@ -86,13 +95,37 @@ def test_its_owner_unregisters_a_consumer(tmp_path: Path) -> None:
         done(store.consumers.hold_lease(NAME, LeaseClaim("one", 0)))
         done(store.consumers.hold_lease(NAME, LeaseClaim("two", 0)))
         unregister = store.consumers.unregister
-        assert isinstance(failed(unregister(NAME, "idmz", LeaseClaim("one", 1))), ConsumerFenced)
-        assert isinstance(failed(unregister(NAME, "cloud", LeaseClaim("two", 2))), ConsumerNotYours)
+        assert isinstance(failed(unregister(NAME, "idmz", LeaseClaim("one", nth(store, 1)))), ConsumerFenced)
+        assert isinstance(failed(unregister(NAME, "cloud", LeaseClaim("two", nth(store, 2)))), ConsumerNotYours)
         assert store.consumers.get(NAME) is not None
-        assert done(unregister(NAME, "idmz", LeaseClaim("two", 2))) is True
-        assert done(unregister(NAME, "idmz", LeaseClaim("two", 2))) is False
+        held = LeaseClaim("two", nth(store, 2))
+        assert done(unregister(NAME, "idmz", held)) is True
+        assert done(unregister(NAME, "idmz", held)) is False
     with plant(tmp_path) as store:
         assert store.consumers.get(NAME) is None
+
+
+def test_old_requests_take_no_lease_of_a_consumer_that_is_registered_again(tmp_path: Path) -> None:
+    """A broker has kept the signed requests of a zone's former instances, each for the lease after the one before. The
+    consumer was removed, and the zone's instance, which lives, has registered it again: none of them takes its lease.
+    One that comes before it does, and fences nobody: what was granted before counts as unknown."""
+    with plant(tmp_path) as store:
+        registered(store)
+        claim = store.consumers.hold_lease
+        former, after = list[LeaseClaim](), 0
+        for name in ("one", "two", "three"):
+            former.append(LeaseClaim(name, 0, after))
+            after = done(claim(NAME, former[-1])).epoch
+        for first in (LeaseClaim("lives", 0, 0), former[0]):
+            done(store.consumers.remove(NAME, force=True, now=True))
+            wait_until(lambda: time.time_ns() // 1_000_000 > after, "the next millisecond")  # noqa: B023
+            done(store.consumers.register(NAME, "idmz", TELEMETRY))
+            held = done(claim(NAME, first))
+            assert held.holder == first.holder
+            assert [done(claim(NAME, one)) for one in former] == [held] * 3
+            after = held.epoch
+        lives = LeaseClaim("lives", nth(store, 1) - 1)
+        assert isinstance(failed(claim(NAME, lives)), LeaseUnknown), "it requests a lease again, and is not fenced"
 
 
 def test_the_limit_of_consumers_holds_for_requests_that_come_together(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.sqlite import transaction
 from agent.fact_store.writer import writer as writer_module
 from agent.message import Sample, TagDefinition
+from agent.query.latest import latest_query
 from agent.query.latest.latest_query import AbsentTags, find_latest, find_latest_in_stream
 from agent.query.latest.latest_search import Arrival, LatestRow, Tag
 from agent.query.scan.dictionary import Dictionary
@@ -83,6 +84,25 @@ def test_the_newest_source_time_wins(tmp_path: Path) -> None:
         ("north", "tag:line1/t2"),
     }
     assert {zone for zone, _ in rows} == {"plant", "north"}
+
+
+def test_of_a_zone_with_many_epochs_the_newest_tags_are_searched_for(tmp_path: Path) -> None:
+    """A zone may define any number of tags, in epochs that are over, and each takes a kilobyte while a node searches:
+    those of its newest epoch are searched for in any case, and of older ones as many as the limit allows."""
+    file, honest = tmp_path / "facts.db", Elsewhere()
+    with FactStore.open(file, "idmz", settings=AT_ONCE) as store:
+        for epoch in (1, 2, 3):
+            evil = Elsewhere("evil", epoch=bytes([epoch]) * 16)
+            evil.put(store, [evil.seal(1, salt=1000 * epoch)], epoch)
+        honest.put(store, [honest.seal(5)], 5)
+    with closing(StoreReader(file)) as reader:
+        scanner = Scanner(reader)
+        assert len(latest_query._definitions(scanner)) == 5
+        for limit, epochs in ((1, {3}), (2 * 2 * 300, {2, 3})):
+            found = latest_query._definitions(scanner, limit)
+            assert {origin.epoch[0] for origin in found if origin.zone == "evil"} == epochs
+            assert honest.origin in found
+            assert scanner.dictionary._known.keys() == found.keys()
 
 
 def test_late_history_does_not_replace_the_latest_value(tmp_path: Path) -> None:

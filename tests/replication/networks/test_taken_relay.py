@@ -72,7 +72,11 @@ def smuggle(
 ) -> None:
     """Write batches into the relay's store as if a peer had brought them: whoever holds the machine can."""
     kept = [KeptHead(at, record, is_verified=False) for at, record in (heads or {}).items()]
-    signers = [SignerCertificate(certificate.key_id, certificate.certificate, is_believed=False)] if certificate else []
+    signers = (
+        [SignerCertificate(certificate.key_id, certificate.certificate, is_believed=False, zone="")]
+        if certificate
+        else []
+    )
     position = PeerPosition(b"s" * 16, 1)
     relay.inbound.put_batches("accomplice", STREAM, batches, [], position, heads=kept, signers=signers).result(10)
 

@@ -40,8 +40,8 @@ class Files:
     def missing(self, _: object) -> list[ArtifactReference]:
         return [] if self.bytes == BLOB else [ArtifactReference(DIGEST, len(BLOB))]
 
-    def absent(self, _: str) -> list[str]:
-        return [one.digest for one in self.missing(None)]
+    def absent(self, _stream: str, after: str) -> tuple[list[str], str | None]:
+        return ([], None) if after else ([one.digest for one in self.missing(None)], DIGEST)
 
     def put_chunk(self, _zone: str, _: str, size: int, offset: int, data: bytes):  # noqa: ANN201
         if self.error is not None:

@@ -30,6 +30,7 @@ from agent.replication.protocol.messages import (
 )
 from agent.replication.protocol.page_check import PageRefused
 from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import (
     HOLE_PAGES_MAX,
     RANGES_KEPT_MAX,
@@ -176,6 +177,22 @@ async def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:
         assert found.missing == []
         assert idmz.end_offset(STREAM) == 20
         assert comparer.statistics()[0].is_equal is False
+
+
+async def test_forks_of_one_comparison_are_recorded_within_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer can name twenty thousand ranges that differ, and each incident is a commit."""
+    monkeypatch.setattr(anti_entropy, "REFUSED_MAX", 2)
+    async with played(tmp_path) as (plant, idmz):
+        for epoch in (b"\1" * 16, b"\2" * 16, b"\3" * 16):
+            theirs, forged = (Elsewhere("plant-a", epoch=epoch) for _ in range(2))
+            put(plant, theirs, [theirs.seal(10, salt=1000 * epoch[0])])
+            put(idmz, forged, [forged.seal(10, salt=1000 * epoch[0] + 7)], level(plant))
+        async with comparing(plant, idmz) as (comparer, _):
+            found = await comparer.compare(STREAM, repair=True)
+        assert len(found.forks) == 3
+        assert sum(one.count for one in idmz.incidents() if one.kind == "fork") == 2
 
 
 async def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:

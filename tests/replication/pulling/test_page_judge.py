@@ -2,7 +2,9 @@
 by what is held, and the evidence of what was declined."""
 
 import hashlib
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from agent.batch import Batch
 from agent.fact_store import FactStore
+from agent.fact_store.sqlite import transaction
 from agent.pages import CERTIFICATES_OF_KEY_MAX, PeerPosition
 from agent.replication.pulling import message_judge
 from agent.replication.pulling.message_judge import OTHERS_PER_SECOND, Beliefs
@@ -74,7 +77,7 @@ def test_a_certificate_comes_once_and_is_believed_from_the_store_later(store: Fa
     assert first.signers_known() == []
     judged = first.judge("idmz", STREAM, signed(run[:2], KEY), [PLANT.der])
     assert len(judged.batches) == 2
-    assert judged.signers == ((KEY.key_id, PLANT.der, True),)
+    assert judged.signers == ((KEY.key_id, PLANT.der, True, "plant"),)
     put(store, judged, 2)
     assert first.signers_known() == [KEY.key_id.hex()]
     again = judge_of(store)
@@ -130,7 +133,7 @@ def test_without_trust_proofs_are_passed_on(store: FactStore) -> None:
     judge = PageJudge(store, clock_ms=lambda: now_ms)
     judged = judge.judge("idmz", STREAM, signed(chain(2), KEY), [PLANT.der])
     assert (len(judged.batches), [one.is_verified for one in judged.heads]) == (2, [False])
-    assert judged.signers == ((KEY.key_id, PLANT.der, False),)
+    assert judged.signers == ((KEY.key_id, PLANT.der, False, "plant"),)
     assert judge.signers_known() == [KEY.key_id.hex()]
     now_ms += PASSED_ON_MS + 1
     assert judge.signers_known() == []
@@ -382,6 +385,25 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
         bring("idmz", one)
         bring("evil", one)
     assert store.signers([KEY.key_id])[0] == PLANT.der
+
+
+def test_certificates_of_ever_new_keys_have_a_limit_for_each_zone(
+    store: FactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A zone that is not trusted here signs one batch with ever new keys, behind an honest relay: the newest of them
+    are kept, because no retention releases a certificate, and the true one that the same relay brings of another zone
+    stays."""
+    monkeypatch.setattr(transaction, "KEYS_OF_ZONE_MAX", 4)
+    relay, (honest,), (evil,) = PageJudge(store, clock_ms=lambda: NOW_MS), chain(1), chain(1, "evil")
+    put(store, relay.judge("idmz", STREAM, signed([honest], KEY), [PLANT.der]), 1)
+    keys = [make("evil") for _ in range(10)]
+    for number, one in enumerate(keys, 2):
+        put(store, relay.judge("idmz", STREAM, signed([evil], signing_key(one)), [one.der]), number)
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as file:
+        kept = {der for (der,) in file.execute("SELECT certificate FROM signer WHERE peer != ''")}
+    assert PLANT.der in kept
+    assert len(kept) == 1 + 4
+    assert store.signers([KEY.key_id]) == [PLANT.der]
 
 
 def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.pages import BatchEnd
-from agent.replication.protocol.pacing import backoff_ms
+from agent.replication.protocol.pacing import BYTES_MIN, backoff_ms
 from agent.replication.protocol.page_check import DEFINITIONS_WAITING_BYTES_MAX
 from agent.replication.protocol.pull_events import (
     Append,
@@ -26,7 +26,7 @@ from agent.replication.protocol.pull_events import (
     Storing,
     Tick,
 )
-from agent.replication.pulling.receiver import DEFINITION_PAGES_MAX, ORIGINS_KNOWN_MAX, Receiver
+from agent.replication.pulling.receiver import DEFINITION_PAGE_BYTES, ORIGINS_KNOWN_MAX, Receiver
 
 ONE, TWO = "1" * 32, "2" * 32
 PATIENCE = ReceiverSettings(
@@ -447,20 +447,41 @@ def test_definitions_wait_for_their_batch() -> None:
     assert driver.fetches[-1].definitions_known == {}
 
 
-def test_the_definitions_kept_of_a_peer_are_bounded() -> None:
-    """What a peer may make us keep is bounded."""
+def test_declined_facts_of_one_zone_have_no_definitions_of_others_sent_again() -> None:
+    """A zone whose facts are declined brings a definition with each: those of others, which may be megabytes, stay
+    known, and only what the store lacks is asked for again."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
-    for number in range(DEFINITION_PAGES_MAX):
-        driver.answer(page(0, 0, more=True, definitions={"a": number + 1}))
-    assert kinds(driver.answer(page(0, 0, more=True, definitions={"a": 99}))) == [NoteKind.PEER_REFUSES]
+    driver.answer(page(1, 10, more=True, definitions={"plant": 10_000, "evil": 1}))
+    driver(Appended(definitions_held={"plant": 10_000}))
+    assert (driver.fetches[-1].after_offset, driver.fetches[-1].definitions_known) == (10, {"plant": 10_000})
+
+
+def test_the_definitions_kept_of_a_peer_are_bounded() -> None:
+    """What a peer may make us keep is bounded, also where each page brings next to nothing."""
+    driver, number = Driver(ONE, 0), 0
+    driver(LinkUp())
+    while kinds(driver.answer(page(0, 0, more=True, definitions={"a": number + 1}))) == [Fetch]:
+        number += 1
+        assert number * DEFINITION_PAGE_BYTES <= DEFINITIONS_WAITING_BYTES_MAX
+    assert driver.core.asking is Asking.BLOCKED
+
+
+def test_the_definitions_of_a_large_plant_come_over_a_slow_line() -> None:
+    """Ten thousand tags in the smallest pages: three hundred of them, and then the batch."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    for number in range(300):
+        few = page(0, 0, more=True, definitions={"a": 35 * (number + 1)}, definition_bytes=BYTES_MIN)
+        assert kinds(driver.answer(few)) == [Fetch]
+    assert Append in kinds(driver.answer(page(1, 10)))
 
 
 def test_the_memory_of_the_definitions_kept_is_bounded() -> None:
     """Few pages with very many definitions, as a hostile peer makes them, reach the limit too; the refusal names it."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
-    large = DEFINITIONS_WAITING_BYTES_MAX // 4
+    large = DEFINITIONS_WAITING_BYTES_MAX // 4 - DEFINITION_PAGE_BYTES
     for number in range(4):
         assert kinds(driver.answer(page(0, 0, more=True, definitions={"a": number + 1}, definition_bytes=large))) == [
             Fetch

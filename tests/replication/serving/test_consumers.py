@@ -263,6 +263,17 @@ async def test_a_contradiction_ends_a_fetch_before_anything_is_written_or_read()
         )
 
 
+async def test_the_proof_of_a_claim_is_judged_in_a_thread() -> None:
+    """Certificates are parsed and the disk is read for each claim, and a zone may make a thousand in a second."""
+    async with play() as (store, consumers):
+        judged = list[threading.Thread]()
+        consumers._context.is_proven = lambda *_: bool(judged.append(threading.current_thread()))
+        store.contradicts = "offset 9 holds another batch"
+        await consumers.fetch(ONE, fetch(origin_head=OriginHead(last_sequence=7, digest="bb" * 16)))
+        assert judged
+        assert threading.current_thread() not in judged
+
+
 async def test_a_position_on_another_timeline_ends_a_fetch() -> None:
     """The answer names the timeline of the store, and an incident what the peer has read."""
     async with play() as (store, consumers):

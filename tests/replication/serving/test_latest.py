@@ -25,15 +25,20 @@ from agent.replication.protocol.codec import decode_answer, encode_answer
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
 from agent.replication.protocol.limits import SEARCHES_WAITING_MAX
 from agent.replication.protocol.messages import CLAIM_MAX, GetLatest, LatestAnswer, LatestEntry, TagKey
+from agent.replication.serving.admission import Caller
 from agent.replication.serving.latest_page import (
     KEPT_MS,
     KEPT_OF_ZONE_MAX,
+    KEPT_TAGS_MAX,
     LatestQuery,
     LatestValues,
     Search,
     SearchCache,
     page_of,
 )
+from agent.replication.serving.operations.context import Context
+from agent.replication.serving.operations.latest import Latest
+from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.server import Server
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
@@ -152,6 +157,27 @@ async def test_subjects_and_prefix_narrow_the_answer(broker: Mosquitto, tmp_path
             assert refused.value.code == code
 
 
+async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that takes no answers, and asks for latest values in the name of a zone: what a search has found waits
+    until the answer may be read, megabytes each, so those that wait for that count as well."""
+    link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
+    store: Any = SimpleNamespace(zone="plant-a", epoch=bytes(16), signer=None, end_offset=lambda _: 0)
+    context = Context(link, store, {"idmz": frozenset({STREAM})})
+    monkeypatch.setattr(context, "_answer_ready_ms", lambda *_: None)
+    searches = Latest(context, lambda *_: LatestValues([], value, 0, 7))
+    caller, request = Caller("idmz", "one", bytes(16)), GetLatest(stream=STREAM)
+    async with asyncio.timeout(10):
+        waiting = [asyncio.create_task(searches.get_latest(caller, request)) for _ in range(SEARCHES_WAITING_MAX + 1)]
+        await wait_until_async(lambda: context.turns._queue.waiting("idmz") == len(waiting), "the answers")
+        refused = await searches.get_latest(caller, request)
+        assert isinstance(refused, Refuse)
+        assert refused.code == "busy"
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
+    assert not searches._open.total()
+
+
 @pytest.mark.system
 async def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> None:
     """One search at a time; a few wait, one more is told to ask later, and those that waited are answered."""
@@ -245,6 +271,8 @@ def test_few_searches_are_kept_and_not_for_long() -> None:
     kept.put("idmz", questions[1], Search(found([]), 8, 10))
     assert [one.end_offset for question in questions if (one := kept.get("idmz", question, 10))] == [8, 7]
     assert [kept.get("idmz", question, KEPT_MS + 5) is not None for question in questions] == [False, True, False]
+    kept.put("idmz", questions[0], Search(LatestValues([("z", "s", "p")] * (KEPT_TAGS_MAX + 1), value, 0, 0), 7, 10))
+    assert kept.get("idmz", questions[0], 10) is None, "megabytes, and searched for again in the zone's own time"
     kept.forget(KEPT_MS + 10)
     assert kept._searches == {}
 

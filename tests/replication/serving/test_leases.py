@@ -27,10 +27,23 @@ pytestmark = pytest.mark.system
 NAME = f"idmz.{STREAM}"
 
 
-def lease_of(plant: Node) -> int:
-    """The lease epoch in force at the plant."""
+def base_of(plant: Node) -> int:
+    """What the lease epochs of the consumer begin after."""
     consumer = plant.store.consumers.get(NAME)
-    return 0 if consumer is None else consumer.lease.epoch
+    assert consumer is not None
+    return consumer.registered_unix_ms
+
+
+def lease_of(plant: Node) -> int:
+    """The lease in force at the plant: 1 for the first that was granted."""
+    consumer = plant.store.consumers.get(NAME)
+    assert consumer is not None
+    return consumer.lease.epoch - base_of(plant)
+
+
+def lease_at(puller: Puller, plant: Node) -> int:
+    """The same for the lease that a pull has; below 0 if it has none."""
+    return puller.statistics().lease - base_of(plant)
 
 
 async def fenced(puller: Puller) -> None:
@@ -73,7 +86,7 @@ def test_the_later_of_two_clones_continues(broker: Mosquitto, tmp_path: Path, ca
                     await wait_until_async(lambda: later.statistics().frontier == 1_000, "the confirmation")
                 assert server.statistics().refusals == {"fenced": before + 1}
                 assert one.store.end_offset(STREAM) == 500
-                assert (earlier.statistics().lease, later.statistics().lease, lease_of(plant)) == (2, 3, 3)
+                assert (lease_at(earlier, plant), lease_at(later, plant), lease_of(plant)) == (2, 3, 3)
                 why = earlier.statistics().lost_reason or ""
                 assert "fenced: consumer" in why
                 assert why.count("stop one") == 1  # by the table's advice alone, not by the store's as well
@@ -82,7 +95,7 @@ def test_the_later_of_two_clones_continues(broker: Mosquitto, tmp_path: Path, ca
             back = one.pull("plant-a")
             async with one.running():
                 await one.wait_end(1_000)
-            assert (back.statistics().lease, back.statistics().facts_duplicate) == (4, 0)
+            assert (lease_at(back, plant), back.statistics().facts_duplicate) == (4, 0)
         assert sealed(one.store) == sealed(two.store) == sealed(plant.store)
         for node in (plant, one, two):
             node.store.close()
@@ -102,7 +115,7 @@ async def test_leases_survive_the_serving_node(broker: Mosquitto, tmp_path: Path
         earlier, later = one.pull("plant-a", receiver=IMPATIENT), two.pull("plant-a", receiver=IMPATIENT)
         stack = contextlib.AsyncExitStack()
         await stack.enter_async_context(one.running())
-        await wait_until_async(lambda: earlier.statistics().lease == 2, "the first lease")
+        await wait_until_async(lambda: lease_at(earlier, plant) == 2, "the first lease")
         await stack.enter_async_context(two.running())
         await fenced(earlier)
     async with stack:
@@ -115,7 +128,7 @@ async def test_leases_survive_the_serving_node(broker: Mosquitto, tmp_path: Path
                 await two.wait_end(facts)
             assert lease_of(plant) == 3
             assert server.statistics().refusals == {}
-    assert (earlier.statistics().lease, later.statistics().lease) == (2, 3)
+    assert (lease_at(earlier, plant), lease_at(later, plant)) == (2, 3)
     assert one.store.end_offset(STREAM) == 100
     for node in (plant, one, two):
         node.store.close()
@@ -146,15 +159,18 @@ async def test_a_client_without_leases(broker: Mosquitto, tmp_path: Path) -> Non
             asks = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=100, lease=0, wait_ms=1)
             answer = (await by_lease.ask(asks, 10)).answer
             assert isinstance(answer, FetchAnswer)
-            assert answer.lease == 1
+            assert answer.lease == base_of(plant) + 1
         assert waiting.result() == "fenced"
         assert await refusal(without, page) == "fenced"
         assert await refusal(without, ConfirmReceipt(consumer_name=NAME, offset=100)) == "fenced"
         both = FetchFacts(consumer_name=NAME, limit=1_000, confirm=Confirm(last_offset=100), lease=0)
         answer = (await without.ask(both, 10)).answer
         assert isinstance(answer, FetchAnswer)
-        assert (answer.lease, answer.frontier) == (2, 100)
-        assert await refusal(by_lease, ConfirmReceipt(consumer_name=NAME, offset=100, lease=1)) == "fenced"
+        assert (answer.lease, answer.frontier) == (base_of(plant) + 2, 100)
+        assert (
+            await refusal(by_lease, ConfirmReceipt(consumer_name=NAME, offset=100, lease=base_of(plant) + 1))
+            == "fenced"
+        )
     for node in (plant, foreign, leased):
         node.store.close()
 
@@ -174,7 +190,7 @@ async def test_a_fetch_that_asks_and_waits_does_not_take_the_place_back(broker: 
         await wait_until_async(lambda: server.statistics().parked == 1, "the fetch to wait")
         answer = (await later.ask(at_once, 10)).answer
         assert isinstance(answer, FetchAnswer)
-        assert answer.lease == 2
+        assert answer.lease == base_of(plant) + 2
         assert await waiting == "fenced"
         assert lease_of(plant) == 2
     for node in (plant, one, two):
@@ -191,15 +207,16 @@ async def test_a_late_request_of_a_dead_instance_takes_no_lease(broker: Mosquitt
     async with plant.running(), dead.running():
         await plant.append(0, 100)
         first = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000, lease=0, lease_after=0)
-        assert await told(late, first) == (1, None)  # its own predecessor, long ago
+        assert (await told(late, first))[1] is None  # its own predecessor, long ago
+        begun = base_of(plant)
         plant.store.consumers.hold_lease(NAME, LeaseClaim("predecessor", 0)).result(20)
         async with living.running():
             await living.wait_end(100)
             await wait_until_async(lambda: puller.statistics().frontier == 100, "the confirmation")
-            assert (puller.statistics().lease, lease_of(plant)) == (3, 3)
-            for after in (0, 1, 2):
+            assert (lease_at(puller, plant), lease_of(plant)) == (3, 3)
+            for after in (0, begun + 1, begun + 2):
                 ahead = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=0, lease=0, lease_after=after)
-                assert await told(late, ahead) == (None, 3)
+                assert await told(late, ahead) == (None, begun + 3)
             await plant.append(100, 100)
             await living.wait_end(200)
             assert puller.statistics().asking is not Asking.FENCED

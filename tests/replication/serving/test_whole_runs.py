@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.batch import Origin
+from agent.batch import SEALED_BYTES_MAX, Origin
 from agent.pages import BATCHES_MAX, CERTIFICATES_OF_KEY_MAX, Page, StoredBatch
 from agent.replication.protocol.codec import HEADER_BYTES_MAX
 from agent.replication.protocol.messages import SIGNERS_MAX
@@ -68,6 +68,16 @@ RUN = [(400, PLANT, b""), (400, PLANT, b""), (400, PLANT, b""), (400, PLANT, hea
 def test_limits_do_not_end_a_page_inside_a_run(limits: dict[str, int]) -> None:
     """Bytes or facts run out inside a run: the page goes on to its head, and not to the next run."""
     assert last(select(log(*RUN, *RUN), **limits)) == 8
+
+
+def test_a_run_that_no_honest_zone_makes_stops_no_other() -> None:
+    """A zone leaves a batch of the largest size without a head, and signs the next one, as large: both together fit
+    into no packet. What lies further before a head than a run reaches is sent without it, and what is behind flows."""
+    large = SEALED_BYTES_MAX
+    page = log((large, PLANT, b""), (large, PLANT, head()), (400, IDMZ, head(2)))
+    assert last(select(page, bytes_max=256 * 1024, packet=1_048_576)) == 2
+    rest = Page(page.batches[1:], page.end_offset)
+    assert last(select(rest, bytes_max=256 * 1024, packet=1_048_576, after=2)) == 4
 
 
 def test_a_run_without_room_in_the_packet_is_left_for_the_next_page() -> None:

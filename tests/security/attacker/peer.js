@@ -43,8 +43,9 @@ class Log {
         return header.batches.length ? header.batches[header.batches.length - 1][1] : 0;
     }
 
-    // A batch of messages or of one sample; `forged` replaces fields of the chain. Returns its offsets.
-    append(stream, { zone, epoch, messages, sample, definitions, forged }) {
+    // A batch of messages or of one sample; `forged` replaces fields of the chain, `head` is the record to send with it,
+    // in base64. Returns its offsets.
+    append(stream, { zone, epoch, messages, sample, definitions, forged, head }) {
         const origin = `${zone}/${epoch}`;
         const chain = this.chains.get(origin) || { sequence: 1, digest: ZEROS };
         const link = { stream, zone, epoch, ...chain };
@@ -64,7 +65,8 @@ class Log {
         }
         const count = sample ? 1 : messages.length;
         this.chains.set(origin, { sequence: Number(link.sequence) + count, digest: sealed.subarray(-16) });
-        this.batches.push({ first: this.end + 1, last: this.end + count, sealed });
+        const record = head ? Buffer.from(head, 'base64') : null;
+        this.batches.push({ first: this.end + 1, last: this.end + count, sealed, head: record });
         this.end += count;
         this.waiting.forEach((wake) => wake());
         return { first_offset: this.end - count + 1, last_offset: this.end, digest: sealed.subarray(-16).toString('hex') };

@@ -28,7 +28,7 @@ CREATE TABLE origin (
 ) STRICT;
 
 -- Certificates (DER) of the keys that signed heads held here; they are passed on with the heads. key_id is a hint.
--- peer: which peer has brought it; empty for one that is believed here, or our own.
+-- peer: which peer has brought it, and of which zone ("idmz/plant"); empty for one that is believed here, or our own.
 CREATE TABLE signer (
     key_id BLOB NOT NULL CHECK (length(key_id) = 8),
     certificate BLOB NOT NULL UNIQUE CHECK (length(certificate) <= 4096),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 
 from agent.replication.protocol.limits import SEARCHES_WAITING_MAX
 from agent.replication.protocol.messages import GetLatest, LatestAnswer
@@ -30,19 +31,29 @@ class Latest:
         self._look_up = look_up
         self._turns: FairQueue[asyncio.Future[bool]] = FairQueue(1, 1, self._may_search)
         self._kept = SearchCache()
+        self._open = Counter[str]()
 
     async def get_latest(self, caller: Caller, request: GetLatest) -> Outcome:
         """A page of values."""
         context = self._context
         if request.stream not in context.exports[caller.zone]:
             return not_exported(request.stream, caller.zone)
-        if self._turns.waiting(caller.zone) >= SEARCHES_WAITING_MAX:
+        zone = caller.zone
+        # Those that wait for their answer to be sent count too: each keeps what was found, megabytes.
+        if self._open[zone] > SEARCHES_WAITING_MAX:
             return Refuse("busy", f"{SEARCHES_WAITING_MAX} searches for latest values of your zone are waiting already")
-        searched = await self._searched(caller.zone, request)
+        self._open[zone] += 1
+        try:
+            return await self._page(zone, request)
+        finally:
+            self._open[zone] -= 1
+
+    async def _page(self, zone: str, request: GetLatest) -> Outcome:
+        context, searched = self._context, await self._searched(zone, request)
         room = context.packet_bytes_max - HEAD_BYTES
         after = None if request.after is None else request.after.order
         page = searched.found, after, request.limit, min(request.bytes_max, room)
-        values, more = await context.in_thread(caller.zone, page_of, *page)
+        values, more = await context.in_thread(zone, page_of, *page)
         answer = LatestAnswer(
             **context.own,
             stream=request.stream,
