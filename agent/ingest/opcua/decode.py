@@ -175,8 +175,9 @@ def publish_head(data: bytes) -> PublishHead:
     subscription_id, available = _PUBLISH_HEAD.unpack_from(data)
     position = _PUBLISH_HEAD.size + 4 * max(0, available)  # sequence numbers that the server holds
     has_more = data[position] != 0
-    message = _MESSAGE_HEAD.unpack_from(data, position + 1)
-    return PublishHead(subscription_id, has_more, *message, position + 1 + _MESSAGE_HEAD.size)
+    sequence_number, publish_time, count = _MESSAGE_HEAD.unpack_from(data, position + 1)
+    end = position + 1 + _MESSAGE_HEAD.size
+    return PublishHead(subscription_id, has_more, sequence_number, publish_time, count, end)
 
 
 def notifications(data: bytes) -> Iterator[tuple[int, bytes]]:
