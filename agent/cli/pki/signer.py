@@ -125,7 +125,7 @@ def sign(
 ) -> None:
     """Sign the request of ZONE's signing key at the facts authority.
 
-    Compare the fingerprint with the one that bsfg pki signer request printed: equal ones prove the origin of the request.
+    Compare the fingerprint with the one that bsfg pki signer request printed. Equal ones prove its origin.
     """
     passphrase = passphrase_of(facts_folder, passphrase_file)
     issued = authority.sign_signer(
