@@ -353,8 +353,7 @@ class Sampler:
         return found
 
     def last(self, tag: int) -> Sample:
-        """The last sample of a tag, of an earlier process too. Its time is 0 if there was none, or if the tag is no longer
-        handled."""
+        """The last sample of a tag, of an earlier process too. Its time is 0 if there was none or the tag is gone."""
         current = self._current
         if tag in current.times_ns:
             return Sample(tag, current.times_ns[tag], current.values[tag], current.qualities[tag])

@@ -1,4 +1,4 @@
-"""Deduplicator: two subscriptions bring the same values, and each is recorded once, whatever the order of their arrival."""
+"""Deduplicator: two subscriptions bring the same values, and each is recorded once, in whatever order they arrive."""
 
 from collections import Counter
 
