@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from asyncua.client.client import Client
 
-from agent.ingest.opcua.values.type_reader import enumeration_text
+from agent.ingest.opcua.values.type_reader import TypeReader, names_text
 from agent.message import Json
 from tests.foreign.plant import opcua
 from tests.foreign.server import ForeignServer
@@ -85,12 +85,12 @@ async def test_the_names_of_an_enumeration_are_read_for_a_tag_file(server: Forei
     writes those of a vendor's data type, and those that a variable has itself; of nothing else."""
     async with Client(server.url) as client:
         index = (await client.get_namespace_array()).index("urn:bsfg:foreign:types")
-        session = client.uaclient.session
-        assert await enumeration_text(session, (index, 3001)) == "0=Off|1=Manual|7=Automatic"
-        assert await enumeration_text(session, (0, 852)) == (
+        types = TypeReader(client.uaclient.session)
+        assert names_text(await types.definition((index, 3001))) == "0=Off|1=Manual|7=Automatic"
+        assert names_text(await types.definition((0, 852))) == (
             "0=Running|1=Failed|2=NoConfiguration|3=Suspended|4=Shutdown|5=Test|6=CommunicationFault|7=Unknown"
         )
-        assert await enumeration_text(session, (0, 11)) == ""
+        assert names_text(await types.definition((0, 11))) == ""
     code, _, err = await bsfg(tmp_path, "opcua", "browse", server.url, "--insecure", "--csv", "t.csv")
     assert code == 0, err
     assert enumerations(tmp_path / "t.csv") == {

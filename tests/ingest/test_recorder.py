@@ -227,22 +227,22 @@ def message(number: int, size: int = 2) -> Message:
 async def test_messages_are_taken_like_samples() -> None:
     """They wait while the store refuses, go in their order, and count by their size against what may be uncommitted."""
     store = FakeStore()
-    beside = recorder(store).beside("events_lost")
+    other = recorder(store).for_another_task("events_lost")
     store.refusing = True
     for n in range(3):
-        beside.hand_in_message("events", message(n), n)
+        other.hand_in_message("events", message(n), n)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(beside.settle(), name="settle")
-        await wait_until_async(lambda: beside.refused_total > 2, "refusals")
+        task = group.create_task(other.settle(), name="settle")
+        await wait_until_async(lambda: other.refused_total > 2, "refusals")
         assert not task.done()
         store.refusing = False
-    await beside.drain()
+    await other.drain()
     assert list(store.events) == ["m/0", "m/1", "m/2"]
-    assert beside.samples_total == 3
-    beside.hand_in_message("events", message(3, 1_000), 3)
-    assert beside._in_flight == 11
-    await beside.drain()
-    assert beside._in_flight == 0
+    assert other.samples_total == 3
+    other.hand_in_message("events", message(3, 1_000), 3)
+    assert other._in_flight == 11
+    await other.drain()
+    assert other._in_flight == 0
 
 
 async def test_a_message_that_the_store_fails_at_is_given_up_as_a_loss_of_its_kind() -> None:
@@ -255,13 +255,13 @@ async def test_a_message_that_the_store_fails_at_is_given_up_as_a_loss_of_its_ki
             return super().append_message(stream, message)
 
     store = Failing()
-    beside = recorder(store).beside("events_lost")
-    beside.hand_in_message("events", message(1), 7_000_000_000)
+    other = recorder(store).for_another_task("events_lost")
+    other.hand_in_message("events", message(1), 7_000_000_000)
     for _ in range(3):
         with pytest.raises(ValueError, match="luck"):
-            await beside.settle()
-    beside.hand_in_message("events", message(2), 8)
-    await beside.drain()
+            await other.settle()
+    other.hand_in_message("events", message(2), 8)
+    await other.drain()
     assert list(store.events) == ["m/2"]
     (lost,) = store.messages.values()
     assert lost.fact.predicate == "events_lost"

@@ -145,10 +145,10 @@ def test_every_mask_is_read_alike_in_runs_and_alone(mask: int, kinds: str) -> No
     body = b"".join(
         struct.pack(f"<IBB{kind}{form}", n, mask, number[kind], n % 2, *fields) for n, kind in enumerate(kinds * 5)
     )
-    found = list(decoded(notification(len(kinds) * 5, body)).changes)
+    found = decoded(notification(len(kinds) * 5, body)).changes
     source, server = (500 + (3 if mask & 16 else 0) if mask & 4 else 0), 900 if mask & 8 else 0
     expected = [Change(n, n % 2, 7 if mask & 2 else 0, source, server) for n in range(len(kinds) * 5)]
-    assert found == expected
+    assert list(found) == expected
     assert [type(value) for value in found.values[: len(kinds)]] == [
         {"d": float, "i": int, "?": bool}[k] for k in kinds
     ]

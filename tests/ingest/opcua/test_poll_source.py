@@ -78,7 +78,7 @@ async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, cap
     assert [s.quality for s in store.of("a/b")] == [0x808C_0000, 0]
     assert [s.value for s in store.of("a/array[3]")] == [None, 7]
     lines = {record.status: record.tags for record in caplog.records if hasattr(record, "tags")}
-    assert lines == {"BadSensorFailure": "a/b", "BadNodeIdUnknown": "a/array[3]"}
+    assert lines == {"BadSensorFailure": "a/b (row 2, )", "BadNodeIdUnknown": "a/array[3] (row 3, )"}
     assert source.alive_ns > 0
 
 

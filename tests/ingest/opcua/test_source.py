@@ -461,13 +461,13 @@ async def test_a_dead_item_at_the_end_of_a_process(end: str, monkeypatch: pytest
     session, create = FakeSession(), FakeSession.create_items
     session.shows_ns = 20 * S
 
-    async def look(_: object, one: Subscription, __: object) -> Findings:
+    async def check(_: object, one: Subscription, __: object) -> Findings:
         return Findings({}, [1] if one.plan.item(1) else [], {1: ServerTime(10 * S, 0)})
 
     async def create_once(one: int, items: Sequence[ItemRequest]) -> list[Created]:
         return await (asyncio.Event().wait() if session.asked else create(session, one, items))  # type: ignore[return-value]
 
-    monkeypatch.setattr(source_module.Audit, "look", look)
+    monkeypatch.setattr(source_module.Audit, "check", check)
     monkeypatch.setattr(session, "create_items", create_once)
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: session.asked, "items")
@@ -548,11 +548,11 @@ async def test_items_are_tended_while_an_audit_waits(monkeypatch: pytest.MonkeyP
     source, _ = await made(FakeStore(), [tag(1)], parked_retry_ms=100)
     session, waiting = FakeSession(), asyncio.Event()
 
-    async def look(*_: object) -> None:
+    async def check(*_: object) -> None:
         waiting.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(source_module.Audit, "look", look)
+    monkeypatch.setattr(source_module.Audit, "check", check)
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: session.asked, "items")
         session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))

@@ -8,7 +8,7 @@ import pytest
 
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua import source as source_module
-from agent.ingest.opcua.rescue import LostSessions, earlier
+from agent.ingest.opcua.rescue import LostSessions, lost_sessions
 from agent.ingest.opcua.rescue.lost_sessions import SESSIONS_MAX, VAIN_LIVES_MAX
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import FakeSession, answer
@@ -93,7 +93,7 @@ async def test_a_life_that_ends_meanwhile_leaves_it_to_the_next() -> None:
 
 async def test_a_server_that_ends_the_connection_over_it_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """After some lives in a row that ended soon after they had asked. One that lasted begins the count anew."""
-    monkeypatch.setattr(earlier, "STABLE_S", 0.0)
+    monkeypatch.setattr(lost_sessions, "STABLE_S", 0.0)
     sessions = Sessions()
     await sessions.life("first")
     for number in range(VAIN_LIVES_MAX - 1):
@@ -142,7 +142,7 @@ async def test_lost_sessions_are_closed_when_their_subscriptions_are_taken_over(
     assert closed == [("session 0", 1, 1)]
     monkeypatch.setattr(sessions[2], "limits", asyncio.Event().wait)  # it gets no further
     async with life():
-        await wait_until_async(lambda: source._earlier._present is sessions[2], "the third session")
+        await wait_until_async(lambda: source._lost_sessions._present is sessions[2], "the third session")
     sessions[3].room = 0
     async with life() as session:
         await wait_until_async(lambda: session.keeps_subscriptions, "everything built")
