@@ -333,6 +333,8 @@ class _Folders:
 
 def merge(root: Path, files: Sequence[str]) -> list[File]:
     """Write the facts of some files of a table below `root` again, as one file for each date and zone, durable."""
+    if not files:
+        return []
     parts: dict[tuple[date, str], list[str]] = {}
     for path in files:
         on, of = (one.name.partition("=")[2] for one in (Path(path).parents[1], Path(path).parent))
