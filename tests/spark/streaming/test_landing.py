@@ -209,7 +209,7 @@ def test_what_is_there_is_left_out(tmp_path: Path, two_plants: Path) -> None:
     batches = record_batches(two_plants)
     rest = written(tmp_path / "rest", batches, after=30)
     assert (rest.rows, rest.seen, rest.known) == (11, [OffsetRange(31, 41)], 0)
-    known = tables.identities([str(tmp_path / "rest" / one.path) for one in rest.files])
+    known = tables.identities((str(tmp_path / "rest" / one.path) for one in rest.files), Identities())
     found = written(tmp_path / "new", batches, known=Identities.of(known.to_json()))
     assert (found.rows, found.seen, found.known) == (30, [OffsetRange(1, 41)], 11)
 
