@@ -151,6 +151,19 @@ def test_small_files_are_merged(tmp_path: Path, two_plants: Path, kind: Format) 
         assert deltalake.DeltaTable(tmp_path / "facts").to_pyarrow_table().num_rows == 41
 
 
+@FORMATS
+def test_ranges_without_a_file_are_merged_too(tmp_path: Path, kind: Format) -> None:
+    """Batches whose facts the table has already, as after a new checkpoint, have no file; the end that they record
+    stays."""
+    target = facts_table(tmp_path / "facts", kind)
+    for first in (1, 11, 21):
+        span = OffsetRange(first, first + 9)
+        target.commit("k", span, written(target.root("k", span), []).files)
+    assert target.compact(2) == 0
+    assert (target.landed("k"), target.paths()) == (30, [])
+    assert len(list((tmp_path / "facts").glob("batch=*"))) == (kind == "parquet")
+
+
 def test_a_merge_that_was_killed_counts_no_fact_twice(
     tmp_path: Path, two_plants: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +209,7 @@ def test_what_is_there_is_left_out(tmp_path: Path, two_plants: Path) -> None:
     batches = record_batches(two_plants)
     rest = written(tmp_path / "rest", batches, after=30)
     assert (rest.rows, rest.seen, rest.known) == (11, [OffsetRange(31, 41)], 0)
-    known = tables.identities([str(tmp_path / "rest" / one.path) for one in rest.files])
+    known = tables.identities((str(tmp_path / "rest" / one.path) for one in rest.files), Identities())
     found = written(tmp_path / "new", batches, known=Identities.of(known.to_json()))
     assert (found.rows, found.seen, found.known) == (30, [OffsetRange(1, 41)], 11)
 
