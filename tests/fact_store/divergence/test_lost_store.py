@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from agent.batch import open_messages, parse
 from agent.cli import bsfg
 from agent.fact_store import FactStore
+from agent.fact_store import store as store_module
 from agent.fact_store.divergence.quarantine import keep_log, mark_suspect, quarantined_files
 from agent.fact_store.divergence.witness import read_witness
 from agent.fact_store.log.errors import StoreDamaged
@@ -58,8 +59,9 @@ def notices(store: FactStore) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.parametrize("how", ["deleted", "emptied"])
-def test_a_missing_file_is_reported(tmp_path: Path, how: str) -> None:
-    """The node begins a new store, and reports which epoch was there and how far each stream went, once."""
+def test_a_missing_file_is_reported(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node begins a new store, and reports which epoch was there and how far each stream went, once; after a day the
+    incident alone remains."""
     with node(tmp_path) as store:
         fill(store)
         before = store.epoch
@@ -80,6 +82,10 @@ def test_a_missing_file_is_reported(tmp_path: Path, how: str) -> None:
                 {"stream": OPERATIONAL, "end_offset": 0, "known_end_offset": 1},
                 {"stream": TELEMETRY, "end_offset": 0, "known_end_offset": 10},
             ]
+    monkeypatch.setattr(store_module, "LOSSES_MS", 0)
+    with node(tmp_path) as store:
+        assert store.integrity().losses == 0
+        assert [one.kind for one in store.incidents()] == ["missing"]
 
 
 def test_a_first_start_reports_nothing(tmp_path: Path) -> None:
