@@ -18,7 +18,8 @@ from agent.fact_store import FactStore
 from agent.fact_store import store as store_module
 from agent.fact_store.divergence.quarantine import keep_log, mark_suspect, quarantined_files
 from agent.fact_store.divergence.witness import read_witness
-from agent.fact_store.log.errors import StoreDamaged
+from agent.fact_store.log.errors import StoreDamaged, StoreError
+from agent.fact_store.sqlite.connection import connect
 from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, TELEMETRY, done, message, samples, tag, values_in
 
 
@@ -86,6 +87,26 @@ def test_a_missing_file_is_reported(tmp_path: Path, how: str, monkeypatch: pytes
     with node(tmp_path) as store:
         assert store.integrity().losses == 0
         assert [one.kind for one in store.incidents()] == ["missing"]
+
+
+def test_an_opening_that_failed_costs_nothing(tmp_path: Path) -> None:
+    """The writer was open already and then no reader: the log stays, so that the next opening misses nothing and begins
+    no new epoch."""
+
+    def connect_writer_only(uri: str) -> sqlite3.Connection:
+        if uri.endswith("mode=ro"):
+            raise sqlite3.OperationalError("unable to open database file")
+        return connect(uri)
+
+    killed(tmp_path)
+    before = read_witness(tmp_path / "facts.db")
+    assert before is not None
+    with pytest.raises(StoreError, match="unable to open"):
+        FactStore.open(tmp_path / "facts.db", "plant", connect_to=connect_writer_only, unattended=True)
+    with node(tmp_path) as store:
+        assert store.epoch.hex() == before.epoch
+        assert store.end_offset(TELEMETRY) == before.ends[TELEMETRY]
+        assert not store.incidents()
 
 
 def test_a_first_start_reports_nothing(tmp_path: Path) -> None:

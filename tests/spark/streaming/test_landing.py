@@ -106,8 +106,12 @@ def test_what_is_landed_is_durable(
     found = written(root, record_batches(two_plants))
     for one in found.files:
         calls.check_synced(root / one.path, root, *[root / where for where in Path(one.path).parents])
+    stray = root / "date=2020-01-01" / "zone=plant-a" / "part-0.parquet"
+    stray.parent.mkdir(parents=True)
+    stray.touch()
     target.commit("k", span, found.files)
     if kind == "parquet":
+        calls.check_synced(stray.parent)  # without the file of a task that ran twice
         (landed,) = [path for path in (tmp_path / "facts").iterdir() if path.name.startswith("batch=")]
         calls.check_durable(landed)
     else:
