@@ -40,9 +40,12 @@ class DiskCalls:
 
     def check_synced(self, *paths: Path) -> None:
         """Fail unless each file or folder was synced."""
-        synced = {path for path, old in self._calls if old is None}
-        missing = [path for path in paths if path.resolve() not in synced]
+        missing = [path for path in paths if not self.is_synced(path)]
         assert not missing, f"not synced: {missing}"
+
+    def is_synced(self, path: Path) -> bool:
+        """Whether a file or folder was synced."""
+        return (path.resolve(), None) in self._calls
 
     def position(self, file: Path) -> int:
         """The place of the last call that gave `file` its name."""
