@@ -284,10 +284,11 @@ class _Folders:
         listed = {aside / one.path for one in files}
         if self.landed(key) >= span.first or not all(path.exists() for path in listed):
             raise JobRefused(f"{self._folder}: another writer lands facts of {key}", "one land job for each checkpoint")
-        for path in aside.rglob("*.parquet"):
-            if path not in listed:  # of a task that ran twice
-                path.unlink()
-        sync_folder(aside)
+        strangers = [path for path in aside.rglob("*.parquet") if path not in listed]  # of a task that ran twice
+        for path in strangers:
+            path.unlink()
+        for where in {path.parent for path in strangers}:  # after a power cut they must not be part of the table
+            sync_folder(where)
         aside.rename(self._folder / _name(key, span))
         sync_folder(self._folder)
 

@@ -29,6 +29,7 @@ from tests.spark import making
 from tests.spark.making import NOON_NS, SECOND_NS
 from tests.spark.streaming.feeding import gap as gap_of
 from tests.spark.streaming.rows import landed_rows
+from tests.support.disk_calls import DiskCalls
 
 HALF_DAY_NS = 12 * 3600 * SECOND_NS
 COLUMNS = ("zone", "date", "sequence", "value", "offset")
@@ -91,6 +92,31 @@ def test_a_table_has_each_fact_in_its_partition(tmp_path: Path, two_plants: Path
     assert (declared.what, declared.offset, declared.zone, declared.detail) == (
         "samples_lost", 41, "enterprise", '{"count":7}',
     )  # fmt: skip
+
+
+@FORMATS
+def test_what_is_landed_is_durable(
+    tmp_path: Path, two_plants: Path, kind: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer is confirmed next, and the node may release the facts: each file, its name and the names of its
+    folders are synced, and so is what names them in the table."""
+    target, calls = facts_table(tmp_path / "facts", kind), DiskCalls(monkeypatch)
+    span = OffsetRange(1, 41)
+    root = target.root("k", span)
+    found = written(root, record_batches(two_plants))
+    for one in found.files:
+        calls.check_synced(root / one.path, root, *[root / where for where in Path(one.path).parents])
+    stray = root / "date=2020-01-01" / "zone=plant-a" / "part-0.parquet"
+    stray.parent.mkdir(parents=True)
+    stray.touch()
+    target.commit("k", span, found.files)
+    if kind == "parquet":
+        calls.check_synced(stray.parent)  # without the file of a task that ran twice
+        (landed,) = [path for path in (tmp_path / "facts").iterdir() if path.name.startswith("batch=")]
+        calls.check_durable(landed)
+    else:
+        log = tmp_path / "facts" / "_delta_log"
+        calls.check_synced(log / f"{1:020}.json", log, tmp_path / "facts")
 
 
 @FORMATS
