@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -176,6 +176,34 @@ async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.
             one.cancel()
         await asyncio.wait(waiting)
     assert not searches._open.total()
+
+
+async def test_a_search_whose_time_comes_while_others_are_begun_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A zone had a long search, and the clock reaches the end of its wait between two looks at it: the next search is
+    begun by an alarm, without another request."""
+    link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
+    store: Any = SimpleNamespace(zone="plant-a", epoch=bytes(16), signer=None, end_offset=lambda _: 0)
+    context = Context(link, store, {"idmz": frozenset({STREAM})})
+    alarms, times_ms = list[Callable[[], object]](), [0]
+
+    def call_later(_delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
+        alarms.append(callback)
+        return lambda: None
+
+    monkeypatch.setattr(context, "call_later", call_later)
+    monkeypatch.setattr(context, "now_ms", lambda: times_ms.pop(0) if len(times_ms) > 1 else times_ms[0])
+    context.pacer.searched("idmz", 1_000, 0)
+    ready_ms = context.pacer.search_ready_ms("idmz", 0)
+    searches = Latest(context, lambda *_: LatestValues([], value, 0, 7))
+    times_ms[:] = [ready_ms - 1, ready_ms]
+    searching = asyncio.create_task(searches._searched("idmz", GetLatest(stream=STREAM)))
+    await asyncio.sleep(0)
+    assert alarms, "the search waits for something that comes"
+    alarms.pop()()
+    async with asyncio.timeout(10):
+        assert (await searching).found.queue_depth == 7
 
 
 @pytest.mark.system
