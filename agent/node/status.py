@@ -82,11 +82,11 @@ class StatusCollector:
         ingest: Ingest,
         telemetry: Telemetry,
         reloader: Reloader,
+        freshness: Freshness,
         clock_s: Callable[[], float] = time.monotonic,
-        freshness: Freshness | None = None,
     ) -> None:
         self._reloader = reloader
-        self._freshness = freshness or Freshness()
+        self._freshness = freshness
         self._store = store
         self._runtimes, self._ingest = runtimes, ingest
         self._telemetry = telemetry

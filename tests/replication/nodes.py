@@ -12,7 +12,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from agent.cli import bsfg
-from agent.config import load
+from agent.config import ConfigFile
 from agent.fact_store.store import FactStore
 from agent.local_socket.serving import open_store
 from agent.message import Sample, TagDefinition
@@ -166,9 +166,10 @@ async def whole_node(folder: Path, broker: Mosquitto, zone: str, peer: str) -> A
     """The whole node of `zone` in `folder`, as `bsfg run` makes it, with one peer; yields its node.toml when it is
     connected."""
     file = write_node_toml(folder, broker, zone, peer)
-    settings, stop = load(file), asyncio.Event()
+    config, stop = ConfigFile(file), asyncio.Event()
+    settings = config.load()
     with open_store(settings) as store:
-        node = WholeNode(settings, store, {})
+        node = WholeNode(settings, store, {}, config, asyncio.Event())
         async with asyncio.TaskGroup() as group:
             group.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
             try:
