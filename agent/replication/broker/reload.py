@@ -91,12 +91,10 @@ def check_program() -> Iterator[Diagnostic]:
         yield note(what, "load the packet filter rules (firewall.nft) and copy the limits for systemd, or use 2.0.12")
 
 
-def reload_broker(
-    config_file: Path, pid: int | None, pause: Callable[[float], None], *, now: datetime | None = None
-) -> Iterator[Diagnostic]:
+def reload_broker(config_file: Path, pid: int | None, pause: Callable[[float], None]) -> Iterator[Diagnostic]:
     """Check the files, send SIGHUP to `pid` or to the broker that runs with this configuration, and verify its
     certificate."""
-    diagnostics = list(check_broker_files(config_file, now=now))
+    diagnostics = list(check_broker_files(config_file))
     yield from diagnostics
     if any(diagnostic.is_bad for diagnostic in diagnostics):
         hint = "the broker keeps its present files; correct them and reload again"
