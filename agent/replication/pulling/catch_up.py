@@ -54,7 +54,7 @@ class CatchUp:
 
 
 class CatchUpTracker:
-    """One pull. `now` is None while it is not far behind."""
+    """One pull. `now` is None unless it is far behind."""
 
     def __init__(self) -> None:
         self.now: CatchUp | None = None
@@ -67,8 +67,8 @@ class CatchUpTracker:
         peer records them."""
         return self.now is not None and self.now.closes_in
 
-    def update(self, now_ms: int, offset: int, end_offset: int) -> CatchUpEvent | None:
-        """Note the position of the pull; returns what to log, if anything. After FINISHED call `forget`."""
+    def update(self, now_ms: int, offset: int, end_offset: int) -> tuple[CatchUpEvent, CatchUp] | None:
+        """Note the position of the pull; returns what to log, if anything."""
         if self.now is None:
             if end_offset - offset < BEHIND_FACTS_MIN:
                 return None
@@ -76,30 +76,26 @@ class CatchUpTracker:
             self._samples.clear()
             self._samples.append((now_ms, offset, end_offset))
             self._logged_ms = now_ms
-            return CatchUpEvent.STARTED
+            return CatchUpEvent.STARTED, self.now
         if offset < self.now.offset:  # the peer's store was replaced, and is read from its beginning
             self.now = None
             return self.update(now_ms, offset, end_offset)
         if now_ms - self._samples[-1][0] >= SAMPLE_MS:
             self._samples.append((now_ms, offset, end_offset))
-        self.now = self._measured(now_ms, offset, end_offset)
+        measured = self.now = self._measure(self.now.from_offset, now_ms, offset, end_offset)
         if end_offset - offset <= NEAR_FACTS:
-            return CatchUpEvent.FINISHED
+            self.now = None
+            return CatchUpEvent.FINISHED, measured
         if now_ms - self._logged_ms >= LOG_EVERY_MS:
             self._logged_ms = now_ms
-            return CatchUpEvent.PROGRESS
+            return CatchUpEvent.PROGRESS, measured
         return None
 
-    def forget(self) -> None:
-        """The end of the catching up was logged."""
-        self.now = None
-
-    def _measured(self, now_ms: int, offset: int, end_offset: int) -> CatchUp:
-        assert self.now is not None
+    def _measure(self, from_offset: int, now_ms: int, offset: int, end_offset: int) -> CatchUp:
         then_ms, then_offset, then_end = self._samples[0]
         took_s = (now_ms - then_ms) / 1000
         if took_s < SAMPLE_MS / 1000:  # the first page may still be on its way to the disk
-            return CatchUp(self.now.from_offset, offset, end_offset)
+            return CatchUp(from_offset, offset, end_offset)
         closing = ((then_end - then_offset) - (end_offset - offset)) / took_s
         left = (end_offset - offset) / closing if closing > 0 else None
-        return CatchUp(self.now.from_offset, offset, end_offset, (offset - then_offset) / took_s, left)
+        return CatchUp(from_offset, offset, end_offset, (offset - then_offset) / took_s, left)

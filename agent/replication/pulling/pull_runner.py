@@ -42,7 +42,7 @@ from agent.replication.protocol.pull_events import (
     ReceiverSettings,
 )
 from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling.catch_up import CatchUpEvent, CatchUpTracker
+from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent, CatchUpTracker
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_spans import PullSpans
 from agent.replication.pulling.receiver import ORIGINS_KNOWN_MAX, Receiver
@@ -113,8 +113,8 @@ class PullIO(Protocol):
         """A page is durable."""
         ...
 
-    def caught_up(self, event: CatchUpEvent) -> None:
-        """Log how the pull catches up; `PullRunner.catch_up` has the figures."""
+    def caught_up(self, event: CatchUpEvent, progress: CatchUp) -> None:
+        """Log how the pull catches up."""
         ...
 
 
@@ -154,9 +154,9 @@ class PullRunner:
         effects = self.core.handle(event, now_ms, chance)
         self.spans.after(event, self.core, self.peer_end_offset)
         if isinstance(event, Appended | PageArrived):  # before the effects: a page is stored as backlog or not
-            progress = self.catch_up.update(now_ms, self.core.stored_offset, self.peer_end_offset)
-            if progress is not None:
-                self._io.caught_up(progress)
+            noted = self.catch_up.update(now_ms, self.core.stored_offset, self.peer_end_offset)
+            if noted is not None:
+                self._io.caught_up(*noted)
         for effect in effects:
             self.spans.carried_out(effect)
             match effect:

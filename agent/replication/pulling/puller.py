@@ -41,7 +41,6 @@ from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_runner import PullEvent, PullRunner, PullSettings
-from agent.replication.pulling.receiver import Receiver
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.telemetry import Telemetry
 
@@ -114,10 +113,9 @@ class Puller:
         telemetry: Telemetry | None = None,
         judge: PageJudge | None = None,
     ) -> None:
-        self._judge = judge or PageJudge(store)
+        telemetry = telemetry or Telemetry()
         self._bandwidth = bandwidth
         self._requester = requester
-        self._telemetry = telemetry or Telemetry()
         self._store = store
         self._settings = settings
         self._store_errors = store_errors
@@ -125,7 +123,7 @@ class Puller:
         self._chance = chance
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[PullEvent] = asyncio.Queue(EVENTS_MAX)
-        self._runner: PullRunner | None = None
+        self._runner = PullRunner(*(self, store, settings, store_errors), bandwidth, telemetry, judge=judge)
         self._checker: ThreadPoolExecutor | None = None
         self._checks_open = 0
         self._group: asyncio.TaskGroup | None = None
@@ -135,15 +133,13 @@ class Puller:
         self._uncompared = dict[OriginRange, None]()  # in the order in which they were named
         self._last_answer_ms: int | None = None
         self._artifacts = ArtifactPull(
-            ThrottledRequester(requester, bandwidth, telemetry=self._telemetry), store.artifacts, store_errors
+            ThrottledRequester(requester, bandwidth, telemetry=telemetry), store.artifacts, store_errors
         )
         self.begun = asyncio.Event()
         """The peer has answered for the first time in this life, so our consumer is registered there."""
 
     def statistics(self) -> PullStatistics:
-        runner = self._runner
-        core = runner.core if runner else Receiver(self._settings.receiver, None, 0)
-        peer_end_offset = runner.peer_end_offset if runner else 0
+        core, peer_end_offset = self._runner.core, self._runner.peer_end_offset
         return PullStatistics(
             peer_zone=self._settings.peer_zone,
             stream=self._settings.stream,
@@ -158,7 +154,7 @@ class Puller:
             facts_duplicate=self._facts_duplicate,
             counters=replace(core.counters),
             last_answer_ms=self._last_answer_ms,
-            catch_up=runner.catch_up.now if runner else None,
+            catch_up=self._runner.catch_up.now,
             page_waits=core.page_waits,
             pacing=self._pacing(core.paced_ms(_now_ms())),
         )
@@ -172,13 +168,7 @@ class Puller:
     async def run(self) -> None:
         """Pull until cancelled; once in a puller's life. When it ends, a page on its way to disk is stored as a whole,
         or not at all."""
-        assert self._runner is None, "a puller runs once"
-        runner = self._runner = PullRunner(
-            *(self, self._store, self._settings, self._store_errors),
-            self._bandwidth,
-            self._telemetry,
-            judge=self._judge,
-        )
+        runner = self._runner
         try:
             with ThreadPoolExecutor(1, "bsfg-check") as self._checker:
                 self._requester.link.watch(
@@ -210,7 +200,6 @@ class Puller:
 
     def send(self, fetch_id: int, request: FetchFacts, expiry_s: int) -> None:
         runner = self._runner
-        assert runner is not None
 
         def sent(future: asyncio.Future[None]) -> None:
             error = None if future.cancelled() else future.exception()
@@ -225,7 +214,6 @@ class Puller:
             sending.add_done_callback(sent)
 
     def _answered(self, fetch_id: int, arrived: ArrivedAnswer) -> None:
-        assert self._runner is not None
         if self._bandwidth is not None:
             self._bandwidth.spend(len(arrived.payload), _now_ms())
         if self._checks_open >= CHECKS_MAX:
@@ -281,13 +269,8 @@ class Puller:
         while len(self._uncompared) > UNCOMPARED_MAX:
             del self._uncompared[next(iter(self._uncompared))]
 
-    def caught_up(self, event: CatchUpEvent) -> None:
-        assert self._runner is not None
-        tracker = self._runner.catch_up
-        assert tracker.now is not None
-        _log.info(event.value, extra={**self._about(), "percent": round(tracker.now.percent, 1), **asdict(tracker.now)})
-        if event is CatchUpEvent.FINISHED:
-            tracker.forget()
+    def caught_up(self, event: CatchUpEvent, progress: CatchUp) -> None:
+        _log.info(event.value, extra={**self._about(), "percent": round(progress.percent, 1), **asdict(progress)})
 
     def _about(self) -> dict[str, object]:
         return {"peer": self._settings.peer_zone, "stream": self._settings.stream}
