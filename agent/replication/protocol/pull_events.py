@@ -242,7 +242,6 @@ class OpenFetch:
     """A request whose answer is awaited, and until when."""
 
     fetch_id: int
-    after_offset: int | None
     sent_ms: int
     deadline_ms: int
     wait_ms: int

@@ -212,7 +212,7 @@ class Receiver(Generic[Content]):
         self._unproven = ""
         wait_ms = settings.wait_ms if self._is_proven else 0  # a peer that may be away is to answer at once
         timeout_ms = wait_ms + (settings.answer_timeout_ms << min(self._failures, 3))
-        self._open = OpenFetch(self._last_fetch_id, self._accepted_offset, now_ms, now_ms + timeout_ms, wait_ms)
+        self._open = OpenFetch(self._last_fetch_id, now_ms, now_ms + timeout_ms, wait_ms)
         must_confirm = self.epoch is not None and self.stored_offset > self.frontier  # stored, never accepted only
         self._effects.append(
             Fetch(

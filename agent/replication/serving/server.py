@@ -101,7 +101,6 @@ class Server:
     ) -> None:
         self._refused_as = dict(refusals or {})
         self._refuses_request = refuses_request
-        self._link = link
         self._store = store
         self._peers = frozenset([*exports, *(appends or {})])
         self._store_errors = store_errors
