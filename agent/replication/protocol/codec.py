@@ -93,11 +93,6 @@ def answer_parts(answer: Answer, attachment: list[bytes]) -> list[bytes]:
     return [_LENGTH.pack(len(header)) + header, *attachment]
 
 
-def encode_answer(answer: Answer, attachment: list[bytes]) -> bytes:
-    """The bytes of an answer and its batches."""
-    return b"".join(answer_parts(answer, attachment))
-
-
 def encode_error(
     store_zone: str, epoch: str, operation: str, code: str, message: str, timeline: str | None = None
 ) -> bytes:

@@ -24,11 +24,11 @@ from operator import itemgetter
 import msgspec
 
 from agent.batch import Origin
-from agent.pages import ReceivedDefinition
+from agent.pages import HeldRange, ReceivedDefinition
 from agent.ranges import Span as Sequences
 from agent.ranges import intersect
 from agent.replication.mqtt import Reply
-from agent.replication.protocol.digest_diff import DigestRange, Forked, Interval, known_end, missing, narrow, shared
+from agent.replication.protocol.digest_diff import Forked, Interval, known_end, missing, narrow, shared
 from agent.replication.protocol.errors import PeerRefused, ReplicationError
 from agent.replication.protocol.messages import (
     BYTES_MAX_DEFAULT,
@@ -246,13 +246,10 @@ class AntiEntropy:
         if is_scanned:
             await asyncio.to_thread(self._scan, stream)
         theirs, is_level = await self._their_ranges(found)
-        ours = {
-            origin: [DigestRange(one.first_sequence, one.last_sequence, one.last_digest) for one in held]
-            for origin, held in self._store.held(stream).items()
-        }
+        ours = self._store.held(stream)
         own_zone, former = self._store.zone, frozenset(self._store.former_epochs)
         for origin, ranges in theirs.items():
-            mine = ours.get(origin, [])
+            mine = ours.get(origin, ())
             forks = len(found.forks)
             for span in shared(mine, ranges):
                 await self._compare_span(found, origin, span, mine, ranges)
@@ -289,10 +286,10 @@ class AntiEntropy:
             places = [one.last_offset for one in page.batches] + [one.last_offset for one in page.holes]
             after = max(places, default=end_offset)
 
-    async def _their_ranges(self, found: Comparison) -> tuple[dict[Origin, list[DigestRange]], bool]:
+    async def _their_ranges(self, found: Comparison) -> tuple[dict[Origin, list[HeldRange]], bool]:
         """The ranges that the peer holds of each origin that it may bring, and whether everything it had then was
         pulled."""
-        ranges, after, more = dict[Origin, list[DigestRange]](), None, True
+        ranges, after, more = dict[Origin, list[HeldRange]](), None, True
         end_offset, epoch, count, kept = 0, "", 0, 0
         peer, may_bring = self._settings.peer_zone, {*self._settings.origins, self._store.zone}
         while more:
@@ -303,7 +300,10 @@ class AntiEntropy:
             for name, those in groupby(answer.ranges, key=itemgetter(0)):
                 origin = origin_named(name)
                 if origin.zone in may_bring:
-                    ranges[origin] = [DigestRange(each[1], each[2], bytes.fromhex(each[4])) for each in those]
+                    ranges[origin] = [
+                        HeldRange(first, last, bytes.fromhex(before), bytes.fromhex(digest))
+                        for _, first, last, before, digest in those
+                    ]
                     kept += len(ranges[origin])
             if kept > RANGES_KEPT_MAX:
                 raise PageRefused(
@@ -321,8 +321,8 @@ class AntiEntropy:
         found: Comparison,
         origin: Origin,
         span: Sequences,
-        ours: Sequence[DigestRange],
-        theirs: Sequence[DigestRange],
+        ours: Sequence[HeldRange],
+        theirs: Sequence[HeldRange],
     ) -> None:
         """Compare what both hold; where the last digests differ, find the batch from which on."""
         first, last = span
@@ -352,7 +352,7 @@ class AntiEntropy:
             found.forks.append(f"{origin}: {at[0]} to {at[1]} is another batch at {self._settings.peer_zone} than here")
 
     async def _look_at_definitions(
-        self, found: Comparison, origin: Origin, ours: Sequence[DigestRange], theirs: Sequence[DigestRange]
+        self, found: Comparison, origin: Origin, ours: Sequence[HeldRange], theirs: Sequence[HeldRange]
     ) -> None:
         """Look for damaged tag definitions, which travel only once: those are read that the last batch held by both
         sides needs."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agent.lease import Lease, LeaseClaim, decide_lease, must_claim_again
-from agent.pages import Consumer
+from agent.pages import BatchEnd, Consumer
 from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
@@ -188,7 +188,7 @@ class ConsumerCore:
         # 0041: first what the caller holds of our own facts. A store that lacks them is an old copy, gives their names
         # to other facts, and must begin a new epoch before any reader gets those.
         if (held := request.origin_head) is not None:
-            end = held.last_sequence, bytes.fromhex(held.digest)
+            end = BatchEnd(held.last_sequence, bytes.fromhex(held.digest))
             if (why := (yield from effects.CompareHistory(stream, zone, end))) is not None:
                 return (yield from self._refuse_claim(request, Refuse("history_differs", why)))
         if request.timeline is None or request.after_offset is None:

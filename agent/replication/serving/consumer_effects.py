@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from agent.lease import Lease, LeaseClaim
-from agent.pages import Consumer
+from agent.pages import BatchEnd, Consumer
 from agent.replication.protocol.messages import Confirm, ConfirmReceipt, FetchFacts
 from agent.replication.serving.outcomes import Outcome, Refuse
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageRead
 
 T = TypeVar("T")
-
-BatchEnd = tuple[int, bytes]
-"""The sequence with which a batch ends, and the batch's digest."""
 
 
 class Effect(Generic[T]):

@@ -254,7 +254,7 @@ class _Selection:
         self._facts_left -= count
         self._room_left -= size
         self._needed.append(self._definitions.get(batch.origin, 0))
-        return piece.last_offset == batch.last_offset
+        return piece.is_to_end
 
     def _size(self, batch: StoredBatch) -> int:
         size = len(batch.sealed) + BATCH_OVERHEAD_BYTES

@@ -16,7 +16,7 @@ from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import REQUESTS_KNOWN_MAX, Reply, Requester
 from agent.replication.mqtt.transport import Connection
 from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, takes_every_message
-from agent.replication.protocol.codec import ANSWER_BYTES_MAX, encode_answer, encode_error
+from agent.replication.protocol.codec import ANSWER_BYTES_MAX, encode_error
 from agent.replication.protocol.errors import (
     ConnectionLost,
     MalformedMessage,
@@ -27,6 +27,7 @@ from agent.replication.protocol.errors import (
 from agent.replication.protocol.messages import ListStreams, StreamsAnswer
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.signing.messages import MessagePlace
+from tests.replication.answers import encode_answer
 
 EPOCH = "0" * 32
 

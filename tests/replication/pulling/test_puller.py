@@ -33,7 +33,7 @@ from agent.pages import (
     StoredHead,
 )
 from agent.replication.protocol.arrived_answer import ArrivedAnswer, takes_every_message
-from agent.replication.protocol.codec import encode_answer, encode_error
+from agent.replication.protocol.codec import encode_error
 from agent.replication.protocol.errors import ConnectionLost
 from agent.replication.protocol.messages import (
     Confirm,
@@ -51,6 +51,7 @@ from agent.settings.peers import BYTES_PER_SECOND_MIN
 from agent.signing.certificates import Refusal, RefusalReason
 from agent.signing.messages import MessagePlace
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
+from tests.replication.answers import encode_answer
 from tests.waiting import wait_until_async
 
 PLACE = MessagePlace("plant", "idmz", "1", bytes(16))

@@ -21,7 +21,7 @@ from agent.query.latest.latest_query import find_latest
 from agent.query.latest.latest_rows import latest_record
 from agent.query.scan.scanner import Scanner
 from agent.replication.mqtt.requester import Requester
-from agent.replication.protocol.codec import decode_answer, encode_answer
+from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
 from agent.replication.protocol.limits import SEARCHES_WAITING_MAX
 from agent.replication.protocol.messages import CLAIM_MAX, GetLatest, LatestAnswer, LatestEntry, TagKey
@@ -40,6 +40,7 @@ from agent.replication.serving.operations.context import Context
 from agent.replication.serving.operations.latest import Latest
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.server import Server
+from tests.replication.answers import encode_answer
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
