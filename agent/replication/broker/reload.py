@@ -32,9 +32,6 @@ from agent.replication.broker.config import CONFIG_NAME, PORT, USER
 from agent.replication.broker.diagnosis import Diagnostic, bad, bad_files, good, note
 from agent.replication.broker.session import WAIT_S
 
-WARN_DAYS = 30
-"""Below this many days left, the end of a certificate or list is reported."""
-
 COUNTS_RIGHT_FROM = (2, 0, 12)
 """Mosquitto's changes of that version: "Fix max_connections option not being correctly counted"."""
 
@@ -193,7 +190,7 @@ def _crl_diagnostics(crl_file: Path, ca_file: Path, now: datetime) -> Iterator[D
 
 
 def _ends(what: str, days_left: int, hint: str) -> Diagnostic:
-    if days_left < WARN_DAYS:
+    if days_left < pki.WARN_DAYS:
         return note(f"{what} ends in {days_left} days", hint)
     return good(f"{what} is valid for {days_left} days")
 
