@@ -320,9 +320,6 @@ CORES: tuple[str, ...] = (
             "digest_diff",
             "errors",
             "pacing",
-            "page_check",
-            "limits",
-            "pull_events",
             "token_bucket",
             "topics",
         )
@@ -331,6 +328,8 @@ CORES: tuple[str, ...] = (
         f"agent/replication/pulling/{name}.py"
         for name in (
             "catch_up",
+            "page_check",
+            "pull_events",
             "receiver",
         )
     ),
@@ -342,10 +341,12 @@ CORES: tuple[str, ...] = (
             "consumer_core",
             "consumer_effects",
             "latest_page",
+            "limits",
             "pacing",
             "fair_queue",
             "outcomes",
             "page",
+            "read_turns",
         )
     ),
     *(

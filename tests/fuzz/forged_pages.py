@@ -27,9 +27,9 @@ from agent.node.store_errors import COMPARISON_ERRORS, STORE_ERRORS
 from agent.replication.mqtt import Link, Requester
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.protocol.errors import ERRORS, ReplicationError
-from agent.replication.protocol.pull_events import Asking, ReceiverSettings
 from agent.replication.pulling import Beliefs, PageJudge, Puller, PullSettings
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
+from agent.replication.pulling.pull_events import Asking, ReceiverSettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import SigningKey, ZoneSigner

@@ -27,9 +27,9 @@ from agent.node.reload import Reloader
 from agent.node.status import StatusCollector
 from agent.node.trust import TrustFiles
 from agent.replication.mqtt.link import LinkStatistics
-from agent.replication.protocol.pull_events import Asking, ReceiverCounters
 from agent.replication.pulling.anti_entropy import AntiEntropyStatistics
 from agent.replication.pulling.catch_up import CatchUp
+from agent.replication.pulling.pull_events import Asking, ReceiverCounters
 from agent.replication.pulling.puller import Pacing, PullStatistics
 from agent.replication.serving.server import ServerStatistics
 from agent.settings.node import IdentitySettings, NodeSettings

@@ -24,9 +24,9 @@ from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.pacing import BYTES_MAX
-from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import Beliefs, EvidenceFolder, PageJudge, Puller, PullSettings
+from agent.replication.pulling.pull_events import ReceiverSettings
 from agent.replication.serving.server import Server
 from agent.settings.peers import BrokerSettings
 from agent.settings.store import StoreSettings, StreamSettings

@@ -6,7 +6,7 @@ a second implementation.
 
 Guarantees: sizes are checked before parsing; the decoders return a checked value or raise MalformedMessage for any
 bytes; unknown fields are ignored, so that minor versions may add some; another major version is refused, naming
-both. Not here: authorization (`sender`), and the content of batches (`agent.batch`, `page_check`).
+both. Not here: authorization (`serving.admission`), and the content of batches (`agent.batch`, `pulling.page_check`).
 """
 
 from __future__ import annotations

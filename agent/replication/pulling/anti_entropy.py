@@ -39,15 +39,15 @@ from agent.replication.protocol.messages import (
     SequencesAnswer,
     origin_named,
 )
-from agent.replication.protocol.page_check import (
+from agent.replication.protocol.ports import ReceivingStore
+from agent.replication.pulling.artifact_pull import ArtifactPull
+from agent.replication.pulling.page_check import (
     DEFINITIONS_WAITING_BYTES_MAX,
     PageRefused,
     check_digests,
     check_sequences,
     definitions_bytes,
 )
-from agent.replication.protocol.ports import ReceivingStore
-from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.signing.runs import Offered

@@ -4,7 +4,7 @@ become events.
 The runner has no clock, thread or connection of its own. `PullIO` gives it those: asyncio's in the product (`puller`),
 the simulated world's in tests, so that both run every decision between the receiver and the store from here.
 
-A page is checked in two steps (`protocol.page_check`): its header when it arrives, its batches at once afterwards,
+A page is checked in two steps (`page_check`): its header when it arrives, its batches at once afterwards,
 beside the page that is being stored. What a peer's answer gets wrong is final: the page is asked for again rarely, and
 the log says why, once.
 """
@@ -28,9 +28,12 @@ from agent.replication.protocol.messages import (
     FetchFacts,
     OriginHead,
 )
-from agent.replication.protocol.page_check import PageContent, PageRefused, check_batches, check_page
 from agent.replication.protocol.ports import ReceivingStore
-from agent.replication.protocol.pull_events import (
+from agent.replication.protocol.token_bucket import TokenBucket
+from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent, CatchUpTracker
+from agent.replication.pulling.page_check import PageContent, PageRefused, check_batches, check_page
+from agent.replication.pulling.page_judge import JudgedPage, PageJudge
+from agent.replication.pulling.pull_events import (
     Append,
     Appended,
     AppendFailed,
@@ -41,9 +44,6 @@ from agent.replication.protocol.pull_events import (
     PageArrived,
     ReceiverSettings,
 )
-from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent, CatchUpTracker
-from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_spans import PullSpans
 from agent.replication.pulling.receiver import ORIGINS_KNOWN_MAX, Receiver
 from agent.telemetry import Telemetry

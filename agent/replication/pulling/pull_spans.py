@@ -8,7 +8,7 @@ so does what it confirmed.
 
 from __future__ import annotations
 
-from agent.replication.protocol.pull_events import (
+from agent.replication.pulling.pull_events import (
     Append,
     Appended,
     AppendFailed,

@@ -23,9 +23,13 @@ from agent.replication.mqtt import Requester
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import FetchFacts
-from agent.replication.protocol.page_check import PageRefused
 from agent.replication.protocol.ports import ReceivingStore
-from agent.replication.protocol.pull_events import (
+from agent.replication.protocol.token_bucket import TokenBucket
+from agent.replication.pulling.artifact_pull import ArtifactPull
+from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent
+from agent.replication.pulling.page_check import PageRefused
+from agent.replication.pulling.page_judge import JudgedPage, PageJudge
+from agent.replication.pulling.pull_events import (
     Asking,
     FetchFailed,
     LinkDown,
@@ -36,10 +40,6 @@ from agent.replication.protocol.pull_events import (
     ReceiverCounters,
     Tick,
 )
-from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling.artifact_pull import ArtifactPull
-from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent
-from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_runner import PullEvent, PullRunner, PullSettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.telemetry import Telemetry

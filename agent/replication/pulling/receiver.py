@@ -23,8 +23,9 @@ from typing import Generic
 from agent.pages import BatchEnd
 from agent.replication.protocol.errors import UnprovenAnswer
 from agent.replication.protocol.pacing import PageSize, backoff_ms
-from agent.replication.protocol.page_check import DEFINITIONS_WAITING_BYTES_MAX
-from agent.replication.protocol.pull_events import (
+from agent.replication.protocol.token_bucket import Priority, TokenBucket
+from agent.replication.pulling.page_check import DEFINITIONS_WAITING_BYTES_MAX
+from agent.replication.pulling.pull_events import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
     Append,
@@ -48,7 +49,6 @@ from agent.replication.protocol.pull_events import (
     Storing,
     Tick,
 )
-from agent.replication.protocol.token_bucket import Priority, TokenBucket
 
 PAGES_AHEAD_MAX = 2
 """One page under way while another waits for the disk: with one alone, round trip and check add up."""

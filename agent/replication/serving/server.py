@@ -19,7 +19,6 @@ from agent.replication.mqtt import Incoming, Link
 from agent.replication.protocol.arrived_answer import RefusesRequest, takes_every_request
 from agent.replication.protocol.codec import answer_parts, decode_request, encode_error
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError
-from agent.replication.protocol.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX
 from agent.replication.protocol.messages import (
     CHANGING,
     WRITING,
@@ -36,6 +35,7 @@ from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.latest_page import LookUp
+from agent.replication.serving.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX
 from agent.replication.serving.operations import (
     STATELESS,
     Alarm,

@@ -12,9 +12,9 @@ import pytest
 
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.transport import Connection
-from agent.replication.protocol.pull_events import Asking
 from agent.replication.protocol.topics import request_topic
 from agent.replication.pulling import Beliefs, Puller
+from agent.replication.pulling.pull_events import Asking
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import ZoneSigner
 from agent.signing.messages import MessagePlace, sign_answer, split_answer

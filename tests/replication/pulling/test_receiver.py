@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from agent.pages import BatchEnd
 from agent.replication.protocol.pacing import BYTES_MIN, backoff_ms
-from agent.replication.protocol.page_check import DEFINITIONS_WAITING_BYTES_MAX
-from agent.replication.protocol.pull_events import (
+from agent.replication.pulling.page_check import DEFINITIONS_WAITING_BYTES_MAX
+from agent.replication.pulling.pull_events import (
     Append,
     Appended,
     AppendFailed,

@@ -17,7 +17,6 @@ import pytest
 from agent.batch import Origin
 from agent.lease import Lease, LeaseClaim
 from agent.pages import Page, StoredBatch
-from agent.replication.protocol.limits import CONFIRM_COMMITS_PER_SECOND
 from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
@@ -28,6 +27,7 @@ from agent.replication.protocol.messages import (
 )
 from agent.replication.protocol.token_bucket import SAVED_MS_MAX
 from agent.replication.serving.admission import Caller
+from agent.replication.serving.limits import CONFIRM_COMMITS_PER_SECOND
 from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse, Reply

@@ -23,7 +23,6 @@ from agent.query.scan.scanner import Scanner
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
-from agent.replication.protocol.limits import SEARCHES_WAITING_MAX
 from agent.replication.protocol.messages import CLAIM_MAX, GetLatest, LatestAnswer, LatestEntry, TagKey
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.latest_page import (
@@ -36,6 +35,7 @@ from agent.replication.serving.latest_page import (
     SearchCache,
     page_of,
 )
+from agent.replication.serving.limits import SEARCHES_WAITING_MAX
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.operations.latest import Latest
 from agent.replication.serving.outcomes import Refuse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.replication.protocol.pull_events import (
+from agent.replication.pulling.pull_events import (
     Appended,
     AppendFailed,
     Effect,

@@ -25,8 +25,8 @@ from agent.pages import Hole, Page, StoredBatch
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
 from agent.replication.protocol.messages import Answer, Confirm, FetchAnswer, FetchFacts
-from agent.replication.protocol.page_check import check_page
-from agent.replication.protocol.pull_events import (
+from agent.replication.pulling.page_check import check_page
+from agent.replication.pulling.pull_events import (
     Append,
     Appended,
     AppendFailed,

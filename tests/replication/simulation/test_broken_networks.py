@@ -25,10 +25,10 @@ from agent.pages import Hole, Page
 from agent.replication.protocol import codec
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import FetchFacts
-from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import AntiEntropy
 from agent.replication.pulling.page_judge import Beliefs, PageJudge
+from agent.replication.pulling.pull_events import ReceiverSettings
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.serving import consumer_core, page, reading
 from agent.replication.serving.admission import decide_fetch

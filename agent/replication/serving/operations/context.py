@@ -19,15 +19,15 @@ from typing import TypeVar
 
 from agent.replication.mqtt import Link
 from agent.replication.protocol.errors import TransportError
-from agent.replication.protocol.limits import (
+from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, FetchSequences, GetDigests
+from agent.replication.protocol.ports import ServingStore
+from agent.replication.serving.fair_queue import FairQueue
+from agent.replication.serving.limits import (
     UNREAD_BYTES_MAX,
     UNREAD_OF_LINK_BYTES_MAX,
     UNSENT_BYTES_MAX,
     UNSENT_OF_LINK_BYTES_MAX,
 )
-from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, FetchSequences, GetDigests
-from agent.replication.protocol.ports import ServingStore
-from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.outcomes import Refuse, StoreName
 from agent.replication.serving.pacing import Pacer
 from agent.replication.serving.read_turns import ReadTurns
