@@ -25,7 +25,7 @@ from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.pacing import BYTES_MAX
 from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling import Beliefs, EvidenceFolder, PageJudge, Puller, PullSettings
+from agent.replication.pulling import EvidenceFolder, PageJudge, Puller, PullSettings, TrustPolicy
 from agent.replication.pulling.pull_events import ReceiverSettings
 from agent.replication.serving.server import Server
 from agent.settings.peers import BrokerSettings
@@ -76,16 +76,16 @@ class Node:
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
         signer: HeadSigner | None = None,
-        beliefs: Beliefs | None = None,
+        policy: TrustPolicy | None = None,
     ) -> "Node":
         """A node with its store in `folder`, opened as `bsfg run` opens it. Settings are the product's defaults; a test
-        that needs others says why. It signs its facts with `signer`, and believes others as `beliefs` says."""
+        that needs others says why. It signs its facts with `signer`, and believes others as `policy` says."""
         folder.mkdir(parents=True, exist_ok=True)
         settings = settings or StoreSettings()
         store = FactStore.open(
             folder / f"{zone}.db", zone, settings=settings, streams=streams, signer=signer, unattended=True
         )
-        judge = PageJudge(store, beliefs, EvidenceFolder(folder / "declined"))
+        judge = PageJudge(store, policy, EvidenceFolder(folder / "declined"))
         return cls(zone, store, link_to(broker, zone, signer), settings, judge)
 
     def serve(

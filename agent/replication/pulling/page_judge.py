@@ -20,7 +20,7 @@ from agent.batch import Batch
 from agent.pages import Declined, HeldRange, KeptHead, SignerCertificate
 from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.ports import ReceivingStore
-from agent.replication.pulling.message_judge import Beliefs, MessageJudge, remember
+from agent.replication.pulling.message_judge import MessageJudge, TrustPolicy, remember
 from agent.signing.certificates import Signer
 from agent.signing.freshness import SignedEnd
 from agent.signing.heads import key_id_in
@@ -47,16 +47,16 @@ class JudgedPage:
 
 
 class PageJudge(MessageJudge):
-    """Judges pages for one store. Without `beliefs` no signer is trusted, and heads are only passed on."""
+    """Judges pages for one store. Without `policy` no signer is trusted, and heads are only passed on."""
 
     def __init__(
         self,
         store: ReceivingStore,
-        beliefs: Beliefs | None = None,
+        policy: TrustPolicy | None = None,
         evidence: EvidenceFolder | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        super().__init__(beliefs, store, clock_ms)
+        super().__init__(policy, store, clock_ms)
         self._store = store
         self._evidence = evidence
         self._proven = frozenset[str]()
@@ -82,7 +82,7 @@ class PageJudge(MessageJudge):
         heads included. Raises the store's errors."""
         signers = self._signers(certificates)
         trust = Trust(
-            self._beliefs.rule_of,
+            self._policy.rule_of,
             self._store.signed_zones() | self._proven,
             signers.resolve,
             lambda batch: is_held(self._store, stream, batch),
@@ -93,7 +93,7 @@ class PageJudge(MessageJudge):
         kept = {(batches[one.index].header.origin.zone, key_id_in(one.record)) for one in found.heads}
         with self._lock:
             self._proven |= found.proven_zones
-            remember(signers.before, signers.believed)
+            remember(signers.known, signers.trusted)
             passed_on = [
                 SignerCertificate(key_id, one, is_believed, zone)
                 for zone, key_id in sorted(kept)
@@ -108,11 +108,11 @@ class PageJudge(MessageJudge):
     def proves_own(self, record: bytes, end: ChainEnd) -> bool:
         """Whether a present or former key of ours has signed the end of a chain of this zone. Reads the disk for a
         former key only."""
-        key_id, beliefs = key_id_in(record), self._beliefs
-        certificates = (*beliefs.own_certificates, *self._store.signers([key_id]))
-        found = [beliefs.signer(one, self._clock_ms()) for one in certificates]
-        own = [one for one in found if isinstance(one, Signer) and one.zone == beliefs.own_zone]
-        return end.origin.zone == beliefs.own_zone and proves_own(record, end, own)
+        key_id, policy = key_id_in(record), self._policy
+        certificates = (*policy.own_certificates, *self._store.signers([key_id]))
+        found = [policy.signer(one, self._clock_ms()) for one in certificates]
+        own = [one for one in found if isinstance(one, Signer) and one.zone == policy.own_zone]
+        return end.origin.zone == policy.own_zone and proves_own(record, end, own)
 
     def prove(self, ends: Sequence[SignedEnd], certificates: Sequence[bytes]) -> Iterator[SignedEnd]:
         """Those ends that a trusted key of their zone signed, each with its certificate. The certificates of a key are
@@ -123,8 +123,8 @@ class PageJudge(MessageJudge):
             if check_head(end.head, signed, signers.resolve)[0] is not Proof.VERIFIED:
                 continue
             with self._lock:
-                remember(signers.before, signers.believed)
-            yield end._replace(certificate=signers.believed[end.origin.zone, key_id_in(end.head)].certificates[-1])
+                remember(signers.known, signers.trusted)
+            yield end._replace(certificate=signers.trusted[end.origin.zone, key_id_in(end.head)].certificates[-1])
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:
