@@ -26,8 +26,8 @@ from agent.signing.runs import Rule
 log = logging.getLogger(__name__)
 
 RENEWED_BEFORE_MS = 86_400_000
-"""A key whose certificate ends within this time is not named as known, so that the peer sends the renewed certificate in
-time."""
+"""A key whose certificate ends within this time is not named as known, so that the peer sends the renewed certificate
+in time."""
 UNKNOWN_PER_SECOND = 20
 """Unknown certificates and key ids of one zone that are examined. A node has one, and another one after a renewal. A
 forger can send a new one in each message: a certificate with many names takes two milliseconds of the event loop and a

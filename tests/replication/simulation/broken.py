@@ -72,7 +72,7 @@ class ForgetsLeftEpochs(Receiver):
     """Forgets its position in an epoch that it has left."""
 
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
-        self._left.clear()
+        self._former_logs.clear()
         return super().handle(event, now_ms, jitter)
 
 
