@@ -1,8 +1,7 @@
-"""How a pull catches up with its peer: where it began, where it is, where the peer's log ends, how long it will still
-take. A core.
+"""Measures how a pull catches up with its peer: start, present position, end of the peer's log, time left. A core.
 
-A zone that is new, or returns after an outage, may be hours behind. It reads the backlog page by page like any other
-facts; this module only measures it for operators. The estimate uses how fast the distance to the end shrinks, because
+A zone that is new, or returns after an outage, may be hours behind. It reads the backlog like any other facts; this
+module only measures it for operators. The time left is estimated from how fast the distance to the end shrinks, because
 the peer's log grows meanwhile.
 """
 
@@ -13,18 +12,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 BEHIND_FACTS_MIN = 100_000
-"""More than a page holds, and than a busy stream has on its way: a smaller backlog is gone before it can be
-reported."""
+"""More than a page, and than a busy stream has under way. A smaller backlog is gone before it can be reported."""
 NEAR_FACTS = 10_000
-"""Where the rest is a page of live facts, which never ends."""
+"""The catch-up ends at this distance: new facts keep a busy stream from ever reaching zero."""
 SAMPLE_MS, SAMPLES_MAX = 1_000, 20
-"""The rate is that of the last 20 s: long enough for pages of any size, short enough to notice a line that has become
+"""The rate is measured over 20 s: long enough for pages of any size, short enough to notice that a line has become
 slow."""
 LOG_EVERY_MS = 30_000
 
 
 class CatchUpEvent(Enum):
-    """Worth a line in the log, under this name."""
+    """The name of the log event."""
 
     STARTED = "catch_up_started"
     PROGRESS = "catch_up_progress"
@@ -33,8 +31,8 @@ class CatchUpEvent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Offsets of the peer's stream: where the pull began, where it is, where the log ends. `facts_per_s` arrive;
-    `seconds_left` is None while it cannot be estimated, or where the peer's log grows faster."""
+    """Offsets in the peer's stream: start of the catch-up, present position, end of the log. `facts_per_s` is the rate
+    of arrival. `seconds_left` is None while it cannot be estimated, or if the peer's log grows faster."""
 
     from_offset: int
     offset: int
@@ -44,12 +42,12 @@ class CatchUp:
 
     @property
     def percent(self) -> float:
-        """How much of the way is done."""
+        """The part of the distance that is done."""
         return 100 * (self.offset - self.from_offset) / max(1, self.end_offset - self.from_offset)
 
     @property
-    def closes_in(self) -> bool:
-        """Whether the distance to the end shrinks, as far as is known."""
+    def is_gaining(self) -> bool:
+        """Whether the distance to the end shrinks; true until it has been measured."""
         return self.facts_per_s is None or self.seconds_left is not None
 
 
@@ -63,12 +61,12 @@ class CatchUpTracker:
 
     @property
     def takes_backlog(self) -> bool:
-        """Whether what arrives is history. Where the distance does not shrink, facts arrive at the pace at which the
-        peer records them."""
-        return self.now is not None and self.now.closes_in
+        """Whether arriving facts are backlog. If the distance does not shrink, they arrive as fast as the peer records
+        them."""
+        return self.now is not None and self.now.is_gaining
 
     def update(self, now_ms: int, offset: int, end_offset: int) -> tuple[CatchUpEvent, CatchUp] | None:
-        """Note the position of the pull; returns what to log, if anything."""
+        """Record the position of the pull; returns what to log, if anything."""
         if self.now is None:
             if end_offset - offset < BEHIND_FACTS_MIN:
                 return None
