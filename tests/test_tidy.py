@@ -55,7 +55,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.append_contract": ("agent.errors", "agent.message"),
     "agent.columns": ("agent.errors", "agent.message"),
     "agent.batch": ("agent.errors", "agent.message", "agent.columns"),
-    "agent.pages": ("agent.batch", "agent.lease"),
+    "agent.pages": ("agent.batch", "agent.lease", "agent.ranges"),
     "agent.settings": ("agent.columns", "agent.message", "agent.opcua_address"),
     "agent.signing": (*GROUND, "agent.settings"),
     "agent.fact_store": FOUNDATION,
