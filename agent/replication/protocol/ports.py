@@ -104,9 +104,9 @@ class Consumers(Protocol):
         self, name: str, zone: str, stream: str, start: Literal["oldest", "end"] | int, *, zone_max: int | None = None
     ) -> Future[Consumer]: ...
 
-    def unregister(self, name: str, zone: str, shown: LeaseClaim) -> Future[bool]: ...
+    def unregister(self, name: str, zone: str, claim: LeaseClaim) -> Future[bool]: ...
 
-    def hold_lease(self, consumer: str, shown: LeaseClaim) -> Future[Lease]: ...
+    def hold_lease(self, consumer: str, claim: LeaseClaim) -> Future[Lease]: ...
 
     def confirm(
         self,
@@ -114,7 +114,7 @@ class Consumers(Protocol):
         last_offset: int,
         first_offset: int | None = None,
         *,
-        shown: LeaseClaim | None = None,
+        claim: LeaseClaim | None = None,
         epoch: bytes | None = None,
         is_awaited: bool = True,
     ) -> Future[int]: ...

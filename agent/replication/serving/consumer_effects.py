@@ -135,7 +135,7 @@ class Unregister(Effect[bool]):
 
     name: str
     zone: str
-    shown: LeaseClaim
+    claim: LeaseClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class HoldLease(Effect[Lease]):
 
     name: str
     zone: str
-    shown: LeaseClaim
+    claim: LeaseClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class StartConfirm(Effect[Confirming]):
     name: str
     zone: str
     confirm: Confirm
-    shown: LeaseClaim
+    claim: LeaseClaim
     epoch: str | None
 
 

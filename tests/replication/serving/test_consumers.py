@@ -89,13 +89,13 @@ class Store:
         last: int,
         first: int | None = None,
         *,
-        shown: LeaseClaim | None = None,
+        claim: LeaseClaim | None = None,
         epoch: bytes | None = None,
         is_awaited: bool,
     ) -> Future[Any]:
         assert epoch == self.epoch
         assert not is_awaited, "who waits hastens it"
-        return self._later("confirm", name, last, first, shown)
+        return self._later("confirm", name, last, first, claim)
 
     def hasten(self) -> None:
         self.asked.append(("hasten",))

@@ -129,15 +129,15 @@ class Consumers:
                 return await context.in_thread(zone, store.contradiction, stream, held)
             case effects.RegisterConsumer():
                 return await self._register(effect)
-            case effects.Unregister(name, zone, shown):
+            case effects.Unregister(name, zone, claim):
                 context.changed(zone)
-                was_registered = await context.wrap(store.consumers.unregister(name, zone, shown))
+                was_registered = await context.wrap(store.consumers.unregister(name, zone, claim))
                 self._waiters.supersede((zone, name))
                 _log.info("consumer_unregistered", extra={"consumer": name, "peer": zone})
                 return was_registered
-            case effects.HoldLease(name, zone, shown):
+            case effects.HoldLease(name, zone, claim):
                 context.changed(zone)
-                return await context.wrap(store.consumers.hold_lease(name, shown))
+                return await context.wrap(store.consumers.hold_lease(name, claim))
             case effects.AnnounceLease(name, zone, before, lease):
                 was = {"lease_before": before.epoch, "lease": lease.epoch, "instance": lease.holder}
                 _log.info("lease_taken", extra={"consumer": name, "peer": zone, **was})
@@ -170,7 +170,7 @@ class Consumers:
                 effect.name,
                 confirm.last_offset,
                 confirm.first_offset,
-                shown=effect.shown,
+                claim=effect.claim,
                 epoch=None if effect.epoch is None else bytes.fromhex(effect.epoch),
                 is_awaited=False,
             )
