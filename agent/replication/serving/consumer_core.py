@@ -115,7 +115,7 @@ class ConsumerCore:
         claim = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
         confirming = yield from effects.StartConfirm(name, self.caller.zone, request.confirm, claim, request.epoch)
         frontier = yield from effects.AwaitConfirm(confirming, self.caller.zone)
-        return Reply(ConfirmAnswer(**self._own, cursor_advanced_to=frontier, lease=claim.epoch), [])
+        return Reply(ConfirmAnswer(**self._store_name, cursor_advanced_to=frontier, lease=claim.epoch), [])
 
     def get_cursor(self, request: GetCursor) -> Steps:
         """GetCursor: a consumer's stream and frontier, and the end of the stream."""
@@ -124,7 +124,7 @@ class ConsumerCore:
             return consumer
         now = yield from effects.GetStreamState(consumer.stream, self.caller.zone)
         answer = CursorAnswer(
-            **self._own,
+            **self._store_name,
             consumer_name=request.consumer_name,
             stream=consumer.stream,
             frontier=consumer.frontier,
@@ -140,12 +140,12 @@ class ConsumerCore:
         # 0036: the store compares the lease in the transaction that removes the consumer.
         claim = LeaseClaim(self.caller.instance, request.lease)
         was_registered = yield from effects.Unregister(name, zone, claim)
-        return Reply(UnregisterAnswer(**self._own, was_registered=was_registered), [])
+        return Reply(UnregisterAnswer(**self._store_name, was_registered=was_registered), [])
 
     # --------------------------------------------------------------------------------------------------------- internal
 
     @property
-    def _own(self) -> StoreName:
+    def _store_name(self) -> StoreName:
         """The first fields of every answer."""
         return {"store_zone": self.store_zone, "epoch": self.epoch}
 
@@ -216,7 +216,7 @@ class ConsumerCore:
         now = yield from effects.GetStreamState(consumer.stream, self.caller.zone)
         position = consumer.frontier if request.after_offset is None else request.after_offset
         answer = FetchAnswer(
-            **self._own,
+            **self._store_name,
             stream=consumer.stream,
             frontier=consumer.frontier,
             end_offset=now.end_offset,
@@ -249,7 +249,7 @@ class ConsumerCore:
 
     def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None, timeline: str) -> Reply:
         answer = FetchAnswer(
-            **self._own,
+            **self._store_name,
             stream=stream,
             frontier=frontier,
             end_offset=read.end_offset,

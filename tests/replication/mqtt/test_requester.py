@@ -15,7 +15,7 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import REQUESTS_KNOWN_MAX, Reply, Requester
 from agent.replication.mqtt.transport import Connection
-from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, takes_every_message
+from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, accept_every_message
 from agent.replication.protocol.codec import ANSWER_BYTES_MAX, encode_error
 from agent.replication.protocol.errors import (
     ConnectionLost,
@@ -94,7 +94,7 @@ def answer_of(zone: str = "plant-a") -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def play(monkeypatch: pytest.MonkeyPatch, refuses: RefusesMessage = takes_every_message) -> AsyncIterator[Scene]:
+async def play(monkeypatch: pytest.MonkeyPatch, refuses: RefusesMessage = accept_every_message) -> AsyncIterator[Scene]:
     """Run a scenario while the link is connected."""
     opened: list[RecordingConnection] = []
 

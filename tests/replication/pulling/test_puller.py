@@ -32,7 +32,7 @@ from agent.pages import (
     ReceivedDefinition,
     StoredHead,
 )
-from agent.replication.protocol.arrived_answer import ArrivedAnswer, takes_every_message
+from agent.replication.protocol.arrived_answer import ArrivedAnswer, accept_every_message
 from agent.replication.protocol.codec import encode_error
 from agent.replication.protocol.errors import ConnectionLost
 from agent.replication.protocol.messages import (
@@ -179,7 +179,7 @@ class Scene:
 
     async def answer(self, payload: bytes, number: int = -1, *, is_proven: bool = True) -> None:
         """Answer a request, by default the newest."""
-        refuses = takes_every_message if is_proven else (lambda *_: "nobody signed it")
+        refuses = accept_every_message if is_proven else (lambda *_: "nobody signed it")
         self.peer.on_answer[number](ArrivedAnswer(payload, PLACE, refuses))
         await settle()
 

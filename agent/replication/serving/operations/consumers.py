@@ -78,7 +78,7 @@ class Consumers:
     # --------------------------------------------------------------------------------------------------------- internal
 
     def _core(self, caller: Caller) -> ConsumerCore:
-        return ConsumerCore(caller, self._context.exports[caller.zone], **self._context.own)
+        return ConsumerCore(caller, self._context.exports[caller.zone], **self._context.store_name)
 
     async def _run(self, steps: Steps) -> Outcome:
         """Carry out one effect after another until the core says how the request ends."""
@@ -117,7 +117,7 @@ class Consumers:
             case effects.CheckConfirm(confirming):
                 return confirming.result() if confirming.done() else None
             case effects.CompareTimeline(stream, timeline, offset):
-                return context.refuses_position(stream, timeline, offset)
+                return context.refuse_position(stream, timeline, offset)
             case effects.ReportPeerAhead(zone, why):
                 return self._report_ahead(zone, why)
             case effects.IsProven(zone, request):

@@ -56,7 +56,7 @@ class Latest:
         page = searched.found, after, request.limit, min(request.bytes_max, room)
         values, more = await context.in_thread(zone, page_of, *page)
         answer = LatestAnswer(
-            **context.own,
+            **context.store_name,
             stream=request.stream,
             end_offset=searched.end_offset,
             queue_depth=searched.found.queue_depth,
