@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agent.lease import Lease, LeaseClaim, decide_lease, must_claim_again
-from agent.pages import Consumer
+from agent.pages import BatchEnd, Consumer
 from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
@@ -68,16 +68,16 @@ class ConsumerCore:
         if consumer is None:
             consumer = yield from effects.RegisterConsumer(name, zone, stream, request.starts)
         # 0036: the lease comes before everything that acts in the consumer's name.
-        shown = LeaseClaim(self.caller.instance, request.lease, request.lease_after)
-        lease = yield from self._take_lease(name, consumer, shown)
-        if must_claim_again(lease, shown):
+        claim = LeaseClaim(self.caller.instance, request.lease, request.lease_after)
+        lease = yield from self._take_lease(name, consumer, claim)
+        if must_claim_again(lease, claim):
             return (yield from self._name_lease(request, consumer, lease))
         # 0036: from here on the caller shows the lease it holds. Showing 0 again would take back what another instance
         # got since.
-        shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
+        claim = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
         confirming: Confirming | None = None
         if request.confirm is not None:  # written while the page is read
-            confirming = yield from effects.StartConfirm(name, zone, request.confirm, shown, request.epoch)
+            confirming = yield from effects.StartConfirm(name, zone, request.confirm, claim, request.epoch)
         position, frontier = request.after_offset, consumer.frontier
         if position is None:
             if confirming is not None:  # 0022: the page begins at the frontier, which must be durable first
@@ -94,12 +94,12 @@ class ConsumerCore:
         # The consumer is looked up again. 0036: while this fetch waited or read, another instance may have taken the
         # lease. Another request may have moved the frontier; what is read here is durable.
         if (now := (yield from effects.FindConsumer(name))) is not None:
-            yield from self._take_lease(name, now, shown)
+            yield from self._take_lease(name, now, claim)
             frontier = now.frontier
         if not isinstance(read, PageRead):
             return read
         yield from effects.NoteServed(name, max(position, read.last_offset) >= read.end_offset)
-        return self._page(stream, frontier, read, shown.epoch, timeline)._replace(waited_ns=waited_ns)
+        return self._page(stream, frontier, read, claim.epoch, timeline)._replace(waited_ns=waited_ns)
 
     def confirm(self, request: ConfirmReceipt) -> Steps:
         """ConfirmReceipt: the frontier, once the confirmation is durable."""
@@ -112,10 +112,10 @@ class ConsumerCore:
             return refusal
         # 0036: the store compares the lease once more in the transaction that confirms.
         lease = yield from self._take_lease(name, consumer, LeaseClaim(self.caller.instance, request.lease))
-        shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
-        confirming = yield from effects.StartConfirm(name, self.caller.zone, request.confirm, shown, request.epoch)
+        claim = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
+        confirming = yield from effects.StartConfirm(name, self.caller.zone, request.confirm, claim, request.epoch)
         frontier = yield from effects.AwaitConfirm(confirming, self.caller.zone)
-        return Reply(ConfirmAnswer(**self._own, cursor_advanced_to=frontier, lease=shown.epoch), [])
+        return Reply(ConfirmAnswer(**self._store_name, cursor_advanced_to=frontier, lease=claim.epoch), [])
 
     def get_cursor(self, request: GetCursor) -> Steps:
         """GetCursor: a consumer's stream and frontier, and the end of the stream."""
@@ -124,7 +124,7 @@ class ConsumerCore:
             return consumer
         now = yield from effects.GetStreamState(consumer.stream, self.caller.zone)
         answer = CursorAnswer(
-            **self._own,
+            **self._store_name,
             consumer_name=request.consumer_name,
             stream=consumer.stream,
             frontier=consumer.frontier,
@@ -138,14 +138,14 @@ class ConsumerCore:
         if (refusal := check_consumer_name(name, zone)) is not None:
             return refusal
         # 0036: the store compares the lease in the transaction that removes the consumer.
-        shown = LeaseClaim(self.caller.instance, request.lease)
-        was_registered = yield from effects.Unregister(name, zone, shown)
-        return Reply(UnregisterAnswer(**self._own, was_registered=was_registered), [])
+        claim = LeaseClaim(self.caller.instance, request.lease)
+        was_registered = yield from effects.Unregister(name, zone, claim)
+        return Reply(UnregisterAnswer(**self._store_name, was_registered=was_registered), [])
 
     # --------------------------------------------------------------------------------------------------------- internal
 
     @property
-    def _own(self) -> StoreName:
+    def _store_name(self) -> StoreName:
         """The first fields of every answer."""
         return {"store_zone": self.store_zone, "epoch": self.epoch}
 
@@ -188,7 +188,7 @@ class ConsumerCore:
         # 0041: first what the caller holds of our own facts. A store that lacks them is an old copy, gives their names
         # to other facts, and must begin a new epoch before any reader gets those.
         if (held := request.origin_head) is not None:
-            end = held.last_sequence, bytes.fromhex(held.digest)
+            end = BatchEnd(held.last_sequence, bytes.fromhex(held.digest))
             if (why := (yield from effects.CompareHistory(stream, zone, end))) is not None:
                 return (yield from self._refuse_claim(request, Refuse("history_differs", why)))
         if request.timeline is None or request.after_offset is None:
@@ -201,12 +201,12 @@ class ConsumerCore:
         yield from effects.ReportPeerAhead(zone, f"{why}: {hint}")
         return refusal
 
-    def _take_lease(self, name: str, consumer: Consumer, shown: LeaseClaim) -> _Some[Lease]:
+    def _take_lease(self, name: str, consumer: Consumer, claim: LeaseClaim) -> _Some[Lease]:
         """The lease in force after the caller has shown its own, durable. From memory where the caller changes nothing,
         which is nearly always; else the store decides, and raises for a caller that is refused."""
-        if decide_lease(consumer.lease, shown) == consumer.lease:
+        if decide_lease(consumer.lease, claim) == consumer.lease:
             return consumer.lease
-        lease = yield from effects.HoldLease(name, self.caller.zone, shown)
+        lease = yield from effects.HoldLease(name, self.caller.zone, claim)
         if lease != consumer.lease:
             yield from effects.AnnounceLease(name, self.caller.zone, consumer.lease, lease)
         return lease
@@ -216,7 +216,7 @@ class ConsumerCore:
         now = yield from effects.GetStreamState(consumer.stream, self.caller.zone)
         position = consumer.frontier if request.after_offset is None else request.after_offset
         answer = FetchAnswer(
-            **self._own,
+            **self._store_name,
             stream=consumer.stream,
             frontier=consumer.frontier,
             end_offset=now.end_offset,
@@ -249,7 +249,7 @@ class ConsumerCore:
 
     def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None, timeline: str) -> Reply:
         answer = FetchAnswer(
-            **self._own,
+            **self._store_name,
             stream=stream,
             frontier=frontier,
             end_offset=read.end_offset,

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from agent.lease import Lease, LeaseClaim
-from agent.pages import Consumer
+from agent.pages import BatchEnd, Consumer
 from agent.replication.protocol.messages import Confirm, ConfirmReceipt, FetchFacts
 from agent.replication.serving.outcomes import Outcome, Refuse
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageRead
 
 T = TypeVar("T")
-
-BatchEnd = tuple[int, bytes]
-"""The sequence with which a batch ends, and the batch's digest."""
 
 
 class Effect(Generic[T]):
@@ -138,7 +135,7 @@ class Unregister(Effect[bool]):
 
     name: str
     zone: str
-    shown: LeaseClaim
+    claim: LeaseClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +145,7 @@ class HoldLease(Effect[Lease]):
 
     name: str
     zone: str
-    shown: LeaseClaim
+    claim: LeaseClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +165,7 @@ class StartConfirm(Effect[Confirming]):
     name: str
     zone: str
     confirm: Confirm
-    shown: LeaseClaim
+    claim: LeaseClaim
     epoch: str | None
 
 

@@ -28,8 +28,8 @@ ten thousand tags."""
 KEPT_TAGS_MAX = 20_000
 """Of a search that is kept; one with more is made again for each page, in the zone's own time."""
 
-TagKey = tuple[str, str, str]
-"""A tag as pages are ordered: zone, subject, predicate."""
+TagSortKey = tuple[str, str, str]
+"""Zone, subject and predicate of a tag; pages are in this order (`messages.TagKey.order`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class LatestValues:
     """Tags that have a value, in order, and the value of each by its index; the depth of the search, and how many facts
     of the stream are at peers and not yet here."""
 
-    tags: Sequence[TagKey]
+    tags: Sequence[TagSortKey]
     entry_at: Callable[[int], LatestEntry]
     depth_facts: int
     queue_depth: int
 
 
-TagFilter = Callable[[TagKey], bool]
+TagFilter = Callable[[TagSortKey], bool]
 LookUp = Callable[[str, TagFilter, int, int], LatestValues]
 """(stream, which tags, fresh_ms, depth_facts) to what is known; touches the disk. Raises the store's errors."""
 
@@ -62,7 +62,7 @@ class LatestQuery(NamedTuple):
         """The question of a request."""
         return cls(request.stream, frozenset(request.subjects), request.prefix, request.fresh_ms, request.depth_facts)
 
-    def is_about(self, tag: TagKey) -> bool:
+    def is_about(self, tag: TagSortKey) -> bool:
         """Whether the question includes a tag."""
         return (not self.subjects or tag[1] in self.subjects) and tag[1].startswith(self.prefix)
 
@@ -105,7 +105,9 @@ class SearchCache:
                 del self._searches[zone]
 
 
-def page_of(found: LatestValues, after: TagKey | None, limit: int, bytes_max: int) -> tuple[list[LatestEntry], bool]:
+def page_of(
+    found: LatestValues, after: TagSortKey | None, limit: int, bytes_max: int
+) -> tuple[list[LatestEntry], bool]:
     """As many values after a tag as the limits allow, at least one if there is one; and whether more follow."""
     first = 0 if after is None else bisect_right(found.tags, after)
     page, size = list[LatestEntry](), 0

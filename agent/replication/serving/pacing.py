@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.replication.protocol.limits import CHANGES_PER_SECOND_MAX, CONFIRM_COMMITS_PER_SECOND, SEARCH_MS_PER_SECOND
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
+from agent.replication.serving.limits import CHANGES_PER_SECOND_MAX, CONFIRM_COMMITS_PER_SECOND, SEARCH_MS_PER_SECOND
 from agent.settings.peers import PeerLimits
 
 

@@ -1,4 +1,4 @@
-"""What one peer may take of a serving node, beyond what its settings say (`agent.settings.peers`). Core: values only.
+"""What one peer may take of a serving node, besides its limits in the settings (`agent.settings.peers`). A core.
 
 Every limit is for one zone, so that no zone's requests are refused or delayed because of another's.
 """
