@@ -68,8 +68,8 @@ class Latest:
 
     async def _searched(self, zone: str, request: GetLatest) -> Search:
         """The search for a request: a new one for the first page, and for a later page if it is no longer kept."""
-        context, question = self._context, LatestQuery.of(request)
-        searched = None if request.after is None else self._kept.get(zone, question, context.now_ms())
+        context, query = self._context, LatestQuery.of(request)
+        searched = None if request.after is None else self._kept.get(zone, query, context.now_ms())
         if searched is not None:
             return searched
         turn = context.future()
@@ -79,14 +79,14 @@ class Latest:
             if not turn.done():
                 await turn
             began_ms, end_offset = context.now_ms(), context.store.end_offset(request.stream)
-            asked = request.stream, question.is_about, request.fresh_ms, request.depth_facts
+            asked = request.stream, query.is_about, request.fresh_ms, request.depth_facts
             searched = Search(await context.in_executor(self._look_up, *asked), end_offset, context.now_ms())
             context.pacer.searched(zone, searched.at_ms - began_ms, searched.at_ms)
         finally:
             if not self._turns.withdraw(zone, turn):
                 self._turns.end(zone)
             self._begin_next()
-        self._kept.put(zone, question, searched)
+        self._kept.put(zone, query, searched)
         context.call_later(KEPT_MS / 1000, lambda: self._kept.forget(context.now_ms()))
         return searched
 
