@@ -65,7 +65,7 @@ class Node:
         context: Any = SimpleNamespace(
             store=self.store,
             exports={zone: frozenset({TELEMETRY})},
-            own={"store_zone": self.zone, "epoch": self.store.epoch.hex()},
+            store_name={"store_zone": self.zone, "epoch": self.store.epoch.hex()},
             ends_known=self.freshness.newest,
             in_turn=in_turn,
         )
