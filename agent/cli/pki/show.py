@@ -95,7 +95,7 @@ def _show_crl(folder: Path, now: datetime, *, as_json: bool) -> bool:
     if facts is not None:
         click.echo(f"  list    {facts.number}, {len(facts.revoked)} revoked")
         click.echo(f"  valid   {crl_valid(facts)}")
-        if not problems and facts.days_left is not None and facts.days_left < authority.CRL_WARN_DAYS:
+        if not problems and facts.days_left is not None and facts.days_left < authority.WARN_DAYS:
             click.echo("  SOON    after it has expired brokers refuse all clients; make the next: bsfg pki crl")
     for problem in problems:
         click.echo(f"  PROBLEM {problem.why}; {problem.hint}")
