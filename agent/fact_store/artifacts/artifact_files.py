@@ -280,7 +280,7 @@ class ArtifactFiles:
         coming = quota_charge(size)
         if sum(charges.values()) + coming > self.limits.unreferenced_max:
             if self._is_referenced(digest):
-                return  # a held fact refers to it, so it is not charged
+                return  # a held fact refers to it, so the quota does not apply
             charges = self._settled(zone)
             check_artifact_quota(self.limits, zone, sum(charges.values()), coming)
 
