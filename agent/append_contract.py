@@ -1,8 +1,8 @@
 """The contract of an append: preconditions, outcomes, and the names it may use. Core: no IO.
 
 Programs of the zone append through the node's socket (`agent.local_socket`), programs of other zones through the broker
-(`agent.replication`). Both use this module, so that their checks of `from_zone` and `producer` are the same. The
-outcomes are decided by the store (`agent.fact_store.append`).
+(`agent.replication`). Both use this module, so that their checks of `from_zone` and `producer` are the same. The store
+decides the outcomes (`agent.fact_store.append`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple
 from agent.message import Message, MessageError
 
 WARNING_CHARACTERS_MAX = 300
-"""Limit of a warning, so that answers about many messages stay small; it leaves room for the first few consumers not in
-sync."""
+"""Limit of a warning, so that answers about many messages stay small. It leaves room for the names of the first few
+consumers not in sync."""
 
 STORED = frozenset({"applied", "noop_already_applied", "queued"})
-"""Outcomes with which the message is stored. With any other, also one of a later version, it is not."""
+"""Outcomes with which the message is stored. With any other outcome, including one of a later version, it is not."""
 
 
 class Precondition(NamedTuple):
@@ -49,7 +49,7 @@ def check_from_zone(message: Message, zone: str) -> None:
     """Raise MessageError unless `from_zone` of a message is the zone that appends it."""
     named = message.envelope.from_zone
     if named != zone:
-        raise MessageError("from_zone", f"{named!r}; what {zone} appends is from {zone!r}")
+        raise MessageError("from_zone", f"{named!r}; messages that {zone} appends must be from {zone!r}")
 
 
 def check_producer(producer: str | None, zone: str) -> None:

@@ -4,10 +4,10 @@ A batch is encoded once, where its facts are recorded; every store, wire and rel
 0001). It has its identity (stream, origin, first sequence, count), the digest of its predecessor, and a digest of
 itself, so a changed, missing or forked history is detected from two batches alone.
 
-Promised: `parse` and `open_*` accept only bytes that `seal_*` or `cut` could have made, up to the choice of compressor
-and of MessagePack forms, and raise BatchError for all others, before they allocate more than the limits below. Facts
-that a reader would refuse are never sealed. docs/reference/batch-format.md describes the same bytes for a second
-implementation; a test checks its vectors against this code.
+Guarantees: `parse` and `open_*` accept only bytes that `seal_*` or `cut` could have made, up to the choice of
+compressor and of MessagePack forms, and raise BatchError for all others, before they allocate more than the limits
+below. Facts that a reader would refuse are never sealed. docs/reference/batch-format.md describes the same bytes for a
+second implementation; a test checks its vectors against this code.
 
 Not here: the columns of samples (agent.columns), who may send what (agent.replication), where a batch is stored
 (agent.fact_store).
@@ -113,7 +113,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The end of a chain, to which its next batch attaches: next sequence (>= 1) and digest of the last batch."""
+    """The end of a chain, which its next batch continues: next sequence (>= 1) and digest of the last batch."""
 
     stream: str
     origin: Origin
@@ -228,7 +228,7 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
 
 def resealed(batch: Batch, link: Link) -> Batch:
     """The facts of a batch as the next batch of another chain of the same zone and stream. Only for the store that
-    sealed it, while no reader has it (decision 0041). The content and the length stay the same."""
+    sealed it, before any reader has received it (decision 0041). The content and the length stay the same."""
     header = batch.header
     if header.is_slice or (link.stream, link.origin.zone) != (header.stream, header.origin.zone):
         raise ValueError(f"a batch of {header.stream} of {header.origin} cannot follow {link.stream} of {link.origin}")
@@ -258,7 +258,7 @@ def parse(sealed: bytes) -> Batch:
 
 
 def parse_again(sealed: bytes) -> Batch:
-    """The batch in bytes that `parse` has accepted before in this process: nothing is compared again."""
+    """The batch in bytes that `parse` has accepted before in this process; they are not checked again."""
     header, body_at = _read_header(sealed)
     return Batch(header, sealed, sealed[-DIGEST_BYTES:], body_at)
 
@@ -275,7 +275,7 @@ def open_samples(batch: Batch) -> SampleColumns:
 
 
 def open_packed(batch: Batch) -> Unpacked:
-    """The samples of a batch, checked but not built, for callers that need only some of them. Raises as
+    """The samples of a batch, checked but still packed, for callers that need only some of them. Raises as
     `open_samples`."""
     header = batch.header
     if header.kind is not Kind.SAMPLES:
@@ -305,8 +305,8 @@ def open_messages(batch: Batch) -> list[Message]:
 
 
 def verify(batch: Batch) -> None:
-    """Raise BatchError unless every fact of the batch can be read: exactly where `open_*` would, but without building
-    the facts.
+    """Raise BatchError unless every fact of the batch can be read: in the same cases as `open_*`, but without building
+    samples.
 
     This is most of the CPU time of a receiver.
     """
@@ -347,13 +347,13 @@ _MESSAGES: Decoder[Any] = Decoder(tuple[tuple(_MESSAGE_COLUMNS.values())])  # ty
 
 
 def _content(batch: Batch) -> bytes | memoryview:
-    """The content of a batch, decompressed within its promised length."""
+    """The content of a batch, decompressed to the length in its header. Raises BatchError."""
     header = batch.header
     body = memoryview(batch.sealed)[batch.body_at : -DIGEST_BYTES]
     if header.codec is Codec.RAW:
         return body
     try:
-        # The size in the frame is checked first: zstd allocates it, whatever limit it is given.
+        # The size in the frame is checked first, because zstd allocates it whatever limit it is given.
         if zstandard.frame_content_size(body) != header.content_bytes:
             raise BatchError("content: the compressed frame's length is not the header's")
         return _contexts.decompressor.decompress(body, allow_extra_data=False)
@@ -452,8 +452,8 @@ def _seal(part: _Part, content: bytes, time_min_ns: int, time_max_ns: int) -> Ba
 
 
 def _sealed_length(data: memoryview) -> int:
-    """The length of the batch at the start of `data` by its header. Raises BatchError where there is none, or it is
-    above the limit."""
+    """The length of the batch at the start of `data`, from its header. Raises BatchError if there is no batch, or if it
+    exceeds the limit."""
     if len(data) < _FIXED.size:
         raise BatchError(f"truncated: {len(data)} bytes, a header has {_FIXED.size}")
     if data[:4] != MAGIC:
@@ -500,7 +500,7 @@ def _are_names(stream: str, zone: str) -> bool:
 
 
 def _wrong_header(header: Header) -> str:
-    """Why a header is invalid; empty where it is valid. Checked before sealing and by every reader."""
+    """Why a header is invalid; empty if it is valid. Checked before sealing and by every reader."""
     origin, definitions = header.origin, header.definitions
     starts_chain = header.first_sequence == 1 and not header.is_slice
     if not _are_names(header.stream, origin.zone):

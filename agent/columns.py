@@ -5,8 +5,9 @@ Every column is one run of bytes of fixed width, so a receiver checks a batch ag
 a few sums, without an object for each value. Integers are stored in byte planes (all lowest bytes, then all second
 bytes), which compress better; doubles are not, because their low bytes are noise in either order.
 
-Promised: `pack` writes one form for one input. `unpack` accepts every form of docs/reference/batch-format.md and raises
-BatchError for all others, before it allocates more than a batch may hold. Building values from `Unpacked` cannot fail.
+Guarantees: `pack` writes one form for one input. `unpack` accepts every form of docs/reference/batch-format.md and
+raises BatchError for all others, before it allocates more than a batch may hold. Building values from `Unpacked` cannot
+fail.
 
 Not here: headers, digests, compression, messages (agent.batch).
 
@@ -47,7 +48,7 @@ _KIND_OF: dict[type, int] = {
     Json: OTHER,
     type(None): OTHER,
 }
-_FEW = 8  # for fewer than one fact in eight, single look-ups cost less than building the column
+_FEW = 8  # for less than one fact in eight, single look-ups cost less than building the column
 _TURN_COST = 8  # one turn costs as much as accumulate, min and max over eight tags
 _RULERS_MAX = 8  # cached; 256 KiB each for the largest batches, 30 KiB or less for usual ones
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -56,8 +57,8 @@ _EXT_JSON, _EXT_BYTES = 1, 2
 
 
 class BatchError(BsfgError):
-    """Bytes are not a batch that this program may accept; the text says what is wrong. A retry with the same bytes
-    fails again."""
+    """The bytes are not a batch that this program may accept; the text says why. A retry with the same bytes fails
+    again."""
 
 
 class SampleColumns(NamedTuple):
@@ -116,7 +117,7 @@ def pack(columns: Sequence[Sequence[Any]], tag_max: int) -> tuple[bytes, int, in
 
 
 def _packed_tags(tags: Sequence[int], tag_max: int) -> tuple[int, int, int, bytes]:
-    """First tag, step where all are equal, width and planes of the steps."""
+    """First tag; the step if all steps are equal; width and planes of the steps otherwise."""
     least, greatest = min(tags), max(tags)
     if least < 1 or greatest > tag_max:
         raise ValueError(f"tags {least} to {greatest}: this origin has defined 1 to {tag_max}")
@@ -135,7 +136,7 @@ def _packed_times(times: Sequence[int]) -> tuple[tuple[int, int, int, bytes], in
     if earliest < INT64_MIN or latest > INT64_MAX:
         raise ValueError(f"source times {earliest} to {latest}: nanoseconds since 1970 have 64 bits")
     above = list(map(sub, times, repeat(earliest)))
-    # First the unit of a few differences, which is mostly that of all; raises TypeError for values other than integers.
+    # Try the unit of a few differences first, usually that of all. Raises TypeError for values other than integers.
     unit = math.gcd(*above[:: 1 + len(above) // 16]) or math.gcd(*above) or 1
     units = list(map(floordiv, above, repeat(unit))) if unit > 1 else above
     if sum(units) * unit != sum(above):  # it does not divide all differences
@@ -197,8 +198,7 @@ def _where(byte: int, *, is_other: bool = False) -> bytes:
 
 
 def _packed_others(others: Sequence[Any]) -> Sequence[Any]:
-    """Others for MessagePack: one entry where all are equal and of one type; structures and bytes as extension
-    types."""
+    """Others for MessagePack: one entry if all are equal and of one type; structures and bytes as extension types."""
     types = set(map(type, others))
     if wrong := _wrong_others(others, types):
         raise ValueError(wrong)
@@ -217,7 +217,7 @@ def collapsed(column: Sequence[Any]) -> Sequence[Any]:
 
 
 def encoded(content: object) -> bytes:
-    """Content as MessagePack; raises ValueError where a value has no encoding."""
+    """Content as MessagePack. Raises ValueError if a value has no encoding."""
     try:
         return _ENCODER.encode(content)
     except (OverflowError, TypeError, UnicodeEncodeError, msgspec.MsgspecError) as error:
@@ -250,7 +250,7 @@ def _planes(data: bytes, width: int) -> bytes:
 
 
 def _once(data: bytes, width: int) -> bytes:
-    """The first entry alone where all have the same bits."""
+    """The first entry alone if all have the same bits."""
     return data[:width] if data == data[:width] * (len(data) // width) else data
 
 
@@ -271,8 +271,8 @@ _ENCODER = Encoder()
 class Unpacked(NamedTuple):
     """Checked columns in packed form, from which values are built on request.
 
-    `times_above` are differences to the earliest time in units; None where all are equal. `ints` and `qualities` are
-    the least with the differences to it.
+    `times_above` are differences to the earliest time in units; None if all are equal. `ints` and `qualities` are the
+    least with the differences to it.
     """
 
     frame: Frame
@@ -452,8 +452,8 @@ def _unpacked_times(coded: tuple[int, int, int, bytes], frame: Frame) -> array[i
 def _spans(above: array[int], top: int) -> bool:
     """Whether the least of these unsigned integers is 0 and the greatest `top`.
 
-    All are compared at once as digits of one large number, every other digit so that each has room to borrow. That
-    takes a third of the time of max(), which makes an object of each.
+    They are compared together as digits of one large number, every other digit at a time, so that each has room to
+    borrow. That takes a third of the time of max(), which makes an object of each.
     """
     width, data = above.itemsize, above.tobytes()
     if top >> 8 * width or not _holds(data, width, 0) or not _holds(data, width, top):
@@ -532,7 +532,7 @@ def _unwrapped(value: Ext) -> Json | bytes:
 
 
 def _wrong_others(others: Sequence[Any], types: set[type]) -> str:
-    """Why these values, of these types, cannot be in a batch; empty where they can. Checks each one only where some may
+    """Why these values, of these types, cannot be in a batch; empty if they can. Checks single values only if some may
     be long."""
     if types & {str, bytes, Json}:
         length = max(value_bytes(value) for value in others if type(value) in (str, bytes, Json))

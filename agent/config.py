@@ -3,7 +3,7 @@
 Each problem names its path in the file, the value found and what to do, so an operator corrects the file in one
 attempt. This module opens no socket, store or certificate; `bsfg check` opens them afterwards.
 
-The sections are read by the types of their fields, and each is asked which of its rules are broken.
+The sections are read by the types of their fields; then each section reports which of its rules are broken.
 
     ConfigError     node.toml cannot be used; `problems` lists every reason (the operator corrects them; no retry)
 """
@@ -67,8 +67,7 @@ class Checked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """The sections of a node.toml that are good by themselves, whatever is wrong with the others; `settings` only if
-    there is no problem at all."""
+    """The valid sections of a node.toml, even if others have problems; `settings` is None if there is any problem."""
 
     file: Path
     problems: tuple[Problem, ...]
@@ -93,7 +92,7 @@ def load(file: Path) -> NodeSettings:
 
 
 class ConfigFile:
-    """A node.toml that a process reads again, and what it held when it was last read and taken."""
+    """A node.toml that a process reads again, and its digest when it was last read successfully."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -107,7 +106,7 @@ class ConfigFile:
         return settings
 
     def is_changed(self) -> bool:
-        """Whether the file holds something else than was read."""
+        """Whether the file has changed since it was last read successfully."""
         return self._present_digest() != self._digest
 
     def _present_digest(self) -> bytes:
@@ -118,7 +117,8 @@ class ConfigFile:
 
 
 def load_sections(file: Path) -> Sections:
-    """What of `file` can be used, and every problem of the rest. Raises ConfigError for a file that is no TOML."""
+    """The sections of `file` that can be used, and the problems of the others. Raises ConfigError for a file that is
+    not TOML."""
     return _sections(_parsed(file), file)
 
 
@@ -168,9 +168,8 @@ def _parsed(file: Path) -> Mapping[str, object]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(file, [Problem("file", MISSING, f"cannot be read: {error}")]) from error
     except tomllib.TOMLDecodeError as error:
-        # The likeliest reason by far: printed lines were pasted at the end, and `bsfg init` wrote their section
-        # already.
-        hint = "; move the lines into the section that is there already" if "twice" in str(error) else ""
+        # The most likely reason: printed lines were pasted at the end, although `bsfg init` has written their section.
+        hint = "; move the lines into the section that exists already" if "twice" in str(error) else ""
         raise ConfigError(file, [Problem("file", MISSING, f"is not TOML: {error}{hint}")]) from error
 
 
@@ -195,8 +194,8 @@ def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str,
 
 
 def _with_own_certificates(table: Mapping[str, object]) -> Mapping[str, object]:
-    """The table with a certificate of our own for each secured OPC UA source that names none: one for all of them, made
-    at the first connection, in the state folder, because that is where a node may write."""
+    """The table with our own certificate for each secured OPC UA source that names none. All share one certificate,
+    which is made at the first connection in the state folder, where a node may write."""
     sources, node = table.get("opcua"), table.get("node")
     if not isinstance(sources, list):
         return table
@@ -207,7 +206,7 @@ def _with_own_certificates(table: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _needs_certificate(source: object) -> bool:
-    """Whether it is secured and names neither certificate nor key; one without the other is a mistake."""
+    """Whether a source is secured and names neither certificate nor key; one without the other is an error."""
     return (
         isinstance(source, Mapping)
         and source.get("security_policy") != "None"
@@ -234,7 +233,7 @@ def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> Device
     of_profile = _Reader(file.parent)
     profile = of_profile.table(DeviceProfile, found, "")
     reader.problems += [Problem(f"{file}: {one.path}", one.value, one.why) for one in of_profile.problems]
-    if profile is _WRONG:  # go on with what is right: a wrong key must not make others seem to be missing
+    if profile is _WRONG:  # continue with the valid keys: a wrong key must not make others appear to be missing
         wrong = {one.path for one in of_profile.problems}
         right = {"description": "", **{name: value for name, value in found.items() if name not in wrong}}
         profile = _Reader(file.parent).table(DeviceProfile, right, "")
@@ -247,11 +246,11 @@ class _Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.problems: list[Problem] = []
-        self.places: dict[str, str] = {}  # where a value stands that is not in node.toml, by its path there
+        self.places: dict[str, str] = {}  # by path in node.toml: where a value comes from that is not in that file
 
     def table(self, kind: type[SettingsT], found: object, path: str) -> SettingsT:
-        """The settings in one table, or `_WRONG`. Rules are checked even if a plain value is wrong, with its default in
-        place of it, so that one problem does not hide another."""
+        """The settings in one table, or `_WRONG`. Rules are checked even if a value is wrong, with its default in its
+        place, so that one problem does not hide another."""
         if not isinstance(found, Mapping):
             self._wrong(path, found, "must be a table")
             return typing.cast(SettingsT, _WRONG)

@@ -8,14 +8,13 @@
         ReplicationError        a peer or the connection to it failed                        (agent.replication)
         IngestError             a source or its tag map cannot be used                       (agent.ingest.errors)
 
-Each package draws its own branch. Mistakes of this program are not in the tree: they are assertions and end the
-process.
+Each package lists its own branch. Programming errors are not in the tree: they are assertions and end the process.
 """
 
 from __future__ import annotations
 
 
 class BsfgError(Exception):
-    """Root of the tree; never raised itself. `hint` says what the operator can do, where the text does not."""
+    """Root of the tree; never raised itself. `hint` says what the operator can do, if the text does not."""
 
     hint: str = ""

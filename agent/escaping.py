@@ -1,8 +1,7 @@
 """Escapes untrusted text (of a peer, a device, a tag list) for terminals, logs and spreadsheets. Core.
 
-Control characters, bidirectional overrides and the like become JSON escapes (u202e behind a backslash), so JSON that is
-printed keeps its meaning. A cell that a spreadsheet would calculate gets an apostrophe in front, which `cell_text`
-removes.
+Control characters, bidirectional overrides and the like become JSON escapes (a backslash and u202e), so printed JSON
+keeps its meaning. A cell that a spreadsheet would calculate gets an apostrophe in front, which `cell_text` removes.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|Infinity)
 
 
 def printable(text: str) -> str:
-    """One line without control characters; text that has none is returned as it is."""
+    """Text as one line without control characters; text that has none is returned unchanged."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or unicodedata.category(one) == "Zs" else _escaped(one) for one in text)
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`; line ends stay."""
+    """As `printable`, but line ends are kept."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def csv_cell(text: str) -> str:
-    """A cell of a CSV file that no spreadsheet takes for a formula; a number stays as it is."""
+    """A cell of a CSV file that no spreadsheet reads as a formula; a number is not changed."""
     if text[:1] not in _FIRST or not _FORMULA.match(text) or _NUMBER.fullmatch(text):
         return text
     return f"'{text}"

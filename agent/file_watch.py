@@ -4,7 +4,7 @@ event.
 An event is only a hint to check the files; their content decides. The check waits until the files were quiet for a
 moment, because editors and copies write in several steps. It also runs every few minutes without an event, because
 network and overlay file systems miss events and a folder may have been replaced. The caller does the check; this module
-has only paths and events. Threads of watchdog set one flag here.
+handles only paths and events. Threads of watchdog set one flag here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WatchTimes:
     """Times of a watch, in seconds."""
 
     settle_s: float = 1.0  # files must be quiet for this long before a check
-    settle_max_s: float = 10.0  # a file that is written all the time is checked this often
+    settle_max_s: float = 10.0  # a file that is written continuously is checked this often
     missing_s: float = 5.0  # a file may be missing for this long before that is a problem
     reread_s: float = 180.0  # between two checks without an event
 
@@ -62,9 +62,10 @@ async def watch_files(
     look: Callable[[], Awaitable[float]],
     times: WatchTimes,
 ) -> None:
-    """Call `look` at once, after events, and every `reread_s`, until cancelled; it returns the seconds to wait at most.
+    """Call `look` at once, after events, and every `reread_s`, until cancelled. It returns the longest time to wait, in
+    seconds.
 
-    Each period begins with new watches, because a folder may have been replaced. Where the system gives no watches,
+    Each period begins with new watches, because a folder may have been replaced. If the system provides no watches,
     only the periodic calls remain, and a warning that names the files as `what` is logged once.
     """
     has_failed = False
@@ -100,7 +101,7 @@ async def _settle(hints: _Hints, times: WatchTimes) -> None:
 
 
 def _observe(hints: _Hints, wanted: list[Path]) -> None:
-    """Start watching. Raises OSError where the system gives no watches."""
+    """Start watching. Raises OSError if the system provides no watches."""
     observer: BaseObserver | None = None
     files = {path for file in wanted for path in _paths(file)}
     hints.paths = frozenset(str(file) for file in files)
@@ -127,14 +128,14 @@ class _Hints(FileSystemEventHandler):
         self._is_over = False
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
-        self._is_on_its_way = False
+        self._is_queued = False
 
     def on_any_event(self, event: FileSystemEvent) -> None:
         """Runs in the observer's thread. At most one call is queued in the event loop, however many events come."""
-        if self._is_on_its_way or self.paths.isdisjoint((os.fsdecode(event.src_path), os.fsdecode(event.dest_path))):
+        if self._is_queued or self.paths.isdisjoint((os.fsdecode(event.src_path), os.fsdecode(event.dest_path))):
             return
-        self._is_on_its_way = True
-        with suppress(RuntimeError):  # the loop was closed before the observer had stopped: no task waits for it now
+        self._is_queued = True
+        with suppress(RuntimeError):  # the loop was closed before the observer had stopped: no task waits any more
             self._loop.call_soon_threadsafe(self._arrive)
 
     async def wait(self, limit_s: float) -> bool:
@@ -148,7 +149,7 @@ class _Hints(FileSystemEventHandler):
         return True
 
     def attach(self, observer: BaseObserver) -> None:
-        """Take over the observer: `end` stops it, at once where `end` was called already."""
+        """Own the observer: `end` stops it. If `end` was called already, stop it at once."""
         with self._lock:
             self._observer = observer
             is_over = self._is_over
@@ -156,7 +157,7 @@ class _Hints(FileSystemEventHandler):
             self.end()
 
     def end(self) -> None:
-        """Stop the observer; no hints come after it."""
+        """Stop the observer; no hints follow."""
         with self._lock:
             self._is_over = True
             observer, self._observer = self._observer, None
@@ -165,12 +166,12 @@ class _Hints(FileSystemEventHandler):
             observer.join()
 
     def _arrive(self) -> None:
-        self._is_on_its_way = False
+        self._is_queued = False
         self._event.set()
 
 
 def _paths(file: Path) -> Iterator[Path]:
-    """The paths of a file: by its name, and its target if it is a link. Folders are resolved: a watch on a link would
-    watch the link."""
+    """The path of a file, and that of its target if it is a link. Folders are resolved, because a watch on a link would
+    watch only the link."""
     yield Path(os.path.realpath(file.parent)) / file.name
     yield Path(os.path.realpath(file))

@@ -8,23 +8,23 @@ away for a week continues if no other took its place.
     claim of an instance               made by            result
     ---------------------------------  -----------------  ------------------------------------------------------------
     any, or none                       the holder         the lease stays in force
-    0: requests a lease                another instance   it gets the next epoch; the first one begins after `base`
+    0: requests a lease                another instance   it gets the next epoch; the first one is after `base`
     0, after an epoch not in force     another instance   no change; it claims again after the epoch in force
-    an epoch above the one in force    another instance   unknown: the keeper has not granted it. It requests another one
+    an epoch above the one in force    another instance   unknown: the keeper has not granted it; request a new one
     an epoch up to `base`              another instance   unknown: it was granted before the name was registered again
     the epoch in force                 another instance   the lease stays in force: one instance on several connections
     a lower epoch, or none             another instance   fenced
     none                               no lease in force  accepted without a lease
 
-A request may arrive when its sender is dead and a successor holds the lease. So an instance that starts first asks
-which epoch is in force, then requests the one *after* it: a late request of its predecessor names an epoch that is not
-in force any more.
+A request may arrive after its sender has ended and a successor holds the lease. So an instance that starts first asks
+which epoch is in force, then requests the one *after* it: a late request of its predecessor names an epoch that is no
+longer in force.
 
-A name that was removed and is registered again begins with epochs that it never had (`base`): a broker that has kept
-the signed requests of dead instances could otherwise take the lease with them, and so fence the one that lives.
+A name that was removed and is registered again begins with epochs that it never had (`base`). Otherwise a broker that
+has kept signed requests of ended instances could take the lease with them, and fence the running instance.
 
-Only the keeper of the leases grants an epoch. An epoch that was never granted is refused: if the keeper adopted it, one
-request with the highest possible epoch would block the name forever.
+Only the keeper of the leases grants an epoch. An epoch that was never granted is refused: if the keeper accepted it,
+one request with the highest possible epoch would block the name forever.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEASE_EPOCH_MAX = JSON_INTEGER_MAX
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease in force under a name; epoch 0 where none was ever requested."""
+    """The lease in force under a name; epoch 0 if none was ever requested."""
 
     epoch: int = 0
     holder: str = ""
@@ -48,8 +48,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseClaim:
-    """The claim of an instance: its unique name, and the epoch it was given. Epoch 0 requests a lease, None uses none.
-    `after`: the request counts only while this epoch is in force; None for any."""
+    """The claim of an instance: its unique name, and the epoch it was granted. Epoch 0 requests a lease, None uses
+    none. `after`: the request is valid only while this epoch is in force; None: always."""
 
     holder: str
     epoch: int | None = None
@@ -67,10 +67,10 @@ class Denied(Enum):
 
 
 def decide_lease(held: Lease, claim: LeaseClaim, base: int = 0) -> Lease | Denied:
-    """The lease in force after a claim, `held` itself where nothing changes; or why the claim is refused. `base`: no
-    epoch up to it was granted since the name was registered.
+    """The lease in force after a claim, `held` itself if nothing changes; or why the claim is refused. `base`: no epoch
+    up to it was granted since the name was registered.
 
-    A claim after an epoch that is not in force changes nothing, and must be made again (`must_claim_again`).
+    A claim after an epoch that is not in force changes nothing, and must be repeated (`must_claim_again`).
     """
     epoch = claim.epoch
     if held == NO_LEASE and epoch is None:

@@ -4,7 +4,7 @@ A *message* is an envelope (producer, time, conversation) and a fact (subject, p
 compact form of the fact "tag T had value V with quality Q at source time S"; it is stored as four columns and presented
 as a message only on request, so telemetry costs no JSON.
 
-Promised: one canonical form for JSON (RFC 8785), checks that name the field at fault, and the same presentation of a
+Guarantees: one canonical form for JSON (RFC 8785), checks that name the field at fault, and the same presentation of a
 sample wherever it is computed. A value outside the types below is refused, not converted.
 
     MessageError            a message, sample or definition breaks a rule; nothing was changed
@@ -32,7 +32,7 @@ ZONE = re.compile(r"[a-z0-9-]{1,32}")
 STREAM = re.compile(r"[a-z0-9._-]{1,64}")
 CONSUMER = re.compile(r"[a-z0-9._-]{1,64}")
 LOCAL_ZONE = "local"
-"""No zone has this name: consumers of the node's own machine have it in the place of one."""
+"""Reserved: consumers on the node's own machine have this name instead of a zone's."""
 PRODUCER = re.compile(r"[a-z0-9._-]{1,64}")
 SUBJECT = re.compile(r"[a-z][a-z0-9_]*:[\x21-\x2e\x30-\x7e]+(?:/[\x21-\x7e]+)?")
 PREDICATE = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
@@ -46,9 +46,9 @@ TEXT_BYTES_MAX = 256  # any other text field of an envelope
 LABELS_MAX = 32  # labels are policy hints, not a second object
 OBJECT_BYTES_MAX = 256 * 1024  # a fact must fit into one page together with others; larger objects are artifacts
 VALUE_BYTES_MAX = 64 * 1024  # a string or bytes value of a tag; an array of 8,192 doubles as JSON stays below
-UNIX_MS_MAX = 2**43 - 1  # the year 2248: as nanoseconds inside int64
+UNIX_MS_MAX = 2**43 - 1  # the year 2248; as nanoseconds within int64
 JSON_INTEGER_MAX = 2**53 - 1  # RFC 8785 allows only integers that every JSON reader holds exactly
-JSON_DEPTH_MAX = 100  # arrays and objects inside one another; the readers of all languages go deeper
+JSON_DEPTH_MAX = 100  # nested arrays and objects; JSON readers of all languages accept more
 
 INT64_MIN = -(2**63)
 QUALITY_GOOD = 0  # OPC UA StatusCode, also for Modbus
@@ -67,8 +67,8 @@ class MessageError(BsfgError, ValueError):
 class Json:
     """A structured value (array or object) of a tag, as canonical JSON bytes.
 
-    Neither a dataclass nor a subclass of bytes: the encoder of batches must not know the type, so that it marks the
-    value as JSON instead of storing plain bytes.
+    It is neither a dataclass nor a subclass of bytes: the encoder of batches must not know the type, so that the value
+    is marked as JSON instead of stored as plain bytes.
     """
 
     __slots__ = ("data",)
@@ -92,8 +92,8 @@ class Json:
 
 
 Value = bool | int | float | str | bytes | Json | None
-"""What a tag can hold: int from int64 minimum to uint64 maximum, float is IEEE 754 binary64, None beside a bad quality
-or for a null of the source."""
+"""The value of a tag: int from int64 minimum to uint64 maximum, float as IEEE 754 binary64, None with a bad quality or
+for a null of the source."""
 
 
 class Sample(NamedTuple):
@@ -110,9 +110,9 @@ class TagDefinition:
     """The meaning of a tag number. Immutable: a changed definition gets a new number.
 
     `subject` is `tag:<scope>/<id>`; `source` and `address` say where the value is read; `data_type` is the name of the
-    type at the source. `enumeration` names the numbers that the tag can be: `0=Off|1=Manual|7=Automatic`.
-    `acquisition` says how the values came: empty as they happened, `history` if they were read
-    later from the records of the source, to fill a gap.
+    type at the source. `enumeration` names the numbers that the tag can have: `0=Off|1=Manual|7=Automatic`.
+    `acquisition` says how the values were read: empty for live values, `history` for values read later from the records
+    of the source, to fill a gap.
     """
 
     subject: str
@@ -126,7 +126,8 @@ class TagDefinition:
     acquisition: str = ""
 
     def to_json(self) -> bytes:
-        """Canonical JSON without empty fields, so that a field added later changes no old definition's bytes."""
+        """Canonical JSON without empty fields, so that a field added later does not change an old definition's
+        bytes."""
         return canonical_json({f.name: text for f in fields(self) if (text := getattr(self, f.name))})
 
     @classmethod
@@ -190,8 +191,8 @@ def canonical_json(value: Any) -> bytes:
 
 
 def parse_json(name: str, data: bytes) -> Any:
-    """A JSON value from UTF-8 bytes. Raises MessageError, also for what has no canonical form: duplicate keys, NaN and
-    infinities, integers that a double would change, structures deeper than JSON_DEPTH_MAX.
+    """A JSON value from UTF-8 bytes. Raises MessageError, also for values without a canonical form: duplicate keys, NaN
+    and infinities, integers that a double would change, structures deeper than JSON_DEPTH_MAX.
 
     A number beyond 2**53, however it is written, is read as a double if its digits are those of a double: RFC 8785
     writes 1e16 as 10000000000000000, and its output must be readable again.
@@ -232,11 +233,11 @@ def parse_json(name: str, data: bytes) -> Any:
 
 
 def check_depth(name: str, data: bytes) -> None:
-    """Raise MessageError for JSON with arrays and objects deeper inside one another than JSON_DEPTH_MAX, before a
-    parser recurses into it. Everything that is parsed and comes from outside this process passes here."""
+    """Raise MessageError for JSON nested deeper than JSON_DEPTH_MAX, before a parser recurses into it. All JSON from
+    outside this process is checked here before it is parsed."""
     if _is_flat(data):
         return
-    # Without escapes every other part between quotes is outside a string. A wrong escape stops the parser where it is.
+    # Without escapes every other part between quotes is outside a string. The parser stops at an invalid escape.
     outside = b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     depth = 0
     for bracket in outside.translate(None, _NO_BRACKETS):
@@ -246,7 +247,7 @@ def check_depth(name: str, data: bytes) -> None:
 
 
 def check_name(name: str, text: object, pattern: re.Pattern[str], example: str = "") -> None:
-    """Raise MessageError, with an example where there is one, unless `text` is a string that matches the whole
+    """Raise MessageError, with the example if there is one, unless `text` is a string that matches the whole
     pattern."""
     if not isinstance(text, str) or not pattern.fullmatch(text):
         such_as = f"; for example {example}" if example else ""
@@ -314,10 +315,10 @@ def sample_message_id(stream: str, zone: str, epoch: bytes, sequence: int) -> st
 def sample_message(definition: TagDefinition, sample: Sample, message_id: str, from_zone: str) -> Message:
     """A sample presented as a message.
 
-    The object has `quality` (number), `source_time` (ISO 8601, UTC, with the digits of the source), `value`, `unit`
-    where the tag has one, `text` where its definition names the number, and `acquisition` where the value did not come
-    as it happened. For values without a JSON form see `json_value`. A source time before 1970 gives
-    `produced_at_unix_ms` 0, which cannot be negative.
+    The object has `quality` (number), `source_time` (ISO 8601, UTC, with the digits of the source), `value`, `unit` if
+    the tag has one, `text` if its definition names the number, and `acquisition` if the value was not read live. For
+    values without a JSON form see `json_value`. `produced_at_unix_ms` cannot be negative, so it is 0 for a source time
+    before 1970.
     """
     content = {
         "quality": sample.quality,
@@ -341,8 +342,8 @@ def sample_message(definition: TagDefinition, sample: Sample, message_id: str, f
 
 @lru_cache(maxsize=1024)
 def enumeration_texts(enumeration: str) -> Mapping[int, str]:
-    """The names of numbers in a definition's `enumeration`. Parts that are not `number=name` are passed over: another
-    origin may write more than this version knows."""
+    """The names of numbers in a definition's `enumeration`. Parts that are not `number=name` are ignored: another
+    origin may use forms that this version does not know."""
     parts = (part.partition("=") for part in enumeration.split("|"))
     return {
         int(number): name.strip() for number, _, name in parts if INTEGER.fullmatch(number.strip()) and name.strip()
@@ -388,7 +389,7 @@ def _check_labels(labels: object) -> None:
 
 
 def wrong_json(texts: Sequence[bytes]) -> str:
-    """Why one of these texts is not canonical JSON; empty where all are."""
+    """Why one of these texts is not canonical JSON; empty if all are."""
     if not _are_plainly_canonical(texts):
         for text in texts:
             try:
@@ -419,12 +420,12 @@ def _is_flat(data: bytes) -> bool:
 
 
 def _are_plainly_canonical(texts: Sequence[bytes]) -> bool:
-    """Whether JSON texts are canonical, by a check with msgspec of all at once that takes a twentieth of the time.
-    False means that the full check decides.
+    """Whether JSON texts are canonical, by one check of all with msgspec that takes a twentieth of the time of the full
+    check. If it is False, the full check decides.
 
     ASCII text without escapes is its own canonical form, ASCII keys sort the same in every encoding, integers of fewer
     than 16 digits are below 2**53, a duplicate key is written once, and each float is compared with its form by RFC
-    8785. A line holds one text: a text with a line end, or an empty one, is not canonical.
+    8785. Each line holds one text, so a text with a line end, or an empty one, is not canonical.
     """
     lines = b"\n".join(texts)
     has_long_number = _LONG_NUMBER in lines.translate(_DIGITS_AS_0)

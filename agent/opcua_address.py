@@ -1,8 +1,7 @@
 """An OPC UA node id in text form: `nsu=<namespace URI>;s=<name>`, or without a namespace for the standard one.
 
-A namespace *index* is refused: a server may number its namespaces anew at every start, and then the index of yesterday
-reads another machine's value without an error (OPC 10000-3, 8.2.2). The URI is resolved after every connect. Core: no
-IO.
+A namespace *index* is refused: a server may renumber its namespaces at every start, and then an old index reads another
+machine's value without an error (OPC 10000-3, 8.2.2). The URI is resolved after every connect. Core: no IO.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ class NodeAddress:
     identifier: int | str | UUID | bytes
 
     def index(self, namespaces: Sequence[str]) -> int | None:
-        """The namespace index at a server with these namespaces, None if it lacks ours."""
+        """The namespace index at a server with these namespaces; None if the server does not have this namespace."""
         return namespaces.index(self.namespace_uri) if self.namespace_uri in namespaces else None
 
 
 def parse_node_address(text: str) -> NodeAddress:
-    """The address in a node id. Raises ValueError that says what to write."""
+    """The address in a node id. Raises a ValueError that says what to write."""
     match = NODE_ID.fullmatch(text)
     if match is None:
         raise ValueError("is not a node id; write nsu=<namespace URI>;s=<name> (or ;i=<number>)")

@@ -1,5 +1,5 @@
 """The records of pages that the fact store and replication share: batches, the offsets and sequences they cover, and
-what storing them did.
+the results of storing them.
 
 Frozen records without behaviour. An offset is a position in one store's stream, a sequence a position in the stream of
 its origin; both begin at 1, and 0 means "nothing yet". Ranges include both ends. Core: no IO.
@@ -17,7 +17,7 @@ from agent.ranges import Span
 # -------------------------------------------------------------------------------------------------------- what is read
 
 BATCHES_MAX = 2048
-"""Of one page; limits what is read for it, and its header, where batches hold single facts."""
+"""Batches of one page. Limits the work for a page and the size of its header if batches hold single facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class StoredBatch:
     origin: Origin
     definition_count: int
     head: bytes = b""
-    """The signature of the chain up to this batch (`agent.signing.heads`); empty where it has none."""
+    """The signature of the chain up to this batch (`agent.signing.heads`); empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Hole:
 class Page:
     """Whole batches in order, the holes between them, and the end of the stream when they were read.
 
-    Batches and holes together cover every offset from the one asked for to the last of them.
+    Batches and holes together cover every offset from the requested one to the last of them.
     """
 
     batches: list[StoredBatch]
@@ -61,7 +61,7 @@ class Page:
 @dataclass(frozen=True, slots=True)
 class PeerPosition:
     """How far a peer's stream is stored here: an offset in one epoch of the peer, and the timeline on which the peer
-    served it, 16 bytes, empty where it named none."""
+    served it (16 bytes; empty if it named none)."""
 
     epoch: bytes
     offset: int
@@ -92,8 +92,8 @@ class OriginRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeptHead:
-    """The head to be stored with a batch of a page, given by its position in the page. `is_verified`: the signature is
-    that of a trusted signer of the batch's zone."""
+    """The head to be stored with a batch, which `index` gives by its position in the page. `is_verified`: the signature
+    is that of a trusted signer of the batch's zone."""
 
     index: int
     record: bytes
@@ -101,16 +101,16 @@ class KeptHead:
 
 
 CERTIFICATES_OF_KEY_MAX = 16
-"""Certificates of one key that are kept of each peer, and of those that are believed, and that a page brings: the
-newest of so many renewals. Each peer has places of its own, so that false certificates of one displace no true one that
-another has brought."""
+"""Certificates of one key that are kept from each peer, that are kept as trusted, and that a page may contain: the
+newest of as many renewals. Each peer has its own places, so false certificates from one peer displace no true one from
+another."""
 KEYS_OF_ZONE_MAX = 64
-"""Keys of one zone, not believed here, of which the certificates are kept that one peer has brought: the newest. A zone
-can sign each batch with a key of its own, and no retention releases certificates."""
+"""Untrusted keys of one zone whose certificates from one peer are kept: the newest. A zone can sign each batch with a
+new key, and retention does not release certificates."""
 
 
 class SignerCertificate(NamedTuple):
-    """The certificate (DER) of a key that signed a head, whether this node believes it, and its zone."""
+    """The certificate (DER) of a key that signed a head, whether this node trusts it, and its zone."""
 
     key_id: bytes
     certificate: bytes
@@ -140,7 +140,7 @@ class Declined(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """What became of a peer's page; all of it is durable."""
+    """The result of storing a peer's page; all of it is durable."""
 
     stored_facts: int
     duplicate_facts: int
@@ -150,9 +150,9 @@ class PutResult:
     refused: tuple[OriginRange, ...] = ()
     """Not stored, because other facts are held under the same sequences."""
     uncompared: tuple[OriginRange, ...] = ()
-    """Taken for duplicates of facts released here, so that whether they are equal is unknown."""
+    """Treated as duplicates of facts that were released here, so it is unknown whether they are equal."""
     left_out: tuple[OriginRange, ...] = ()
-    """Not stored, because this store keeps no more of their zone."""
+    """Not stored, because their zone has reached a limit of this store."""
 
 
 class RepairedRange(NamedTuple):
@@ -181,7 +181,7 @@ class HeldRange:
 
     @classmethod
     def of(cls, header: Header, digest: bytes) -> HeldRange:
-        """The range that one batch makes by itself."""
+        """The range of one batch."""
         return cls(header.first_sequence, header.last_sequence, header.previous_digest, digest)
 
 
@@ -193,8 +193,8 @@ class BatchEnd(NamedTuple):
 
 
 Start = Literal["oldest", "end"] | int
-"""Where a new consumer begins: at the oldest fact, at the end, or at the facts recorded here from a time on, in ms
-since 1970."""
+"""Where a new consumer begins: at the oldest fact, at the end, or at the facts recorded here from a time on (ms since
+1970)."""
 
 
 class Consumer(Protocol):
@@ -224,8 +224,8 @@ class ArtifactReference:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactProgress:
-    """How much of an artifact is here: `received` of `size` bytes; complete once the whole was compared with its
-    digest."""
+    """How much of an artifact is stored: `received` of `size` bytes. It is complete once all bytes were compared with
+    the digest."""
 
     size: int
     received: int

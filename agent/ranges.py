@@ -1,6 +1,6 @@
 """Set operations on sorted, disjoint ranges (first, last) of integers, both ends included. Core: no IO.
 
-For offsets and sequences, which come in runs of millions; the cost depends on the number of ranges, not on their
+Used for offsets and sequences, which form runs of millions: the cost depends on the number of ranges, not on their
 length.
 """
 

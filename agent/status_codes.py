@@ -1,4 +1,4 @@
-"""OPC UA StatusCodes as people read them: BadNodeIdUnknown instead of 0x80340000. Core: no IO.
+"""The names of OPC UA StatusCodes: BadNodeIdUnknown instead of 0x80340000. Core: no IO.
 
 The quality of a sample is such a code, whatever the protocol. The upper 16 bits are the condition, of which the names
 are listed here (OPC 10000-6, Annex A.2); the lower ones are flags, of which only the overflow bit is shown.
@@ -12,8 +12,8 @@ OVERFLOW_BITS = 0x0000_0480  # InfoType DataValue (01 in bits 10, 11) and the Ov
 
 
 def status_name(code: int) -> str:
-    """The name of a status, such as Good or BadTimeout; `+Overflow` where the server's queue ran over before the value.
-    A code without a name is its severity and its number."""
+    """The name of a status, such as Good or BadTimeout, with `+Overflow` if the server's queue overflowed before the
+    value. A code without a name gives its severity and its number."""
     name = _names().get(code >> 16)
     if name is None:
         return f"{('Good', 'Uncertain', 'Bad', 'Bad')[code >> 30]} 0x{code:08X}"

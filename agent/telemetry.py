@@ -2,8 +2,8 @@
 
 A span starts, and ends in one of three ways: it stops (the step succeeded), fails (it was refused, or timed out), or is
 discarded (its result was not used: a page that did not fit, a request replaced by a newer one). Starts and ends are
-counted, and the durations of spans that stopped; time in which a step only waited for new facts is left out where it is
-measured. Each start and end is also a debug log line, a constant event with its fields.
+counted, and the durations of stopped spans are recorded, without the time in which a step only waited for new facts if
+that is measured. Each start and end is also a debug log line with a constant event and its fields.
 
     span            side      from                                          to
     --------------  --------  --------------------------------------------  --------------------------------------------
@@ -34,8 +34,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Of spans and of appends: from a page served from memory, or a fast fsync, to a fetch from a peer in trouble; a fetch
-that waits at the peer is between the last two."""
+"""Bounds of the durations of spans and appends, from a page served from memory, or a fast fsync, to a fetch from a peer
+in trouble. A fetch that waits at the peer lies between the last two."""
 
 _log = logging.getLogger(__name__)
 

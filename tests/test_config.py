@@ -205,7 +205,7 @@ def test_each_mistake_is_named(table: dict[str, object], path: str, why: str) ->
     [
         (None, "does not exist"),
         (b"[node", "is not TOML"),
-        (b"[signing]\n[signing]\n", "twice.*; move the lines into the section that is there"),
+        (b"[signing]\n[signing]\n", "twice.*; move the lines into the section that exists"),
         (b"\xff\xfe", "cannot be read"),
     ],
 )

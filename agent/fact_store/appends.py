@@ -1,7 +1,7 @@
 """The append API for producers of this zone: tag definitions, samples, messages, and producer leases.
 
-Arguments are checked in the calling thread: a mistake in them, or a full queue, raises at once. Errors that the store
-finds later come through the future, as does the result, once it is durable as far as `acks` asks.
+Arguments are checked in the calling thread: an invalid argument, or a full queue, raises at once. Errors that the store
+finds later come through the future, as does the result, once the facts are durable where `acks` requires it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Appends:
         self._artifacts = artifacts
 
     def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
-        """Number tag definitions of this store, densely from 1: the same content keeps its number, a change gets a new
-        one.
+        """Store tag definitions; returns their numbers, from 1 without gaps. The same content keeps its number, changed
+        content gets a new one.
 
         Raises MessageError at once for a definition that breaks the rules.
         """
@@ -77,7 +77,7 @@ class Appends:
             columns = SampleColumns.of(rows)
         except (ValueError, TypeError) as error:
             check_name("stream", stream, STREAM)
-            raise FactsRefused(f"samples for {stream} are not samples: {error}", "correct the source") from error
+            raise FactsRefused(f"rows for {stream} are not samples: {error}", "correct the source") from error
         return self.append_columns(stream, columns)
 
     def append_columns(self, stream: str, columns: SampleColumns) -> Future[Appended]:
@@ -86,9 +86,9 @@ class Appends:
         check_name("stream", stream, STREAM)
         count = len(columns.tags)
         if not count:
-            raise FactsRefused("no samples", "leave the call out")
+            raise FactsRefused("no samples", "omit the call")
         if any(len(column) != count for column in columns):
-            raise FactsRefused(f"columns for {stream} are not of one length", "correct the source")
+            raise FactsRefused(f"columns for {stream} differ in length", "correct the source")
         append = AppendSamples(stream, columns, count, _values_bytes(columns.values), time.monotonic_ns())
         self._writer.append_samples(append)
         return append.future
@@ -96,8 +96,7 @@ class Appends:
     def append_message(
         self, stream: str, message: Message, *, acks: Acks | None = None, precondition: Precondition | None = None
     ) -> Future[AppendOutcome]:
-        """Append a message unless its id is stored already; see `AppendOutcome`. Answered on the stream's `acks`, or on
-        those given.
+        """Append a message unless its id is stored already; see `AppendOutcome`. `acks` overrides the stream's.
 
         Raises MessageError, AcksRefused, StoreBusy at once; FactsRefused comes through the future.
         """
@@ -116,8 +115,8 @@ class Appends:
         acks: Acks | None = None,
         preconditions: Sequence[Precondition | None] = (),
     ) -> Future[list[AppendOutcome]]:
-        """As `append_message`, for several in one commit; each has its own outcome, and its own precondition if any are
-        given."""
+        """As `append_message`, for several messages in one commit. Each has its own outcome, and its own precondition
+        if any are given."""
         self.check_append(stream, messages, acks, preconditions)
         return self.append_checked(stream, messages, acks, preconditions)
 
@@ -132,7 +131,7 @@ class Appends:
         ArtifactMissing for a message that refers to an artifact that is not stored here."""
         check_name("stream", stream, STREAM)
         if not messages:
-            raise FactsRefused("no messages", "leave the call out")
+            raise FactsRefused("no messages", "omit the call")
         for message in messages:
             check_message(message)
             self._artifacts.claim(message)
@@ -140,7 +139,7 @@ class Appends:
             return
         if len(preconditions) != len(messages):
             raise FactsRefused(
-                f"{len(preconditions)} preconditions for {len(messages)} messages", "one for each, or none"
+                f"{len(preconditions)} preconditions for {len(messages)} messages", "give one for each, or none"
             )
         for precondition in preconditions:
             if precondition is None or precondition == NO_PRECONDITION:
@@ -148,7 +147,7 @@ class Appends:
             is_strong = self._writer.policy(stream).write_class == "strong"
             check_precondition(precondition, is_strong=is_strong)
             if ack_terms(self._writer.policy(stream), acks).is_answered_unstored:
-                raise AcksRefused("acks none is answered before a precondition can be decided", "ask for local")
+                raise AcksRefused("acks none is answered before the precondition is decided", "use acks local")
 
     def append_checked(
         self,
@@ -172,7 +171,8 @@ class Appends:
         return answered
 
     def acquire_lease(self, stream: str, producer: str) -> Future[int]:
-        """A new lease epoch for a producer, higher than any before: appends with a lower epoch are fenced from now on.
+        """Grant a producer a new lease epoch, higher than any before. Appends with a lower epoch are fenced from now
+        on.
 
         Raises MessageError, StoreBusy at once; FactsRefused comes through the future.
         """
@@ -182,13 +182,13 @@ class Appends:
 
     def acquire_lease_after(self, stream: str, producer: str, epoch: int) -> Future[int | None]:
         """As `acquire_lease`, if `epoch` is the one in force (0: none), so that a delayed request does not fence a
-        producer that has started since. None, and nothing has changed, where another epoch is in force."""
+        producer that has started since. If another epoch is in force, nothing changes and the result is None."""
         check_name("stream", stream, STREAM)
         check_name("producer", producer, PRODUCER)
         return self._writer.submit("lease", partial(acquire_lease_after, stream=stream, producer=producer, after=epoch))
 
     def lease_epoch(self, stream: str, producer: str) -> int:
-        """The lease epoch of a producer that is in force, 0 for none; from memory."""
+        """The lease epoch in force for a producer, 0 for none; from memory."""
         return self._writer.catalog.leases.get((stream, producer), 0)
 
 
@@ -201,7 +201,7 @@ def _answer_with_first(outer: Future[AppendOutcome], inner: Future[list[AppendOu
 
 
 def _values_bytes(values: Sequence[Value]) -> int:
-    """Roughly the memory that samples with these values take, in bytes."""
+    """An estimate of the memory that samples with these values take, in bytes."""
     plain = len(values) * _FACT_BYTES
     if set(map(type, values)) <= _PLAIN:
         return plain

@@ -1,4 +1,5 @@
-"""The consumers of a store: registered, leased, active, confirming, removed; and the timelines of what they read.
+"""The API for consumers of a store: registration, leases, activity, confirmation and removal; and the timelines of what
+they read.
 
 Arguments are checked in the calling thread; changes run in the writer's thread and answer through a future. frontier.py
 decides the effect of a confirmation, agent/lease.py which instance of a consumer may continue.
@@ -41,13 +42,15 @@ class ConsumerRegistry:
         TooManyConsumers, StreamIsLocal.
 
         It starts at the oldest fact, at the end, or at a time of recording in milliseconds since 1970. A time is
-        rounded down to the minute's mark, so up to a minute of facts too many is read and none is missed.
+        rounded down to the minute's mark, so the consumer may read facts of up to a minute before it, and misses none.
         """
         check_name("consumer", name, CONSUMER)
         check_name("zone", zone, ZONE)
         check_name("stream", stream, STREAM)
         if start not in {"oldest", "end"} and (type(start) is not int or start < 0):
-            raise MessageError("start", f"{start!r} is neither 'oldest', 'end' nor a time, milliseconds since 1970")
+            raise MessageError(
+                "start", f"{start!r} is neither 'oldest' nor 'end' nor a time in milliseconds since 1970"
+            )
         is_local = self._writer.policy(stream).write_class == "local"
         run = partial(consumers.register_consumer, name=name, zone=zone, stream=stream, start=start)
         return self._writer.submit("register", partial(run, is_local=is_local, zone_max=zone_max))
@@ -59,15 +62,15 @@ class ConsumerRegistry:
         return self._writer.submit("unregister", run)
 
     def remove(self, name: str, *, force: bool = False, now: bool = False) -> Future[Lifecycle]:
-        """Begin to remove a consumer and its confirmations; retention may then release what it held back. It is gone
-        ten minutes later, unless it fetches meanwhile; with `now`, at once. Through the future: UnknownConsumer, and
+        """Begin to remove a consumer and its confirmations; retention may then release what it held back. It is removed
+        ten minutes later unless it fetches meanwhile; with `now`, at once. Through the future: UnknownConsumer, and
         without `force` ConsumerInUse.
         """
         return self._writer.submit("remove", partial(consumers.remove_consumer, name=name, force=force, now=now))
 
     def hold_lease(self, consumer: str, claim: LeaseClaim) -> Future[Lease]:
-        """The lease of a consumer that is in force after an instance has presented its own (agent/lease.py), durable
-        where it is new.
+        """The lease of a consumer that is in force after an instance has presented its own (agent/lease.py). A new
+        lease is durable.
 
         Through the future: UnknownConsumer, ConsumerFenced for an instance that a newer one has replaced, and
         LeaseUnknown for a lease that was never granted here.
@@ -88,11 +91,11 @@ class ConsumerRegistry:
     ) -> Future[int]:
         """Confirm offsets, in any order, any number of times; the result is the frontier afterwards, durable.
 
-        One that is not awaited goes with another commit, if one comes soon (append/group_commit.py), unless an append
-        waits for consumers. Without `first_offset`, everything up to `last_offset`. `claim` is the lease of the
-        instance that confirms; without it, the consumer's name is enough. `epoch`: the one to which the offsets belong;
-        without it, the present one. Through the future: UnknownConsumer, EpochEnded, ConsumerFenced, ConfirmBeyondLog,
-        ConfirmRefused.
+        A confirmation that is not awaited joins another commit, if there is one soon (append/group_commit.py), unless
+        an append waits for consumers. Without `first_offset`, everything up to `last_offset` is confirmed. `claim` is
+        the lease of the instance that confirms; without it, the consumer's name is enough. `epoch` is the epoch to
+        which the offsets belong; without it, the present one. Through the future: UnknownConsumer, EpochEnded,
+        ConsumerFenced, LeaseUnknown, ConfirmBeyondLog, ConfirmRefused.
         """
         confirm = partial(consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset)
         run = partial(confirm, claim=claim, epoch=epoch)
@@ -102,11 +105,11 @@ class ConsumerRegistry:
         return confirming
 
     def hasten(self) -> None:
-        """A caller now waits for a confirmation that was not awaited: commit at once."""
+        """Commit at once, because a caller now waits for a confirmation that was not awaited."""
         self._writer.hasten()
 
     def _confirmed(self, name: str, confirming: Future[int]) -> None:
-        """In the writer's thread: a consumer that confirms is active, and one that has confirmed everything is at the
+        """Record in the writer's thread that a consumer is active, and whether it has confirmed everything up to the
         end."""
         catalog = self._writer.catalog
         known = catalog.consumers.get(name)
@@ -117,9 +120,8 @@ class ConsumerRegistry:
             )
 
     def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
-        """Record that a fetch of this consumer is answered with a page, which reaches the end of the log or not, or
-        that it waits at the end for `waits_ms`. From any thread; costs no commit unless the consumer's state changes by
-        it.
+        """Record a fetch of this consumer: it is answered with a page, which may reach the end of the log, or it waits
+        at the end for `waits_ms`. From any thread; costs a commit only if it changes the consumer's state.
         """
         known = self.get(consumer)
         if known is None:
@@ -137,12 +139,12 @@ class ConsumerRegistry:
         run = partial(consumers.apply_events, events={consumer: Event.SEEN}, seen_unix_ms=activity.seen_unix_ms)
         try:
             self._writer.submit("seen", run).add_done_callback(lambda _: activity.end_recording(consumer))
-        except StoreError:  # busy or closing: the next fetch records it; or ended, and `FactStore.ended` says why
+        except StoreError:  # busy or closing: the next fetch records it; or ended: `FactStore.ended` has the reason
             activity.end_recording(consumer)
 
     def seen_unix_ms(self, consumer: str) -> int | None:
-        """When a consumer was last seen, by the wall clock: in this life of the store, else as its table says; from
-        memory."""
+        """When a consumer was last seen, by the wall clock: in this life of the store, otherwise as its table says;
+        from memory."""
         known = self.get(consumer)
         return self._writer.activity.seen_unix_ms(consumer) or (known.seen_unix_ms if known else None)
 
@@ -159,8 +161,8 @@ class ConsumerRegistry:
         return self._writer.catalog.timeline
 
     def begin_timeline(self, stream: str) -> Future[None] | None:
-        """To be awaited before facts of a stream are served the first time in this life of the store: the timeline is
-        durable. None where it is already."""
+        """Make the timeline durable before facts of a stream are first served in this life of the store: the caller
+        must await the future. None if the timeline is durable already."""
         catalog = self._writer.catalog
         if catalog.timeline in catalog.timelines.get(stream, {}) or stream not in catalog.streams:
             return None

@@ -64,22 +64,22 @@ class Inbound:
         declined: Sequence[Declined] = (),
     ) -> Future[PutResult]:
         """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
-        Without a position it stays where it is.
+        Without `position` the stored position does not change.
 
-        The caller has parsed each batch and read its content. `holes` are (first_offset, last_offset, reason) of what
-        the peer says it no longer has; each becomes an incident. `is_backlog`: the peer had kept the facts for this
-        store, so no forecast counts them as what comes in. A batch that contradicts the facts held, and is not of the
-        peer's present epoch, is passed over: an incident, and `refused` in the result. `heads` are those of `batches`
-        that are to be stored with them, `signers` the certificates of their keys; `declined` is what the caller has
-        left out of the page, each an incident and a notice.
+        The caller has parsed each batch and read its content. `holes` are (first_offset, last_offset, reason) of facts
+        that the peer says it no longer has; each becomes an incident. `is_backlog`: the peer had kept the facts for
+        this store, so forecasts do not count them as inflow. A batch that contradicts the facts held, and is not of the
+        peer's present epoch, is skipped and reported as an incident and as `refused` in the result. `heads` are the
+        heads to be stored with `batches`, `signers` the certificates of their keys. `declined` is what the caller has
+        left out of the page; each becomes an incident and a notice.
 
-        At once: BatchError (a slice, another stream), FactsRefused (no position), StoreBusy. Through the future:
-        ForkError, DefinitionsMissing, FactsRefused (no definition), StoreFull.
+        At once: BatchError (a slice, another stream), FactsRefused (an invalid position), StoreBusy. Through the
+        future: ForkError, DefinitionsMissing, FactsRefused (an invalid definition), StoreFull.
         """
         check_name("peer", peer, ZONE)
         check_name("stream", stream, STREAM)
         if position is not None and not (len(position.epoch) == EPOCH_BYTES and 0 <= position.offset <= _OFFSET_MAX):
-            raise FactsRefused(f"{position} is no position", "an epoch has 16 bytes, an offset is not negative")
+            raise FactsRefused(f"{position} is not a position", "an epoch has 16 bytes, an offset is not negative")
         check_headers(stream, batches)
         page = ReceivedPage(
             peer, stream, batches, definitions, position, tuple(holes), is_backlog, heads, signers, declined
@@ -90,15 +90,14 @@ class Inbound:
         )
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]:
-        """The batches of a stream that are damaged and not repaired, with everything that was found before this
-        call."""
+        """The batches of a stream that are damaged and not repaired, including all damage found before this call."""
         return self._writer.submit("damaged", partial(damaged_batches, stream=stream))
 
     def repair(
         self, stream: str, peer: str, batches: Sequence[Batch], heads: Sequence[KeptHead] = ()
     ) -> Future[list[RepairedRange]]:
-        """Replace damaged batches by copies, byte for byte, at the same offsets (batch_repair.py), with the heads that
-        some of them have. The caller has parsed each batch and read its content.
+        """Replace damaged batches by copies, byte for byte, at the same offsets (batch_repair.py), together with the
+        heads that some of them have. The caller has parsed each batch and read its content.
 
         At once: BatchError (a slice, another stream), StoreBusy. Through the future: FactsRefused, ForkError (another
         history), StoreFull.

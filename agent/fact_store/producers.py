@@ -1,8 +1,8 @@
-"""Appends messages of many producers in one event loop: those of one iteration of the loop are appended together.
+"""Appends messages of many producers in one event loop: the messages of one iteration of the loop share an append.
 
 A future that crosses threads costs more than all other work for a message, so the messages of an iteration share one.
-Promised: each producer gets the outcome of its own message, in the order of the calls; a message that is refused is
-refused alone; cancelling does not take a message back. Where the store is full or busy, every call of that turn raises.
+Guarantees: each producer gets the outcome of its own message, in the order of the calls; a message that is refused is
+refused alone; cancelling does not withdraw a message. If the store is full or busy, every call of the iteration raises.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent.message import Message
 from agent.settings.store import Acks
 
 TOGETHER_MAX = 1000
-"""Messages of one append: together they take some milliseconds to seal, for which each waits."""
+"""Messages of one append. Sealing this many takes a few milliseconds, for which each of them waits."""
 
 _Asked = tuple[Message, Precondition, "asyncio.Future[AppendOutcome]"]
 
@@ -34,7 +34,7 @@ class Producers:
     async def append_message(
         self, stream: str, message: Message, *, acks: Acks | None = None, precondition: Precondition = NO_PRECONDITION
     ) -> AppendOutcome:
-        """As `Appends.append_message`; what that raises at once, this raises too."""
+        """As `Appends.append_message`, with the same exceptions."""
         self._appends.check_append(stream, [message], acks, [precondition])
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[AppendOutcome] = loop.create_future()
@@ -45,7 +45,7 @@ class Producers:
         return await answered
 
     def _hand_over(self, stream: str, acks: Acks | None) -> None:
-        """Append everything of this turn, in one append or a few."""
+        """Append all messages of this iteration, in one append or a few."""
         asked = self._asked.pop((stream, acks))
         for start in range(0, len(asked), TOGETHER_MAX):
             self._append(stream, acks, asked[start : start + TOGETHER_MAX])
@@ -73,7 +73,7 @@ class Producers:
     ) -> None:
         error = appended.exception()
         if isinstance(error, Refused) and len(asked) > 1:
-            for one in asked:  # append each again by itself: only the one at fault is refused
+            for one in asked:  # append each message alone, so that only the invalid one is refused
                 self._append(stream, acks, [one])
             return
         if error is not None:
@@ -86,6 +86,6 @@ class Producers:
 
 
 def _fail(answered: asyncio.Future[AppendOutcome], error: BaseException) -> None:
-    """Fail one call, with an exception of its own, so that tracebacks do not grow into each other."""
+    """Fail one call, with its own copy of the exception, so that tracebacks of several calls do not mix."""
     if not answered.done():
         answered.set_exception(copy_error(error) if isinstance(error, StoreError) else error)

@@ -1,12 +1,12 @@
-"""FactStore: the fact store of one node, put together from its parts.
+"""FactStore: the fact store of one node, assembled from its parts.
 
-Changes go to the writer's thread and come back as futures: `appends` takes facts of this zone (appends.py), `inbound`
-those of peers (inbound.py), `consumers` registrations and confirmations (consumer_registry.py). Reads run in the
-calling thread, on connections that cannot write, or look into the writer's catalog.
+Changes are made by the writer's thread and answered through futures: `appends` takes facts of this zone (appends.py),
+`inbound` those of peers (inbound.py), `consumers` registrations and confirmations (consumer_registry.py). Reads run in
+the calling thread, on connections that cannot write, or use the writer's catalog.
 
-Promised: a result is durable; what cannot be stored is refused by name; nothing blocks except reads, `open` and
-`close`. A mistake in the arguments, or a full queue, raises at once; every other error comes through the future.
-Futures are `concurrent.futures.Future` (asyncio: `asyncio.wrap_future`); cancelling one does not take the facts back.
+Guarantees: a result is durable; what cannot be stored is refused with the reason; nothing blocks except reads, `open`
+and `close`. An invalid argument, or a full queue, raises at once; every other error comes through the future. Futures
+are `concurrent.futures.Future` (asyncio: `asyncio.wrap_future`); cancelling one does not withdraw the facts.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from agent.signing.heads import HeadSigner, sign_head
 log = logging.getLogger(__name__)
 
 LOSSES = ("missing", "epoch")  # incidents of an opening that found less than was acknowledged
-LOSSES_MS = 24 * 3_600_000  # so long they show in the status; then the incident remains
+LOSSES_MS = 24 * 3_600_000  # for this long the status shows them; the incident remains
 
 
 class FactStore:
@@ -106,7 +106,7 @@ class FactStore:
         self.note = writer.note
         """Record an incident of this node that concerns no peer."""
         self.ended = writer.ended
-        """Done when the writer has ended: after `close`, or with StoreFailed when the disk failed it."""
+        """Done when the writer has ended: after `close`, or with the error that ended it."""
         self._writer = writer
         self._damages = damages
         self._seen = ReadHighWater({name: state.end_offset for name, state in writer.catalog.streams.items()})
@@ -130,12 +130,12 @@ class FactStore:
         signer: HeadSigner | None = None,
         unattended: bool = False,
     ) -> FactStore:
-        """Open the store of `zone`, or create it; recovers without help from any end of the last life.
+        """Open the store of `zone`, or create it; recovers without an operator, however the last life ended.
 
         Streams that `streams` does not name have the defaults of `StreamSettings`. `holds`: what each zone may hold
-        back from being released. With `signer` the facts recorded here are signed, also those recorded before in this
-        epoch. `unattended`, as nodes open it: a file that cannot be used is set aside and a new store begins in its
-        place, an old copy continues under a new epoch, and everything stored is verified again in the background
+        back from being released. With `signer` the facts recorded here are signed, including those recorded earlier in
+        this epoch. `unattended`, as nodes open it: a file that cannot be used is quarantined and a new store begins in
+        its place, an old copy continues under a new epoch, and everything stored is scrubbed in the background
         (opening.py, scrubber.py).
 
         Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
@@ -164,7 +164,7 @@ class FactStore:
         *,
         unattended: bool,
     ) -> FactStore:
-        if Ballast(path, settings.ballast_bytes).give_up_if_needed(disk_free(path.parent)):
+        if Ballast(path, settings.ballast_bytes).delete_if_needed(disk_free(path.parent)):
             log.warning("ballast_given_up", extra={"store": str(path)})
         free = disk_free(path.parent)
         if file_bytes(path) == 0 and free is not None and free < OPENING_BYTES:  # an old store is opened with less
@@ -188,13 +188,13 @@ class FactStore:
         store = cls(path, zone, writer, reader, damages, artifacts, space, descriptor, witness)
         if unattended:
             store._start_background_work()
-        if signer is not None:  # before any append: only what lies behind the last head is known to be unsigned
+        if signer is not None:  # before any append: only batches after the last head are known to be unsigned
             store.set_signer(signer)
         writer.start()
         return store
 
     def _start_background_work(self) -> None:
-        """Start the background work of an unattended store: the scrub, and marking the file when a write finds
+        """Start the background work of an unattended store: the scrub, and marking the file as suspect if a write finds
         damage."""
         since_ms = time.time_ns() // 1_000_000 - LOSSES_MS
         with contextlib.suppress(StoreError):  # a damaged table of incidents is reported elsewhere
@@ -212,7 +212,7 @@ class FactStore:
             return
         self._is_closed = True
         if seen := self._writer.activity.unsaved(self._writer.catalog):
-            with contextlib.suppress(StoreError):  # the writer may have ended; the rest is closed all the same
+            with contextlib.suppress(StoreError):  # the writer may have ended; everything else is still closed
                 self._writer.submit("remember", partial(consumers.save_last_seen, seen_unix_ms=seen))
         self._scrubber.stop()
         # Readers first: the last connection to close copies the write-ahead log into the database, which a reader
@@ -243,13 +243,13 @@ class FactStore:
 
     @property
     def signer(self) -> HeadSigner | None:
-        """The key that signs what is recorded here; None where nothing is signed. From memory."""
+        """The key that signs what is recorded here; None if nothing is signed. From memory."""
         return self._writer.signer
 
     @property
     def former_epochs(self) -> list[bytes]:
-        """The epochs that the store had before its present one, as far as it knows, in the order in which it learned
-        of them: peers may hold facts of them that were lost with a restore."""
+        """The known epochs of the store other than its present one, in the order in which they were recorded. Peers may
+        hold facts of them that a restore has lost."""
         catalog = self._writer.catalog
         return [one.epoch for one in catalog.origins if one.zone == catalog.origin.zone and one != catalog.origin]
 
@@ -265,8 +265,8 @@ class FactStore:
     ) -> Page:
         """A page of whole batches, read in the calling thread; see `StoreReader.read`.
 
-        It holds nothing beyond `end_offset`. A reading connection sees a commit a moment before `end_offset` includes
-        it; a peer that confirmed such a fact at once would be taken for one that has read a newer copy of this store.
+        The page ends at `end_offset`. A reading connection sees a commit a moment before `end_offset` includes it; a
+        peer that confirmed such a fact at once would appear to have read a newer copy of this store.
         """
         generation = self._seen.generation
         page = self._read(stream, after_offset, facts_max, bytes_max, until_offset, whole_runs=whole_runs)
@@ -319,13 +319,13 @@ class FactStore:
             stream, origin, first_sequence, last_sequence, facts_max, bytes_max, whole_runs=whole_runs
         )
         if page.batches and is_own:
-            # Sequences are no offsets, so all of the stream counts as read; this is rarely called.
+            # Sequences are not offsets, so all of the stream counts as read; this is rarely called.
             self._seen.record(stream, self.end_offset(stream), generation)
         return page
 
     def held(self, stream: str) -> dict[Origin, tuple[HeldRange, ...]]:
-        """The ranges of sequences of each origin that are held in a stream, or were before retention, with the digests
-        at both ends of each range; from memory."""
+        """The ranges of sequences of each origin that are held in a stream, or were held until their release, with the
+        digests at both ends of each range; from memory."""
         catalog = self._writer.catalog
         known = catalog.streams.get(stream)
         ranges = (
@@ -337,7 +337,7 @@ class FactStore:
 
     def signed_end(self, stream: str) -> SignedEnd | None:
         """The end of this store's own history in a stream, signed in the calling thread with the present time (21 us);
-        None where it does not sign or has recorded nothing there."""
+        None if the store does not sign or has recorded nothing there."""
         held = self.held(stream).get(self.origin, ())
         if (signer := self.signer) is None or not held:
             return None
@@ -346,13 +346,14 @@ class FactStore:
         return SignedEnd(stream, self.origin, last.last_sequence, last.last_digest, head, now_ms, signer.certificate)
 
     def set_limits(self, bytes_max: int, streams: Sequence[StreamSettings], holds: Mapping[str, HoldLimit]) -> None:
-        """Replace the limit of the store's file, the settings of all streams, and what zones may hold back. Appends,
-        and the next look of retention, go by the new ones; an append that already waits keeps its terms."""
+        """Replace the limit of the store's file, the settings of all streams, and what zones may hold back. They apply
+        to new appends and from the next check of retention; an append that already waits keeps its terms."""
         self._writer.set_limits(bytes_max, {one.name: one for one in streams}, dict(holds))
 
     def set_signer(self, signer: HeadSigner | None) -> Future[None]:
-        """Sign with this key from one commit on, which stores its certificate before any of its heads can be served;
-        with None nothing is signed any more. What is signed already stays so. If it fails, the key before stays."""
+        """Sign with this key from its commit on, which also stores its certificate before any of its heads can be
+        served. With None nothing is signed from then on. Existing signatures stay. If the call fails, the previous key
+        stays in use."""
         return self._writer.submit("sign", partial(begin_signing, signer=signer), is_early=True)
 
     def checkpoint(self, date: str) -> Future[None]:
@@ -367,12 +368,12 @@ class FactStore:
         )
 
     def signed_zones(self) -> frozenset[str]:
-        """The zones of which a head was ever verified here, our own if it signs; from memory."""
+        """The zones of which a head was ever verified here, including this one if it has signed; from memory."""
         catalog = self._writer.catalog
         return frozenset(origin.zone for origin, number in catalog.origins.items() if catalog.signed.get(number))
 
     def end_offset(self, stream: str) -> int:
-        """Offset of the last durable fact of a stream, 0 where there is none; from memory."""
+        """Offset of the last durable fact of a stream, 0 if there is none; from memory."""
         known = self._writer.catalog.streams.get(stream)
         return known.end_offset if known else 0
 
@@ -394,8 +395,7 @@ class FactStore:
         return self._writer.failure
 
     def integrity(self) -> Integrity:
-        """Damage found, progress of the background verification, and files set aside; from memory, except for the
-        files."""
+        """Damage found, progress of the scrub, and quarantined files; from memory, except for the files."""
         scrubber = self._scrubber
         return Integrity(
             self._damages.count,
@@ -408,7 +408,7 @@ class FactStore:
     # ----------------------------------------------------------------------------------------------------------- epochs
 
     def contradiction(self, stream: str, origin_head: tuple[int, bytes]) -> str | None:
-        """How a peer's claim about this store, under its present epoch, contradicts what is stored; None where it does
+        """How a peer's claim about this store, under its present epoch, contradicts what is stored; None if it does
         not.
 
         `origin_head`: last sequence of this origin that the peer holds, and the digest there. Read in the calling
@@ -417,9 +417,9 @@ class FactStore:
         return find_contradiction(self.reader, self._writer.catalog, stream, origin_head)
 
     def peer_names_epoch(self, peer: str, epoch: str) -> None:
-        """A configured peer has read facts of this zone under an epoch (hex) that is not the present one. If this store
-        never had it, the state folder was lost or replaced: record an incident, once for each peer in this life.
-        Returns at once."""
+        """Record an incident if a configured peer has read facts of this zone under an epoch (hex) that this store
+        never had: then the state folder was lost or replaced. Records once for each peer in this life, and returns at
+        once."""
         own = {one.epoch.hex() for one in self._writer.catalog.origins if one.zone == self.zone}
         if epoch in own or peer in self._epoch_named_by:
             return
@@ -430,17 +430,17 @@ class FactStore:
             self.note("former_epoch", f"peer {peer}", detail)
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
-        """A configured peer claims facts of this store's epoch that were never written here, and proves nothing: record
-        an incident, and change nothing else (decision 0047). Returns at once; where the store cannot take it now, the
+        """Record an incident: a configured peer claims, without proof, facts of this store's epoch that were never
+        written here. Changes nothing else (decision 0047). Returns at once; if the store cannot record it now, the
         peer's next claim is recorded."""
         with contextlib.suppress(StoreError):
             self.note("ahead", f"peer {peer}", why)
 
     def begin_epoch(self, why: str) -> Future[Origin]:
         """Begin a new epoch while the store runs: on proof that this store is an old copy, or because an operator knows
-        it. `why` is recorded.
+        that it is. `why` is recorded.
 
-        Facts, offsets and tag numbers stay; own facts that no reader has got are resealed. A read that is under way
+        Facts, offsets and tag numbers stay; own facts that no reader has received are resealed. A read in progress
         raises EpochChanging, which is retryable, and subscribers are called for every stream. On a disk without room to
         reseal, the epoch begins without it. Through the future: StoreFull.
         """

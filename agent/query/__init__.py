@@ -1,4 +1,5 @@
 """Queries of a store: facts as rows or messages, the latest value of every tag, SQL, export to files, and statistics.
 
-Everything here is read-only and reads in pages, so it neither blocks the writer nor holds the write-ahead log.
+All queries are read-only and read in pages, so they neither block the writer nor keep the write-ahead log from being
+reused.
 """

@@ -1,6 +1,6 @@
 """Statistics of a store: facts, batches, bytes and times by stream and origin, and what consumers have not confirmed.
 
-They are computed from the summaries of batches, in pages; no batch is opened. Of a store in use, they are as of the
+They are computed from the summaries of batches, in pages; no batch is opened. For a store in use, they are as of the
 moment when the ends of its streams were read.
 """
 
@@ -19,7 +19,8 @@ from agent.query.scan import Scanner
 
 @dataclass(slots=True)
 class OriginStatistics:
-    """Facts of one origin in one stream; `missing` are sequences between the first and the last that are not here."""
+    """Facts of one origin in one stream. `missing`: the number of sequences between first and last that are not
+    held."""
 
     facts: int = 0
     first_sequence: int = 0
@@ -32,8 +33,7 @@ class OriginStatistics:
 
 @dataclass(slots=True)
 class StreamStatistics:
-    """One stream. Times are source times; None where it is empty. `bytes` are those of its sealed batches, as
-    everywhere."""
+    """One stream. Times are source times, None if it is empty. `bytes` are the bytes of its sealed batches."""
 
     name: str
     first_offset: int
@@ -82,7 +82,7 @@ class FileStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A store."""
+    """The statistics of a store."""
 
     origin: Origin
     file: FileStatistics
@@ -97,7 +97,7 @@ class Statistics:
         return sum(one.facts for one in self.streams)
 
     def to_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """The statistics as a JSON object."""
         return {
             "zone": self.origin.zone,
             "epoch": self.origin.epoch.hex(),
@@ -112,7 +112,7 @@ class Statistics:
 
 
 def statistics(reader: StoreReader) -> Statistics:
-    """Count everything once."""
+    """The statistics of a store, from one pass over its summaries."""
     scanner = Scanner(reader)
     consumers = [
         ConsumerStatistics(one, max(0, scanner.ends.get(one.stream, 0) - one.frontier)) for one in reader.consumers()

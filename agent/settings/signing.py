@@ -1,6 +1,6 @@
 """[signing] and [[origin]] of node.toml: the key of this node, and which signatures it demands of other zones.
 
-Checked when the file is read, without opening the files that are named; `trust` opens them.
+Checked when the file is read, without opening the named files; `agent.signing.files` opens them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PIN = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class SigningSettings:
-    """[signing]: the key with which this node signs its facts, and the authorities whose signers it believes.
+    """[signing]: the key with which this node signs its facts, and the authorities whose signers it trusts.
 
     Without `key_file` this node signs nothing. `compromised_file` may be missing; `bsfg pki signer compromise` writes
     it.
@@ -69,5 +69,5 @@ class OriginSettings:
 
 
 def _plain(fingerprint: str) -> str:
-    """As openssl prints it, with colons and capitals, or plain."""
+    """A fingerprint in lower case without colons; openssl prints it with colons and capitals."""
     return fingerprint.replace(":", "").lower()

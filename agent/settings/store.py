@@ -94,7 +94,7 @@ class StreamSettings:
     name: str
     # When an append is answered: none, as soon as it is in the queue; local, durable here; quorum and all, confirmed
     # also by consumers in sync, at least min_in_sync of them. After acks_timeout_ms the answer is `queued`: the fact is
-    # durable here and goes on replicating.
+    # durable here and replication continues.
     acks: Acks = "local"
     min_in_sync: int = 1
     acks_timeout_ms: int = 5000

@@ -1,11 +1,12 @@
 """Core: the zone and key that a signer certificate names, and whether the certificate is trusted.
 
-A signer certificate is X.509 with an Ed25519 key, the zone as its only common name, and an extended key usage that is
-`FACT_SIGNING` alone. TLS software refuses it for that usage, and `signer_of` refuses every certificate with another
-one, so neither can stand in for the other even if both are in one file. The authority that issues it must carry the
-same usage, alone: an authority for TLS cannot issue signers, and one for facts cannot admit anyone to a broker.
+A signer certificate is X.509 with an Ed25519 key, the zone as its only common name, and `FACT_SIGNING` as its only
+extended key usage. TLS software refuses it because of that usage, and `signer_of` refuses every certificate with
+another usage, so neither can be used as the other even if both are in one file. The authority that issues it must have
+the same usage, alone: an authority for TLS cannot issue signers, and an authority for facts cannot issue certificates
+for a broker.
 
-Nothing here reads a file or a clock. A malformed certificate is refused, never raised.
+Nothing here reads a file or a clock. A malformed certificate returns a refusal and raises nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ FACT_SIGNING = x509.ObjectIdentifier("2.25.6433306349815208939691862550227007669
 (ITU-T X.667), which needs no registration."""
 
 CERTIFICATE_BYTES_MAX = 4096
-"""Ours have about 450 bytes; one that an RSA authority of 4,096 bits issued has 1,500."""
+"""Ours have about 450 bytes; a certificate issued by an RSA authority of 4,096 bits has 1,500."""
 
 _CRITICAL_KNOWN = (x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)
-# All that the parser raises for foreign bytes: some of these are no ValueError.
+# Everything that the parser raises for foreign bytes; some of these are not a ValueError.
 _UNREADABLE = (
     ValueError,
     TypeError,
@@ -59,8 +60,8 @@ class RefusalReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A certificate or a signing time that is refused; `detail` is for the operator, and holds nothing of a peer's
-    making but zone names and numbers."""
+    """A certificate or a signing time that is refused. `detail` is for the operator; the only peer-controlled content
+    in it is zone names and numbers."""
 
     reason: RefusalReason
     detail: str = ""
@@ -71,8 +72,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """A zone's key, as a trusted certificate names it. Times are ms since 1970, both inclusive; they are also those of
-    the issuing authority, where it expires earlier."""
+    """A zone's key, as a certificate names it. Times are ms since 1970, both inclusive; `signer_of` also limits them to
+    the validity of the issuing authority."""
 
     zone: str
     public: SignerPublic
@@ -86,15 +87,15 @@ class Signer:
         return self.public.key_id
 
     def joined(self, other: Signer) -> Signer:
-        """The signer of two certificates of this key for this zone, as after a renewal: valid from the first's begin to
-        the last's end."""
+        """The signer of two certificates of this key for this zone, as after a renewal: valid from the earlier
+        beginning to the later end."""
         assert (self.zone, self.public) == (other.zone, other.public)
         begins_ms, ends_ms = min(self.not_before_ms, other.not_before_ms), max(self.not_after_ms, other.not_after_ms)
         return replace(self, not_before_ms=begins_ms, not_after_ms=ends_ms)
 
     def refuses(self, signed_at_ms: int) -> Refusal | None:
-        """Why nothing signed at this time may count; None if it may. The signer chooses the time, so this does not
-        stop a stolen key: that is what compromise dates are for."""
+        """Why a signature made at this time does not count; None if it counts. The signer chooses the time, so this
+        does not stop a stolen key; compromise dates do."""
         if signed_at_ms < self.not_before_ms:
             return Refusal(RefusalReason.TOO_EARLY, f"{signed_at_ms} < {self.not_before_ms} ms")
         if signed_at_ms > self.not_after_ms:
@@ -106,9 +107,9 @@ class Signer:
 class SignerTrust:
     """What the operator trusts.
 
-    `anchors`: certificates of facts authorities, each accepted by `refuse_anchor`. `pins`: for a zone, the SHA-256 of
-    the only signer certificates accepted for it, regardless of the issuer. `compromised_since_ms`: key id -> the time
-    from which its signatures prove nothing.
+    `anchors`: certificates of facts authorities, none of them refused by `refuse_anchor`. `pins`: for a zone, the
+    SHA-256 of the only signer certificates accepted for it, regardless of the issuer. `compromised_since_ms`: for a key
+    id, the time from which its signatures prove nothing.
     """
 
     anchors: Sequence[x509.Certificate] = ()
@@ -116,8 +117,8 @@ class SignerTrust:
     compromised_since_ms: Mapping[bytes, int] = field(default_factory=dict)
 
     def is_suspect(self, key_id: bytes, verified_at_ms: int) -> bool:
-        """Whether facts of this key that were verified here at that time may be forged: at or after the compromise. The
-        time is the receiver's own, because the holder of a stolen key can write any `signed_at`."""
+        """Whether facts of this key that were verified here at that time may be forged, because it is at or after the
+        compromise. The time is the receiver's own, because the holder of a stolen key can write any `signed_at`."""
         since_ms = self.compromised_since_ms.get(key_id)
         return since_ms is not None and verified_at_ms >= since_ms
 
@@ -126,7 +127,7 @@ def signer_of(certificate_der: bytes, trust: SignerTrust, now_ms: int) -> Signer
     """The zone and key that a certificate names, if it is trusted at `now_ms`, the receiver's clock.
 
     An expired certificate still names its signer: what was signed while it was valid stays verifiable
-    (`Signer.refuses`). A key that is compromised by now signs nothing new.
+    (`Signer.refuses`). A key that is compromised at `now_ms` is refused.
     """
     certificate = _parsed(certificate_der)
     if isinstance(certificate, Refusal):
@@ -137,7 +138,7 @@ def signer_of(certificate_der: bytes, trust: SignerTrust, now_ms: int) -> Signer
     what = f"{signer.zone}, key {signer.key_id.hex()}"
     if trust.is_suspect(signer.key_id, now_ms):
         return Refusal(RefusalReason.COMPROMISED, f"{what}, since {trust.compromised_since_ms[signer.key_id]} ms")
-    # Pins replace the authorities: a facts authority that was taken over cannot add a signer to a pinned zone.
+    # Pins replace the authorities, so a compromised facts authority cannot add a signer to a pinned zone.
     if pins := trust.pins.get(signer.zone):
         if hashlib.sha256(certificate_der).digest() not in pins:
             return Refusal(RefusalReason.UNKNOWN_ISSUER, f"{what}, is not pinned")
@@ -153,13 +154,13 @@ def signer_of(certificate_der: bytes, trust: SignerTrust, now_ms: int) -> Signer
 
 
 def describe_signer(certificate_der: bytes) -> Signer | Refusal:
-    """What a certificate says, trusted or not: for our own, and for display."""
+    """The zone and key that a certificate names, trusted or not: for this node's own certificate, and for display."""
     certificate = _parsed(certificate_der)
     return certificate if isinstance(certificate, Refusal) else _described(certificate)
 
 
 def refuse_anchor(certificate: x509.Certificate) -> Refusal | None:
-    """Why a certificate cannot be a facts authority, as one for TLS cannot; None if it can."""
+    """Why a certificate, for example of a TLS authority, cannot be a facts authority; None if it can."""
     try:
         return _refuse_usage(certificate, is_authority=True)
     except _UNREADABLE:
@@ -194,7 +195,7 @@ def _described(certificate: x509.Certificate) -> Signer | Refusal:
 
 
 def _refuse_usage(certificate: x509.Certificate, *, is_authority: bool) -> Refusal | None:
-    """The extensions that make a certificate one for facts, and for nothing else."""
+    """Why the extensions of a certificate do not make it one for facts alone; None if they do."""
     extensions = certificate.extensions
     for extension in extensions:
         # RFC 5280, 4.2: a critical extension that is not understood makes a certificate unusable.

@@ -1,4 +1,4 @@
-"""The error of this package, and nothing else: a key, certificate or list of keys cannot be used.
+"""The error of this package: a key, certificate or list of keys cannot be used.
 
 SigningError    a file is missing, malformed, readable by others, or of the wrong kind (the operator acts; no retry)
 """

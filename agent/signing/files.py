@@ -2,7 +2,7 @@
 
     load_key        our key, from a PEM file or a systemd credential; refused if others may read it
     load_identity   our key and the certificate that names it, checked against each other and against our zone
-    load_trust      what `certificates.signer_of` needs, from settings and files
+    load_trust      the trust settings for `certificates.signer_of`, from settings and files
 
 The list of compromised keys is a TOML file, because an operator may have to write it by hand on a machine without this
 program:
@@ -58,7 +58,7 @@ def load_key(path: Path) -> SigningKey:
     """The key in a PEM file, or in a systemd credential, which is also a file. Raises SigningError if it is missing,
     accessible to others, protected by a password, or not Ed25519."""
     with _opened(path) as file:
-        # Of the open file, so that no other can take its place between check and reading.
+        # Check the open file, so that it cannot be replaced between check and reading.
         mode = os.fstat(file.fileno()).st_mode
         if mode & _KEY_MODE_FORBIDDEN:
             why = f"{path} is accessible to others (mode {stat.S_IMODE(mode):04o})"
@@ -67,9 +67,9 @@ def load_key(path: Path) -> SigningKey:
 
 
 def load_identity(settings: SigningSettings, zone: str) -> ZoneSigner | None:
-    """Our key and its certificate; None if nothing is to be signed. Raises SigningError if either cannot be
-    used, or the certificate names another key or zone. Its dates are not checked: an expired certificate is an alert,
-    and recording goes on."""
+    """Our key and its certificate; None if nothing is to be signed. Raises SigningError if either cannot be used, or if
+    the certificate names another key or zone. Its dates are not checked: an expired certificate raises an alert, and
+    recording continues."""
     if settings.key_file is None or settings.certificate_file is None:
         return None
     key = load_key(settings.key_file)
@@ -89,14 +89,14 @@ def load_identity(settings: SigningSettings, zone: str) -> ZoneSigner | None:
 
 
 def load_trust(settings: SigningSettings, origins: Iterable[OriginSettings]) -> SignerTrust:
-    """Whose signatures are believed. Raises SigningError if a file that is named cannot be used."""
+    """The signers that the settings trust. Raises SigningError if a named file cannot be used."""
     anchors: Sequence[x509.Certificate] = ()
     if settings.facts_ca_file is not None:
         anchors = _certificates(settings.facts_ca_file)
         for anchor in anchors:
             if refusal := refuse_anchor(anchor):
                 hint = "name the certificate made by bsfg pki signer ca, not the authority for TLS"
-                raise SigningError(f"{settings.facts_ca_file} holds no facts authority: {refusal}", hint)
+                raise SigningError(f"{settings.facts_ca_file} is not a facts authority: {refusal}", hint)
     return SignerTrust(
         tuple(anchors),
         {origin.zone: origin.pins for origin in origins if origin.pins},
@@ -105,8 +105,8 @@ def load_trust(settings: SigningSettings, origins: Iterable[OriginSettings]) -> 
 
 
 def read_compromises(file: Path) -> list[Compromise]:
-    """The compromised keys of a file, in its order; of one key the earliest time counts. Empty if there is no file.
-    Raises SigningError for one that cannot be understood: no entry is silently left out."""
+    """The compromised keys in a file, in its order; the earliest time of a key counts. Empty if there is no file.
+    Raises SigningError for an invalid entry or file, so that no entry is silently left out."""
     if not file.exists():
         return []
     hint = f"correct {file}; an entry is written by bsfg pki signer compromise"
@@ -126,7 +126,7 @@ def read_compromises(file: Path) -> list[Compromise]:
             raise SigningError(f"{file}: entry {number}: a key_id has {2 * KEY_ID_BYTES} hex digits", hint)
         if not isinstance(since, datetime) or since.tzinfo is None:
             example = "2026-01-31T10:00:00Z"
-            raise SigningError(f"{file}: entry {number}: since must be a time with its zone, as {example}", hint)
+            raise SigningError(f"{file}: entry {number}: since must be a time with its time zone, as {example}", hint)
         one = Compromise(key_id, since, str(note))
         earlier = found.get(one.key_id)
         found[one.key_id] = one if earlier is None or one.since < earlier.since else earlier

@@ -1,9 +1,10 @@
-"""How far each origin has signed its history, from the newest signed ends that any peer has passed on.
+"""Tracks how far each origin has signed its history, from the newest signed ends that any peer has forwarded.
 
-A relay can withhold facts; that looks like an outage. But an origin signs the end of its chain afresh whenever a peer
-asks (`GetHeads`), and nodes pass the newest ends on. An end that is far ahead of the facts held shows that the peer
-which brings the facts holds some back, and an old end shows that no peer has received a newer one of the zone. Two ends
-of one origin with the same sequence and different digests prove that the zone has signed two histories. Core: no IO.
+A relay can withhold facts, which looks like an outage. But an origin signs the end of its chain anew whenever a peer
+asks (`GetHeads`), and nodes forward the newest ends. An end that is far ahead of the facts held shows that the peer
+which delivers the facts withholds some, and an old end shows that no peer has received a newer one of the zone. Two
+ends of one origin with the same sequence and different digests prove that the zone has signed two histories. Core: no
+IO.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from agent.batch import Origin
 from agent.pages import HeldRange
 
 STALE_AFTER_MS = 15 * 60_000
-"""Fifteen times the interval at which nodes ask; an end passes three nodes in three of them."""
+"""Fifteen times the interval at which nodes ask; in three intervals an end passes three nodes."""
 WITHHELD_AFTER_MS = 10 * 60_000
-"""For so long facts may be behind the newest end that is known: a pull that drains a backlog takes hours, but gets
-on."""
+"""How long facts may lag behind the newest known end without any progress. A pull that drains a backlog takes hours,
+but makes progress."""
 ORIGINS_MAX = 1000
-"""Origins of all streams; beyond, the zone that has most of them loses the one that was signed longest ago. A zone may
-sign ends of any number of epochs, and so must not displace the ends of another."""
+"""Origins of all streams. Beyond this, the zone with the most origins loses the one that was signed longest ago. A zone
+may sign ends of any number of epochs, which must not displace the ends of another zone."""
 
 
 class SignedEnd(NamedTuple):
@@ -40,8 +41,9 @@ class SignedEnd(NamedTuple):
 
 
 class OriginView(NamedTuple):
-    """What is known of the signatures of one zone's stream. `signed_at_ms`: of its newest end; `behind`: how many facts
-    it has signed that are not held here; `is_withheld`: so many for a long time, without getting on."""
+    """What is known of the signatures of one zone's stream. `signed_at_ms`: the time of its newest end. `behind`: the
+    number of signed facts that are not held here. `is_withheld`: facts have been behind for a long time without
+    progress."""
 
     zone: str
     stream: str
@@ -67,8 +69,8 @@ class Freshness:
     _behind: dict[tuple[str, Origin], _Behind] = field(default_factory=dict)
 
     def note(self, end: SignedEnd) -> SignedEnd | None:
-        """Take an end whose signature was verified. Returns the one known before if it contradicts this one: the zone
-        has signed two histories."""
+        """Record an end whose signature was verified. Returns the end known before if the two contradict each other:
+        then the zone has signed two histories."""
         key = end.stream, end.origin
         known = self._ends.get(key)
         if known is not None and known.last_sequence == end.last_sequence and known.digest != end.digest:
@@ -88,8 +90,8 @@ class Freshness:
         self._behind.pop(oldest, None)
 
     def newest(self, stream: str) -> list[SignedEnd]:
-        """The ends of a stream: the most recently signed one of each zone, then the second of each, and so on. Only the
-        first ones are passed on."""
+        """The ends of a stream: the most recently signed one of each zone, then the second of each, and so on. Callers
+        forward only the first ones."""
         found = sorted(
             (end for end in self._ends.values() if end.stream == stream), key=lambda end: end.signed_at_ms, reverse=True
         )
@@ -100,8 +102,8 @@ class Freshness:
         return [end for _, end in sorted(turns, key=lambda one: one[0])]
 
     def views(self, held: Mapping[str, Mapping[Origin, Sequence[HeldRange]]], now_ms: int) -> list[OriginView]:
-        """One for each zone and stream; `held`: by stream and origin. To be called every minute or so, because a delay
-        is measured between calls."""
+        """A view for each zone and stream; `held`: by stream and origin. Must be called about every minute, because
+        delays are measured between calls."""
         found: dict[tuple[str, str], OriginView] = {}
         for (stream, origin), end in self._ends.items():
             ranges = held.get(stream, {}).get(origin, ())
@@ -109,9 +111,7 @@ class Freshness:
             behind = max(0, end.last_sequence - last)
             is_withheld = self._is_withheld((stream, origin), behind, last, now_ms)
             other = found.get((origin.zone, stream))
-            signed_at_ms = max(
-                end.signed_at_ms, other.signed_at_ms if other else 0
-            )  # an epoch that is over stays as it is
+            signed_at_ms = max(end.signed_at_ms, other.signed_at_ms if other else 0)  # an ended epoch gets no new ends
             found[origin.zone, stream] = OriginView(
                 origin.zone,
                 stream,

@@ -5,8 +5,7 @@ that stream and epoch before it. A head is made where the facts are recorded, in
 every later store and page carries its bytes verbatim (decision 0045).
 
 Record, little-endian, 82 bytes: algorithm u8, flags u8, key id 8 bytes, signed_at_ms i64, signature 64 bytes. The
-stream, the origin, the sequence and the digest are not part of the record: they are those of the batch that it belongs
-to. Core: no IO.
+stream, the origin, the sequence and the digest are not part of the record, because the batch has them. Core: no IO.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ ED25519 = 1
 KEY_ID_BYTES = 8
 HEAD_BYTES = 82
 RUN_BYTES_MAX = 128 * 1024
-"""A head at least this often within one commit or page, in sealed bytes: a receiver keeps so much that it cannot prove
-yet. At 8 million facts/s this is 0.7 % of a core for signing and 2 % for verifying."""
+"""The most sealed bytes between two heads in one commit or page: a receiver must keep this much before it can prove it.
+At 8 million facts/s this costs 0.7 % of a core for signing and 2 % for verifying."""
 
 _RECORD = struct.Struct("<BB8sq64s")
 _CONTEXT = b"bsfg/head/1\0"
@@ -36,7 +35,7 @@ class HeadError(ValueError):
 
 
 class HeadSigner(Protocol):
-    """The private key of a zone, and the certificate that names it (DER; empty where receivers pin the key)."""
+    """The private key of a zone, and the certificate that names it (DER; empty if receivers pin the key)."""
 
     @property
     def key_id(self) -> bytes: ...
@@ -48,12 +47,12 @@ class HeadSigner(Protocol):
 
 
 SignerInForce = Callable[[], HeadSigner | None]
-"""The key with which a zone signs at this moment; a reload replaces it."""
+"""Returns the key with which a zone signs at present; a reload replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a record holds. `key_id` says with which key to try; only the signature proves which it was."""
+    """The content of a record. `key_id` says which key to try; only the signature proves which key was used."""
 
     key_id: bytes
     signed_at_ms: int
@@ -72,7 +71,7 @@ def parse_head(record: bytes) -> Head:
     if algorithm != ED25519 or flags:
         raise HeadError(f"algorithm {algorithm}, flags {flags:#x}: one of them is unknown")
     if not 0 <= signed_at_ms <= UNIX_MS_MAX:
-        raise HeadError(f"signed at {signed_at_ms} ms, which is no time")
+        raise HeadError(f"signed at {signed_at_ms} ms, which is not a valid time")
     return Head(key_id, signed_at_ms, signature)
 
 
@@ -84,7 +83,7 @@ def key_id_in(record: bytes) -> bytes:
 def signed_bytes(
     stream: str, origin: Origin, last_sequence: int, digest: bytes, key_id: bytes, signed_at_ms: int
 ) -> bytes:
-    """What the signature of a head covers: the chain of an origin in a stream, up to the batch that ends at
+    """The bytes that the signature of a head covers: the chain of an origin in a stream, up to the batch that ends at
     `last_sequence` and has `digest`."""
     assert (len(origin.epoch), len(digest), len(key_id)) == (EPOCH_BYTES, DIGEST_BYTES, KEY_ID_BYTES)
     names = b"".join(struct.pack("<B", len(name)) + name for name in (origin.zone.encode(), stream.encode()))

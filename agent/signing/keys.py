@@ -1,7 +1,7 @@
-"""Core: Ed25519 keys that sign facts, the private one of this node and the public ones of all zones.
+"""Core: Ed25519 keys that sign facts: the private key of this node and the public keys of all zones.
 
 Ed25519 needs no randomness to sign, so equal bytes give equal signatures, and a gateway with a poor random generator
-cannot leak its key. `files.load_key` reads the private one.
+cannot leak its key. `files.load_key` reads the private key.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SignerPublic:
         self._key = Ed25519PublicKey.from_public_bytes(public_bytes)
 
     def verify(self, data: bytes, signature: bytes) -> bool:
-        """Whether `signature` is this key's signature of exactly these bytes; False also for a malformed one."""
+        """Whether `signature` is this key's signature of exactly these bytes; False for a malformed signature."""
         try:
             self._key.verify(signature, data)
         except InvalidSignature:
@@ -68,12 +68,13 @@ class SigningKey:
 
     @classmethod
     def generate(cls) -> SigningKey:
-        """A new key, of the operating system's randomness."""
+        """A new key from the operating system's random generator."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_pem(cls, data: bytes, name: str) -> SigningKey:
-        """The key in PEM. Raises SigningError, which calls it `name`, for a key with a password or another kind."""
+        """The key in PEM data, called `name` in errors. Raises SigningError for a key with a password or of another
+        kind."""
         try:
             key = serialization.load_pem_private_key(data, password=None)
         except TypeError as error:
@@ -117,7 +118,7 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True)
 class ZoneSigner:
-    """What signs the facts of this node: its key, and the certificate (DER) that names it to receivers."""
+    """Signs the facts of this node: its key, and the certificate (DER) that names the key to receivers."""
 
     key: SigningKey
     certificate: bytes

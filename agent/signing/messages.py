@@ -1,14 +1,15 @@
-"""Signed messages: a zone's signature over one request or answer, so that a broker or relay on the way can neither
-confirm nor append in its name, nor answer in the name of its peer.
+"""Signed messages: a zone's signature over one request or answer. A broker or relay in between can then neither confirm
+nor append in the zone's name, nor answer in its peer's name.
 
 A signed message is, little-endian: a mark, u16 length of the certificate, the certificate (DER) or the 8 bytes of its
-key's id, 64 bytes of signature, and then the message as it would be without. The mark of a request is the byte 1, with
-which no JSON begins; that of an answer is four bytes 255, more than any header's length. The signature covers both
-zones, the requester's instance, the correlation and the message's SHA-256, so it counts for one message between two
-zones. In an answer a batch is covered by its digest alone, which its reader checks: hashing a page a second time would
-cost a tenth of its check. Nothing remembers signatures: a request that is repeated is a confirmation that moves
-nothing, a lease that is bound to its instance, or an append of a known id; an answer that is repeated finds no open
-request. Core: no IO.
+key's id, 64 bytes of signature, and then the unsigned message. The mark of a request is the byte 1, with which no JSON
+begins; that of an answer is four bytes 255, more than any header's length. The signature covers both zones, the
+requester's instance, the correlation and the message's SHA-256, so it is valid for one message between two zones. In an
+answer a batch is covered by its digest alone, which its reader checks: hashing a page a second time would cost a tenth
+of its check.
+
+Signatures are not remembered, because replays are harmless. A repeated request is a confirmation that moves nothing, a
+lease bound to its instance, or an append of a known id; a repeated answer finds no open request. Core: no IO.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _CONTEXTS = {REQUEST_MARK: b"bsfg/request/1\0", ANSWER_MARK: b"bsfg/answer/1\0"}
 
 
 class MessageProof(NamedTuple):
-    """The certificate (DER) of the key that signed a message, or its key id where the receiver has named it, and the
+    """The certificate (DER) of the key that signed a message, or its key id if the receiver has named it, and the
     signature; not verified."""
 
     certificate: bytes
@@ -42,7 +43,7 @@ class MessageProof(NamedTuple):
 
 
 class MessagePlace(NamedTuple):
-    """What a request and its answer are bound to besides their bytes."""
+    """The context that the signatures of a request and its answer cover in addition to their bytes."""
 
     serving_zone: str
     asking_zone: str
@@ -51,12 +52,12 @@ class MessagePlace(NamedTuple):
 
 
 def request_bytes(place: MessagePlace, request: bytes | memoryview) -> bytes:
-    """What the signature of a request covers."""
+    """The bytes that the signature of a request covers."""
     return _covered(REQUEST_MARK, place, hashlib.sha256(request).digest())
 
 
 def answer_bytes(place: MessagePlace, answer: bytes | memoryview) -> bytes:
-    """What the signature of an answer covers."""
+    """The bytes that the signature of an answer covers."""
     return _covered(ANSWER_MARK, place, _digest_of(_without_bodies(answer)))
 
 
@@ -69,8 +70,8 @@ def sign_request(signer: HeadSigner, place: MessagePlace, request: bytes) -> byt
 def sign_answer(
     signer: HeadSigner, place: MessagePlace, answer: bytes | Sequence[bytes], known: Collection[str] = ()
 ) -> bytes:
-    """The answer, or its parts, the first of which is the header, with the proof in front; without the certificate if
-    the requester has named its key id (hex)."""
+    """The answer with the proof in front; without the certificate if the requester has named its key id (hex). `answer`
+    may be given in parts, of which the first is the header."""
     certificate = signer.key_id if signer.key_id.hex() in known else signer.certificate
     if isinstance(answer, bytes):
         return _joined(ANSWER_MARK, certificate, signer.sign(answer_bytes(place, answer)), answer)
@@ -79,19 +80,19 @@ def sign_answer(
 
 
 def proof_bytes(signer: HeadSigner | None) -> int:
-    """How much longer an answer is with its proof."""
+    """The number of bytes that the proof adds to an answer."""
     return len(ANSWER_MARK) + _LENGTH.size + len(signer.certificate) + SIGNATURE_BYTES if signer else 0
 
 
 def split_request(payload: bytes) -> tuple[bytes, MessageProof | None]:
-    """The request in a payload, and its proof if it has one. A proof that is cut short leaves bytes that are no
-    request."""
+    """The request in a payload, and its proof if it has one. A payload with a truncated proof is returned whole, and is
+    not a valid request."""
     return _split(REQUEST_MARK, payload)
 
 
 def split_answer(payload: _Payload) -> tuple[_Payload, MessageProof | None]:
-    """The answer in a payload, and its proof if it has one; of a memoryview without a copy. A proof that is cut short
-    leaves bytes that are no answer."""
+    """The answer in a payload, and its proof if it has one; a memoryview is not copied. A payload with a truncated
+    proof is returned whole, and is not a valid answer."""
     return _split(ANSWER_MARK, payload)
 
 
@@ -125,7 +126,7 @@ def _without_bodies(answer: bytes | memoryview) -> list[memoryview]:
 
 
 def _parts_without_bodies(parts: Sequence[bytes]) -> list[bytes]:
-    """The same of an answer that is not one piece yet: its header, its batches, the rest."""
+    """As `_without_bodies`, for an answer in parts: its header, its batches, the rest."""
     header, *attached = parts
     lengths = _batch_lengths(memoryview(header)[_HEADER_LENGTH.size :])
     assert [len(one) for one in attached[: len(lengths)]] == lengths, "the header lists other batches"
@@ -134,8 +135,8 @@ def _parts_without_bodies(parts: Sequence[bytes]) -> list[bytes]:
 
 
 def _batch_lengths(header: memoryview) -> list[int]:
-    """The lengths of the batches that a header lists; none where it lists more than a page may have: nothing is proven
-    yet, and a megabyte of them takes long to read."""
+    """The lengths of the batches that a header lists; none if it lists more than a page may have, because the header is
+    not proven yet and a megabyte of entries takes long to read."""
     try:
         listed = _BATCHES.decode(header).batches
         if len(listed) > BATCHES_MAX * _ENTRY_BYTES_MAX:

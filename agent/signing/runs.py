@@ -1,10 +1,10 @@
-"""Which batches of a page their origin has proven, which heads are kept with them, and what is declined.
+"""Decides which batches of a page are proven by their origin, which heads are kept with them, and which are declined.
 
-A run is consecutive batches of a page of one origin, each the successor of the one before by sequence and digest. One
-verified head proves its batch and all before it in the run, because the chain was compared first; so only heads that
-are kept are verified, and of facts that their own zone sends only the last. Kept is the last head of a run, and as many
-before it as leave no more than RUN_BYTES_MAX between two, because the next receiver gets whole runs of that length. The
-table of rules is in DESIGN.md.
+A run is consecutive batches of one origin in a page, each the successor of the one before by sequence and digest. One
+verified head proves its batch and all before it in the run, because the chain was compared first. So only heads that
+are kept are verified, and of facts that their own zone sends only the last head. The last head of a run is kept, and as
+many before it as leave no more than RUN_BYTES_MAX between two, because the next receiver gets whole runs of that
+length. The table of rules is in DESIGN.md.
 
 Core: no IO. The same page, rules and signers give the same judgement.
 """
@@ -24,11 +24,11 @@ from agent.signing.heads import RUN_BYTES_MAX, HeadError, parse_head, signed_byt
 
 Rule = Literal["required", "if_present", "off"]
 Resolve = Callable[[str, bytes], Signer | Refusal | None]
-"""The signer of a zone with a key id, why it is not believed, or None where no certificate of it is known."""
+"""The signer of a zone with a key id, why it is not trusted, or None if no certificate of it is known."""
 
 WRONG_HEADS_MAX = 16
-"""Signatures of one zone in one page that may fail, 67 us each; an honest page has none. Every further one counts as
-failed."""
+"""Signatures of one zone in one page that may fail; each costs 67 us, and an honest page has none. After that, every
+signature of the zone counts as failed."""
 
 NO_HEAD = "no signature, which this node demands of the zone"
 OUT_OF_REACH = f"no signature within {RUN_BYTES_MAX // 1024} KiB after it"
@@ -39,7 +39,7 @@ _UNTRUSTED = {RefusalReason.UNKNOWN_ISSUER, RefusalReason.NOT_A_SIGNER, RefusalR
 
 class Offered(NamedTuple):
     """A batch of a page whose framing and digest were checked, its offsets at the peer, and its head's record.
-    `unreadable` says why its content cannot be opened; empty where it can."""
+    `unreadable` says why its content cannot be opened; empty if it can."""
 
     batch: Batch
     first_offset: int
@@ -49,7 +49,7 @@ class Offered(NamedTuple):
 
 
 class ChainEnd(NamedTuple):
-    """What a head signs, besides its time: a stream, an origin, and the last sequence and digest of its chain."""
+    """What a head signs in addition to its time: a stream, an origin, and the last sequence and digest of its chain."""
 
     stream: str
     origin: Origin
@@ -73,10 +73,10 @@ class Proof(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What a receiver believes. `proven_zones`: zones of which a head was verified here before. `is_held`: whether a
+    """What a receiver trusts. `proven_zones`: zones of which a head was verified here before. `is_held`: whether a
     batch, or its successor by digest, is held here in a range that ends with a verified head. `answering_zone`: the
-    zone whose signature covers the whole page, if one was demanded; of its own runs the last head is verified, and
-    those before it count by its word, because false ones would cost its own facts only."""
+    zone whose signature covers the whole page, if one was demanded. Of its own runs only the last head is verified;
+    earlier ones are accepted unverified, because false ones would only harm its own facts."""
 
     rule_of: Callable[[str], Rule]
     proven_zones: frozenset[str]
@@ -98,7 +98,7 @@ class Judgement:
 
 
 def judge_page(offered: Sequence[Offered], trust: Trust) -> Judgement:
-    """Judge the batches of a page, in their order. A zone proven by one run is proven for what follows in the page."""
+    """Judge the batches of a page, in their order. A zone proven by one run is proven for the rest of the page."""
     judge = _Judge(offered, trust)
     for first, stop in _runs(offered):
         judge.judge_run(first, stop)
@@ -154,7 +154,7 @@ class _Judge:
                 self._why[at] = OUT_OF_REACH
         is_strict = rule == "required" or zone in self._proven
         start = anchor + 1
-        if is_strict:  # a batch that is held, or precedes one, is proven by what is held: pages that fill gaps
+        if is_strict:  # in pages that fill gaps: a batch that is held, or precedes a held one, is proven by it
             held = next(
                 (at for at in reversed(range(start, stop)) if self._trust.is_held(self._offered[at].batch)), start - 1
             )
@@ -162,7 +162,8 @@ class _Judge:
         self._judge_unproven(start, stop, is_strict=is_strict)
 
     def _judge_unproven(self, start: int, stop: int, *, is_strict: bool) -> None:
-        """Batches that no verified head covers. Each belongs to the next head behind it, if there is one."""
+        """Judge batches that no verified head covers. Each is covered by the next head at or after it, if there is
+        one."""
         proof, why = Proof.UNKNOWN, NO_HEAD
         unknown = list[int]()
         for at in reversed(range(start, stop)):
@@ -176,8 +177,8 @@ class _Judge:
             self._keep(start, unknown[0], self._is_unknown, is_verified=False)
 
     def _keep(self, first: int, last: int, is_good: Callable[[int], bool], *, is_verified: bool) -> int:
-        """Keep the head of the last batch of a run, and of those before it the fewest good ones that leave no more than
-        RUN_BYTES_MAX between two; returns the first position that they reach."""
+        """Keep the head of the last batch, and of those before it the fewest good ones that leave no more than
+        RUN_BYTES_MAX between two; returns the first position that they cover."""
         at: int | None = last
         reached = last
         while at is not None:
@@ -203,7 +204,8 @@ class _Judge:
         return bool(self._offered[at].head) and self._check(at)[0] is Proof.VERIFIED
 
     def _is_vouched_for(self, at: int) -> bool:
-        """Whether a head of the answering zone counts by its word: of a key that is believed, and within its dates."""
+        """Whether a head of the answering zone is accepted unverified: its key is trusted, and its time is within the
+        key's dates."""
         if not self._is_head(at):
             return False
         head = parse_head(self._offered[at].head)
@@ -214,7 +216,7 @@ class _Judge:
         return bool(self._offered[at].head) and self._check(at)[0] is Proof.UNKNOWN
 
     def _check(self, at: int) -> tuple[Proof, str]:
-        """What a head proves, and the reason to decline where it does not prove its batch."""
+        """What a head proves, and the reason to decline its batch if it does not prove it."""
         if at not in self._checked:
             self._checked[at] = self._verify(self._offered[at])
         return self._checked[at]
@@ -228,7 +230,7 @@ class _Judge:
         return found
 
     def result(self) -> Judgement:
-        """The judgement, with what cannot be read taken out."""
+        """The judgement; unreadable batches are declined."""
         offered, why = self._offered, self._why
         evidence = [at for at, one in enumerate(offered) if one.unreadable or (why[at] and self._has_wrong_head(at))]
         for at, one in enumerate(offered):
@@ -250,7 +252,8 @@ class _Judge:
         return at in self._checked and self._checked[at][0] is Proof.WRONG
 
     def _end_run_before(self, at: int) -> None:
-        """A batch is taken out of a run: the nearest head before it proves what is left there to the next receiver."""
+        """Keep the nearest good head before a batch that is taken out of a run: it proves the batches before to the
+        next receiver."""
         is_verified = next((good for one, good in sorted(self._kept.items()) if one >= at), False)
         is_good = self._is_verified if is_verified else self._is_unknown
         for one in range(at - 1, -1, -1):
@@ -262,7 +265,7 @@ class _Judge:
 
 
 def check_head(record: bytes, end: ChainEnd, resolve: Resolve) -> tuple[Proof, str]:
-    """What a head says of the end of a chain, and why it does not prove it."""
+    """What a head proves about the end of a chain, and the reason if it does not prove it."""
     try:
         head = parse_head(record)
     except HeadError:
@@ -284,8 +287,9 @@ def check_head(record: bytes, end: ChainEnd, resolve: Resolve) -> tuple[Proof, s
 
 
 def proves_own(record: bytes, end: ChainEnd, own_signers: Iterable[Signer]) -> bool:
-    """Whether one of our own keys, present or former, has signed the end of a chain of this zone. A peer that shows
-    such a head of facts that this store lacks proves that the store is an old copy; its bare word proves nothing."""
+    """Whether one of our own keys, present or former, has signed the end of a chain of this zone. A peer that presents
+    such a head of facts that this store lacks proves that the store is an old copy; a claim without a head proves
+    nothing."""
     known = {signer.key_id: signer for signer in own_signers}
     return check_head(record, end, lambda _, key_id: known.get(key_id))[0] is Proof.VERIFIED
 

@@ -59,7 +59,7 @@ def test_each_file_that_cannot_be_used_is_named(folder: Path) -> None:
     (folder / "signers/plant-a.key").chmod(0o600)
     (folder / "node.toml").write_text(NODE + 'facts_ca_file = "facts-ca.pem"\n')
     ((problem,), notes) = check(folder)
-    assert "facts-ca.pem holds no facts authority" in problem
+    assert "facts-ca.pem is not a facts authority" in problem
     assert notes == []
 
 

@@ -66,7 +66,7 @@ def test_a_tls_authority_is_refused_as_an_anchor(tmp_path: Path) -> None:
     """An operator who names the authority of the zones is told which file is wanted."""
     file = tmp_path / "ca.pem"
     file.write_bytes(FACTS_CA.pem + make("zones", is_ca=True, usages=(), key=p256()).pem)
-    with pytest.raises(SigningError, match="no facts authority") as caught:
+    with pytest.raises(SigningError, match="not a facts authority") as caught:
         load_trust(SigningSettings(facts_ca_file=file, compromised_file=tmp_path / "none"), [])
     assert "bsfg pki signer ca" in caught.value.hint
 
@@ -88,8 +88,8 @@ def test_compromises_are_written_and_read(tmp_path: Path) -> None:
         ("[[compromised]]\nkey_id = 12\nsince = 2026-01-01T00:00:00Z", "needs key_id and since"),
         ("[[compromised]]\nkey_id = 'zz'\nsince = 2026-01-01T00:00:00Z", "needs key_id and since"),
         ("[[compromised]]\nkey_id = '00'\nsince = 2026-01-01T00:00:00Z", "has 16 hex digits"),
-        ("[[compromised]]\nkey_id = '0011223344556677'\nsince = 2026-01-01T00:00:00", "a time with its zone"),
-        ("[[compromised]]\nkey_id = '0011223344556677'\nsince = 'now'", "a time with its zone"),
+        ("[[compromised]]\nkey_id = '0011223344556677'\nsince = 2026-01-01T00:00:00", "a time with its time zone"),
+        ("[[compromised]]\nkey_id = '0011223344556677'\nsince = 'now'", "a time with its time zone"),
         ("[[compromised", "is not TOML"),
         ("compromised = [1]", "needs key_id and since"),
     ],

@@ -1,7 +1,7 @@
-"""Appends that are durable here and wait until consumers confirm them.
+"""Appends that are durable here and wait for consumers to confirm them.
 
 Belongs to the writer's thread, which passes each append here after its commit, calls `settle` after every commit and at
-`alarm_ns`, and never blocks: an append that waits delays nothing else. Each append is answered once: acknowledged, or
+`alarm_ns`, and never blocks: a waiting append delays no other work. Each append is answered once: acknowledged, or
 `queued` with the reason when its timeout has passed, when too many appends wait, or when the store closes. acks.py
 decides the answer (decision 0026).
 """
@@ -29,12 +29,13 @@ from agent.fact_store.append.queue import AppendMessages
 from agent.fact_store.log import NEVER_NS, Catalog
 
 WAITING_MAX = 10_000
-"""Appends of one stream that may wait at once: ten times the producers one gateway is measured with."""
+"""Appends of one stream that may wait at once: ten times the number of producers that one gateway is measured with."""
 ANSWERED_MAX = 1000
-"""Answered appends kept in one group, besides twice as many as wait: removing them costs as much as there are."""
+"""A group's heap is rebuilt without answered appends when it is longer than this plus twice the number of waiting ones:
+a rebuild takes time in proportion to the heap's length."""
 _STORED = frozenset({"applied", "noop_already_applied"})
-_GOES_ON = "the fact is durable here and goes on replicating"
-_GONE = "the fact was released before it was confirmed; the fact facts_expired says what went"
+_REPLICATION_CONTINUES = "the fact is durable here and replication continues"
+_RELEASED = "the fact was released before it was confirmed; the operational fact facts_expired lists what was released"
 
 
 @dataclass(slots=True, eq=False)
@@ -51,8 +52,7 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _Group:
-    """Appends that wait on the same terms: by offset, the order of acknowledgement, and by time, the order of
-    timeouts."""
+    """Appends that wait on the same terms: by offset for acknowledgement, by time for timeouts."""
 
     by_offset: list[_Waiter] = field(default_factory=list)
     by_time: deque[_Waiter] = field(default_factory=deque)  # bounded by WAITING_MAX
@@ -84,7 +84,7 @@ class AckWaiters:
         followers = self._followers(catalog, terms.stream)
         decision = decide_new_ack(offset, terms, followers, now_ns)
         if isinstance(decision, Pending) and self._counts[terms.stream] >= WAITING_MAX:
-            decision = Queued(f"{WAITING_MAX} appends to {terms.stream} wait for its consumers already")
+            decision = Queued(f"{WAITING_MAX} appends to {terms.stream} already wait for its consumers")
         match decision:
             case Pending():
                 group = self._groups.setdefault(terms, _Group())
@@ -101,14 +101,14 @@ class AckWaiters:
         self.alarm_ns = NEVER_NS
         for terms, group in list(self._groups.items()):
             followers = self._followers(catalog, terms.stream)
-            # Released facts first: frontiers pass them, which is no confirmation (decision 0026).
+            # Released facts first: frontiers pass over them, which is not a confirmation (decision 0026).
             self._answer_released(terms, group, catalog.streams[terms.stream].released_offset)
             self._settle_group(terms, group, followers, now_ns)
             if not group.by_time:
                 del self._groups[terms]
 
     def close(self, why: str) -> None:
-        """Answer all appends that wait as `queued`, with this reason."""
+        """Answer all waiting appends as `queued`, with this reason."""
         for terms, group in self._groups.items():
             for waiting in group.by_time:
                 if not waiting.is_answered:
@@ -118,13 +118,13 @@ class AckWaiters:
     def _answer_released(self, terms: AckTerms, group: _Group, released_offset: int) -> None:
         """Answer appends as `queued` if their facts were released while they waited.
 
-        They were not confirmed: a frontier also passes over released facts. Each commit is settled before the next, so
-        facts that were confirmed before their release have been answered.
+        A frontier above such a fact does not confirm it, because frontiers also pass over released facts. Each commit
+        is settled before the next, so appends whose facts were confirmed before the release are already answered.
         """
         while group.by_offset and (group.by_offset[0].is_answered or group.by_offset[0].offset <= released_offset):
             waiting = heapq.heappop(group.by_offset)
             if not waiting.is_answered:
-                self._finish(terms, waiting, _queued(waiting.outcome, 0, _GONE, goes_on=False))
+                self._finish(terms, waiting, _queued(waiting.outcome, 0, _RELEASED, is_replicating=False))
 
     def _settle_group(self, terms: AckTerms, group: _Group, followers: Sequence[Follower], now_ns: int) -> None:
         reach = acknowledged_offset(terms, followers, now_ns)
@@ -142,7 +142,7 @@ class AckWaiters:
                 self._finish(terms, waiting, _queued(waiting.outcome, reach, decision.why))
             group.by_time.popleft()
         if len(group.by_offset) > ANSWERED_MAX + 2 * len(group.by_time):
-            # Answered ones stay in the heap behind one that waits for an old offset, as repeated messages do.
+            # An append that waits for a low offset, such as a retry, keeps answered ones behind it in the heap.
             group.by_offset = [one for one in group.by_offset if not one.is_answered]
             heapq.heapify(group.by_offset)
         if group.by_time:
@@ -162,13 +162,13 @@ def _set(append: AppendMessages, outcome: Any) -> None:
 
 
 def _last_offset(outcome: list[AppendOutcome]) -> int:
-    """The last offset to be confirmed; 0 where nothing was stored."""
+    """The last offset to be confirmed; 0 if nothing was stored."""
     return max((one.offset for one in outcome if one.outcome in _STORED), default=0)
 
 
-def _queued(outcome: list[AppendOutcome], reach: int, why: str, *, goes_on: bool = True) -> list[AppendOutcome]:
-    """The outcome of an append whose timeout is over: facts above `reach` are `queued`."""
-    warning = f"{why}; {_GOES_ON}" if goes_on else why
+def _queued(outcome: list[AppendOutcome], reach: int, why: str, *, is_replicating: bool = True) -> list[AppendOutcome]:
+    """The outcome of an append that is no longer waited for: facts above `reach` are `queued`."""
+    warning = f"{why}; {_REPLICATION_CONTINUES}" if is_replicating else why
     return [
         one._replace(outcome="queued", warning=warning) if one.outcome in _STORED and one.offset > reach else one
         for one in outcome

@@ -5,19 +5,19 @@ The semantics are those of Kafka's acks, with consumers in the place of replicas
     none      as soon as the append is queued; its offset is not known yet
     local     when it is durable here
     all       when every consumer in sync has confirmed it, and at least `min_in_sync` have
-    quorum    when a majority of the voters has it: floor(voters / 2) + 1. Voters are the stream's registered consumers
-              and this node, which has it; and at least `min_in_sync` consumers
+    quorum    when a majority of the voters has it, floor(voters / 2) + 1, and at least `min_in_sync` consumers have it.
+              Voters are the stream's registered consumers and this node, which always has it
 
 A consumer is *in sync* while its last fetch that reached the end of the log is younger than `in_sync_lag_ms`. This is
-decided again each time, so `all` does not wait for a consumer that falls out of sync; without `min_in_sync`, which is
-at least 1, it would then promise no more than `local`. Every confirmation counts, from a consumer in sync or not: it
-says that the fact is durable there.
+decided again each time, so `all` does not wait for a consumer that falls out of sync. `min_in_sync` is at least 1:
+without it, `all` with no consumer in sync would promise no more than `local`. A confirmation counts whether or not its
+consumer is in sync, because it means that the fact is durable there.
 
-No append waits longer than `acks_timeout_ms`. What is not acknowledged by then is answered *queued*, with the reason:
-the fact is durable here and goes on replicating, but not yet where `acks` promised it.
+No append waits longer than `acks_timeout_ms`. An append that is not acknowledged by then is answered *queued*, with the
+reason: the fact is durable here and replication continues, but the fact is not yet durable where `acks` promised it.
 
-The write class of a stream decides what happens where too few consumers are in sync: `queued` answers at once, every
-other class waits until the timeout. `strong` is never answered on weaker terms than the stream's.
+The write class of a stream decides what happens if too few consumers are in sync: `queued` answers at once, every other
+class waits until the timeout. An append to a `strong` stream is never answered on weaker terms than the stream's.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _NAMED_MAX = 3  # consumers named in a reason
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A consumer, as acknowledgement sees it: everything up to `frontier` is durable there; `caught_up_ns` is its last
-    fetch that reached the end of the log (in the future while a fetch waits there), None if there was none in this life
-    of the store."""
+    """What acknowledgement needs to know of a consumer. Everything up to `frontier` is durable there. `caught_up_ns` is
+    the time of its last fetch that reached the end of the log; it lies in the future while a fetch waits there, and is
+    None if there was no such fetch since the store was opened."""
 
     name: str
     frontier: int
@@ -71,7 +71,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Durable here, but not where the terms promise it, and the reason. Replication continues."""
+    """The fact is durable here, but not where the terms promise it, for this reason. Replication continues."""
 
     why: str
 
@@ -89,7 +89,7 @@ def ack_terms(settings: StreamSettings, acks: Acks | None = None) -> AckTerms:
         )
     promises: tuple[Promise, ...] = () if asked in {"none", "local"} else (asked,)  # type: ignore[assignment]
     if settings.write_class == "strong" and asked != own:
-        # Neither of quorum and all implies the other: more than a quorum is both, less than all is refused.
+        # Neither quorum nor all implies the other. Where the stream promises quorum, an append with all gets both.
         if (own, asked) != ("quorum", "all"):
             raise AcksRefused(f"acks {asked} on {name}: its write class is strong, it promises {own}", f"use {own}")
         promises = ("quorum", "all")
@@ -113,31 +113,32 @@ def decide_new_ack(offset: int, terms: AckTerms, followers: Sequence[Follower], 
     """The answer to an append whose last fact has just become durable at `offset`."""
     decision = decide_ack(offset, terms, followers, now_ns, now_ns)
     if isinstance(decision, Pending) and terms.waits_only_in_sync:
-        keeping_up = sum(is_in_sync(one, terms.in_sync_lag_ns, now_ns) for one in followers)
+        in_sync = sum(is_in_sync(one, terms.in_sync_lag_ns, now_ns) for one in followers)
         need = max(_needed(promise, terms, followers) for promise in terms.promises)
-        if keeping_up < need:
-            return Queued(f"{keeping_up} of the {need} consumers that {terms.stream} needs keep up")
+        if in_sync < need:
+            return Queued(f"{in_sync} of the {need} consumers that {terms.stream} needs are in sync")
     return decision
 
 
 def decide_ack(offset: int, terms: AckTerms, followers: Sequence[Follower], since_ns: int, now_ns: int) -> Decision:
-    """The answer now to an append that became durable at `since_ns`. A confirmation in the last moment counts."""
+    """The answer now to an append that became durable at `since_ns`. A confirmation that arrives with the timeout
+    counts."""
     if not terms.promises or offset <= acknowledged_offset(terms, followers, now_ns):
         return Acknowledged()
     deadline_ns = since_ns + terms.timeout_ns
     if now_ns >= deadline_ns:
-        return Queued(_why(offset, terms, followers, now_ns))
+        return Queued(_timeout_reason(offset, terms, followers, now_ns))
     return Pending(min(deadline_ns, out_of_sync_ns(offset, terms, followers, now_ns, deadline_ns)))
 
 
 def acknowledged_offset(terms: AckTerms, followers: Sequence[Follower], now_ns: int) -> int:
-    """The last offset up to which everything is where `terms` promise it."""
+    """The last offset up to which everything is durable where `terms` promise it."""
     return min(_reached(promise, terms, followers, now_ns) for promise in terms.promises)
 
 
 def out_of_sync_ns(offset: int, terms: AckTerms, followers: Sequence[Follower], now_ns: int, never_ns: int) -> int:
     """When the first consumer that `all` waits for at `offset` falls out of sync if it does not fetch again; `never_ns`
-    where none does."""
+    if there is none."""
     if "all" not in terms.promises:
         return never_ns
     lag_ns = terms.in_sync_lag_ns
@@ -162,8 +163,8 @@ def _reached(promise: Promise, terms: AckTerms, followers: Sequence[Follower], n
     return min([by_enough, *in_sync])
 
 
-def _why(offset: int, terms: AckTerms, followers: Sequence[Follower], now_ns: int) -> str:
-    """Which consumers are missing, for the producer and the log."""
+def _timeout_reason(offset: int, terms: AckTerms, followers: Sequence[Follower], now_ns: int) -> str:
+    """Which consumers have not confirmed an offset, for the producer and the log."""
     need = max(_needed(promise, terms, followers) for promise in terms.promises)
     have = sum(one.frontier >= offset for one in followers)
     waited = f"after {terms.timeout_ns / 1e9:g} s {have} of the {need} consumers that {terms.stream} needs have offset {offset}"

@@ -11,8 +11,8 @@ Core: no IO.
                              base_offset
     applied                  none of these                                           now      its own
 
-The first outcome that applies is returned. A repeat is tested first, also for a producer that has been fenced since: it
-writes nothing, and a producer that is not told that its message is stored would append it again under another id.
+The first outcome that applies is returned. A retry is tested first, even if its producer has been fenced since: it
+writes nothing, and a producer that does not learn that its message is stored would append it again under another id.
 Fencing is tested before faults of the message, because a fenced producer must stop instead of correcting its message.
 
 A lease epoch higher than the one in force replaces it, whatever the outcome of the message.
@@ -30,11 +30,11 @@ from agent.lease import LEASE_EPOCH_MAX
 from agent.message import PRODUCER, MessageError, check_name
 
 PRODUCERS_MAX = 10_000
-"""Producers with a lease in one store. Producers are named infrastructure, like consumers; more of them mean names made
-up at run time."""
+"""Producers with a lease in one store. Producers have stable names, like consumers; more of them mean that names are
+generated at run time."""
 PRODUCERS_OF_ONE_MAX = 1_000
-"""Producers whose names have the same text before the first dot, the zone for those of other zones, so that one zone
-cannot take all."""
+"""Producers whose names have the same text before the first dot. For producers of other zones this is the zone, so one
+zone cannot use up the limit above."""
 
 
 def decide(
@@ -47,9 +47,9 @@ def decide(
 ) -> AppendOutcome:
     """The outcome of a message.
 
-    `stored` is content digest and offset of the message with this id, `lease_epoch` the one in force for the producer
-    (0 for none), `newest_offset` the offset of the newest message about the subject (0 where there is none or no
-    base_offset is given).
+    `stored` is the content digest and the offset of the message with this id. `lease_epoch` is the one in force for the
+    producer (0 for none). `newest_offset` is the offset of the newest message about the subject (0 if there is none, or
+    if no base_offset is given).
     """
     if stored is not None and stored[0] == content:
         return AppendOutcome(stored[1], "noop_already_applied")
@@ -66,7 +66,7 @@ def check_precondition(precondition: Precondition, *, is_strong: bool) -> None:
     """Raise MessageError, which names the field, for a precondition that cannot be decided in a stream."""
     producer, lease_epoch, base_offset = precondition.producer, precondition.lease_epoch, precondition.base_offset
     if (producer is None) != (lease_epoch is None):
-        raise MessageError("lease_epoch", "producer and lease_epoch go together: a lease is a producer's")
+        raise MessageError("lease_epoch", "producer and lease_epoch must be given together")
     if producer is not None:
         check_name("producer", producer, PRODUCER)
         if type(lease_epoch) is not int or not 1 <= lease_epoch <= LEASE_EPOCH_MAX:
@@ -76,23 +76,23 @@ def check_precondition(precondition: Precondition, *, is_strong: bool) -> None:
             raise MessageError("base_offset", f"{base_offset!r} is not an offset")
         if not is_strong:
             raise MessageError(
-                "base_offset", 'only a stream with write_class = "strong" knows the newest fact of a subject'
+                "base_offset", 'only a stream with write_class = "strong" records the newest fact of a subject'
             )
 
 
-def no_room_for(leases: Mapping[tuple[str, str], int], producers: AbstractSet[tuple[str, str]]) -> str:
-    """The reason why the leases of these producers (stream, name) exceed the limit together with `leases`; "" if they
-    do not."""
+def lease_limit_reached(leases: Mapping[tuple[str, str], int], producers: AbstractSet[tuple[str, str]]) -> str:
+    """The reason why `leases` and the leases of these producers (stream, name) together exceed a limit; "" if they do
+    not."""
     new = producers - leases.keys()
     if not new:
         return ""
     if len(leases) + len(new) > PRODUCERS_MAX:
-        return f"{PRODUCERS_MAX} producers have leases already"
+        return f"{PRODUCERS_MAX} producers already have leases"
     owners = Counter(_owner(name) for _, name in new)
     known = Counter(owner for _, name in leases if (owner := _owner(name)) in owners)
     for owner, count in owners.items():
         if known[owner] + count > PRODUCERS_OF_ONE_MAX:
-            return f"{PRODUCERS_OF_ONE_MAX} producers of {owner!r} have leases already"
+            return f"{PRODUCERS_OF_ONE_MAX} producers of {owner!r} already have leases"
     return ""
 
 
@@ -101,9 +101,9 @@ def _owner(producer: str) -> str:
 
 
 def next_lease_epoch(leases: Mapping[tuple[str, str], int], stream: str, producer: str) -> int:
-    """The next lease epoch of a producer; raises FactsRefused where there is none."""
+    """The next lease epoch of a producer. Raises FactsRefused if a limit is reached."""
     known = leases.get((stream, producer))
-    if known is None and (why := no_room_for(leases, {(stream, producer)})):
+    if known is None and (why := lease_limit_reached(leases, {(stream, producer)})):
         raise FactsRefused(why, "use stable names for producers")
     if known == LEASE_EPOCH_MAX:
         raise FactsRefused(f"producer {producer!r} has used up its lease epochs", "give it another name")

@@ -1,10 +1,10 @@
-"""Appends of this store's own facts: queued samples and messages become batches, each sealed once.
+"""Appends of this store's own facts: seals queued samples and messages into batches.
 
 All appends to one stream in one group commit share batches, so a hundred producers of single facts cost one batch.
 Offsets follow the order in the queue. An append that cannot be sealed is refused alone; the others are stored.
 
-A message is stored once for each id: the index leads from the digest of the id to the digest of the content. The
-content is fact, media type and schema, so a retry whose envelope has a new time is the same message.
+A message is stored once for each id: the index maps the digest of the id to the digest of the content. The content is
+fact, media type and schema, so a retry whose envelope has a new time is the same message.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ _UNSEALABLE = (ValueError, TypeError)
 
 
 def message_key(message: Message, own_zone: str) -> bytes:
-    """The key of a message id in the index: each zone that appends has its own ids. Neither text can hold a NUL."""
+    """The key of a message id in the index: each zone that appends has its own ids. Neither text can contain a NUL."""
     zone, own_id = message.envelope.from_zone, message.envelope.message_id.encode()
     return digest(own_id if zone == own_zone else zone.encode() + b"\0" + own_id)
 
 
 def content_digest(message: Message) -> bytes:
-    """Digest of what makes two messages with one id equal. None of the texts before the object can hold a NUL."""
+    """Digest of the content: messages with the same id and digest are equal. No text before the object can contain a
+    NUL."""
     envelope, fact = message.envelope, message.fact
     texts = (fact.subject, fact.predicate, envelope.object_media_type or "", envelope.object_schema or "")
     return digest(b"\0".join((*(text.encode() for text in texts), fact.object_json)))
@@ -119,7 +120,7 @@ def _unsealable(
     refused: Mapping[int, Refused],
     seal: Callable[[Sequence[Message]], object],
 ) -> dict[int, Refused]:
-    """The appends with a message that cannot be sealed although it was checked; most likely it has been changed
+    """The appends with a message that cannot be sealed although it was checked: its producer has probably changed it
     since."""
     found = dict[int, Refused]()
     for number, append in enumerate(appends):
@@ -138,8 +139,8 @@ def _unsealable(
 def append_notice(
     transaction: Transaction, stream: str | None, predicate: str, about: Mapping[str, object], key: str
 ) -> None:
-    """Store an operational fact about a stream, or the store (None), in the transaction of what it reports; a repeat is
-    stored once."""
+    """Store an operational fact about a stream, or about the store (None), in the transaction that makes the reported
+    change. A repeat is stored once."""
     origin = transaction.catalog.origin
     message = operational_fact(origin, stream, predicate, about, key, transaction.now_unix_ms)
     stream = stream or OPERATIONAL_STREAM
@@ -149,7 +150,8 @@ def append_notice(
 
 
 def append_checkpoint(transaction: Transaction, date: str) -> None:
-    """Store the checkpoint of a date (UTC) in each stream, if this store signs; a repeat on one date is stored once."""
+    """Store the checkpoint of a date (UTC) in each stream, if this store signs. A repeat for one date is stored
+    once."""
     if transaction.signer is None:
         return
     catalog = transaction.catalog
@@ -163,8 +165,8 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) ->
     """Store batches just sealed here; returns the offset of their first fact."""
     known = transaction.stream(stream)
     ranges = transaction.catalog.held.get((known.id, transaction.catalog.own_origin), ())
-    # This store's own history has no gaps, and the batches were sealed on its last link: there is nothing to decide,
-    # and `decide_insert` would cost as much as sealing a fact.
+    # `decide_insert` is not needed: this store's own history has no gaps, and the batches were sealed on its last link.
+    # It would cost as much as sealing a fact.
     first, last = batches[0].header, batches[-1]
     assert (first.first_sequence, first.previous_digest) == (
         (ranges[-1].last_sequence + 1, ranges[-1].last_digest) if ranges else (1, NO_DIGEST)
@@ -185,7 +187,7 @@ def _joined(appends: Sequence[AppendSamples]) -> SampleColumns:
 
 
 def _sealed(seal: Seal, link: Link, cut: Slice, count: int, facts_target: int) -> list[Batch]:
-    """Facts as a chain of batches of about `facts_target`, smaller where their bytes demand it."""
+    """Seal facts into a chain of batches of about `facts_target` facts, with fewer where the byte limits require it."""
     batches = list[Batch]()
     start = 0
     for size in batch_sizes(count, facts_target):
@@ -195,7 +197,7 @@ def _sealed(seal: Seal, link: Link, cut: Slice, count: int, facts_target: int) -
 
 
 def _sealed_within_limits(seal: Seal, link: Link, cut: Slice, start: int, stop: int) -> list[Batch]:
-    """One batch, or as many as halving makes; the format's limits in bytes leave room for any single fact."""
+    """Seal one batch; if it exceeds the format's byte limits, seal its halves. Any single fact fits."""
     try:
         return [seal(link, cut(start, stop))]
     except BatchTooLarge:

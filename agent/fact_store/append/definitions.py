@@ -1,9 +1,9 @@
-"""Tag definitions: made here, or received with the batches that need them.
+"""Tag definitions: defined here, or received with the batches that need them.
 
-They are numbered densely for each origin and never change; a changed tag gets a new number. Each batch of samples
-carries the number of definitions that its origin had made and a running digest over them, so a received definition is
-accepted only if the digest of a batch proves it. A batch that arrives without its definitions is refused, because its
-facts could not be read.
+They are numbered from 1 without gaps for each origin and never change; a changed tag gets a new number. Each batch of
+samples carries the number of definitions that its origin had, and a running digest over them, so a received definition
+is accepted only if the digest of a batch proves it. A batch that arrives without its definitions is refused, because
+its facts could not be read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent.pages import ReceivedDefinition
 
 
 def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:
-    """Numbers of definitions in this store: the known number for known content, else the next."""
+    """The numbers of definitions in this store. A definition that is not stored yet is stored under the next number."""
     count = transaction.catalog.own_definitions().count
     known = {
         body: at + 1 for at, body in enumerate(transaction.definition_bodies(transaction.catalog.own_origin, 0, count))
@@ -34,7 +34,7 @@ def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:
 
 
 def check_readable(origin: Origin, number: int, body: bytes) -> None:
-    """Raise FactsRefused for bytes that are no tag definition: a digest proves bytes, not that they can be read."""
+    """Raise FactsRefused for bytes that are not a tag definition: a digest proves bytes, not that they can be read."""
     try:
         TagDefinition.from_json(body)
     except MessageError as error:
@@ -44,10 +44,10 @@ def check_readable(origin: Origin, number: int, body: bytes) -> None:
 def proven_definitions(
     transaction: Transaction, batches: Iterable[Batch], received: Iterable[ReceivedDefinition]
 ) -> dict[Origin, list[bytes]]:
-    """The definitions to be stored with `batches`: those that are not known yet, proven by the batches' digests.
+    """The definitions to be stored with `batches`: those that are not stored yet, proven by the batches' digests.
 
-    Raises DefinitionsMissing where some were not received, ForkError where they are not what the origin defined,
-    FactsRefused for bytes that are no definition.
+    Raises DefinitionsMissing if some were not received, ForkError if they differ from what the origin defined,
+    FactsRefused for bytes that are not a definition.
     """
     needed = {(batch.header.origin, batch.header.definitions) for batch in batches if batch.header.kind is Kind.SAMPLES}
     by_origin = dict[Origin, dict[int, bytes]]()
@@ -74,11 +74,13 @@ def _fresh(transaction: Transaction, origin: Origin, ends: dict[int, bytes], rec
     running = known
     for wanted in range(known.count + 1, max(ends) + 1):
         if wanted not in received:
-            raise DefinitionsMissing(f"tag definition {wanted} of {origin} did not come; held are {known.count}")
+            raise DefinitionsMissing(f"tag definition {wanted} of {origin} was not received; {known.count} are held")
         bodies.append(received[wanted])
         running = running.extended(received[wanted])
         if ends.get(wanted, running.digest) != running.digest:
-            raise ForkError(f"tag definitions up to {wanted} of {origin} are not those its batches were sealed with")
+            raise ForkError(
+                f"tag definitions up to {wanted} of {origin} differ from those its batches were sealed with"
+            )
     for number, body in enumerate(bodies, known.count + 1):
         check_readable(origin, number, body)
     return bodies

@@ -1,15 +1,17 @@
 """Decides when to commit and which work belongs to the commit. Core: no IO.
 
-Every commit writes some 30 kB besides its facts, whatever their number, and one fsync costs the same for one fact as
-for ten thousand. So the interval governs how often a node commits:
+Every commit writes about 30 kB in addition to its facts, and one fsync costs the same for one fact as for ten thousand.
+So an interval limits how often a node commits:
 
 - a message, a peer's page, or a call whose caller waits commits at once, together with what queued up while the last
   fsync ran;
-- samples are due after `interval_ns`, and at once when they fill a batch (`facts_target`); a burst of ENOUGH_FACTS of
-  one stream is due when it has come, if the last commit is an interval ago, and at once where the interval is short;
-- deferred calls (confirmations that came with a fetch) go with any commit; they wait longer, so that one comes;
-- samples that have waited half as long join a commit that happens anyway. Younger ones do not: with a message every few
-  milliseconds they would be sealed into batches of a handful, at ten times the bytes per fact (decision 0007).
+- samples are due after `interval_ns`, and at once when they fill a batch (`facts_target`); a burst of ENOUGH_FACTS
+  samples of one stream is due when it has ended and the last commit is an interval ago, or at once if the interval is
+  short;
+- deferred calls (confirmations that came with a fetch) join any commit. They wait longer than samples, so that a commit
+  for other work usually comes first;
+- samples that have waited half an interval join a commit that happens anyway. Younger ones do not: with a message every
+  few milliseconds they would be sealed into batches of a handful, at ten times the bytes per fact (decision 0007).
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from agent.fact_store.log import NEVER_NS
 ENOUGH_FACTS = 2000
 """A burst of one stream that is worth a commit of its own: 6 to 15 kB sealed."""
 BURST_OVER_NS = 20_000_000
-"""A burst has come when nothing has followed for so long: its end would wait for the next commit."""
+"""A burst has ended when no sample has followed for this long. Without this delay its last samples would wait for the
+next commit."""
 SHORT_NS = 250_000_000
-"""Up to the default, an operator has not asked for fewer commits: latency counts, and bursts are not held."""
+"""An interval up to the default is short: the operator has not asked for fewer commits, so a burst does not wait."""
 DEFERRED_INTERVALS = 4
 DEFERRED_NS = 1_000_000_000
-"""Deferred calls wait for so many intervals, though not beyond a second where the interval is shorter: at the default
-until the next values of a source that is polled once a second are committed."""
+"""Deferred calls wait for this many intervals, but no longer than a second, or than one interval if that is longer.
+With the default interval they are committed with the next values of a source that is polled once a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing is due before `until_ns`; None: before something is queued."""
+    """Nothing is due before `until_ns`. None: nothing is due until something is queued."""
 
     until_ns: int | None
 
@@ -96,8 +99,8 @@ def decide_commit(
 
 
 def batch_sizes(facts: int, facts_target: int) -> list[int]:
-    """Sizes of the batches for so many facts: as few batches as the target allows, as equal as possible (never 2000 and
-    1)."""
+    """Sizes of the batches for this many facts: as few batches as the target allows, as equal as possible (never 2000
+    and 1)."""
     assert facts > 0
     assert facts_target > 0
     batches = -(-facts // facts_target)
@@ -110,7 +113,7 @@ def _due_ns(one: QueuedSamples, pace: CommitPace, committed_ns: int, deferred_ns
     if one.facts >= pace.facts_target:
         return 0
     due_ns = one.oldest_ns + pace.interval_ns
-    # Where a deferred call has found them waiting, half as many are enough: one commit serves both.
+    # If a deferred call was queued after the oldest of them, half as many are enough: one commit serves both.
     shared = deferred_ns is not None and deferred_ns >= one.oldest_ns
     if one.facts < (ENOUGH_FACTS // 2 if shared else ENOUGH_FACTS):
         return due_ns

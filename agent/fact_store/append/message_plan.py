@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from agent.append_contract import NO_PRECONDITION, AppendOutcome, Precondition
 from agent.batch import DIGEST_BYTES
-from agent.fact_store.append.admission import decide, next_lease_epoch, no_room_for
+from agent.fact_store.append.admission import decide, lease_limit_reached, next_lease_epoch
 from agent.fact_store.append.queue import AppendMessages
 from agent.fact_store.log import FactsRefused, Refused
 from agent.fact_store.sqlite import Transaction
@@ -44,8 +44,8 @@ def plan_messages(
     *,
     is_strong: bool,
 ) -> MessagePlan:
-    """Decide each message of the appends that are not in `refused`; an append for which no more leases can be kept is
-    added to it."""
+    """Decide each message of the appends that are not in `refused`. An append whose leases exceed a limit is added to
+    `refused`."""
     known = transaction.catalog.streams.get(stream)
     next_offset = known.end_offset + 1 if known else 1
     plan = MessagePlan()
@@ -53,7 +53,7 @@ def plan_messages(
         if number in refused:
             continue
         results = list[AppendOutcome]()
-        if append.preconditions and (why := _no_room(transaction, stream, append.preconditions, plan)):
+        if append.preconditions and (why := _lease_limit_reached(transaction, stream, append.preconditions, plan)):
             refused[number] = FactsRefused(why, "use stable names for producers")
             continue
         for at, (message, key, content) in enumerate(zip(append.messages, append.keys, append.contents, strict=True)):
@@ -61,7 +61,7 @@ def plan_messages(
             precondition = append.preconditions[at] if append.preconditions else NO_PRECONDITION
             lease_epoch = newest_offset = 0
             if precondition.producer is not None:
-                lease_epoch = _in_force(transaction, stream, precondition.producer, plan)
+                lease_epoch = _lease_in_force(transaction, stream, precondition.producer, plan)
             subject = digest(message.fact.subject.encode()) if is_strong else b""
             if precondition.base_offset is not None:
                 newest_offset = plan.subjects.get(subject) or transaction.subject_offset(known, subject)
@@ -80,24 +80,26 @@ def plan_messages(
 
 
 def acquire_lease_after(transaction: Transaction, stream: str, producer: str, after: int) -> int | None:
-    """`acquire_lease` if that epoch is in force (0: none), None where another is."""
+    """`acquire_lease` if the epoch `after` is in force (0: none); None if another one is."""
     if transaction.catalog.leases.get((stream, producer), 0) != after:
         return None
     return acquire_lease(transaction, stream, producer)
 
 
 def acquire_lease(transaction: Transaction, stream: str, producer: str) -> int:
-    """Grant a lease that is newer than every one before; returns its epoch. Raises FactsRefused."""
+    """Grant a lease with a higher epoch than every one before; returns the epoch. Raises FactsRefused."""
     epoch = next_lease_epoch(transaction.catalog.leases, stream, producer)
     transaction.set_leases(stream, {producer: epoch})
     return epoch
 
 
-def _no_room(transaction: Transaction, stream: str, preconditions: Sequence[Precondition], plan: MessagePlan) -> str:
+def _lease_limit_reached(
+    transaction: Transaction, stream: str, preconditions: Sequence[Precondition], plan: MessagePlan
+) -> str:
     """The reason why the store cannot keep the leases of all these producers; "" if it can."""
     named = {*plan.leases, *(one.producer for one in preconditions if one.producer is not None)}
-    return no_room_for(transaction.catalog.leases, {(stream, producer) for producer in named})
+    return lease_limit_reached(transaction.catalog.leases, {(stream, producer) for producer in named})
 
 
-def _in_force(transaction: Transaction, stream: str, producer: str, plan: MessagePlan) -> int:
+def _lease_in_force(transaction: Transaction, stream: str, producer: str, plan: MessagePlan) -> int:
     return plan.leases.get(producer) or transaction.catalog.leases.get((stream, producer), 0)

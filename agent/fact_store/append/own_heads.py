@@ -2,8 +2,8 @@
 
 So every run of own batches ends with a head, no fact is committed without a signature that covers it, and a commit
 costs one signature for each stream (21 us). Batches that were sealed without a key, or resealed under a new epoch, get
-their heads when the store begins to sign with a key, before anything else is appended: in one transaction, because
-after the next append they would no longer be the last.
+their heads when the store begins to sign with a key. That transaction precedes every further append, because after the
+next append they would no longer be the last batches.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from agent.pages import KeptHead, SignerCertificate
 from agent.signing.heads import RUN_BYTES_MAX, HeadSigner
 
 ROWS_AT_ONCE = 4096
-"""Rows in memory while a backlog is signed. A tenth of its batches is rewritten, the rest is not read."""
+"""Rows in memory while a backlog is signed. About a tenth of its batches is rewritten; the others are not read."""
 
 
 def own_heads(transaction: Transaction, batches: Sequence[Batch]) -> list[KeptHead]:
-    """The heads of batches just sealed; none where this store does not sign."""
+    """The heads of batches just sealed; none if this store does not sign."""
     if transaction.signer is None:
         return []
     heads, unsigned_bytes = list[KeptHead](), 0
@@ -35,8 +35,8 @@ def own_heads(transaction: Transaction, batches: Sequence[Batch]) -> list[KeptHe
 
 
 def begin_signing(transaction: Transaction, signer: HeadSigner | None) -> None:
-    """Sign with this key from this transaction on: own batches behind the last head of each stream at once, and keep
-    the certificate of the key."""
+    """Sign with this key from this transaction on, and store its certificate. Own batches after the last head of each
+    stream are signed at once."""
     transaction.signer = signer
     if signer is None:
         return
@@ -50,8 +50,8 @@ def begin_signing(transaction: Transaction, signer: HeadSigner | None) -> None:
             for (row, _, last_offset, body_bytes, last_sequence, digest), next_offset in zip(
                 rows, following, strict=True
             ):
-                unsigned_bytes += body_bytes + DIGEST_BYTES  # as a receiver counts: sealed bytes
-                # Facts of others between, or the last one, end a run.
+                unsigned_bytes += body_bytes + DIGEST_BYTES  # sealed bytes, as a receiver counts them
+                # A run ends at the last batch, and where facts of other origins follow.
                 if next_offset != last_offset + 1 or unsigned_bytes >= RUN_BYTES_MAX:
                     transaction.add_head(row, transaction.sign(stream.name, last_sequence, digest))
                     unsigned_bytes = 0

@@ -20,7 +20,7 @@ from agent.fact_store.sqlite import Transaction
 from agent.message import Message
 
 CALLS_MAX = 10_000
-"""A consumer has one confirmation in flight, a peer two pages: more means a caller that does not wait."""
+"""A consumer has one confirmation in flight, a peer two pages: more calls mean that a caller does not wait."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +37,8 @@ class AppendSamples:
 
 @dataclass(slots=True, eq=False)
 class AppendMessages:
-    """Messages waiting to be sealed, all that are admitted or none; checked, with the digests of their ids and
-    contents."""
+    """Checked messages waiting to be sealed, with the digests of their ids and contents. All admitted ones are stored,
+    or none."""
 
     stream: str
     messages: Sequence[Message]
@@ -46,7 +46,7 @@ class AppendMessages:
     contents: list[bytes]
     bytes: int
     queued_ns: int
-    terms: AckTerms | None = None  # without: answered when durable here
+    terms: AckTerms | None = None  # None: answered when durable here
     preconditions: Sequence[Precondition] = ()  # one for each message, or none at all
     future: Future[list[AppendOutcome]] = field(default_factory=Future)
 
@@ -55,8 +55,8 @@ class AppendMessages:
 class Call:
     """Any other work: runs inside the transaction, after the appends, or before them if `is_early`.
 
-    `is_deferred`: no caller waits for it, so it may wait for a commit that happens anyway. `stream` names the stream to
-    which it adds facts, if any: it is refused while that stream is full.
+    `is_deferred`: no caller waits for it, so it may wait for a commit that happens anyway. `stream` is the stream to
+    which it adds facts, if any: the call is refused while that stream is full.
     """
 
     name: str
@@ -74,7 +74,7 @@ Work = AppendSamples | AppendMessages | Call
 
 @dataclass(slots=True)
 class CommitGroup:
-    """What one commit takes."""
+    """The work of one commit."""
 
     samples: dict[str, list[AppendSamples]] = field(default_factory=dict)
     messages: dict[str, list[AppendMessages]] = field(default_factory=dict)
@@ -104,11 +104,12 @@ class QueueLimit:
         self.bytes = 0
 
     def reserve(self, count: int, size: int) -> None:
-        """Take room for work. Raises StoreBusy while there is too little, FactsRefused for work that never fits."""
+        """Reserve room for work. Raises StoreBusy while there is too little, FactsRefused for work that never fits."""
         if count > self.count_max or size > self.bytes_max:
             raise FactsRefused(
-                f"{count} {self.what} of {size} bytes at once, the queue holds {self.count_max} and {self.bytes_max}",
-                "hand over fewer at a time",
+                f"{count} {self.what} of {size} bytes at once are more than the queue's {self.count_max} {self.what}"
+                f" or {self.bytes_max} bytes",
+                "append fewer at a time",
             )
         if self.count + count > self.count_max or self.bytes + size > self.bytes_max:
             raise StoreBusy(f"{self.count} {self.what} of {self.bytes} bytes wait for the disk")
@@ -124,10 +125,10 @@ class QueueLimit:
 
 
 class WriteQueue:
-    """Work in the order in which it came, with the sums that the group commit decides on.
+    """Work in the order of its arrival, with the sums on which group commit decides.
 
-    Appends and calls have limits of their own: a flood of samples must not keep peers from confirming, which frees
-    space, nor the other way round.
+    Appends and calls have separate limits: a flood of samples must not block confirmations, which free space, and a
+    flood of calls must not block appends.
     """
 
     def __init__(self, facts_max: int, bytes_max: int) -> None:
@@ -142,12 +143,12 @@ class WriteQueue:
 
     @property
     def waiting(self) -> Mapping[str, QueuedSamples]:
-        """Samples per stream."""
+        """The queued samples of each stream."""
         return self._waiting
 
     @property
     def is_urgent(self) -> bool:
-        """Whether work is queued that does not wait for others."""
+        """Whether work is queued that is committed at once."""
         return self._urgent_count > 0
 
     @property
@@ -156,12 +157,12 @@ class WriteQueue:
         return not self._waiting and self._other.is_empty
 
     def hasten(self) -> None:
-        """Make the deferred calls, of which there are some, urgent."""
+        """Make the deferred calls urgent; at least one must be queued."""
         assert self.deferred_ns is not None
         self._urgent_count += 1
 
     def reserve(self, work: Work) -> None:
-        """Take room for a piece of work; raises as `QueueLimit.reserve`."""
+        """Reserve room for a piece of work; raises as `QueueLimit.reserve`."""
         room, count, size = self._room(work)
         room.reserve(count, size)
 

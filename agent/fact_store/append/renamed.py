@@ -1,12 +1,13 @@
 """Facts that are held here under another epoch of their zone.
 
-A store that begins a new epoch reseals own facts that no reader has got (decision 0041): only their headers change. Put
-back to an image from before that, together with its witness, it serves the same facts under their old names to zones
-that hold them under the new ones (decision 0055). Such a batch is recognised exactly: sealed again under the other name
-it has the digest of the batch that is held there.
+A store that begins a new epoch reseals own facts that no reader has received (decision 0041): only their headers
+change. If the store is then put back to an older image, together with its witness, it serves the same facts under their
+old epoch and sequences to zones that hold them under the new ones (decision 0055). Such a batch is recognised exactly:
+resealed under the other epoch and sequence, it has the digest of the batch that is held there.
 
-The name is looked for in the batches of the same count and times where resealed facts can be: the first of the newer
-epoch, the last of the older one. Once one is found, the two names differ by a fixed number, which is recorded.
+Only batches with the same count and times are compared, and only where resealed facts can be: at the beginning of the
+newer epoch and at the end of the older one. The first match gives the fixed difference between the sequences of the two
+epochs, which is recorded.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from agent.fact_store.sqlite import Transaction
 from agent.pages import HeldRange
 
 FIRST_ROWS, LAST_ROWS = 1_000, 20_000
-"""Batches of an epoch that are searched from its beginning and from its end. From the end, which takes 0.1 s, only for
-the first facts of an epoch, only of the newest epochs, and not for a zone that has had many: it may begin another with
-each page."""
+"""Batches that are searched at the beginning and at the end of an epoch. The search at the end takes 0.1 s. It is made
+only for the first facts of an epoch, only in the newest epochs, and not for a zone with many epochs, which could begin
+another with each page."""
 EPOCHS_MAX, EPOCHS_TO_THE_END_MAX = 16, 4
-"""Epochs of a zone whose batches are searched, the newest: a zone may have a thousand."""
+"""The number of newest epochs of a zone whose batches are searched at the beginning, and at the end: a zone may have a
+thousand epochs."""
 ALIKE_OF_BATCH_MAX, ALIKE_OF_PAGE_MAX = 16, 4_096
-"""Batches of the same count and times that are compared, 40 us each. All this is done by the thread that writes, for
-all zones: a zone that makes thousands of such batches has some of its own facts twice, and delays no other."""
+"""Batches of the same count and times that are compared for one batch, and for one page; each takes 40 us. The writer's
+thread does this for all zones: a zone that makes thousands of such batches has some of its own facts stored twice, and
+does not delay other zones."""
 
 _Likeness = tuple[int, int, int]
 """Count, least and greatest time of a batch."""
@@ -41,7 +44,7 @@ class Name(NamedTuple):
 
 
 class Shift(NamedTuple):
-    """By how much the sequences of facts in an older epoch are higher than in a newer one, which begins with them."""
+    """The difference `by` which the sequences of the same facts are higher in an older epoch than in a newer one."""
 
     older: Origin
     newer: Origin
@@ -49,8 +52,7 @@ class Shift(NamedTuple):
 
 
 class Search:
-    """Under which other names the batches of one page may be held. What is read of an epoch is read once for the
-    page."""
+    """Finds batches of one page that are held under another name. Each epoch is read once for the page."""
 
     def __init__(self, transaction: Transaction, stream: str, fresh: Mapping[tuple[Origin, int], HeldRange]) -> None:
         """`fresh`: the batches of the page that are to be stored, by origin and first sequence."""
@@ -64,13 +66,13 @@ class Search:
         self._left = ALIKE_OF_PAGE_MAX
 
     def add(self, batch: Batch) -> None:
-        """A batch of the page is to be stored."""
+        """Add a batch of the page that is to be stored."""
         header = batch.header
         alike = self._fresh_alike.setdefault((header.origin.zone, _likeness(header)), {})
         alike.setdefault(header.origin, []).append(Name(header.origin, header.first_sequence))
 
     def find_renamed(self, batch: Batch, held: Collection[HeldRange]) -> Shift | None:
-        """How the name under which a batch is held differs from its own; None where its facts are not held under
+        """The difference between the name under which a batch is held and its own; None if its facts are not held under
         another epoch of its zone. `held`: the ranges held of its own origin."""
         header = batch.header
         others = {one: at for one, at in self._epochs_of(header.origin.zone).items() if one != header.origin}
@@ -93,7 +95,7 @@ class Search:
         return None
 
     def _epochs_of(self, zone: str) -> dict[Origin, int]:
-        """The newest epochs of a zone of which the stream has facts, the newest first."""
+        """The newest epochs of a zone that have facts in the stream, with their numbers, newest first."""
         if zone not in self._epochs:
             catalog = self._transaction.catalog
             held = [
@@ -105,10 +107,10 @@ class Search:
         return self._epochs[zone]
 
     def _names(self, batch: Batch, others: Mapping[Origin, int], held: Collection[HeldRange]) -> Iterator[Name]:
-        """Under which names a batch may be held: the recorded ones, else those of batches like it."""
+        """The names under which a batch may be held: those that recorded shifts give, else those of similar batches."""
         header, catalog = batch.header, self._transaction.catalog
         number, shifts = catalog.origins.get(header.origin, 0), catalog.renamed
-        # A batch that continues the newest epoch, as nearly all do, is searched for only under names that are recorded.
+        # Most batches continue the newest epoch. For those, only recorded shifts are tried.
         is_searched = not held or any(at > number for at in others.values())
         for place, (other, at) in enumerate(others.items()):
             newer, older = shifts.get((self._stream, number, at)), shifts.get((self._stream, at, number))
@@ -123,7 +125,7 @@ class Search:
                 yield from (Name(other, first_sequence) for first_sequence in alike[:ALIKE_OF_BATCH_MAX])
 
     def _alike_in(self, origin: int, last_rows: int) -> Mapping[_Likeness, list[int]]:
-        """First sequences of the batches of an epoch, by what they have in common with another of the same facts."""
+        """First sequences of the batches of an epoch, by count and times."""
         if (origin, last_rows) not in self._alike:
             found = self._alike[origin, last_rows] = dict[_Likeness, list[int]]()
             for first_sequence, *like in self._transaction.likenesses(self._stream, origin, FIRST_ROWS, last_rows):

@@ -2,10 +2,10 @@
 contains, by the zone that sent them, files to which no fact refers yet: incomplete files, and a second link to complete
 ones.
 
-Promised: a file gets its name only when all its bytes are written, have the digest, and are synced; transfers resume
-where they stopped, also in a later life; bytes once stored never change. Reading a chunk checks no digest: the receiver
-of the last chunk does, and `verify` does here. After a power cut a partial file may have fewer bytes than were
-acknowledged, or other ones: only the last chunk makes an artifact durable, and bytes from an earlier life are read
+Guarantees: a file gets its name only when all its bytes are written, have the digest, and are synced; transfers resume
+where they stopped, also in a later life; stored bytes never change. Reading a chunk checks no digest: the receiver of
+the last chunk does, and `verify` does here. After a power cut a partial file may have fewer bytes than were
+acknowledged, or wrong ones: only the last chunk makes an artifact durable, and bytes from an earlier life are read
 again for the digest.
 
 Thread-safe. Writing and removing exclude each other. `claim` waits for neither sync nor digest, because its caller is
@@ -49,12 +49,13 @@ PARTIAL = "partial"
 SYNC_BYTES = 8 * 1024 * 1024
 """Bytes between two syncs: what a power cut can lose, and what the last chunk must still sync."""
 RUNNING_MAX = 16
-"""Transfers whose running digest is kept; another one's bytes are read again with its next chunk."""
+"""Transfers whose running digest is kept. The bytes of any other transfer are read again with its next chunk."""
 REFUSED_S = 600
-"""Seconds until a refused artifact counts as given up: a pull retries within seconds, a program within minutes."""
+"""Seconds after which a refused artifact counts as abandoned: a pull retries within seconds, a program within
+minutes."""
 SETTLE_S = 1.0
-"""Between two looks at which of a zone's files facts refer to now: thousands of look-ups, which a zone at its quota
-could cause with each chunk."""
+"""Seconds between two checks which of a zone's files have become referenced. A check takes thousands of look-ups, which
+a zone at its quota could otherwise cause with each chunk."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -75,7 +76,7 @@ class ArtifactFiles:
         self._naming = threading.Lock()
         self._running: OrderedDict[Path, tuple[int, hashlib._Hash]] = OrderedDict()
         self._used: int | None = None
-        # By zone: when it was last settled, and the charge of each file that no fact referred to then.
+        # By zone: when its charges were last settled, and the charge of each file to which no fact referred then.
         self._charges: dict[str, tuple[float, dict[Path, int]]] = {}
         # The last artifact refused for the limit: its name, missing bytes, and when.
         self._refused: tuple[str, int, float] | None = None
@@ -83,9 +84,9 @@ class ArtifactFiles:
         self._durable = set[Path]()
 
     def put_chunk(self, zone: str, digest: str, size: int, offset: int, data: bytes) -> ArtifactProgress:
-        """Store a chunk that `zone` sends; returns how much of the artifact is here. Zones do not share incomplete
-        files, so none can spoil another's. Raises ArtifactRefused, ArtifactTooLarge, ArtifactMismatch, ArtifactQuota,
-        ArtifactsFull, StoreFull, and StoreUnavailable when the disk fails."""
+        """Store a chunk that `zone` sends; returns how much of the artifact is stored. Zones do not share incomplete
+        files, so no zone can corrupt another's. Raises ArtifactRefused, ArtifactTooLarge, ArtifactMismatch,
+        ArtifactQuota, ArtifactsFull, StoreFull, and StoreUnavailable when the disk fails."""
         name = check_digest(digest)
         partial = self._partial(zone, name, size)
         with self._writing, self._disk():
@@ -94,8 +95,8 @@ class ArtifactFiles:
                 case SkipChunk(_, is_complete=True):
                     is_here = self._is_claimed(name)
                     return ArtifactProgress(size, size if is_here else 0, is_here)
-                case SkipChunk(goes_on_at):
-                    return ArtifactProgress(size, goes_on_at, is_complete=False)
+                case SkipChunk(next_offset):
+                    return ArtifactProgress(size, next_offset, is_complete=False)
                 case FinishArtifact():
                     self._complete(name, partial)
                     return ArtifactProgress(size, size, is_complete=True)
@@ -108,7 +109,7 @@ class ArtifactFiles:
             return ArtifactProgress(size, size, is_complete=True)
 
     def unreferenced(self) -> dict[str, int]:
-        """By zone: bytes charged to it for what it brought and no fact refers to, as of SETTLE_S ago at most. Raises
+        """By zone: the bytes charged to it for artifacts to which no fact refers, at most SETTLE_S old. Raises
         StoreUnavailable."""
         with self._disk():
             zones = [folder.name for folder in (self.folder / PARTIAL).glob("*")]
@@ -120,12 +121,12 @@ class ArtifactFiles:
         return found
 
     def size_of(self, digest: str) -> int | None:
-        """Bytes of a complete artifact; None where it is not here."""
+        """Bytes of a complete artifact; None if it is not stored here."""
         held = self._complete_one(check_digest(digest))
         return None if held is None else held.size
 
     def claim(self, reference: ArtifactReference) -> None:
-        """A fact is about to refer to an artifact: reset its age, so that it is not swept meanwhile. Raises
+        """Reset the age of an artifact to which a fact is about to refer, so that it is not swept meanwhile. Raises
         ArtifactMissing."""
         path = self._path(check_digest(reference.digest))
         with self._naming, self._disk():
@@ -140,7 +141,7 @@ class ArtifactFiles:
             raise ArtifactMissing(why, "correct the size in the fact, or the digest if another artifact is meant")
 
     def keep(self, reference: ArtifactReference) -> bool:
-        """Whether the complete artifact is here; then its age is reset."""
+        """Whether the complete artifact is stored here; if so, reset its age."""
         try:
             self.claim(reference)
         except ArtifactMissing:
@@ -148,7 +149,7 @@ class ArtifactFiles:
         return True
 
     def has(self, digest: str) -> bool:
-        """Whether the complete artifact is here."""
+        """Whether the complete artifact is stored here."""
         return self._path(check_digest(digest)).exists()
 
     def read_chunk(self, digest: str, offset: int, length: int) -> tuple[int, bytes]:
@@ -194,14 +195,14 @@ class ArtifactFiles:
         return used
 
     def lacking(self) -> tuple[str, int]:
-        """The setting that last refused an artifact for want of room, and the bytes to be freed before it has room; 0
-        where none waits. Raises StoreUnavailable."""
+        """The setting that last refused an artifact for lack of room, and the bytes to be freed before it fits; ("", 0)
+        if none waits. Raises StoreUnavailable."""
         if self._refused is None or time.monotonic() - self._refused[2] > REFUSED_S:
             return "", 0
         return artifact_room_lacking(self.limits, self._refused[1], self.bytes_used(), disk_free(self.folder.parent))
 
     def sweep(self, orphan_after_s: float, released_after_s: float, now_unix_s: float | None = None) -> int:
-        """Remove what no held fact refers to: incomplete artifacts and those to which none ever referred after
+        """Remove artifacts to which no held fact refers: incomplete ones and those to which no fact ever referred after
         `orphan_after_s`, the others after `released_after_s`; returns how many."""
         now_unix_s = time.time() if now_unix_s is None else now_unix_s
         removed = 0
@@ -209,7 +210,7 @@ class ArtifactFiles:
             is_orphan = path.parent.parent != self.folder
             before_unix_s = now_unix_s - (orphan_after_s if is_orphan else released_after_s)
             with self._writing, self._disk(), suppress(FileNotFoundError):
-                # For each file alone, so that chunks can come between.
+                # The lock is taken for each file alone, so that chunks can be stored in between.
                 removed += (
                     self._sweep_orphan(path, before_unix_s) if is_orphan else self._sweep_one(path, before_unix_s)
                 )
@@ -218,7 +219,7 @@ class ArtifactFiles:
     # --------------------------------------------------------------------------------------------------------- internal
 
     def _sweep_orphan(self, partial: Path, before_unix_s: float) -> bool:
-        """One file of `partial/`: its second name goes once a fact refers to it."""
+        """Sweep one file of `partial/`. The second name of a complete artifact is removed once a fact refers to it."""
         if not _is_named(partial):
             with self._naming:
                 if partial.stat().st_mtime > before_unix_s:
@@ -233,7 +234,7 @@ class ArtifactFiles:
         return self._sweep_one(self._path(name), before_unix_s, partial)
 
     def _sweep_one(self, path: Path, before_unix_s: float, second_name: Path | None = None) -> bool:
-        """A complete artifact; one with a second name is removed only together with it."""
+        """Sweep a complete artifact; one with a second name is removed only together with that name."""
         with self._naming:
             found = path.stat()
             is_waiting = second_name is None and found.st_nlink > 1
@@ -270,22 +271,21 @@ class ArtifactFiles:
         return None
 
     def _check_quota(self, zone: str, digest: str, partial: Path, size: int) -> None:
-        """Raise ArtifactQuota unless the zone may bring an artifact that no fact refers to yet."""
+        """Raise ArtifactQuota unless the zone may send an artifact to which no fact refers yet."""
         if not self.limits.unreferenced_max:
             return
         charges = self._charges.get(zone, (0.0, dict[Path, int]()))[1] or self._settled(zone)
         if partial in charges:
-            return  # the whole of it was charged with its first chunk
+            return  # all its bytes were charged with its first chunk
         coming = quota_charge(size)
         if sum(charges.values()) + coming > self.limits.unreferenced_max:
             if self._is_referenced(digest):
-                return  # a fact that is held waits for it, so it is no orphan
+                return  # a held fact refers to it, so the quota does not apply
             charges = self._settled(zone)
             check_artifact_quota(self.limits, zone, sum(charges.values()), coming)
 
     def _settled(self, zone: str) -> dict[Path, int]:
-        """The charges of a zone, at most SETTLE_S old: without files to which facts refer by now, and without those
-        that are gone."""
+        """The charges of a zone, at most SETTLE_S old, without removed files and those to which facts refer by now."""
         settled_s, charges = self._charges.get(zone, (-SETTLE_S, {}))
         if time.monotonic() - settled_s < SETTLE_S:
             return charges
@@ -302,7 +302,7 @@ class ArtifactFiles:
             known[1].pop(partial, None)
 
     def _is_claimed(self, name: str) -> bool:
-        """Reset the age of an artifact that was put again; False where it was just swept."""
+        """Reset the age of an artifact that was put again; False if it was just swept."""
         with self._naming, suppress(FileNotFoundError):
             self._touch(self._path(name))
             return True
@@ -345,7 +345,7 @@ class ArtifactFiles:
             self._running.popitem(last=False)
 
     def _digest_of(self, partial: Path, length: int) -> hashlib._Hash:
-        """The running digest of a partial file; computed from the file where it is not kept."""
+        """The running digest of a partial file; computed from the file if it is not in memory."""
         known, running = self._running.get(partial, (0, None))
         if running is not None and known == length:
             return running
@@ -363,7 +363,7 @@ class ArtifactFiles:
             _sync(file.fileno(), partial)
         path = self._path(name)
         self._make_folders(path.parent)
-        os.link(partial, path)  # the other name stays until a fact refers to it: so long the zone is charged for it
+        os.link(partial, path)  # the other name stays, and the zone is charged, until a fact refers to it
         self._running.pop(partial, None)
         for other in list((self.folder / PARTIAL).glob(f"*/{name}.*")):  # of another zone, or with a wrong size
             if other != partial:
@@ -399,7 +399,7 @@ class ArtifactFiles:
             self._used = None
             if error.errno in _FULL:
                 why = f"the disk is full: {self.folder}"
-                raise StoreFull(why, "free space, then put it again: it goes on") from error
+                raise StoreFull(why, "free space, then put it again: the transfer resumes") from error
             raise StoreUnavailable(f"{self.folder}: {error.strerror}", "check the disk, then try again") from error
 
 
@@ -410,7 +410,7 @@ def _size(path: Path) -> int:
 
 
 def _is_named(partial: Path) -> bool:
-    """Whether a file of `partial/` is a complete artifact too."""
+    """Whether a file of `partial/` is the second name of a complete artifact."""
     with suppress(FileNotFoundError):
         return partial.stat().st_nlink > 1
     return False

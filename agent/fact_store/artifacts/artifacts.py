@@ -42,20 +42,20 @@ class Artifacts:
         self._released_after_s = settings.artifact_released_hours * 3600
 
     def claim(self, message: Message) -> None:
-        """Raise ArtifactMissing unless all artifacts of a message are here; they are kept until the message is
-        stored."""
+        """Raise ArtifactMissing unless all artifacts of a message are stored here. They are not swept before the
+        message is stored."""
         for reference in checked_references(message):
             self._files.claim(reference)
 
     def missing(self, batches: Iterable[Batch]) -> list[ArtifactReference]:
-        """Artifacts of the messages in batches that are not here, each once; the others are kept until the batches are
-        stored."""
+        """Artifacts of the messages in batches that are not stored here, each once. The others are not swept before the
+        batches are stored."""
         found = dict.fromkeys(one for message in messages_in(batches) for one in references_in(message))
         return [one for one in found if not self._files.keep(one)]
 
     def absent(self, stream: str, after: str = "") -> tuple[list[str], str | None]:
-        """Digests of artifacts that held facts of a stream refer to and that are not here, of some behind `after`; and
-        the last one looked at, None at the end."""
+        """The digests of artifacts to which held facts of a stream refer and that are not stored here, among the next
+        ones after `after`; and the last digest examined, None at the end."""
         some = self._reader.artifacts_of(stream, after)
         return [digest for digest in some if not self._files.has(digest)], some[-1] if some else None
 
@@ -64,12 +64,12 @@ class Artifacts:
         return self._reader.artifact_streams(digest)
 
     def unavailable(self, peer: str, digest: str, why: str) -> None:
-        """Record the incident that an artifact of a peer's fact will not come. Raises StoreUnavailable."""
+        """Record the incident that an artifact of a peer's fact cannot be fetched. Raises StoreUnavailable."""
         self._writer.note("artifact_missing", digest, f"a fact from {peer} refers to it: {why}")
 
     def sweep(self) -> int:
-        """Remove artifacts that no held fact refers to and that are older than `artifact_orphan_hours`, or
-        `artifact_released_hours` where a fact once did; returns how many. Raises StoreError."""
+        """Remove artifacts to which no held fact refers and that are older than `artifact_orphan_hours`, or
+        `artifact_released_hours` if a fact once referred to them; returns how many. Raises StoreError."""
         if not self._files.folder.exists():
             return 0
         self._writer.submit("artifacts", Transaction.forget_artifacts).result()

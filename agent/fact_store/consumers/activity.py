@@ -2,8 +2,8 @@
 end of the log.
 
 The serving side records it from any thread for every fetch, so it is kept in memory and costs no commit. It decides
-whether a consumer is in sync (acks.py) and when it counts as lost or is removed (lifecycle.py). A restart clears it;
-`seen_unix_ms` in the table `consumer` keeps an older time for operators.
+whether a consumer is in sync (acks.py), and when it counts as lost or is removed (lifecycle.py). A restart clears it;
+the column `seen_unix_ms` of the table `consumer` keeps an older time for operators.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent.fact_store.log import Catalog, Lifecycle
 
 @dataclass(frozen=True, slots=True)
 class LastActivity:
-    """Times of one consumer. `caught_up_ns`: when it was last at the end of the log, in the future while its fetch
+    """Times of one consumer. `caught_up_ns`: when it was last at the end of the log; in the future while its fetch
     waits there."""
 
     seen_ns: int
@@ -35,8 +35,7 @@ class ConsumerActivity:
         self._lock = threading.Lock()
 
     def record_fetch(self, name: str, *, is_at_end: bool, waits_ns: int, now_ns: int, now_unix_ms: int) -> None:
-        """Record a fetch. At the end of the log it may wait there for `waits_ns`; otherwise an earlier wait there is
-        over."""
+        """Record a fetch. At the end of the log it may wait for `waits_ns`; a fetch elsewhere ends an earlier wait."""
         with self._lock:
             before = self._last.get(name)
             caught_up_ns = before.caught_up_ns if before else None
@@ -56,14 +55,13 @@ class ConsumerActivity:
             self._last[name] = LastActivity(now_ns, now_unix_ms, caught_up_ns)
 
     def retain_only(self, names: Mapping[str, object]) -> None:
-        """Drop consumers that are not registered any more."""
+        """Drop consumers that are no longer registered."""
         with self._lock:
             for name in self._last.keys() - names.keys():
                 del self._last[name]
 
     def begin_recording(self, name: str) -> bool:
-        """Whether the caller may queue the commit that this consumer was seen: False while another commit of it is
-        queued.
+        """Whether the caller may queue the commit that this consumer was seen: False while such a commit is queued.
 
         The caller must call `end_recording` when its commit is done.
         """
@@ -73,12 +71,12 @@ class ConsumerActivity:
             return is_free
 
     def end_recording(self, name: str) -> None:
-        """The commit is done, or failed."""
+        """Note that the commit is done, or has failed."""
         with self._lock:
             self._recording.discard(name)
 
     def unsaved(self, catalog: Catalog) -> dict[str, int]:
-        """Consumers seen more than a second later than the table says, with the time in milliseconds since 1970."""
+        """Consumers seen more than a second after the time in the table, with the time in milliseconds since 1970."""
         stored = {name: consumer.seen_unix_ms or 0 for name, consumer in catalog.consumers.items()}
         with self._lock:
             return {

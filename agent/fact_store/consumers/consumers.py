@@ -1,4 +1,4 @@
-"""Calls of the writer that change consumers: register, lease, confirm, remove, and record activity.
+"""Changes to consumers inside the writer's transaction: register, lease, confirm, remove, and record activity.
 
 frontier.py decides the effect of a confirmation, agent/lease.py which of several instances holds the lease.
 """
@@ -45,11 +45,11 @@ def register_consumer(
     is_local: bool = False,
     zone_max: int | None = None,
 ) -> ConsumerState:
-    """The consumer of this name, registered where it is new. A removal that has begun is cancelled. `zone_max`: how
+    """The consumer of this name, registered if it is new. A removal that has begun is cancelled. `zone_max`: how
     many consumers the zone may have; None for any number.
 
     Raises ConsumerNotYours, ConsumerStreamMismatch, TooManyConsumers, and StreamIsLocal for a consumer of another zone
-    where the stream `is_local`.
+    if the stream `is_local`.
     """
     if (known := transaction.catalog.consumers.get(name)) is not None:
         if known.zone != zone:
@@ -61,10 +61,10 @@ def register_consumer(
         return transaction.catalog.consumers[name]
     if is_local and zone != transaction.catalog.origin.zone:
         raise StreamIsLocal(f"stream {stream!r} has write class local; zone {zone!r} cannot read it")
-    # Counted here, in the transaction: of requests that arrive together each would count before the others' commit.
+    # Counted in the transaction: otherwise several concurrent requests could each count before the others' commit.
     owned = sum(1 for each in transaction.catalog.consumers.values() if each.zone == zone)
     if zone_max is not None and owned >= zone_max:
-        raise TooManyConsumers(f"{zone} has {owned} consumers, and may have {zone_max}")
+        raise TooManyConsumers(f"zone {zone} has {owned} consumers and may have {zone_max}")
     state = transaction.stream(stream)
     start_offset = _start_offset(transaction, state, start)
     return transaction.add_consumer(
@@ -90,14 +90,14 @@ def confirm_offsets(
     epoch: bytes | None,
 ) -> int:
     """The frontier after a confirmation. `claim` is the claim of the instance that confirms; None checks the name only.
-    `epoch`: the one to which the offsets belong, where the caller named it.
+    `epoch`: the epoch to which the offsets belong, if the caller named it.
 
     Raises UnknownConsumer, EpochEnded, ConsumerFenced, LeaseUnknown, ConfirmRefused, ConfirmBeyondLog.
     """
     consumer = find_consumer(transaction.catalog, name)
     # 0047: a new epoch may have begun since the request was checked.
     if epoch not in {None, transaction.catalog.origin.epoch}:
-        raise EpochEnded(f"offsets of epoch {(epoch or b'').hex()}, which is over")
+        raise EpochEnded(f"the offsets belong to epoch {(epoch or b'').hex()}, which has ended")
     # The lease comes first: a fenced instance must not move the frontier (decision 0036).
     lease = consumer.lease if claim is None else _lease(consumer, claim)
     stream = transaction.catalog.streams[consumer.stream]
@@ -120,7 +120,9 @@ def remove_consumer(transaction: Transaction, name: str, *, force: bool, now: bo
     consumer = find_consumer(transaction.catalog, name)
     if consumer.lifecycle in ACTIVE_STATES:
         if not force:
-            raise ConsumerInUse(f"consumer {name!r} is {consumer.lifecycle.value}: it fetches or confirms these days")
+            raise ConsumerInUse(
+                f"consumer {name!r} is {consumer.lifecycle.value}: it has fetched or confirmed recently"
+            )
         consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, Event.LOST))  # `force` declares it lost
     consumer = replace(consumer, lifecycle=next_state(consumer.lifecycle, Event.REMOVE))
     transaction.set_consumer(consumer)
@@ -131,7 +133,7 @@ def remove_consumer(transaction: Transaction, name: str, *, force: bool, now: bo
 
 
 def unregister_consumer(transaction: Transaction, name: str, zone: str, claim: LeaseClaim) -> bool:
-    """Remove a consumer at once, at the request of its zone; False where there is none.
+    """Remove a consumer at once, at the request of its zone; False if there is none.
 
     Raises ConsumerNotYours, ConsumerFenced, LeaseUnknown.
     """
@@ -148,8 +150,8 @@ def unregister_consumer(transaction: Transaction, name: str, zone: str, claim: L
 def apply_events(
     transaction: Transaction, events: Mapping[str, Event], seen_unix_ms: Callable[[str], int | None]
 ) -> None:
-    """Apply events to consumers. An event that the consumer's state does not allow any more, because it came back, is
-    dropped."""
+    """Apply events to consumers. An event that the consumer's state no longer allows, because the consumer came back,
+    is dropped."""
     for name, event in events.items():
         consumer = transaction.catalog.consumers.get(name)
         if consumer is not None and (consumer.lifecycle, event) in TRANSITIONS:
@@ -183,12 +185,12 @@ def _start_offset(transaction: Transaction, stream: StreamState, start: Start) -
 
 
 def _lease(consumer: ConsumerState, claim: LeaseClaim) -> Lease:
-    # By the time of the registration: it is another one for a name that is registered again.
+    # Epochs start after the time of registration, which differs for a name that is registered again.
     match decide_lease(consumer.lease, claim, consumer.registered_unix_ms):
         case Denied.FENCED:
             own = "none" if claim.epoch is None else str(claim.epoch)
             raise ConsumerFenced(
-                f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force, {own} was shown"
+                f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force, the request has {own}"
             )
         case Denied.UNKNOWN:
             raise LeaseUnknown(

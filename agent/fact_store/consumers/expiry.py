@@ -2,8 +2,8 @@
 minutes.
 
 Belongs to the writer's thread, which calls it after each commit and at `alarm_ns`, and queues the due events as a call.
-lifecycle.py decides the times. They start at the opening of the store at the earliest, because a consumer cannot
-connect while the store is closed.
+lifecycle.py decides the times. They start no earlier than the opening of the store, because a consumer cannot connect
+while the store is closed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ RETRY_NS = 1_000_000_000  # an event that could not be committed (a full disk) i
 
 
 class ConsumerExpiry:
-    """Finds consumers that have timed out. `lost_ns_of` returns for a stream after how many nanoseconds of inactivity a
-    consumer is lost."""
+    """Finds consumers that have timed out. `lost_ns_of` returns, for a stream, the nanoseconds of inactivity after
+    which a consumer is lost."""
 
     def __init__(self, activity: ConsumerActivity, lost_ns_of: Callable[[str], int]) -> None:
         self._activity = activity

@@ -3,10 +3,10 @@ Core: no IO.
 
 A store restored from an old copy, or opened without the end of its write-ahead log, would give new facts the sequences
 of facts that peers already hold, and each peer would see a fork. Three things detect it: the witness, a small file
-beside the store that records where its streams ended; the log's file, compared with the mark that an open store has;
-and proof, a head that this store signed over facts that it does not have. A peer's word alone begins no epoch. In a new
-epoch own sequences and tag definitions start from 1 again; all facts held stay, under their origin (decisions 0046 and
-0047).
+beside the store that records where its streams ended; the file of the write-ahead log, if the store is marked as open;
+and proof, a head that this store signed over facts that it does not have. A peer's claim alone does not begin an epoch.
+In a new epoch own sequences and tag definitions start from 1 again; all facts held keep their origin (decisions 0046
+and 0047).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from agent.fact_store.log import Reseal
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What a store has acknowledged: its epoch (hex), the end offset of each stream, and how many tag definitions of
-    its own it has; and which of its facts were resealed."""
+    """What a store has acknowledged: its epoch (hex), the end offset of each stream, the number of its own tag
+    definitions, and which of its facts were resealed."""
 
     epoch: str
     ends: Mapping[str, int]
@@ -30,8 +30,8 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class LogFound:
-    """What an opening finds of the last life: whether the store was left open, whether its log has an undamaged
-    header, and whether synced commits lie behind the frame where SQLite stopped reading."""
+    """What an opening finds of the last life: whether the store was left open, whether its log has an undamaged header,
+    and whether synced commits follow the frame at which SQLite stopped reading."""
 
     was_open: bool
     has_header: bool
@@ -59,19 +59,19 @@ def restored_because(witness: Witness | None, own_epochs: Collection[str], held:
     if witness.epoch not in own_epochs:
         return f"the witness names epoch {witness.epoch}, which this store never had"
     if witness.epoch != held.epoch:
-        return None  # the process ended after it began the new epoch and before it wrote the witness of it
+        return None  # the process ended after it began the new epoch and before it wrote its witness
     short = [
-        f"{stream} ends at {held.ends.get(stream, 0)}, the witness has seen {end_offset}"
+        f"{stream} ends at {held.ends.get(stream, 0)}, the witness records {end_offset}"
         for stream, end_offset in sorted(witness.ends.items())
         if held.ends.get(stream, 0) < end_offset
     ]
     if held.definitions < witness.definitions:
-        short.append(f"{held.definitions} tag definitions are held, the witness has seen {witness.definitions}")
+        short.append(f"{held.definitions} tag definitions are held, the witness records {witness.definitions}")
     return "; ".join(short) or None
 
 
 def ends_of(witness: Witness | None, held: Witness) -> list[dict[str, object]]:
-    """Where each stream ends here, and the last end known of it, streams without a loss included."""
+    """Where each stream ends here, and its last known end; streams without a loss are included."""
     known = witness.ends if witness is not None else {}
     return [
         {

@@ -25,14 +25,15 @@ class ReadHighWater:
         self._is_frozen = False
         self._lock = threading.Lock()
         self.generation = 0
-        """Which epoch of this life it is. A reader takes it before it reads, and shows it to `record`."""
+        """Incremented by `thaw`. A reader notes it before it reads, and passes it to
+        `record`."""
 
     def record(self, stream: str, last_offset: int, generation: int) -> None:
         """Record that facts up to an offset, read in a generation, are about to be returned. Raises EpochChanging
-        while frozen, or if that generation is over: facts that were read before it ended may be resealed."""
+        while frozen, or if that generation is over: facts read before its end may have been resealed."""
         with self._lock:
             if self._is_frozen or generation != self.generation:
-                raise EpochChanging("the store begins a new epoch at this moment")
+                raise EpochChanging("the store is beginning a new epoch")
             self._offsets[stream] = max(last_offset, self._offsets.get(stream, 0))
 
     def freeze(self) -> dict[str, int]:
@@ -43,7 +44,8 @@ class ReadHighWater:
             return dict(self._offsets)
 
     def thaw(self) -> None:
-        """Allow reads again: the new epoch is durable, or was not begun. Pages that are being read are dropped."""
+        """Allow reads again: the new epoch is durable, or was not begun. Pages still being read are refused by
+        `record`."""
         with self._lock:
             self._is_frozen = False
             self.generation += 1

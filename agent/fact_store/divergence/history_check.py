@@ -1,10 +1,10 @@
 """Compares what a peer claims to have read of this store with the store: a contradiction means that this store is an
 old copy.
 
-A copy that was restored and has grown since holds other facts where the peer has read on, and looks consistent to
-itself. So a peer sends the last of this store's own facts that it holds, by whatever path, with the digest there, which
-covers all of them before it (decision 0041). Whether the peer has read this copy of the log or another one, its
-timeline says (decision 0054, log/timeline.py).
+A copy that was restored and has grown since is consistent in itself, but holds other facts than the peer at the same
+sequences. So a peer sends the last sequence that it holds of this store's own facts, over whatever path they came, and
+the digest there, which covers all facts before it (decision 0041). The peer's timeline says whether it has read this
+copy of the log or another one (decision 0054, log/timeline.py).
 
 Only undamaged facts that are held here can contradict a peer. A released or damaged batch proves nothing, unless the
 batch after it, which contains its digest, is held.
@@ -22,10 +22,10 @@ End = tuple[int, bytes]
 
 
 def find_contradiction(reader: StoreReader, catalog: Catalog, stream: str, last_held: End) -> str | None:
-    """How a peer's claim about this epoch contradicts the store; None where it does not.
+    """How a peer's claim about this epoch contradicts the store; None if it does not.
 
-    `last_held`: the last of this store's own facts that the peer holds, by sequence. Costs one look-up on disk, none
-    where it is the last one here. Raises what StoreReader raises.
+    `last_held`: the last of this store's own facts that the peer holds, by sequence. Costs one look-up on disk, or none
+    if it is the last one here. Raises what StoreReader raises.
     """
     known = catalog.streams.get(stream)
     ranges = catalog.held.get((known.id, catalog.own_origin), ()) if known else ()
@@ -34,22 +34,22 @@ def find_contradiction(reader: StoreReader, catalog: Catalog, stream: str, last_
         return None
     where = f"our sequence {last_held[0]} of {stream}"
     if last_held[0] > own[0]:
-        return f"it holds {where}, we have written {own[0]}"
+        return f"the peer holds {where}, this store has written only up to {own[0]}"
     page = reader.read_sequences(stream, catalog.origin, last_held[0], last_held[0] + 1, 1, 1)
     why = _difference(_end_at(page, last_held[0]) or _predecessor(page, last_held[0]), last_held)
     return None if why is None else f"{where}: {why}"
 
 
-def _end_at(page: Page, place: int) -> End | None:
-    """The end of the batch that holds a place, and its digest; None where it was released or is damaged."""
+def _end_at(page: Page, sequence: int) -> End | None:
+    """The end of the batch that holds a sequence, and its digest; None if it was released or is damaged."""
     for found in page.batches:
-        if found.first_offset <= place <= found.last_offset:
+        if found.first_offset <= sequence <= found.last_offset:
             return found.last_offset, found.sealed[-DIGEST_BYTES:]
     return None
 
 
 def _predecessor(page: Page, last_sequence: int) -> End | None:
-    """The end of a batch that is gone, as its successor names it; None where the successor is not held."""
+    """The end of a batch that is gone, from the previous digest in its successor; None if that is not held."""
     for found in page.batches:
         if found.first_offset == last_sequence + 1:
             return last_sequence, parse(found.sealed).header.previous_digest
@@ -57,10 +57,9 @@ def _predecessor(page: Page, last_sequence: int) -> End | None:
 
 
 def _difference(found: End | None, claimed: End) -> str | None:
-    """How a claimed end differs from the one found; None where it does not, or where nothing was found to compare it
-    with."""
+    """How a claimed end differs from the one found; None if it does not, or if nothing was found to compare it with."""
     if found is None or found == claimed:
         return None
     if found[0] != claimed[0]:
-        return f"a batch ends there at the peer, ours goes on to {found[0]}"
-    return f"the batch that ends there is {claimed[1].hex()} at the peer and {found[1].hex()} here"
+        return f"the peer's batch ends there, ours ends at {found[0]}"
+    return f"the batch that ends there has digest {claimed[1].hex()} at the peer and {found[1].hex()} here"

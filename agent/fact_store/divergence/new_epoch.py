@@ -1,9 +1,9 @@
 """Begins a new epoch of a store, when it is opened or while it runs: one transaction, after which own sequences start
 at 1 again.
 
-All facts held keep their offsets and their content. Own facts that no reader has got become the first facts of the new
-epoch (reseal.py). Own tag definitions are copied with their numbers, so that a source which defined its tags under the
-epoch before goes on with them. Consumers, message ids and artifacts are not touched.
+All facts held keep their offsets and their content. Own facts that no reader has received become the first facts of the
+new epoch (reseal.py). Own tag definitions are copied with their numbers, so that a source which defined its tags under
+the epoch before can continue to use them. Consumers, message ids and artifacts do not change.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def begin_epoch(
     ends: Sequence[Mapping[str, object]] = (),
     reseals: Iterable[Reseal] = (),
 ) -> Origin:
-    """Begin a new epoch with this transaction, and record it as an incident and a fact; returns the new origin.
+    """Begin a new epoch in this transaction, and record it as an incident and a fact; returns the new origin.
 
-    `read_until`: the offset of each stream up to which a reader may have got facts; None for all of them. `ends`: where
-    each stream ends, and the last end known of it (epoch_rules.py), to be recorded. `reseals`: what was resealed after
-    this copy of the file was made, to be repeated.
+    `read_until`: the offset of each stream up to which a reader may have received facts; None: all facts may have been
+    received. `ends`: where each stream ends, and its last known end (epoch_rules.py), to be recorded. `reseals`: what
+    was resealed after this copy of the file was made, to be repeated.
     """
     catalog = transaction.catalog
     before, now = catalog.origin, Origin(catalog.origin.zone, os.urandom(EPOCH_BYTES))
@@ -45,7 +45,7 @@ def begin_epoch(
     transaction.origin(now)
     copy_definitions(transaction, before, now)
     transaction.set_epoch(now)
-    # New objects, so that subscribers hear of every stream: a fetch that waits is answered `epoch_changed`.
+    # New objects, so that subscribers are called for every stream: a waiting fetch is answered `epoch_changed`.
     catalog.streams = {name: replace(state) for name, state in catalog.streams.items()}
     catalog.tails = {}
     _record(transaction, before, why, (resealed, repeated), ends)
@@ -55,8 +55,8 @@ def begin_epoch(
 def begin_epoch_while_running(
     transaction: Transaction, why: str, read: ReadHighWater, *, is_resealing: bool = True
 ) -> Origin:
-    """Call of the writer: as `begin_epoch`. Reads are refused from here on, until the caller thaws them after the
-    commit."""
+    """As `begin_epoch`, called by the writer of an open store. Reads are refused from here on, until the caller thaws
+    `read` after the commit."""
     read_until = read.freeze()
     return begin_epoch(transaction, why, read_until if is_resealing else None)
 

@@ -1,12 +1,13 @@
-"""Opens a store's file as its only writer: PRAGMAs, schema, zone, the catalog from the tables, and the epoch it
-continues in.
+"""Opens a store's file as its only writer: PRAGMAs, schema, zone, the catalog from the tables, and the epoch in which
+it continues.
 
 Unattended, as in a node, an unusable file is quarantined and a new store begins in its place; a store that is an old
-copy, or has lost the end of its write-ahead log, begins a new epoch. Otherwise an exception is raised and nothing has
-changed. Opening reads no batch's body, and its time does not grow with the file.
+copy, or has lost the end of its write-ahead log, begins a new epoch. Attended, an exception is raised in these cases,
+and nothing has changed. Opening reads no batch's body, and its time does not grow with the file.
 
-One transaction does and records all of it, so an opening that is interrupted is repeated. Then the store is marked as
-open in the database file itself, before the first append: from then on the log must be there (decision 0046).
+One transaction makes and records all changes, so an interrupted opening is repeated. It also marks the store as open,
+and a checkpoint brings the mark into the database file before the first append: from then on the log must be there
+(decision 0046).
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ class _Found:
     has_commits_behind: bool
     witness: Witness | None
     quarantined: str | None
-    """The file just quarantined, which the new store reports. Without it a new store reports the newest one: the life
-    that quarantined it ended before it could."""
+    """The file just quarantined, which the new store reports. If it is None, a new store reports the newest one,
+    because the life that quarantined it ended before it could report it."""
 
 
 def open_writer(
@@ -104,7 +105,7 @@ def open_writer(
     """Open the store of `zone` at `path`, whose lock the caller holds. Raises StoreUnusable."""
     why = None
     if file_bytes(path) == 0 and file_bytes(wal_path(path)):  # SQLite would delete the log
-        why = "the database is missing or empty, its write-ahead log is there"
+        why = "the database is missing or empty, but its write-ahead log exists"
     if not is_unattended:
         if why is not None:
             raise StoreDamaged(f"{path}: {why}")
@@ -179,8 +180,8 @@ def _open(
 
 
 def _has_commits_behind(connection: sqlite3.Connection, path: Path, header: WalHeader | None) -> bool:
-    """Whether SQLite has dropped synced commits from the log. Copies the rest of it into the database, which leaves the
-    log as it is."""
+    """Whether SQLite has dropped synced commits from the log. Copies the valid frames into the database, which does
+    not change the log."""
     frames = _checkpoint(connection)
     if header is None or frames is None:
         return False
@@ -191,7 +192,7 @@ def _has_commits_behind(connection: sqlite3.Connection, path: Path, header: WalH
 
 
 def _checkpoint(connection: sqlite3.Connection) -> int | None:
-    """Copy the log into the database; returns how many frames it has, None where the disk has no room."""
+    """Copy the log into the database; returns how many frames it has, None if the disk has no room."""
     frames: int | None = None
     with _undone_on_full_disk(connection):
         _, frames, _ = connection.execute(QUERIES["checkpoint"]).fetchone()
@@ -199,7 +200,7 @@ def _checkpoint(connection: sqlite3.Connection) -> int | None:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Errors of a migration may be mistakes of this program; they must not make the file look damaged."""
+    """Migrate the file. An error may be a mistake of this program, so it must not make the file appear damaged."""
     try:
         migrate(connection)
     except sqlite3.Error as error:
@@ -207,9 +208,9 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _load_or_begin_epoch(connection: sqlite3.Connection, found: _Found, signer: HeadSigner | None) -> Opened:
-    """Load the catalog; in one transaction begin a new epoch where one is due, and record what happened.
+    """Load the catalog, begin a new epoch if one is due, and record what happened, in one transaction.
 
-    On a disk without room to reseal facts the epoch begins all the same, and they keep their old origin.
+    On a disk without room to reseal facts, the epoch still begins, and the facts keep their old origin.
     """
     try:
         return _load_and_begin(connection, found, signer, is_resealing=True)
@@ -248,7 +249,7 @@ def _load_and_begin(
         _mark_open(transaction, connection, was_open=bool(was_open))
         connection.execute(QUERIES["commit"])
     else:
-        with _undone_on_full_disk(connection):  # filters of message ids that loading built are not needed either
+        with _undone_on_full_disk(connection):  # the filters of message ids written by loading may be lost, too
             _mark_open(transaction, connection, was_open=bool(was_open))
             connection.execute(QUERIES["commit"])
     index.settle(is_durable=True)
@@ -256,8 +257,8 @@ def _load_and_begin(
 
 
 def _mark_open(transaction: Transaction, connection: sqlite3.Connection, *, was_open: bool) -> None:
-    """Write the mark of an open store and the end of earlier timelines, if there is room. Without them the timelines
-    end later at the next opening, and a log that is deleted before then is not noticed."""
+    """Write the mark of an open store and the ends of earlier timelines. If the disk has no room for them, the
+    timelines end later, at the next opening, and a log that is deleted before then is not noticed."""
     if not was_open:
         connection.execute(QUERIES["update_is_open"], (1,))
     catalog = transaction.catalog
@@ -272,7 +273,7 @@ def _mark_open(transaction: Transaction, connection: sqlite3.Connection, *, was_
 
 @contextmanager
 def _undone_on_full_disk(connection: sqlite3.Connection) -> Iterator[None]:
-    """On a disk without room, roll back what is inside and go on: it is not needed to open the store."""
+    """On a disk without room, roll back the block and continue: the store can be opened without its changes."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -288,15 +289,14 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 def _new_epoch_because(catalog: Catalog, found: _Found, *, was_open: bool) -> str | None:
-    """Why a new epoch is due, None where it is not. Raises StoreDamaged for a lost log unless the store is
-    unattended: the caller decides."""
+    """Why a new epoch is due; None if it is not. Raises StoreDamaged for a lost log unless the opening is
+    unattended."""
     epoch = catalog.origin.epoch.hex()
     lost = log_lost_because(LogFound(was_open, found.has_header, found.has_commits_behind))
     if lost is not None and not found.is_unattended:
         raise StoreDamaged(f"{found.path}: {lost}")
     if lost is not None:
-        # Before this transaction writes to the log: what shows the damage may be overwritten before the new epoch is
-        # durable.
+        # Before this transaction writes to the log: the evidence may be overwritten before the new epoch is durable.
         lost = keep_log(found.path, epoch, lost, found.now_unix_ms)
         log.error("log_lost", extra={"path": str(found.path), "reason": lost})
     elif found.is_unattended:
@@ -315,7 +315,7 @@ def _record_predecessor(transaction: Transaction, found: _Found) -> None:
         for one in reported:
             _record_quarantine(transaction, one)
         return
-    # From here on it is one of this store's own, so a witness that still names it begins no new epoch.
+    # From here on that epoch is one of this store's own, so a witness that still names it begins no new epoch.
     transaction.origin(Origin(transaction.catalog.origin.zone, bytes.fromhex(witness.epoch)))
     name = found.path.name
     streams = ends_of(witness, Witness(witness.epoch, {}))
@@ -331,8 +331,8 @@ def _record_predecessor(transaction: Transaction, found: _Found) -> None:
 def _record_quarantine(transaction: Transaction, quarantined: QuarantinedFile) -> None:
     about = {"file": quarantined.file, "bytes": quarantined.bytes, "because": quarantined.why}
     detail = (
-        f"{quarantined.why}; the file still takes {quarantined.bytes} bytes:"
-        " look with bsfg store verify --file, then remove it"
+        f"{quarantined.why}; the file takes {quarantined.bytes} bytes:"
+        " inspect it with bsfg store verify --file, then remove it"
     )
     transaction.add_incident("quarantined", quarantined.file, detail)
     append_notice(transaction, None, "store_quarantined", about, quarantined.file)

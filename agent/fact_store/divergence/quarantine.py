@@ -1,11 +1,11 @@
 """Quarantine: a store's file that cannot be used is renamed, kept, and reported; a new store begins in its place.
 
-facts.db.suspect            the last life met damage while writing: the file is quarantined before it is opened again
+facts.db.suspect            the last life found damage while writing: the file is quarantined before it is opened again
 facts.db.damaged-<time>     a quarantined file, with its -wal, -shm and .witness, and .why; this program never deletes
                             it. Only -wal and .why where the log alone was damaged, or the database was missing
 
-The .why of a log also names the epoch of its store. While the store still has that epoch, the new one is due: what
-damaged the log may be overwritten before the new epoch is durable.
+The .why of a log also names the epoch of its store. While the store still has that epoch, a new one is due: the
+evidence in the log may be overwritten before the new epoch is durable.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class QuarantinedFile(NamedTuple):
 
 
 def mark_suspect(path: Path, why: str) -> None:
-    """Have the store at `path` quarantined when it is opened next."""
+    """Mark the store at `path`, so that its next opening quarantines it."""
     write_json(sidecar_path(path, ".suspect"), {"why": why})
 
 
 def suspect_reason(path: Path) -> str | None:
-    """Why the store at `path` is marked as suspect; None where it is not."""
+    """Why the store at `path` is marked as suspect; None if it is not."""
     suspect = sidecar_path(path, ".suspect")
     if not suspect.exists():
         return None
@@ -64,21 +64,21 @@ def quarantine(path: Path, why: str, now_unix_ms: int) -> Path:
             sidecar_path(path, part).rename(sidecar_path(target, part))
     try:
         suspect.rename(sidecar_path(target, ".why"))
-    except FileNotFoundError:  # the disk had no room for the mark; an empty file needs none, and marks the files
+    except FileNotFoundError:  # the disk had no room for the mark; an empty .why takes none
         sidecar_path(target, ".why").touch()
     sync_folder(path.parent)
     return target
 
 
 def keep_log(path: Path, epoch: str, why: str, now_unix_ms: int) -> str:
-    """Copy the damaged log of a store, which goes on without its end, and record why a new epoch is due; returns the
-    reason with the name of the copy. On a disk without room nothing is kept."""
+    """Copy the damaged log of a store that continues without the log's end, and record why a new epoch is due; returns
+    the reason with the name of the copy. On a disk without room no copy is kept."""
     target = _free_name(path, now_unix_ms)
     copy = wal_path(target)
     try:
         shutil.copyfile(wal_path(path), copy)
         why += f" (the log is kept as {copy.name})"
-    except OSError:  # there is no log, or no room; a part of it would take the room that opening needs
+    except OSError:  # there is no log, or no room; a partial copy would take the room that opening needs
         with suppress(OSError):
             copy.unlink(missing_ok=True)
     write_json(sidecar_path(target, ".why"), {"why": why, "epoch": epoch})
@@ -86,7 +86,8 @@ def keep_log(path: Path, epoch: str, why: str, now_unix_ms: int) -> str:
 
 
 def log_lost_earlier(path: Path, epoch: str) -> str | None:
-    """Why an opening that was interrupted was to begin a new epoch after this one (hex); None where there was none."""
+    """The reason for which an interrupted opening was beginning the epoch after this one (hex); None if there was
+    none."""
     for why in _reasons(path):
         if (found := read_json(why)).get("epoch") == epoch:
             return str(found.get("why", ""))

@@ -1,17 +1,17 @@
-"""Reseals own facts that no reader has got under the new epoch that the store begins (decision 0041).
+"""Reseals own facts that no reader has received, under the new epoch that the store begins (decision 0041).
 
-A store restored from an old copy has given facts the sequences that other facts had before, and a peer that holds those
-cannot take these. If no reader has received them yet, only their identity is wrong: at the same offsets, with the same
-content, they become the first facts of the new epoch, so none is lost and none is stored twice. Facts that a reader may
-have received keep their identity.
+A store restored from an old copy gives new facts the sequences of facts that it has lost. A peer that holds the lost
+facts refuses the new ones. If no reader has received a new fact yet, only its identity is wrong: at the same offset,
+with the same content, it is sealed again into the new epoch, so none is lost and none is stored twice. Facts that a
+reader may have received keep their identity.
 
-Runs in the transaction that begins the epoch, so all of it happens or none. Only headers
-change (epoch, sequence, digests), no byte moves, and offsets, message ids, artifacts and marks stay valid. A stream
-with a damaged batch is left as it is: a new digest over damaged bytes would declare them good.
+All of this runs in the transaction that begins the epoch. Only headers change (epoch, sequence, digests), no byte
+moves, and offsets, message ids, artifacts and marks stay valid. A stream with a damaged batch is left as it is: a new
+digest over damaged bytes would make them appear undamaged.
 
 A copy of the file that is older than a reseal has these facts under their old identity again, while other zones have
 read them under the new one. The witness records each reseal, and such a copy repeats it under the same epoch: the same
-batches follow the same link, so every byte is the same, and no zone meets a fact under two names.
+batches follow the same link, so every byte is the same, and no zone receives a fact under two identities.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from agent.signing.heads import RUN_BYTES_MAX
 
 
 class Resealed(NamedTuple):
-    """Facts of one stream that were resealed: first and last offset (facts of other origins may lie between), and how
-    many."""
+    """Facts of one stream that were resealed: their first and last offset (facts of other origins may lie between), and
+    their number."""
 
     stream: str
     first_offset: int
@@ -38,7 +38,7 @@ class Resealed(NamedTuple):
 
 
 def reseal_unread(transaction: Transaction, origin: Origin, read_until: Mapping[str, int]) -> list[Resealed]:
-    """Reseal own facts beyond the offset that a reader may have received, in each stream, under the new epoch's
+    """Reseal the own facts of each stream that no reader has received, those after `read_until`, under the new epoch's
     `origin`."""
     found = list[Resealed]()
     own = transaction.catalog.origin
@@ -67,7 +67,7 @@ def repeat_reseals(transaction: Transaction, reseals: Iterable[Reseal]) -> list[
 
 
 def _sign(transaction: Transaction, row: int, link: Link) -> None:
-    """Give a resealed batch its head, if this store signs: its old one was of the old epoch."""
+    """Add a new head to a resealed batch, if this store signs: its old head named the old epoch."""
     if transaction.signer is not None:
         transaction.add_head(
             row, transaction.sign(link.stream, link.next_sequence - 1, link.digest, link.origin), link.origin
@@ -75,14 +75,14 @@ def _sign(transaction: Transaction, row: int, link: Link) -> None:
 
 
 def copy_definitions(transaction: Transaction, old: Origin, new: Origin) -> None:
-    """Give an epoch the definitions of the one before that it does not have yet, with their numbers."""
+    """Copy definitions of an old epoch, with their numbers, to a new one that does not have them yet."""
     counts, numbers = transaction.catalog.definitions, transaction.catalog.origins
     have, known = (counts.get(numbers[one], Definitions()).count for one in (new, old))
     transaction.add_definitions(numbers[new], transaction.definition_bodies(numbers[old], have, known))
 
 
 def _kept(ranges: Iterable[HeldRange], first: Header) -> Iterator[HeldRange]:
-    """What stays held of an origin whose batches from `first` on are resealed."""
+    """The held ranges of an origin without its batches from `first` on, which are resealed."""
     for one in ranges:
         if one.last_sequence < first.first_sequence:
             yield one
@@ -129,7 +129,7 @@ def _seal_stream(
     for number, first_offset, batch in _batches(transaction, state, old_origin, after):
         assert isinstance(batch, Batch)
         header = batch.header
-        if row and (first_offset != last + 1 or unsigned_bytes >= RUN_BYTES_MAX):  # facts of others end a run
+        if row and (first_offset != last + 1 or unsigned_bytes >= RUN_BYTES_MAX):  # a run ends before other origins
             _sign(transaction, row, link)
             unsigned_bytes = 0
         if not first:

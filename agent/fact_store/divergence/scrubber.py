@@ -19,10 +19,10 @@ from agent.fact_store.writer import Writer
 from agent.pages import Page
 
 BYTES_PER_S = 64 * 1024
-"""40 GB a week, 10 GB in two days: damage is found while peers still hold the original, and scrubbing takes a
+"""40 GB in a week, 10 GB in two days. So damage is found while peers still hold the original, and scrubbing takes a
 thousandth of the slowest gateway's disk bandwidth and 0.1 % of one core."""
 STEP_S = 10.0
-WITNESS_S = 300.0  # the kernel writes it back by itself, most of them within half a minute
+WITNESS_S = 300.0  # the kernel writes most updates back by itself within half a minute
 SWEEP_S = 3600.0
 FACTS_MAX = 2**40
 
@@ -65,7 +65,7 @@ class Scrubber:
             return 0
         try:
             page = self._read(self._streams[0], self._after_offset, FACTS_MAX, bytes_max)
-        except StoreDamaged:  # not even its index can be read: the other streams are scrubbed all the same
+        except StoreDamaged:  # the stream's index cannot be read; the other streams are still scrubbed
             self._streams.pop(0)
             self._after_offset, self._is_complete_pass = 0, False
             raise
@@ -102,5 +102,5 @@ class Scrubber:
                     swept_s = time.monotonic()
                     self._sweep_artifacts()
                 wait_s = max(STEP_S, self.step(int(STEP_S * BYTES_PER_S)) / BYTES_PER_S)
-            except StoreError:  # the disk is away, or the store closes: readers and the writer report it
+            except StoreError:  # the disk fails, or the store closes: readers and the writer report it
                 wait_s = WITNESS_S

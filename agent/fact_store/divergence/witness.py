@@ -5,10 +5,10 @@
 
 Lines of 128 bytes, one for the tag definitions and one for each stream: name, end, epoch, checksum. No line crosses a
 sector, so each is there whole or not at all. An update is written after the commit and before its answers, and is not
-synced: it outlives the process at once, and a power cut after half a minute at most, when the kernel has written it
-back. It never records what is not durable in the store.
+synced: it survives the end of the process at once, and a power cut once the kernel has written it back, within half a
+minute. The witness never records what is not durable in the store.
 
-The store can be read without these files, and it opens even if the disk refuses to write them.
+The store can be read without these files, and it opens even if they cannot be written.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from agent.message import check_depth
 LINE_BYTES = 128
 RESEALS = ".reseals"
 RESEALS_MAX = 256
-"""The newest are kept: an older copy of the file than the oldest of them is improbable."""
+"""The newest are kept: a copy of the file that is older than all of them is improbable."""
 DEFINITIONS = "(tag definitions)"  # no stream can have this name
 _COVERED_BYTES = LINE_BYTES - 10  # a space, the checksum and the line's end follow
 
 
 def read_witness(path: Path) -> Witness | None:
-    """The witness of the store at `path`; None where there is none or it cannot be read. Damaged lines are left out."""
+    """The witness of the store at `path`; None if there is none or it cannot be read. Damaged lines are left out."""
     try:
         content = sidecar_path(path, ".witness").read_bytes()
     except OSError:
@@ -63,7 +63,7 @@ def write_witness(path: Path, witness: Witness) -> None:
 
 
 def _read_reseals(path: Path) -> tuple[Reseal, ...]:
-    """What was resealed; empty where the file is missing or damaged."""
+    """What was resealed; empty if the file is missing or damaged."""
     try:
         rows = _read(sidecar_path(path, RESEALS))
         return tuple(_reseal(row) for row in rows)
@@ -77,8 +77,8 @@ def _reseal(row: list[object]) -> Reseal:
 
 
 class LiveWitness:
-    """The witness of an open store: written at its making, updated by the writer's thread, synced by any. A disk that
-    refuses leaves it as it was, with lower ends."""
+    """The witness of an open store: written by the constructor, updated by the writer's thread, synced by any thread.
+    If an update cannot be written, the file keeps its lower ends."""
 
     def __init__(self, path: Path, witness: Witness) -> None:
         self._path = path
@@ -86,8 +86,8 @@ class LiveWitness:
         self._replace(witness.epoch, {DEFINITIONS: witness.definitions, **witness.ends}, witness.reseals)
 
     def record(self, epoch: str, ends: Mapping[str, int], definitions: int, reseals: tuple[Reseal, ...] = ()) -> None:
-        """Record the epoch (hex), the ends that a commit has moved, the count of own tag definitions, and what was
-        resealed, which changes with the epoch only. The commit is durable."""
+        """Record the state after a durable commit: the epoch (hex), the ends that the commit has moved, the count of
+        own tag definitions, and what was resealed, which changes with the epoch only."""
         if definitions != self._ends[DEFINITIONS]:
             ends = {DEFINITIONS: definitions, **ends}
         self._ends.update(ends)
@@ -114,13 +114,13 @@ class LiveWitness:
                 self._descriptor = os.open(sidecar_path(self._path, ".witness"), os.O_WRONLY | os.O_CLOEXEC)
 
     def sync(self) -> None:
-        """Have the disk hold what was recorded."""
+        """Sync what was recorded to the disk."""
         if self._descriptor is not None:
             with suppress(OSError):
                 os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Sync, and end; what is recorded later is dropped."""
+        """Sync and close the file; later records are not written."""
         self.sync()
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
@@ -133,7 +133,7 @@ def _line(name: str, end: int, epoch: str) -> bytes:
 
 
 def _parse(line: bytes) -> tuple[str, int, str] | None:
-    """Name, end and epoch; None where the line is damaged."""
+    """Name, end and epoch; None if the line is damaged."""
     covered, checksum = line[:_COVERED_BYTES], line[_COVERED_BYTES + 1 : -1]
     if len(line) != LINE_BYTES or checksum != b"%08x" % crc32(covered):
         return None
@@ -147,7 +147,7 @@ def sidecar_path(path: Path, ending: str) -> Path:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """The JSON object in a file; empty where it cannot be read."""
+    """The JSON object in a file; empty if it cannot be read."""
     try:
         found = _read(path)
     except (OSError, ValueError):
@@ -156,12 +156,12 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def write_json(path: Path, content: dict[str, object]) -> None:
-    """Replace a file by a JSON object, as `write_file`."""
+    """Replace a file by a JSON object, as `write_file` does."""
     write_file(path, json.dumps(content).encode())
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replace a file as a whole and sync it; where the disk refuses, the old file stays and nothing is raised."""
+    """Replace a file as a whole and sync it. If the disk refuses, the old file stays and nothing is raised."""
     draft = sidecar_path(path, ".new")
     with suppress(OSError):
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)

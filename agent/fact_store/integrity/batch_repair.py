@@ -1,12 +1,11 @@
-"""Repairs damaged batches with a peer's copies: byte for byte what was sealed, at the same offsets, or not at all.
+"""Repairs damaged batches with a peer's copies: byte for byte as they were sealed, at the same offsets, or not at all.
 
-The peer is not trusted. A copy is accepted only if this store can prove it: its digest is the one in the table, or,
-where the disk has changed that too, the one that the next batch names as its predecessor or that a held range ends
-with. Any other batch is another history (ForkError).
+The peer is not trusted. A copy is accepted only if this store can prove it: its digest must be the one in the table or,
+if the disk has changed that too, the previous digest in the next batch or the last digest of a held range. Any other
+batch is another history (ForkError).
 
-The damaged row is not touched and `batch` stays append-only: a write where the disk has changed something would follow
-pointers that may be changed as well (decision 0038). The copy goes into the table `repaired`, which readers consult
-first.
+The damaged row is not changed and the table `batch` stays append-only: a write to a damaged page would follow pointers
+that may be damaged as well (decision 0038). The copy is stored in the table `repaired`, which readers consult first.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def damaged_batches(transaction: Transaction, *, stream: str) -> list[OriginRang
 def repair_batches(
     transaction: Transaction, *, stream: str, peer: str, batches: Sequence[Batch], heads: Sequence[KeptHead]
 ) -> list[RepairedRange]:
-    """Repair the batches that are damaged here, with the heads that some of them have; batches that are undamaged or
+    """Repair the batches that are damaged here, with the heads that some of them have. Batches that are undamaged or
     released are only removed from the list of damage.
 
     Returns the offsets whose facts are served again. Raises FactsRefused, ForkError; then nothing has changed.
@@ -56,32 +55,32 @@ def repair_batches(
 
 
 def _place(transaction: Transaction, stream: str, batch: Batch) -> int | None:
-    """The offset at which a batch must be repaired; None where there is nothing to repair. Raises FactsRefused,
+    """The offset at which a batch must be repaired; None if there is nothing to repair. Raises FactsRefused,
     ForkError."""
     header, known = batch.header, transaction.catalog.streams.get(stream)
     origin = transaction.catalog.origins.get(header.origin)
     what = f"{stream} of {header.origin}: {header.first_sequence} to {header.last_sequence}"
     if known is None or origin is None:
-        raise FactsRefused(f"{what} was never held here", "fetch it as any batch")
+        raise FactsRefused(f"{what} was never held here", "fetch it like any other batch")
     try:
         place = transaction.place(known.id, origin, header.first_sequence)
         if place is None or place[1] <= known.released_offset:
-            return None  # retention has released it, or even its place is lost
+            return None  # retention has released it, or its row is lost
         first_offset, last_offset, count, digest = place
         if (count, last_offset) != (header.count, first_offset + header.count - 1):
             raise ForkError(f"{what} lies where the table has {count} facts")
         # Only this store's own digests prove the copy (decision 0038).
         if batch.digest not in {digest, _digest_by_chain(transaction, known.id, origin, header.last_sequence)}:
-            raise ForkError(f"{what} is {batch.digest.hex()}, damaged is {digest.hex()}")
+            raise ForkError(f"{what} has digest {batch.digest.hex()}, the damaged batch has {digest.hex()}")
     except sqlite3.DatabaseError as error:
         if not is_damage(error):
             raise
-        raise FactsRefused(f"{what}: its row cannot be found any more: {error}", "see bsfg store verify") from error
+        raise FactsRefused(f"{what}: its row can no longer be read: {error}", "see bsfg store verify") from error
     return None if _is_served(transaction, stream, known.id, first_offset) else first_offset
 
 
 def _digest_by_chain(transaction: Transaction, stream: int, origin: int, last_sequence: int) -> bytes | None:
-    """The digest of the batch that ends at a sequence, as its held range or its successor gives it."""
+    """The digest of the batch that ends at a sequence, from its held range or its successor."""
     for one in transaction.catalog.held.get((stream, origin), ()):
         if one.last_sequence == last_sequence:
             return one.last_digest
@@ -98,10 +97,11 @@ def _is_served(transaction: Transaction, stream: str, number: int, first_offset:
 
 
 def _record_repair(transaction: Transaction, stream: str, peer: str, batch: Batch, place: RepairedRange) -> None:
-    """The incident for the operator of this node, the fact for readers elsewhere that have passed the hole."""
+    """Record a repair as an incident for the operator of this node, and as a fact for other readers that have passed
+    the hole."""
     header, origin = batch.header, batch.header.origin
     where = f"{place.first_offset} to {place.last_offset}"
-    detail = f"put back from {peer}: {origin} {header.first_sequence} to {header.last_sequence}"
+    detail = f"repaired from {peer}: {origin} {header.first_sequence} to {header.last_sequence}"
     transaction.add_incident(INCIDENT, f"{stream} {where}", detail)
     about: dict[str, object] = {
         **place._asdict(),

@@ -23,7 +23,7 @@ from agent.pages import Hole, OriginRange
 
 log = logging.getLogger(__name__)
 
-REPORTED_MAX = 10_000  # places; with more of them the disk has been reported as bad often enough
+REPORTED_MAX = 10_000  # places; after this many, more reports would not help the operator
 INCIDENT = "damaged"
 
 
@@ -55,7 +55,8 @@ class DamageRegistry:
         return len(self._reported)
 
     def report(self, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]) -> None:
-        """Record that a reader met damage. `why` is what was wrong with the row, `origins` whose facts it held."""
+        """Record that a reader found damage. `why` is what was wrong with the row, `origins` are the origins of its
+        facts."""
         writer, place = self._writer, _Place(stream, hole.first_offset, hole.last_offset)
         with self._lock:
             if writer is None or len(self._reported) >= REPORTED_MAX or self._is_reported(place):
@@ -67,7 +68,7 @@ class DamageRegistry:
                 "stream": stream,
                 "first_offset": hole.first_offset,
                 "last_offset": hole.last_offset,
-                "reason": f"damaged: {why or 'no row is there'}",
+                "reason": f"damaged: {why or 'the rows are missing'}",
             },
         )
         run = partial(_record_damage, stream=stream, hole=hole, why=why, origins=origins)
@@ -88,8 +89,8 @@ class DamageRegistry:
             }
 
     def _is_reported(self, place: _Place) -> bool:
-        """Whether a place, or one that covers it, was reported: a hole is cut where a page ends, and grows with damage
-        beside it."""
+        """Whether a place, or one that covers it, was reported: a hole is cut at the end of a page, and grows when rows
+        beside it are damaged."""
         return place in self._reported or any(one.covers(place) for one in self._reported)
 
     def _forget(self, place: _Place) -> None:
@@ -100,7 +101,7 @@ class DamageRegistry:
 def _record_damage(
     transaction: Transaction, *, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]
 ) -> None:
-    """In the writer's transaction: the incident for the operator of this node, the fact for readers elsewhere."""
+    """Record damage as an incident for the operator of this node, and as a fact for other readers."""
     about: dict[str, object] = {
         "first_offset": hole.first_offset,
         "last_offset": hole.last_offset,
@@ -116,6 +117,6 @@ def _record_damage(
     transaction.add_incident(
         INCIDENT,
         f"{stream} {hole.first_offset} to {hole.last_offset}",
-        f"{why or 'the rows are not there'}; facts of {whose or 'unknown origins'}",
+        f"{why or 'the rows are missing'}; facts of {whose or 'unknown origins'}",
     )
     append_notice(transaction, stream, "facts_damaged", about, f"{stream}:{hole.first_offset}-{hole.last_offset}")

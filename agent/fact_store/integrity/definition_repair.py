@@ -1,10 +1,10 @@
-"""Repairs damaged tag definitions with a peer's copies: byte for byte what the origin defined, or not at all.
+"""Repairs damaged tag definitions with a peer's copies: byte for byte as the origin defined them, or not at all.
 
 A damaged definition makes every later batch of its origin unreadable, and this store cannot serve it to peers that lack
 it. A copy is accepted only if a batch of that origin that is held here proves it: the batch has the digest that the
-table gives for its place, and the running digest in its header equals the one over the repaired definitions.
+table gives for its sequence, and the running digest in its header equals the one over the repaired definitions.
 
-The damaged rows are not touched (see batch_repair.py). The copies go into the table `repaired_definition`, which
+The damaged rows are not changed (see batch_repair.py). The copies are stored in the table `repaired_definition`, which
 readers consult first.
 """
 
@@ -29,15 +29,15 @@ def repair_definitions(
     """Repair the received definitions that are damaged or missing here, up to the number that the batch names; returns
     how many.
 
-    They must be numbered without gaps and reach that number. Raises FactsRefused where the batch is not held or a
-    definition is missing, ForkError where the batch proves other definitions; then nothing has changed.
+    They must be numbered without gaps and reach that number. Raises FactsRefused if the batch is not held or a
+    definition is missing, ForkError if the batch proves other definitions; then nothing has changed.
     """
     try:
         return _repair(transaction, stream, peer, batch, received)
     except sqlite3.DatabaseError as error:
         if not is_damage(error):
             raise
-        why = f"tag definitions of {batch.header.origin} cannot be read any more: {error}"
+        why = f"tag definitions of {batch.header.origin} can no longer be read: {error}"
         raise FactsRefused(why, "see bsfg store verify") from error
 
 
@@ -49,28 +49,29 @@ def _repair(
     what = f"tag definitions of {header.origin}"
     place = None if known is None or origin is None else transaction.place(known.id, origin, header.first_sequence)
     if origin is None or place is None or place[3] != batch.digest or header.kind is not Kind.SAMPLES:
-        raise FactsRefused(f"{what}: the batch beside them is not held here", "see bsfg store verify")
+        raise FactsRefused(f"{what}: the batch that would prove them is not held here", "see bsfg store verify")
     bodies = {one.number: one.body for one in received if one.origin == header.origin}
     first = min(bodies, default=0)
     if sorted(bodies) != list(range(first, header.definitions.count + 1)) or not bodies:
-        raise FactsRefused(f"{what}: not all of {first} to {header.definitions.count} came", "compare again")
+        raise FactsRefused(f"{what}: not all of {first} to {header.definitions.count} were received", "compare again")
     right = reduce(Definitions.extended, transaction.definition_bodies(origin, 0, first - 1), Definitions())
     offered = list[tuple[int, bytes, bytes]]()
     for number in sorted(bodies):
         right = right.extended(bodies[number])
         offered.append((number, right.digest, bodies[number]))
     if right != header.definitions:
-        raise ForkError(f"{what} up to {right.count} are not those that the batch at {header.first_sequence} names")
+        raise ForkError(f"{what} up to {right.count} differ from those that the batch at {header.first_sequence} names")
     for number, _, body in offered:
         check_readable(header.origin, number, body)
-    count = _put_back(transaction, origin, offered)
+    count = _store_repaired(transaction, origin, offered)
     if count:
         numbers = f"{offered[0][0]} to {offered[-1][0]}"
-        transaction.add_incident(INCIDENT, f"{header.origin} {numbers}", f"{count} put back from {peer}, by {stream}")
+        detail = f"{count} repaired from {peer}, by a batch of {stream}"
+        transaction.add_incident(INCIDENT, f"{header.origin} {numbers}", detail)
     return count
 
 
-def _put_back(transaction: Transaction, origin: int, offered: Sequence[tuple[int, bytes, bytes]]) -> int:
+def _store_repaired(transaction: Transaction, origin: int, offered: Sequence[tuple[int, bytes, bytes]]) -> int:
     """Store the offered rows that are not in the table; returns how many."""
     first, last = offered[0][0], offered[-1][0]
     there = set(transaction.definition_rows(origin, first - 1, last))

@@ -1,7 +1,7 @@
-"""Checks stored heads: whether each is the signature of its batch's chain by a key whose certificate is held.
+"""Checks stored heads: whether each is the signature of its batch's chain by a key whose certificate is stored.
 
-It detects changes by the disk. It does not apply this node's trust settings, because programs with other settings read
-the store too.
+This detects changes by the disk. It does not apply this node's trust settings, because programs with other settings
+also read the store.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class HeadCheck:
         self._signers: dict[bytes, list[Signer]] = {}
 
     def problem(self, head: object, batch: Batch) -> str | None:
-        """What is wrong with the head of a batch; None for one that is right or has no certificate here."""
+        """What is wrong with the head of a batch; None if it is valid, or if its certificate is not stored here."""
         if not isinstance(head, bytes):
             return "its head is missing"
         try:
@@ -36,7 +36,7 @@ class HeadCheck:
             header.stream, header.origin, header.last_sequence, batch.digest, found.key_id, found.signed_at_ms
         )
         if signers and not any(one.public.verify(data, found.signature) for one in signers):
-            return f"its head is no signature by key {found.key_id.hex()} of {header.origin.zone}"
+            return f"its head is not a signature by key {found.key_id.hex()} of {header.origin.zone}"
         return None
 
     def _of(self, key_id: bytes) -> list[Signer]:

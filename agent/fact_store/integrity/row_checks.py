@@ -1,8 +1,8 @@
 """Checks rows of a store: each batch against its own bytes, its neighbours, and the other tables. Core: no IO.
 
-`verify.py` walks the tables and calls these checks. The sealed bytes are the truth: their digest, their header, and the
-chain. A column that disagrees with them counts as damage too, because columns decide which batches are found; facts are
-served from the bytes alone.
+`verify.py` walks the tables and calls these checks. The sealed bytes are authoritative: their digest, their header, and
+the chain. Facts are served from the bytes alone. A column that disagrees with them also counts as damage, because
+columns decide which batches are found.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from agent.pages import HeldRange
 
 
 class Damage(NamedTuple):
-    """One damaged place and what is wrong there. `offset` 0: no place in the stream; `origin` "": no origin; `sequence`
-    0: not known."""
+    """One damaged place and what is wrong there. `offset` 0: not a place in a stream; `origin` "": no origin;
+    `sequence` 0: not known."""
 
     stream: str
     offset: int
@@ -56,7 +56,7 @@ class BatchRow(NamedTuple):
 
 
 def definitions_damage(origin: Origin, rows: Sequence[tuple[Any, Any, Any]]) -> Iterator[Damage]:
-    """Check an origin's definitions (number, digest, body): numbered without gaps, each as the running digest says."""
+    """Check that an origin's definitions (number, digest, body) have no gaps and match the running digest."""
     running = Definitions()
     for number, digest, body in rows:
         expected = running.extended(body) if isinstance(body, bytes) else running
@@ -84,10 +84,10 @@ class StreamCheck:
     links: dict[Origin, tuple[int, bytes]] = field(default_factory=dict)
     ranges_seen: dict[Origin, list[HeldRange]] = field(default_factory=dict)
     checkpoints: list[Checkpoint] = field(default_factory=list)
-    """Of any zone, about any stream."""
+    """Those found in the batches, of any zone, about any stream."""
 
     def __post_init__(self) -> None:
-        """The first offset is the one after what was released."""
+        """Begin at the offset after the released ones."""
         self.next_offset, self.bytes_total = self.released_offset + 1, self.released_bytes
 
     def check_row(self, row: BatchRow) -> Iterator[Damage]:
@@ -115,7 +115,7 @@ class StreamCheck:
             ("bytes_total", row.bytes_total, self.bytes_total + len(batch.sealed)),
         ):
             if found != said and not (name == "bytes_total" and row.first_offset != self.next_offset):
-                yield self._damage(row, f"column {name} says {_text(found)}, the batch says {_text(said)}", batch)
+                yield self._damage(row, f"column {name} is {_text(found)}, in the batch it is {_text(said)}", batch)
         if row.head is not None and (why := self.head_problem(row.head, batch)):
             yield self._damage(row, why, batch)
         yield from self._place_damage(row, batch)
@@ -124,12 +124,12 @@ class StreamCheck:
     def finish(self, end_offset: int) -> Iterator[Damage]:
         """Check the end, after the last row: `end_offset` is where the stream ends by the held ranges."""
         if self.next_offset - 1 != end_offset:
-            what = f"the rows end at {self.next_offset - 1}, what is held ends at {end_offset}"
+            what = f"the rows end at {self.next_offset - 1}, the held ranges end at {end_offset}"
             shorter, longer = sorted((self.next_offset - 1, end_offset))
             yield Damage(self.stream, shorter + 1, longer, "", 0, what)
 
     def held_damage(self, held: Mapping[Origin, Sequence[HeldRange]]) -> Iterator[Damage]:
-        """Compare the rows seen with the held ranges; released facts are in the ranges and were not seen."""
+        """Compare the checked rows with the held ranges, which also contain released facts."""
         for origin in {*held, *self.ranges_seen}:
             ranges = held.get(origin, ())
             for one in self.ranges_seen.get(origin, ()):
@@ -140,7 +140,7 @@ class StreamCheck:
                     )
                     yield Damage(self.stream, 0, 0, str(origin), one.first_sequence, what)
                 elif inside[0].last_sequence == one.last_sequence and inside[0].last_digest != one.last_digest:
-                    what = "the last batch has another digest than the one held"
+                    what = "the last batch has another digest than the held range"
                     yield Damage(self.stream, 0, 0, str(origin), one.last_sequence, what)
 
     def _batch(self, row: BatchRow) -> Batch | str:
@@ -162,22 +162,22 @@ class StreamCheck:
         """Check the order of offsets and sequences, the hash chain, and the tag definitions."""
         header = batch.header
         if row.first_offset > self.next_offset:
-            what = "no row is there"
+            what = "the rows are missing"
             yield Damage(self.stream, self.next_offset, row.first_offset - 1, "", 0, what)
         elif row.first_offset < self.next_offset:
-            yield self._damage(row, "another batch lies there", batch)
+            yield self._damage(row, "another batch has the same offsets", batch)
         link = self.links.get(header.origin)
         if link and link[0] == header.first_sequence and link[1] != header.previous_digest:
-            yield self._damage(row, "it does not attach to the batch before it: the chain is broken", batch)
+            yield self._damage(row, "it does not continue the batch before it: the chain is broken", batch)
         if any(
             one.first_sequence <= header.last_sequence and header.first_sequence <= one.last_sequence
             for one in self.ranges_seen.get(header.origin, ())
         ):
-            yield self._damage(row, "its sequences lie in another batch too", batch)
+            yield self._damage(row, "another batch has the same sequences", batch)
         if header.kind is Kind.SAMPLES:
             known = self.definitions.get((row.origin, header.definitions.count))
             if known != header.definitions.digest:
-                yield self._damage(row, "the tag definitions held are not those it was sealed with", batch)
+                yield self._damage(row, "the tag definitions held differ from those it was sealed with", batch)
 
     def _advance(self, row: BatchRow, batch: Batch | None = None) -> None:
         first, last = row.first_offset, row.last_offset
@@ -202,7 +202,7 @@ class StreamCheck:
         origin = batch.header.origin if batch else self.numbers.get(row.origin)
         sequence = batch.header.first_sequence if batch else row.first_sequence
         first, last = (one if isinstance(one, int) else 0 for one in (row.first_offset, row.last_offset))
-        if last < first:  # unreadable or changed: the batch says how far it goes, else only its beginning is known
+        if last < first:  # unreadable or changed: take the end from the batch if it is readable
             last = first + batch.header.count - 1 if batch else first
         return Damage(self.stream, first, last, str(origin or ""), sequence if isinstance(sequence, int) else 0, what)
 

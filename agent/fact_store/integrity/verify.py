@@ -1,10 +1,10 @@
 """Verifies a whole store: walks all tables of its file read-only and runs the checks of row_checks.py on them.
 
-Works beside a running node, or on a quarantined file. What SQLite cannot read counts as damage, and the walk continues
-around it where possible. Facts appended during the walk are not checked.
+It works while a node is running, and on a quarantined file. What SQLite cannot read counts as damage, and the walk
+continues after it where possible. Facts appended during the walk are not checked.
 
-Promised: nothing is written, and no transaction stays open from one page to the next, except SQLite's own check of its
-pages: it is one statement, and until it ends the WAL of the node cannot be reused and grows.
+Guarantees: nothing is written, and no transaction stays open from one page to the next. An exception is SQLite's own
+check of its pages: it is one statement, and until it ends the node's WAL cannot be reused and grows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent.fact_store.log import StoreDamaged, parse_row
 from agent.fact_store.sqlite import QUERIES, check_known, connect_reader, identity, is_damage, reading_tables
 from agent.pages import HeldRange
 
-ROWS_AT_ONCE = 16  # of half a MiB at most each
+ROWS_AT_ONCE = 16  # each of at most half a MiB
 Progress = Callable[[str, int, int], None]  # stream, offset reached, where the stream ends
 
 
@@ -41,10 +41,10 @@ class VerifyCounts:
 
 
 def verify_store(path: Path, done: VerifyCounts, progress: Progress, *, is_quick: bool) -> Iterator[Damage]:
-    """Yield each damage of the store at `path` as it is found; counts into `done`.
+    """Yield each damage of the store at `path` as it is found, and count in `done` what was checked.
 
     `is_quick` checks digests, chains and tables; otherwise each batch is also opened, and SQLite checks its pages.
-    Raises StoreUnusable where the file is no store, or is too damaged to be read at all.
+    Raises StoreUnusable if the file is not a store, or is too damaged to be read at all.
     """
     with reading_tables(path), closing(connect_reader(path)) as connection:
         check_known(connection)
@@ -111,7 +111,7 @@ class _Walk:
             yield from self._checkpoint_damage(number, check, {origin: n for n, origin in origins.items()})
         for (count,) in self._rows("the table batch", "select_batch_streams"):
             if count:
-                yield Damage("", 0, 0, "", 0, f"{count} batches are of a stream that is not there")
+                yield Damage("", 0, 0, "", 0, f"{count} batches are of a stream that does not exist")
         yield from self._consumers(ends_found)
         yield from self._take_unreadable()
 
@@ -164,7 +164,7 @@ class _Walk:
                     yield Damage(check.stream, 0, 0, str(one.origin), one.last_sequence, what)
 
     def _page(self, number: int, after: int, stream: str) -> Iterator[BatchRow]:
-        """The next rows of a stream; read one by one where SQLite cannot step through them."""
+        """The next rows of a stream; read one by one if SQLite cannot step through them."""
         try:
             asked = (number, after, ROWS_AT_ONCE)
             yield from map(BatchRow._make, self._connection.execute(QUERIES["select_verify_page"], asked).fetchall())
@@ -192,7 +192,7 @@ class _Walk:
         return row
 
     def _consumers(self, ends: dict[str, int]) -> Iterator[Damage]:
-        """Frontiers, and ranges confirmed beyond them, must lie within the log."""
+        """Check that frontiers, and ranges confirmed beyond them, lie within the log."""
         frontiers = dict[int, tuple[str, str, int]]()
         for number, name, _, stream, _, start_offset, frontier, *_ in self._rows(
             "the table consumer", "select_consumers"
@@ -205,7 +205,7 @@ class _Walk:
         for number, first_offset, last_offset in self._rows("the table confirmed", "select_confirmed"):
             name, stream, frontier = frontiers.get(number, ("unknown", "", 0))
             if not frontier < first_offset <= last_offset <= ends.get(stream, 0):
-                what = f"consumer {name} confirmed {first_offset} to {last_offset}, which is no range beyond {frontier}"
+                what = f"consumer {name} confirmed {first_offset} to {last_offset}: not a range beyond {frontier}"
                 yield Damage(stream, 0, 0, "", 0, what)
 
     def _rows(self, what: str, query: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
@@ -213,7 +213,7 @@ class _Walk:
         rows = list[tuple[Any, ...]]()
         try:
             for row in self._connection.execute(QUERIES[query], values):
-                rows.append(row)  # what came before an error counts
+                rows.append(row)  # rows read before an error count
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if isinstance(error, sqlite3.Error) and not is_damage(error):
                 raise

@@ -1,7 +1,7 @@
-"""The log as values and decisions: records, errors, the catalog, and the rules for offsets, sequences and consumer
+"""The values and decisions of the log: records, errors, the catalog, and the rules for offsets, sequences and consumer
 states.
 
-No SQLite and no threads here. All other rooms of the store build on these modules.
+It uses no SQLite and no threads. All other folders of the store build on these modules.
 """
 
 from agent.fact_store.log.artifact_reference import (

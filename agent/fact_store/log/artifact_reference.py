@@ -1,10 +1,10 @@
 """References to artifacts, and the decisions about chunks and room for them. Core: no IO.
 
 An artifact is too large for a fact (a drawing, a batch report, an image): its bytes are stored once as a file beside
-the log, under their SHA-256, and a fact refers to them with an object that has `digest` ("sha256:" and 64 hex digits)
-and `size`, anywhere inside its `object_json`, in a message with an `object_media_type`. The bytes come in chunks, each
-at the offset where the last one ended; a chunk at another offset is answered with the right one, so a broken transfer
-resumes. The artifact exists when all bytes are there and have the digest.
+the log, under their SHA-256. A fact refers to them with an object that has `digest` ("sha256:" and 64 hex digits) and
+`size`, anywhere inside its `object_json`, in a message with an `object_media_type`. The bytes come in chunks, each at
+the offset where the last one ended. A chunk at another offset is answered with the right offset, so an interrupted
+transfer resumes. The artifact exists when all bytes are stored and have the digest.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from agent.pages import ArtifactProgress, ArtifactReference
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 CHUNK_BYTES_MAX = 256 * 1024  # as much as a page: larger chunks would delay facts
 SIZE_MAX = 4 * 1024**3  # a day of camera images; not a disk image
-REFERENCES_MAX = 64  # of one fact; a longer list belongs into an artifact of its own
+REFERENCES_MAX = 64  # of one fact; a longer list belongs in an artifact of its own
 DEPTH_MAX = 32
 CHARGE_BYTES_MIN = 64 * 1024
-"""A file costs the disk a block and an entry, and the store a look-up: with 512 MiB a zone has 8,192 files at most."""
+"""The least that a file is charged: it costs the disk a block and an entry, and the store a look-up. With 512 MiB a
+zone has at most 8,192 files."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLimits:
-    """Limits of artifacts in bytes: of one, of all together (0: only the disk limits them), what must stay free on the
-    disk, and what no fact refers to yet, of each zone (0: no limit)."""
+    """Limits of artifacts in bytes: of one artifact, of all together (0: only the disk limits them), the space that
+    must stay free on the disk, and the artifacts of one zone to which no fact refers yet (0: no limit)."""
 
     size_max: int = SIZE_MAX
     total_max: int = 0
@@ -45,12 +46,13 @@ class WriteChunk:
 
 @dataclass(frozen=True, slots=True)
 class FinishArtifact:
-    """All bytes are here, from a life that ended before it checked them: check the digest and complete the artifact."""
+    """All bytes are stored, but an earlier life ended before it checked them: check the digest and complete the
+    artifact."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkipChunk:
-    """Nothing to write: the sender must continue at `offset`, or the artifact is complete."""
+    """Write nothing: the sender must continue at `offset`, or the artifact is complete."""
 
     offset: int
     is_complete: bool
@@ -60,7 +62,7 @@ def check_digest(digest: str) -> str:
     """The hex digits of a digest; raises ArtifactRefused."""
     found = DIGEST.fullmatch(digest)
     if found is None:
-        raise ArtifactRefused(f"{digest!r} is no digest", "write sha256: and 64 hex digits, in lower case")
+        raise ArtifactRefused(f"{digest!r} is not a digest", "write sha256: and 64 hex digits, in lower case")
     return found[1]
 
 
@@ -70,16 +72,19 @@ def decide_chunk(
     """Decide about a chunk of an artifact announced as `size` bytes. Raises ArtifactRefused, ArtifactTooLarge.
 
     A chunk at another offset than the end of the received bytes is not an error: the answer names the offset to
-    continue from, so a sender without knowledge of an earlier attempt resumes it.
+    continue from, so a sender resumes an earlier transfer even if it does not know of it.
     """
     if size > size_max:
-        raise ArtifactTooLarge(f"an artifact of {size:,} bytes, this node takes {size_max:,}")
+        raise ArtifactTooLarge(f"the artifact has {size:,} bytes, this node accepts at most {size_max:,}")
     if min(size - 1, offset, length) < 0 or length > CHUNK_BYTES_MAX or offset + length > size:
         raise ArtifactRefused(
-            f"bytes {offset} to {offset + length} of {size} are no chunk of it", f"send 1 to {CHUNK_BYTES_MAX} at once"
+            f"bytes {offset} to {offset + length} are not a chunk of {size} bytes",
+            f"send 1 to {CHUNK_BYTES_MAX} at once",
         )
     if held is not None and held.is_complete and held.size != size:
-        raise ArtifactRefused(f"announced with {size} bytes, here it has {held.size}", "correct the size")
+        raise ArtifactRefused(
+            f"the artifact was announced with {size} bytes, here it has {held.size}", "correct the size"
+        )
     if held is not None and held.is_complete:
         return SkipChunk(size, is_complete=True)
     received = 0 if held is None else held.received
@@ -91,21 +96,21 @@ def decide_chunk(
 
 
 def quota_charge(size: int) -> int:
-    """What an artifact to which no fact refers counts for: all its bytes from the first one on, so that a zone's
-    transfers do not block one another halfway."""
+    """The bytes that an artifact to which no fact refers counts against its zone's quota. It counts as a whole from its
+    first chunk on, so that a zone's transfers do not block each other halfway."""
     return max(size, CHARGE_BYTES_MIN)
 
 
 def check_artifact_quota(limits: ArtifactLimits, zone: str, charged: int, coming: int) -> None:
     """Raise ArtifactQuota unless a zone may bring `coming` more bytes to which no fact refers yet."""
     if limits.unreferenced_max and charged + coming > limits.unreferenced_max:
-        taken = f"{charged:,} of {limits.unreferenced_max:,} bytes wait for a fact, {coming:,} more have no room"
+        taken = f"{charged:,} of {limits.unreferenced_max:,} bytes wait for a fact, {coming:,} more do not fit"
         raise ArtifactQuota(f"artifact_unreferenced_bytes_max reached by zone {zone}: {taken}")
 
 
 def artifact_room_lacking(limits: ArtifactLimits, coming: int, used: int, free: int | None) -> tuple[str, int]:
-    """The setting that refuses `coming` bytes more beside the `used` ones of all artifacts, on a disk with `free` bytes
-    left, and how many too many they are; ("", 0) where they have room."""
+    """The setting that refuses `coming` more bytes in addition to the `used` bytes of all artifacts, on a disk with
+    `free` bytes left, and by how many bytes they exceed it; ("", 0) if they fit."""
     if limits.total_max and used + coming > limits.total_max:
         return "artifacts_total_bytes_max", used + coming - limits.total_max
     if free is not None and limits.free_min and free - coming < limits.free_min:
@@ -114,26 +119,29 @@ def artifact_room_lacking(limits: ArtifactLimits, coming: int, used: int, free: 
 
 
 def check_artifact_room(limits: ArtifactLimits, size: int, received: int, used: int, free: int | None) -> None:
-    """Raise unless the rest of an artifact has room beside the `used` bytes of all artifacts, on a disk with `free`
+    """Raise unless the rest of an artifact fits in addition to the `used` bytes of all artifacts, on a disk with `free`
     bytes left.
 
-    ArtifactTooLarge where it can never have room; ArtifactsFull where the release of facts may remove other artifacts.
+    ArtifactTooLarge if it can never fit; ArtifactsFull if it may fit once released facts let other artifacts be
+    removed.
     """
     more = "raise [store] artifacts_total_bytes_max"
     if limits.total_max and size > limits.total_max:
-        raise ArtifactTooLarge(f"an artifact of {size:,} bytes, this node keeps {limits.total_max:,} in all", more)
+        raise ArtifactTooLarge(
+            f"the artifact has {size:,} bytes, this node keeps at most {limits.total_max:,} in all", more
+        )
     coming = size - received
     setting, lacking = artifact_room_lacking(limits, coming, used, free)
     if setting == "artifacts_total_bytes_max":
-        taken = f"artifacts take {used:,} of {limits.total_max:,} bytes, {coming:,} more have no room"
+        taken = f"artifacts take {used:,} of {limits.total_max:,} bytes, {coming:,} more do not fit"
         raise ArtifactsFull(f"{setting} reached: {taken}")
     if lacking:
-        why = f"{free:,} bytes of the disk are left, {coming:,} come, {limits.free_min:,} stay free"
-        raise ArtifactsFull(f"{setting} reached: {why}", "free disk space, then put it again: it goes on")
+        why = f"{free:,} bytes of the disk are free, {coming:,} are needed, {limits.free_min:,} must stay free"
+        raise ArtifactsFull(f"{setting} reached: {why}", "free disk space, then put it again: the transfer resumes")
 
 
 def references_in(message: Message) -> tuple[ArtifactReference, ...]:
-    """The artifacts that a message refers to, each once, in order; empty where its envelope has no media type."""
+    """The artifacts that a message refers to, each once, in order; empty if its envelope has no media type."""
     content = message.fact.object_json
     if message.envelope.object_media_type is None or b'"sha256:' not in content:
         return ()
@@ -145,7 +153,7 @@ def checked_references(message: Message) -> tuple[ArtifactReference, ...]:
     messages from other zones' logs are not limited."""
     found = references_in(message)
     if len(found) > REFERENCES_MAX:
-        why = f"the fact refers to {len(found)} artifacts, {REFERENCES_MAX} at most"
+        why = f"the fact refers to {len(found)} artifacts, at most {REFERENCES_MAX} are allowed"
         raise ArtifactRefused(why, "put their list as an artifact of its own")
     return found
 
@@ -156,7 +164,7 @@ def digests_in(messages: Iterable[Message]) -> set[bytes]:
 
 
 def messages_in(batches: Iterable[Batch]) -> Iterator[Message]:
-    """The messages of batches of any kind. Raises BatchError where they cannot be opened."""
+    """The messages in batches; batches of samples are skipped. Raises BatchError if one cannot be opened."""
     for batch in batches:
         if batch.header.kind is Kind.MESSAGES:
             yield from open_messages(batch)

@@ -1,6 +1,6 @@
 """The catalog: the writer's state in memory (ends, frontiers, held ranges), small enough to copy for every commit.
 
-It mirrors the tables without the batches, and has the newest batches of each stream (tail_cache.py). A transaction
+It mirrors the tables except for the batches, and holds the newest batches of each stream (tail_cache.py). A transaction
 changes a draft of it. When the commit is durable, the draft replaces the catalog in one assignment, so other threads
 read a consistent state without a lock; when the commit fails, the draft is dropped. Opening rebuilds it from the tables
 (recovery.py), with empty tail caches.
@@ -19,7 +19,7 @@ from agent.pages import HeldRange, PeerPosition
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """State of one stream. Released offsets and bytes may be deleted; bytes count sealed bytes since the stream
+    """The state of one stream. Rows up to the released offset may be deleted. Bytes are sealed bytes since the stream
     began."""
 
     id: int
@@ -29,7 +29,7 @@ class StreamState:
     released_offset: int = 0
     released_bytes: int = 0
     mark_ms: int | None = None  # store age when the newest mark was set
-    mark_unix_ms: int = 0  # and the wall clock then
+    mark_unix_ms: int = 0  # wall clock when it was set
     is_backlog: bool = False  # whether facts after that mark are a peer's backlog
 
     def info(self) -> StreamInfo:
@@ -40,7 +40,7 @@ class StreamState:
 
 @dataclass(slots=True)
 class Catalog:
-    """The state of the whole store. Keys of `held` and `definitions` are stream and origin numbers; their values are
+    """The state of the whole store. Keys of `held` and `definitions` are stream and origin numbers; values are
     immutable."""
 
     origin: Origin
@@ -51,24 +51,24 @@ class Catalog:
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
     timeline: bytes = b""
-    """Of this life; in `timelines` once the stream is served."""
+    """The timeline of this life; in `timelines` for each stream that is served."""
     timelines: Mapping[str, Mapping[bytes, int | None]] = field(default_factory=dict)
-    """By stream: each timeline on which it was served, oldest first, and up to where the stream is what it was then;
-    None for that of this life. The mappings are replaced."""
+    """By stream: each timeline on which it was served, oldest first, with the offset up to which the stream is the same
+    as then; None for the timeline of this life. The mappings are replaced."""
     read_again: frozenset[tuple[str, str]] = frozenset()
-    """Peer and stream: since it was first read, the peer has begun another epoch, or its log was read again from its
-    beginning."""
+    """Peers and streams where, since the first read, the peer has begun another epoch or its log was read again from
+    the beginning."""
     unproven: frozenset[tuple[int, int]] = frozenset()
-    """Stream and origin numbers: released facts came again and could not be compared."""
+    """Numbers of streams and origins whose released facts were received again and could not be compared."""
     reseals: tuple[Reseal, ...] = ()
-    """In the order in which they were made."""
+    """In the order in which the facts were resealed."""
     renamed: Mapping[tuple[int, int, int], int] = field(default_factory=dict)
-    """By stream, older and newer origin of a zone, of which facts are known under both: how much higher the sequences
-    of the older one are. The mapping is replaced."""
+    """For facts known under two epochs of a zone: by stream, older and newer origin, how much higher the sequences of
+    the older origin are. The mapping is replaced."""
     leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Lease epochs by stream and producer; the mapping is replaced, so no commit copies it."""
     signed: Mapping[int, bool] = field(default_factory=dict)
-    """Numbers of the origins of which a head was stored: whether one was verified. The mapping is replaced."""
+    """By number of each origin with a stored head: whether one was verified. The mapping is replaced."""
     own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
     tails: dict[int, TailCache] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
 
@@ -86,7 +86,7 @@ class Catalog:
         return max((stream.mark_ms or 0 for stream in self.streams.values()), default=0)
 
     def link(self, stream: str) -> Link:
-        """The link to which the next batch of own facts attaches."""
+        """The link that the next batch of own facts continues."""
         known = self.streams.get(stream)
         held = self.held.get((known.id, self.own_origin), ()) if known else ()
         if not held:

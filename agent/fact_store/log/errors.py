@@ -7,36 +7,36 @@
             StoreForeign            another zone's store, or no fact store at all
             StoreTooNew             written by a newer version of this program
             StoreDamaged            the file is broken, or its tables contradict each other
-        StoreUnavailable            the store is open but cannot take this now (try again where `retryable`)
-            StoreBusy               too much is waiting for the disk; slow the source
+        StoreUnavailable            the store is open but cannot accept this now (try again if `retryable`)
+            StoreBusy               too much work waits for the disk; slow the source
             StoreFull               no space left, or a size limit reached; the transaction was rolled back
                 ArtifactsFull       all artifacts together are at their limit, or the disk has too little space for one
-                ArtifactQuota       a zone has brought too much that no fact refers to
+                ArtifactQuota       a zone has sent too many bytes to which no fact refers
             StoreFailed             the disk failed a commit; this process must be restarted
-            EpochChanging           it begins a new epoch at this moment
+            EpochChanging           it is beginning a new epoch
             StoreClosed             closed by its owner
         Refused                     the caller's arguments break a rule; nothing was stored (final)
             FactsRefused            samples, messages or definitions that cannot be sealed
             ForkError               a batch contradicts the history held of its origin
-            DefinitionsMissing      a batch names tag definitions that did not come with it
+            DefinitionsMissing      a batch needs tag definitions that were not received with it
             UnknownConsumer         no consumer of this name is registered
             ConsumerNotYours        the name was registered by another zone
             ConsumerStreamMismatch  the name is bound to another stream
             ConsumerInUse           it is active, and its removal was not forced
             ConsumerFenced          a newer instance under its name holds the lease
-            LeaseUnknown            it shows a lease that was never granted here
+            LeaseUnknown            it presents a lease that was never granted here
             TooManyConsumers        the zone has registered as many as it may
             StreamIsLocal           the stream's write class keeps it from other zones
             AcksRefused             acks that the stream's write class forbids
             ArtifactRefused         an invalid digest, size or chunk
-                ArtifactMissing     it is not here, or not complete
+                ArtifactMissing     it is not stored here, or not complete
                 ArtifactMismatch    the bytes do not have the digest
                 ArtifactTooLarge    larger than this node's limit
             EpochEnded              it names offsets of an epoch that is over
             ConfirmRefused          an invalid range
                 ConfirmBeyondLog    it names an offset that was never written here
 
-Bytes that are no batch raise `agent.batch.BatchError`, a message that breaks the rules `agent.message.MessageError`.
+Bytes that are not a batch raise `agent.batch.BatchError`, a message that breaks the rules `agent.message.MessageError`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class StoreDamaged(StoreUnusable):
 
 
 class StoreUnavailable(StoreError):
-    """The store is open but cannot take this now."""
+    """The store is open but cannot accept this now."""
 
     retryable = True
 
@@ -116,13 +116,13 @@ class StoreFull(StoreUnavailable):
 
 
 class ArtifactsFull(StoreFull):
-    """All artifacts together are at their limit, or the disk has too little space for one; facts are still taken."""
+    """All artifacts together are at their limit, or the disk has too little space for one. Facts are still stored."""
 
     hint = "raise [store] artifacts_total_bytes_max, or keep the facts that refer to artifacts for less time"
 
 
 class ArtifactQuota(StoreFull):
-    """A zone has brought as many bytes that no fact refers to as it may; nothing was written."""
+    """A zone has sent as many bytes to which no fact refers as it may. Nothing was written."""
 
     waits_for_facts = True
     """For a pull: store the facts first, then fetch what they refer to."""
@@ -136,11 +136,11 @@ class StoreFailed(StoreUnavailable):
     """The disk failed a commit. The kernel may have dropped the pages, so this connection is not used again."""
 
     retryable = False
-    hint = "restart the node: it reopens the store from what the disk really holds; check the disk if it happens again"
+    hint = "restart the node: it reopens the store from the disk; check the disk if it happens again"
 
 
 class EpochChanging(StoreUnavailable):
-    """The store begins a new epoch at this moment: what is being read may get another name."""
+    """The store is beginning a new epoch, so the facts being read may be resealed under it."""
 
     hint = "try again in a moment"
 
@@ -165,8 +165,8 @@ class AcksRefused(Refused):
 
 class ForkError(Refused):
     """A batch contradicts the history held of its origin: that gateway was restored from an old image, or a batch was
-    forged. `held` is the end of a batch held here which its origin cannot have beside the refused one; None where none
-    is known."""
+    forged. `held` is the end of a batch held here that no history shares with the refused one; None if none is
+    known."""
 
     hint = "give the origin a new epoch (a fresh store), or find out who changed its history; see the incident"
 
@@ -176,9 +176,9 @@ class ForkError(Refused):
 
 
 class DefinitionsMissing(Refused):
-    """A batch names tag definitions that did not come with it."""
+    """A batch needs tag definitions that were not received with it."""
 
-    hint = "fetch again and name the definitions really held"
+    hint = "fetch again, and name only definitions that are held"
 
 
 class UnknownConsumer(Refused):
@@ -190,7 +190,7 @@ class UnknownConsumer(Refused):
 class ConsumerNotYours(Refused):
     """The name was registered by another zone."""
 
-    hint = "use a consumer name of your own, by custom <your zone>.<stream>"
+    hint = "use a consumer name of your own, usually <your zone>.<stream>"
 
 
 class ConsumerStreamMismatch(Refused):
@@ -200,7 +200,7 @@ class ConsumerStreamMismatch(Refused):
 
 
 class ConsumerInUse(Refused):
-    """The consumer fetched or confirmed lately, so it is not abandoned."""
+    """The consumer has fetched or confirmed recently, so it is in use."""
 
     hint = "stop it first, or use --force: facts that it has not confirmed may then be released"
 
@@ -208,18 +208,18 @@ class ConsumerInUse(Refused):
 class ConsumerFenced(Refused):
     """A newer instance of this consumer holds the lease."""
 
-    hint = "stop one of the two; the one that is started last goes on"
+    hint = "stop one of the two; the one that was started last continues"
 
 
 class LeaseUnknown(Refused):
-    """An instance of this consumer shows a lease that this store has not granted: it is new, was restored, or the
-    consumer was removed meanwhile."""
+    """An instance of this consumer presents a lease that this store has not granted: the store is new or was restored,
+    or the consumer was removed meanwhile."""
 
     hint = "request a lease again (0)"
 
 
 class TooManyConsumers(Refused):
-    """The zone has registered as many consumers as it may; each keeps facts from being released."""
+    """The zone has registered as many consumers as it may. Each consumer holds back facts from being released."""
 
     hint = "unregister one that is not needed, or raise consumers_max of this peer in node.toml"
 
@@ -235,7 +235,7 @@ class ArtifactRefused(Refused):
 
 
 class ArtifactMissing(ArtifactRefused):
-    """The artifact is not here, or not complete."""
+    """The artifact is not stored here, or not complete."""
 
     hint = "put it first (bsfg object put), then append the fact that refers to it"
 

@@ -1,11 +1,11 @@
-"""The frontier of a consumer: confirmed ranges in, contiguous frontier out. Core: no IO.
+"""Computes the frontier of a consumer from the ranges that it has confirmed. Core: no IO.
 
 A consumer confirms ranges of offsets in any order, some of them twice. The ranges are merged. The *frontier* is the end
 of the longest prefix without a gap, and only the frontier frees space (ADR-0004 of the specification: confirming 0, 1,
 2, 4, 5 leaves the frontier at 2; then 3 moves it to 5). It never moves back, and never beyond the end of the log.
 
-A confirmation that is already covered changes nothing and is no error, because clients repeat a confirmation after a
-lost answer.
+A confirmation that is already covered changes nothing and is not an error, because clients repeat a confirmation after
+a lost answer.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 from agent.fact_store.log.errors import ConfirmBeyondLog, ConfirmRefused
 
-RANGES_MAX = 10_000  # separate ranges beyond the frontier: parallel work makes tens; more is a fault of the consumer
+RANGES_MAX = 10_000  # separate ranges beyond the frontier; parallel work makes tens, so more is a consumer's fault
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """`frontier`: everything up to here is confirmed; `ranges`: (first, last) beyond it, sorted, never adjacent."""
+    """What a consumer has confirmed: everything up to `frontier`, and `ranges` (first, last) beyond it, sorted, never
+    adjacent."""
 
     frontier: int = 0
     ranges: tuple[tuple[int, int], ...] = ()
@@ -37,7 +38,9 @@ def confirm_range(confirmed: Confirmed, first_offset: int | None, last_offset: i
     if last_offset > end_offset:
         raise ConfirmBeyondLog(f"offset {last_offset} was confirmed, the log ends at {end_offset}")
     if first_offset is not None and first > last_offset:
-        raise ConfirmRefused(f"offsets {first} to {last_offset} are an empty range", "name the first before the last")
+        raise ConfirmRefused(
+            f"offsets {first} to {last_offset} are an empty range", "give a first offset that is not after the last"
+        )
     if last_offset <= confirmed.frontier:
         return confirmed
     merged = _merged(confirmed.ranges, max(first, confirmed.frontier + 1), last_offset)
@@ -52,8 +55,8 @@ def confirm_range(confirmed: Confirmed, first_offset: int | None, last_offset: i
 
 
 def skip_released(confirmed: Confirmed, released_offset: int) -> Confirmed:
-    """The state after retention released all offsets up to one: the frontier passes them, because they cannot be
-    confirmed any more, and the confirmed range right after them."""
+    """The state after retention has released all offsets up to one. They can no longer be confirmed, so the frontier
+    moves past them, and past a confirmed range right after them."""
     if released_offset <= confirmed.frontier:
         return confirmed
     left = [(max(first, released_offset + 1), last) for first, last in confirmed.ranges if last > released_offset]

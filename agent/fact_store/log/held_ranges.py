@@ -1,8 +1,8 @@
 """The held ranges of sequences of an origin, and the decision about one more batch of it. Core: no IO.
 
-Sequences of an origin have no gaps where they are born, and its batches form a hash chain, so a batch is compared with
-a few ranges and no fact is looked up. Each range has the digest that its first batch names as predecessor and the
-digest of its last batch. A batch is one of:
+An origin assigns its sequences without gaps, and its batches form a hash chain, so a batch is compared with a few
+ranges and no fact is looked up. Each range has the digest that its first batch names as predecessor and the digest of
+its last batch. A batch is one of:
 
     Insert      new, and its digests fit its neighbours; `gap` names the sequences that were skipped, for an incident
     Duplicate   held already: a repeat after a lost answer, or the same history by another path
@@ -39,8 +39,9 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The batch contradicts what is held. `held` is the end of a batch held here, or named by one as its predecessor,
-    that no history with the offered batch has; None for a batch that no history has."""
+    """The batch contradicts what is held. `held` is the end of a batch that is held here, or that a held one names as
+    its predecessor, and that no history shares with the offered batch; None if the offered batch is in no history at
+    all."""
 
     why: str
     held: BatchEnd | None = None
@@ -104,7 +105,7 @@ def _joined(left: HeldRange | None, offered: HeldRange, right: HeldRange | None)
 
 
 def _gap(left: HeldRange | None, offered: HeldRange, right: HeldRange | None) -> tuple[int, int] | None:
-    """The sequences between the last range and a batch after it. A batch that fills an older gap, or the first one
+    """The sequences between the last range and a batch after it. A batch that fills an older gap, or is the first one
     held, skips none."""
     if left is None or right is not None or left.last_sequence + 1 == offered.first_sequence:
         return None

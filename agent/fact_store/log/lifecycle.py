@@ -4,7 +4,7 @@ Consumers are registered, not sessions: each holds back what it has not confirme
 consumer that comes back while it is being removed is *ineligible*: it is not abandoned, and its facts are kept until
 its removal is requested again.
 
-Time alone brings two events (`next_timeout`): an active consumer that was not seen for long is lost, and a removal is
+Two events are timeouts (`next_timeout`): an active consumer that was not seen for long is lost, and a removal is
 completed unless the consumer comes back.
 
     state                event      next
@@ -76,8 +76,8 @@ operator who removed the wrong one notices in that time."""
 
 
 def next_timeout(state: Lifecycle, since_ns: int, lost_ns: int) -> tuple[Event, int] | None:
-    """The event that time alone brings to a consumer last seen, or in this state, since `since_ns`, and when; None for
-    none."""
+    """The timeout of a consumer that was last seen, or entered its state, at `since_ns`: the event and when it is due;
+    None if there is none."""
     if state in ACTIVE_STATES:
         return Event.LOST, since_ns + lost_ns
     if state is Lifecycle.DELETION_STARTED:

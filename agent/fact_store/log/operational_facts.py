@@ -1,7 +1,7 @@
 """Operational facts: what a store records about itself in its own log, such as expired or damaged facts and new epochs.
 Core: no IO.
 
-An incident stays on the gateway; an operational fact is replicated with the others, so the zone that misses data finds
+An incident stays on the gateway. An operational fact is replicated with the others, so a zone that misses data finds
 the reason in the data. It is stored in the stream it concerns, in the same transaction as the change it reports. Its
 message id is derived from the event, so a repeated event is stored once.
 
@@ -13,7 +13,7 @@ message id is derived from the event, so a repeated event is stored once.
     facts_refused       stream:<zone>/<stream>      a peer has other facts under the same sequences
     facts_uncompared    stream:<zone>/<stream>      a peer may have other facts; those held here were released
     facts_declined      stream:<zone>/<stream>      facts of a peer that their origin did not prove, or that are unreadable
-    heads_checkpointed  stream:<zone>/<stream>      once a day: how far each origin is held, with the digest there
+    heads_checkpointed  stream:<zone>/<stream>      once a day: the last sequence held of each origin, and its digest
     store_quarantined   store:<zone>                a file that could not be used was quarantined
     store_missing       store:<zone>                the store's file was gone, and a new store began
     epoch_began         store:<zone>                this store began a new epoch
@@ -42,7 +42,8 @@ def operational_fact(
 
 
 def _plain(value: object) -> object:
-    """The same with integers that JSON cannot hold exactly as text: offsets of a damaged row may be any number."""
+    """The value with integers that JSON cannot hold exactly replaced by text: offsets of a damaged row may be any
+    number."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, list):

@@ -1,11 +1,12 @@
-"""Assembles a page: rows of the table `batch` in, whole batches and named holes out. Core: no IO.
+"""Assembles a page of whole batches and holes from rows of the table `batch`. Core: no IO.
 
-A bit that the disk changed must never be served as a fact, and a row that it lost must never be skipped silently. So a
-row is served only if its bytes have the digest they were sealed with, name the stream it was found in, and hold as many
-facts as its offsets say. Offsets have no gaps, so everything between two batches served is a hole: `expired` where
-retention released it, `damaged` anywhere else.
+A bit that the disk has changed must never be served as a fact, and a lost row must never be skipped silently. So a row
+is served only if its bytes have the digest with which they were sealed, name the stream in which the row was found, and
+hold as many facts as its offsets say. Offsets have no gaps, so everything between two served batches is a hole:
+`expired` where retention released it, `damaged` elsewhere.
 
-A bad row costs only itself: the next good row is accepted wherever it lies beyond the last one (decision 0029).
+A damaged row does not affect other rows: the next good row is accepted wherever it lies after the last one (decision
+0029).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agent.columns import BatchError
 from agent.pages import BATCHES_MAX, Hole, StoredBatch
 from agent.signing.heads import RUN_BYTES_MAX
 
-# first_offset, last_offset, body, digest, head, as the disk has them
+# first_offset, last_offset, body, digest, head, as read from the disk
 PageRow = tuple[object, object, object, object, object]
 
 
@@ -58,7 +59,7 @@ class PageAssembly:
     problem: str = ""  # of the last bad row
 
     def __post_init__(self) -> None:
-        """Released offsets are a hole at the start of the page, and no damage."""
+        """Add released offsets as a hole at the start of the page; they are not damaged."""
         released = min(self.released_offset, self.until_offset)
         if released > self.after_offset:
             self.holes.append(Hole(self.after_offset + 1, released, "expired"))
@@ -70,7 +71,7 @@ class PageAssembly:
         return max(last, self.holes[-1].last_offset if self.holes else 0)
 
     def add_row(self, row: PageRow) -> bool:
-        """Add one row; True when the page is full. A row that has no room in a full page is left out."""
+        """Add one row; True when the page is full. A row that does not fit is left out."""
         if len(self.batches) >= BATCHES_MAX:
             return True
         batch = parse_row(self.stream, row)
@@ -90,7 +91,7 @@ class PageAssembly:
             self.run_bytes_left -= len(batch.sealed)
         self._add_hole(first_offset - 1)
         self.bytes_max -= len(batch.sealed)
-        # A head is proven by its signature alone; one that the disk has changed proves nothing, as none does.
+        # A head is proven by its signature alone, so one that the disk has changed is served like a missing one.
         head = row[4] if isinstance(row[4], bytes) else b""
         self.batches.append(
             StoredBatch(first_offset, last_offset, batch.sealed, header.origin, header.definitions.count, head)
@@ -105,7 +106,7 @@ class PageAssembly:
         return last.last_offset + 1 == first_offset
 
     def finish(self, end_offset: int) -> None:
-        """End the page: no row is left up to `end_offset`, so offsets that are not in the page are damaged."""
+        """End the page. No row is left up to `end_offset`, so offsets that are not in the page are damaged."""
         self._add_hole(min(end_offset, self.until_offset))
 
     def damaged(self) -> list[Hole]:

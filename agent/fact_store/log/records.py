@@ -23,8 +23,8 @@ class Appended(NamedTuple):
 
 
 class Reseal(NamedTuple):
-    """Own facts of a stream that were resealed: all from `first_sequence` of one epoch on became the first of another.
-    `digest` is that of the first of these batches, before."""
+    """Own facts of a stream that were resealed: all from `first_sequence` of `epoch` on became the first facts of
+    `new_epoch`. `digest` is the old digest of the first of these batches."""
 
     stream: str
     epoch: bytes
@@ -35,7 +35,7 @@ class Reseal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """A registered consumer. `seen_unix_ms` is the stored time, which may be older than its last activity."""
+    """A registered consumer. `seen_unix_ms` is the stored time of activity; the last activity may be newer."""
 
     id: int
     name: str
@@ -92,8 +92,9 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Integrity:
-    """Damaged places found in this life and not repaired, batches scrubbed and when a pass was last complete,
-    quarantined files (name, bytes), and how often the last day's openings found the store gone or short."""
+    """The integrity of the store: damaged places found in this life and not repaired, batches scrubbed, when a pass was
+    last complete, quarantined files (name, bytes), and the number of incidents of the last day in which an opening
+    found facts missing."""
 
     damages: int
     batches_verified: int
@@ -104,7 +105,7 @@ class Integrity:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of durations by the bounds of `agent.telemetry`, as `SpanStatistics` has them."""
+    """Counts of durations by the bounds of `agent.telemetry`, as in `SpanStatistics`."""
 
     counts: tuple[int, ...]
     sum_s: float
@@ -112,7 +113,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Counters since the store was opened, and what waits in the queue now."""
+    """Counters since the store was opened, and the present content of the queue."""
 
     state: Literal["open", "failed", "closed"]
     facts_appended: int

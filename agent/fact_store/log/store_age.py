@@ -1,10 +1,11 @@
-"""The age of the store: the milliseconds it has been open, in all its lives together (decision 0024). Core: no IO.
+"""The age of the store: the milliseconds for which it has been open, in all its lives together (decision 0024). Core:
+no IO.
 
-The time to live counts age, not wall-clock time, for two reasons. A gateway without a battery starts in 1970, and when
-NTP sets its clock, all facts of that hour would be fifty years old. And facts in a gateway that was off for two weeks
-could not be fetched in that time.
+The time to live counts age, not wall-clock time, for two reasons. A gateway without a battery starts in 1970; when NTP
+sets its clock, all facts recorded before would appear fifty years old. And while a gateway is switched off for two
+weeks, peers cannot fetch its facts.
 
-Marks in the log store the age over restarts. A restart loses the time since the last mark, which keeps facts longer,
+Marks in the log store the age across restarts. A restart loses the time since the last mark, so facts are kept longer,
 never shorter.
 """
 
@@ -14,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-MARK_EVERY_MS = 60_000  # ten thousand rows a week and stream; times to live are hours
+MARK_EVERY_MS = 60_000  # ten thousand rows a week for each stream; times to live are hours
 HOUR_MS = 3_600_000
 NEVER_NS = 2**63 - 1
-"""A monotonic time that does not come, for alarms that are not set."""
+"""A monotonic time that is never reached, for alarms that are not set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,10 @@ class AgeClock:
 
 
 def is_mark_due(last_ms: int | None, now_ms: int, last_unix_ms: int, now_unix_ms: int) -> bool:
-    """Whether the next append to a stream sets a mark; `last_ms` is the age at its last mark, None without one.
+    """Whether the next append to a stream sets a mark; `last_ms` is the age at its last mark, None if it has none.
 
-    A minute of the wall clock counts too; it passes while the store is closed or when the clock is set. Marks give the
-    time of recording of facts (decision 0042).
+    A mark is also due after a minute of the wall clock, which advances while the store is closed and when the clock is
+    set: marks give the times at which facts were recorded (decision 0042).
     """
     return last_ms is None or max(now_ms - last_ms, now_unix_ms - last_unix_ms) >= MARK_EVERY_MS
 
@@ -45,8 +46,8 @@ def is_mark_due(last_ms: int | None, now_ms: int, last_unix_ms: int, now_unix_ms
 def last_offset_before(
     marks: Sequence[tuple[int, int]], age_ms: int, last_ms: int | None, end_offset: int, released_offset: int
 ) -> int:
-    """The last offset that was certainly recorded before age `age_ms`, by these marks (first_offset, age_ms; oldest
-    first).
+    """The last offset that was certainly recorded before age `age_ms`, by these marks (first_offset, age_ms), oldest
+    first.
 
     Facts between a mark and the next one were recorded within a minute after the first of them, because the next append
     after that minute sets a mark. `last_ms` is the age at the newest mark of the stream; `marks` may end before it.

@@ -1,11 +1,10 @@
 """The tail cache: the newest batches of a stream in memory, from which live readers are served. Core: no IO.
 
 A reader at the end of a stream fetches what was committed a moment ago. Reading that from the file takes six statements
-and a digest for each batch, more than half of the cost of a live page; the writer still has the bytes it sealed or
-checked.
+and a digest for each batch, more than half of the cost of a live page; the writer still has the bytes in memory.
 
-Promised: the cache holds whole consecutive batches and ends at the end of its stream. It is published with the catalog
-of the commit that made the batches durable, so a thread sees both or neither.
+Guarantees: the cache holds whole consecutive batches and ends at the end of its stream. It is published with the
+catalog of the commit that made the batches durable, so a thread sees both or neither.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from agent.batch import Batch
 from agent.pages import Page, StoredBatch
 
 BYTES_MAX = 64 * 1024
-"""For each stream: a tenth of a second at 100,000 facts/s; a reader further behind is not a live one."""
+"""For each stream: a tenth of a second at 100,000 facts/s. A reader that is further behind reads from the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +26,8 @@ class TailCache:
     batches: tuple[StoredBatch, ...] = ()
 
     def extended(self, added: Sequence[Batch], end_offset: int, heads: Mapping[int, bytes]) -> TailCache:
-        """The cache after batches were appended, the last of them ending at `end_offset`, with their heads by position;
-        the oldest batches are dropped."""
+        """The cache after an append of batches, the last of which ends at `end_offset`, with their heads by position.
+        The oldest batches are dropped."""
         kept, left = list[StoredBatch](), BYTES_MAX
         for index, batch in reversed(list(enumerate(added))):
             left -= len(batch.sealed)
@@ -51,8 +50,8 @@ class TailCache:
     def page(
         self, after_offset: int, facts_max: int, bytes_max: int, until_offset: int, *, whole_runs: bool = False
     ) -> Page | None:
-        """The page that `StoreReader.read` would return; None where it begins before the cache, is empty, or has
-        invalid limits."""
+        """The page that `StoreReader.read` would return; None if it begins before the cache, is empty, or has invalid
+        limits."""
         batches = self.batches
         if not batches or min(facts_max, bytes_max) < 1:
             return None

@@ -1,8 +1,8 @@
-"""Detects that the wall clock was set: against the monotonic clock while the store is open, and against the newest
-recorded time when it is opened. Core: no IO.
+"""Detects that the wall clock was set, by comparison with the monotonic clock while the store is open, and with the
+newest recorded time when it is opened. Core: no IO.
 
 Retention counts the store's own age, so no jump releases facts. But the times in facts recorded around a jump are
-wrong, and their readers need the reason.
+wrong, and readers need to know the reason.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 CLOCK_JUMP_MS = 2_000
-"""A difference of the wall clock against the monotonic one that counts as set: above a leap second, and far above the
-time that may pass between reading the two."""
+"""A difference between the wall clock and the monotonic clock from which the wall clock counts as set: above a leap
+second, and far above the time between two readings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class ClockReading:
     monotonic_ns: int
 
     def jump_ms(self, now: ClockReading) -> int:
-        """By how much the wall clock was set between two readings, in milliseconds; 0 where it was not."""
+        """By how many milliseconds the wall clock was set between two readings; 0 if it was not."""
         passed_ms = (now.monotonic_ns - self.monotonic_ns) // 1_000_000
         jump_ms = now.unix_ms - self.unix_ms - passed_ms
         return jump_ms if abs(jump_ms) >= CLOCK_JUMP_MS else 0

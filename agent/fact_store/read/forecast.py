@@ -1,13 +1,12 @@
-"""Forecasts when the store is full and when facts are lost to their time to live: from bytes, ages and limits to hours.
-Core: no IO.
+"""Forecasts, in hours, when the store will be full and when facts will be lost to their time to live. Core: no IO.
 
 It answers two questions. *If all consumers stopped now, when would the store be full?* New facts may replace confirmed
-ones, so the room is the free bytes and the bytes confirmed by all consumers; the inflow is that of the last hour,
-without backlog that peers had kept. *If nothing changes, when are the first facts lost?* The time to live, or the hours
-that a zone may hold facts back, less the age of the oldest fact that a consumer lacks, for the worst consumer; or when
-its zone will hold back the bytes that it may, at the present inflow.
+ones, so the room is the free bytes plus the bytes confirmed by all consumers. The inflow is that of the last hour,
+without backlog that peers had kept. *If nothing changes, when are the first facts lost?* That is the time to live, or
+the hours for which a zone may hold facts back, less the age of the oldest fact that a consumer lacks; or the time until
+its zone holds back all the bytes that it may, at the present inflow. The consumer that loses facts first counts.
 
-Full means full of unconfirmed facts. Where the time to live makes room before the limit is reached, the store is never
+Full means full of unconfirmed facts. If the time to live makes room before the limit is reached, the store is never
 full, and the forecast is a loss instead.
 
 Without a limit, inflow or consumer the answer is None, "not expected". Ages are the store's own (store_age.py), so
@@ -42,7 +41,7 @@ class Inflow:
 
 
 class Mark(NamedTuple):
-    """A mark of a stream: its sealed bytes ever at the store's age `age_ms`, and whether backlog came after it."""
+    """A mark of a stream: all bytes sealed up to the store's age `age_ms`, and whether backlog came after it."""
 
     age_ms: int
     bytes_total: int
@@ -50,11 +49,11 @@ class Mark(NamedTuple):
 
 
 def inflow_of(marks: Sequence[Mark], first_ms: int, bytes_total: int, age_ms: int) -> Inflow:
-    """The inflow of the last hour, or since the first mark (`first_ms`) where that is younger. `marks` are those of the
-    last hour, oldest first; the log ends at `bytes_total` now.
+    """The inflow of the last hour, or since the first mark (`first_ms`) if that is younger. `marks` are those of the
+    last hour, oldest first; the log has `bytes_total` bytes now.
 
-    A minute with backlog is left out, its bytes and its time: a day of history that comes within minutes does not
-    predict later inflow. A time without marks had no inflow, and counts.
+    A minute with backlog is left out, both its bytes and its time: a day of history that arrives within minutes does
+    not predict later inflow. A time without marks had no inflow, and counts.
     """
     if not marks:
         return Inflow(0, min(INFLOW_MS, age_ms - first_ms))
@@ -70,7 +69,7 @@ def inflow_of(marks: Sequence[Mark], first_ms: int, bytes_total: int, age_ms: in
 @dataclass(frozen=True, slots=True)
 class ConsumerLag:
     """The lag of one consumer. `bytes_total`: the stream's sealed bytes up to its frontier. `age_ms`: the highest
-    possible age of the oldest fact that it has not confirmed; None where it has confirmed all. `zone`: whose it is."""
+    possible age of the oldest fact that it has not confirmed; None if it has confirmed all. `zone`: its owner."""
 
     consumer: str
     bytes_total: int
@@ -80,7 +79,7 @@ class ConsumerLag:
 
 @dataclass(frozen=True, slots=True)
 class StreamUse:
-    """One stream: its sealed bytes ever, the released ones, its limit (0: none), time to live (0: none), inflow and
+    """One stream: all bytes ever sealed, those released, its limit (0: none), time to live (0: none), inflow and
     consumers."""
 
     name: str
@@ -105,8 +104,8 @@ class StreamUse:
 
     @property
     def lasting_bytes(self) -> float | None:
-        """The bytes that the stream would hold without confirmations: the inflow of its time to live. None without a
-        rate."""
+        """The bytes that the stream would hold without confirmations: the inflow during its time to live. None without
+        a rate."""
         inflow = self.inflow.bytes_per_s
         if not inflow:
             return inflow
@@ -184,7 +183,7 @@ def forecast(
 
 
 class _ZoneHold(NamedTuple):
-    """A zone's limit, the bytes that it holds back of all streams, and their inflow."""
+    """A zone's limit, the bytes that it holds back in all streams, and the inflow of these streams."""
 
     limit: HoldLimit
     bytes: int
@@ -202,7 +201,7 @@ def _held_by(zone: str, logs: Sequence[StreamUse]) -> tuple[int, float]:
 
 
 def _stream(log: StreamUse, store_hours: float | None, holds: Mapping[str, _ZoneHold]) -> StreamSpace:
-    """A stream is full when it reaches its own limit or the store's, whichever comes first."""
+    """The forecast for a stream. It is full when it reaches its own limit or the store's, whichever comes first."""
     inflow, limit = log.inflow.bytes_per_s, log.bytes_max or None
     stuck = log.bytes - log.confirmed_bytes
     own_hours = None
@@ -233,7 +232,7 @@ def _until_loss(log: StreamUse, one: ConsumerLag, hold: _ZoneHold | None) -> flo
     age_hours = one.age_ms / HOUR_MS
     found = [max(0.0, log.ttl_hours - age_hours) if log.ttl_hours else None]
     if hold is not None:
-        # From half of a limit on: before that, a zone that is behind for a moment is no forecast of a loss.
+        # Only from half of a limit on: a zone that is behind for a moment is not a forecast of a loss.
         hours_max, bytes_max = hold.limit.hours_max, hold.limit.bytes_max
         if hours_max and age_hours >= hours_max / 2:
             found.append(max(0.0, hours_max - age_hours))

@@ -1,8 +1,8 @@
 """Reads the facts of one origin by sequences instead of offsets, for comparison with peers and for repair.
 
-A page is assembled as any other (page_assembly.py), with sequences in place of offsets: whole batches, each compared
-with its digest, and holes for the rest: `expired` where retention has released it, `damaged`, or `absent` where it was
-never held here.
+A page is assembled like any other (page_assembly.py), with sequences in place of offsets: whole batches, each compared
+with its digest, and holes for the rest: `expired` if retention has released the facts, `damaged`, or `absent` if they
+were never held here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Reason = Literal["expired", "damaged", "absent"]
 
 
 class SequenceRequest(NamedTuple):
-    """A request for sequences of an origin in a stream, both by number (0: unknown here), and its limits."""
+    """A request for sequences of an origin in a stream, both given by number (0: unknown here), with its limits."""
 
     stream_name: str
     stream: int
@@ -34,8 +34,8 @@ class SequenceRequest(NamedTuple):
 
 
 def read_history(connection: sqlite3.Connection, asked: SequenceRequest, signed: frozenset[Origin]) -> Page:
-    """A page of whole batches from the one that holds the first sequence; its holes lie within the sequences asked
-    for. Batches of `signed` origins come to the end of their run."""
+    """A page of whole batches from the one that holds the first sequence. Its holes lie within the requested sequences.
+    Batches of `signed` origins are read to the end of their run."""
     held = _held(connection, asked.stream, asked.origin)
     page = PageAssembly(
         asked.stream_name,

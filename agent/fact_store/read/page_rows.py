@@ -1,8 +1,7 @@
-"""Reads the rows of one page from the table `batch`: repaired batches before damaged ones, and past rows that SQLite
+"""Reads the rows of one page from the table `batch`: repaired batches before damaged ones, skipping rows that SQLite
 cannot read.
 
-What a row must be to be served is decided in page_assembly.py; a row that fails leaves a hole in the page (decision
-0029).
+page_assembly.py decides whether a row is served; a row that is not leaves a hole in the page (decision 0029).
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from agent.fact_store.log import PageAssembly
 from agent.fact_store.sqlite import QUERIES, is_damage
 from agent.pages import Hole, OriginRange
 
-ROWS_TRIED_MAX = 256  # of rows that SQLite cannot read, in one page
+ROWS_TRIED_MAX = 256  # rows read one by one in one page, if SQLite cannot step through them
 
 
 def read_undamaged_rows(
     connection: sqlite3.Connection, stream: int | None, page: PageAssembly, end_offset: int
 ) -> bool:
-    """Read rows into the page with one statement, which needs no read transaction. False where that leaves a hole or
-    finds nothing: then `read_rows` must look for repaired and released batches."""
+    """Read rows into the page with one statement, which needs no read transaction. False if that leaves a hole or finds
+    nothing: then `read_rows` must look for repaired and released batches."""
     asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset}
     try:
         rows = connection.execute(QUERIES["select_page"], asked)
@@ -72,12 +71,12 @@ def read_rows(connection: sqlite3.Connection, stream: int, page: PageAssembly) -
     except sqlite3.DatabaseError as error:
         if not is_damage(error):
             raise
-        # The rows before the unreadable place are a page; the next page begins there.
+        # The rows before the unreadable row are a page; the next page begins at it.
         return False if page.batches else _read_one_by_one(connection, stream, page)
 
 
 def _read_one_by_one(connection: sqlite3.Connection, stream: int, page: PageAssembly) -> bool:
-    """As `read_rows`, but past rows that SQLite cannot read; the index has their offsets."""
+    """As `read_rows`, but skips rows that SQLite cannot read; the index has their offsets."""
     asked = {"stream": stream, "offset": page.reached + 1, "until_offset": page.until_offset, "limit": ROWS_TRIED_MAX}
     offsets = [offset for (offset,) in connection.execute(QUERIES["select_page_offsets"], asked).fetchall()]
     repaired = _Repaired(connection, stream, page)

@@ -1,8 +1,8 @@
-"""Whether facts of a store are proven by a signature of their origin, for readers: yes, no, or suspect.
+"""Tells readers whether facts of a store are proven by a signature of their origin: yes, no, or suspect.
 
-A batch is proven by the first verified head of its origin at its end or behind it, because the chain in between was
+A batch is proven by the first verified head of its origin at its end or after it, because the chain in between was
 compared when it was stored. Suspect: the head was verified after the time from which its key counts as compromised, so
-that the facts may be of another hand (agent/signing/DESIGN.md).
+the facts may be forged (agent/signing/DESIGN.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Verified = Literal["yes", "no", "suspect"]
 
 
 class Proof(NamedTuple):
-    """Sequences of an origin that one head proves, or that none does."""
+    """Sequences of an origin that one head proves, or that no head proves."""
 
     first_sequence: int
     last_sequence: int
@@ -25,7 +25,7 @@ class Proof(NamedTuple):
 
 
 class Proofs:
-    """The proofs of one store; one entry for each stream and origin is kept, because readers go forward."""
+    """The proofs of one store. Only the last one of each stream and origin is kept, because readers read forward."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -34,7 +34,7 @@ class Proofs:
         self._last: dict[tuple[int, int], Proof] = {}
 
     def verified(self, stream: int, origin: int, sequence: int) -> Verified:
-        """Of the batch that holds a sequence; stream and origin by number."""
+        """Whether the batch that holds a sequence is proven; stream and origin by number."""
         if origin not in self._proven:
             return "no"
         known = self._last.get((stream, origin))
@@ -50,8 +50,8 @@ class Proofs:
         last_sequence, first_held, head, verified_unix_ms = row
         try:
             since_ms = self._since_ms.get(parse_head(head).key_id)
-        except (HeadError, TypeError):  # the disk has changed it; it was verified when it was stored
+        except (HeadError, TypeError):  # changed by the disk; it was verified when it was stored
             since_ms = None
         is_suspect = since_ms is not None and verified_unix_ms >= since_ms
-        # Heads before this one may have been verified earlier, so it speaks only from here on.
+        # An earlier sequence may have an earlier head, verified at another time, so this one counts from here on.
         return Proof(max(sequence, first_held), last_sequence, "suspect" if is_suspect else "yes")

@@ -1,6 +1,6 @@
 """StoreReader: reads a store on read-only connections, from any thread and any process; no writer needs to run.
 
-Promised: it returns whole batches, byte for byte as they were sealed, and opens none. It never writes, never
+Guarantees: it returns whole batches, byte for byte as they were sealed, and opens none. It never writes, never
 checkpoints, and holds no transaction between calls, so it does not keep the writer from reusing its WAL.
 
 Used by the store itself, the command line and Spark.
@@ -54,7 +54,7 @@ INCIDENTS_MAX = 1000
 ARTIFACTS_AT_ONCE = 1_000
 IDLE_MAX = 8  # connections kept for the next call; more concurrent callers open their own
 
-OnDamaged = Callable[[str, Hole, str, list[OriginRange]], None]  # stream, hole, what is wrong, origins of its facts
+OnDamaged = Callable[[str, Hole, str, list[OriginRange]], None]  # stream, hole, reason, origins of its facts
 
 
 class StoreReader:
@@ -77,7 +77,7 @@ class StoreReader:
                 if len(steps) < len(FILES):
                     raise StoreUnusable(
                         f"{path} has schema {steps[-1] if steps else 'none'}, this program reads {FILES[-1].stem}",
-                        "start its node once, or run bsfg store migrate (for a file set aside, on a copy of it)",
+                        "start its node once, or run bsfg store migrate (for a quarantined file, on a copy of it)",
                     )
                 self.origin = identity(connection, path)
             on_error.pop_all()
@@ -97,10 +97,10 @@ class StoreReader:
         one.
 
         Facts up to `after_offset` do not count against `facts_max`. Batches that begin after `until_offset` are left
-        out. A stream without facts is an empty page. Each batch was compared with its digest; damaged and released
-        offsets are holes of the page. `end_offset`: the end of the stream, where the caller has it. `whole_runs`: the
-        page ends with a head where its facts are signed, and exceeds `bytes_max` by RUN_BYTES_MAX and a batch if need
-        be (agent/signing/DESIGN.md).
+        out. A stream without facts gives an empty page. Each batch is compared with its digest; damaged and released
+        offsets are holes of the page. `end_offset`: the end of the stream, if the caller knows it. `whole_runs`: the
+        page ends with a head if its facts are signed, and may exceed `bytes_max` by RUN_BYTES_MAX and a batch for that
+        (agent/signing/DESIGN.md).
         """
         if after_offset < 0 or facts_max < 1 or bytes_max < 1:
             raise ValueError(f"after_offset {after_offset}, facts_max {facts_max}, bytes_max {bytes_max}")
@@ -126,7 +126,7 @@ class StoreReader:
             for hole in page.damaged():
                 if self._on_damaged is not None:
                     self._on_damaged(stream, hole, page.problem, origins_between(connection, number, hole))
-        # A caller that reads beyond the end gets the end.
+        # A caller that reads beyond the end gets the real end.
         last_offset = page.reached if page.batches or page.holes else 0
         return Page(page.batches, max(end_offset, last_offset), tuple(page.holes))
 
@@ -141,15 +141,15 @@ class StoreReader:
         *,
         whole_runs: bool = False,
     ) -> Page:
-        """As `read`, for one origin by its sequences: offsets in the page are sequences, `end_offset` is the last one
-        held (history.py). With `whole_runs` the page may also exceed `last_sequence`."""
+        """As `read`, for one origin by its sequences: offsets in the page are sequences, and its `end_offset` is the
+        last sequence held (history.py). With `whole_runs` the page may also exceed `last_sequence`."""
         with self._reading() as connection, _one_state(connection):
             number, of = self._stream(connection, stream), self._number(connection, origin)
             asked = SequenceRequest(stream, number or 0, of or 0, first_sequence, last_sequence, facts_max, bytes_max)
             return read_history(connection, asked, self._signed(connection) if whole_runs else frozenset())
 
     def signers(self, key_ids: Iterable[bytes]) -> list[bytes]:
-        """The certificates (DER) held of keys that sign heads."""
+        """The stored certificates (DER) of keys that sign heads."""
         with self._reading() as connection:
             asked = [{"key_id": key_id, "limit": CERTIFICATES_OF_KEY_MAX} for key_id in key_ids]
             rows = [connection.execute(QUERIES["select_signers"], each).fetchall() for each in asked]
@@ -170,7 +170,7 @@ class StoreReader:
             ]
 
     def next_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None:
-        """The first head of an origin that may cover a sequence; it does where all between is held."""
+        """The first head of an origin at or after a sequence. It covers the sequence if everything between is held."""
         with self._reading() as connection:
             number, of = self._stream(connection, stream), self._number(connection, origin)
             asked = {"stream": number, "origin": of, "sequence": sequence}
@@ -178,7 +178,7 @@ class StoreReader:
         return None if row is None else StoredHead(*row)
 
     def covering_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None:
-        """As `next_head`, also of what was released, of which the last head of each held range is kept."""
+        """As `next_head`, including released facts: of these the last head of each held range is kept."""
         with self._reading() as connection:
             number, of = self._stream(connection, stream), self._number(connection, origin)
             asked = {"stream": number, "origin": of, "sequence": sequence}
@@ -187,7 +187,7 @@ class StoreReader:
         return min((StoredHead(*row) for row in rows if row), key=lambda one: one.last_sequence, default=None)
 
     def _signed(self, connection: sqlite3.Connection) -> frozenset[Origin]:
-        """The origins of which a head was stored."""
+        """The origins with a stored head."""
         return frozenset(self._origin(connection, number) for number, _ in connection.execute(QUERIES["select_signed"]))
 
     def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
@@ -200,8 +200,8 @@ class StoreReader:
     def _end(
         self, connection: sqlite3.Connection, stream: int, page: PageAssembly, known: int | None, *, is_all: bool
     ) -> int:
-        """The end of a stream: as the caller has it, or by the last row. A page without batches then compares it with
-        the held ranges, because a lost last row shows nowhere else. Raises StoreDamaged."""
+        """The end of a stream: as known to the caller, otherwise from the last row. If the page has no batches, the end
+        is compared with the held ranges, because only they show a lost last row. Raises StoreDamaged."""
         if known is not None:
             return known
         end_offset: int = connection.execute(QUERIES["select_end_offset"], (stream,)).fetchone()[0]
@@ -214,7 +214,7 @@ class StoreReader:
     def summaries(
         self, stream: str, offset: int, until_offset: int, limit: int, *, newest_first: bool = False
     ) -> list[BatchSummary]:
-        """Heads of the batches that hold offsets `offset` to `until_offset`, at most `limit`; no body is read.
+        """Summaries of the batches that hold offsets `offset` to `until_offset`, at most `limit`; no body is read.
 
         For searches that skip batches without opening them. A batch may be released before it is read.
         """
@@ -229,13 +229,14 @@ class StoreReader:
 
     def clock_marks(self, stream: str) -> list[tuple[int, int]]:
         """When facts of a stream were recorded here: (first offset, milliseconds since 1970 by this node's clock), at
-        most one mark a minute, oldest first. Facts up to the next mark were recorded within the minute after theirs."""
+        most one mark a minute, oldest first. Facts from a mark up to the next one were recorded within a minute after
+        the mark."""
         with self._reading() as connection:
             return connection.execute(QUERIES["select_clock_marks"], (self._stream(connection, stream),)).fetchall()
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
-        """Canonical JSON of an origin's tag definitions after one number up to another, as many as are held. Raises
-        StoreDamaged."""
+        """Canonical JSON of an origin's tag definitions from `after_number` + 1 to `until_number`, as many as are held.
+        Raises StoreDamaged."""
         with self._reading() as connection:
             number = self._number(connection, origin)
             return [] if number is None else self._definitions(connection, origin, number, after_number, until_number)
@@ -248,9 +249,9 @@ class StoreReader:
 
     def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
         """The number of the first damaged or missing definition among those that the batch with this sequence needs;
-        None for none.
+        None if there is none.
 
-        Raises StoreDamaged where SQLite cannot read them.
+        Raises StoreDamaged if SQLite cannot read them.
         """
         page = self.read_sequences(stream, origin, last_sequence, last_sequence, 1, 1)
         needed = page.batches[0].definition_count if page.batches else 0
@@ -268,7 +269,7 @@ class StoreReader:
     def _definitions(
         self, connection: sqlite3.Connection, origin: Origin, number: int, after_number: int, until_number: int
     ) -> list[bytes]:
-        """Definitions, each compared with the running digest, which shows a changed, missing or moved one."""
+        """Definitions, each compared with the running digest, which detects changed, missing and moved ones."""
         digest, bodies = NO_DIGEST, list[bytes]()
         if after_number > 0:
             row = connection.execute(
@@ -287,7 +288,7 @@ class StoreReader:
         return bodies
 
     def end_offset(self, stream: str) -> int:
-        """Offset of the last fact of a stream, 0 where there is none."""
+        """Offset of the last fact of a stream, 0 if there is none."""
         return next((one.end_offset for one in self.streams() if one.name == stream), 0)
 
     def streams(self) -> list[StreamInfo]:
@@ -295,7 +296,7 @@ class StoreReader:
         return [state.info() for state in self._catalog().streams.values()]
 
     def bounds(self) -> dict[str, tuple[int, int]]:
-        """First and last offset of every stream, also of a file whose other tables are damaged. An end that cannot be
+        """First and last offset of every stream, even in a file whose other tables are damaged. An end that cannot be
         read is OFFSET_UNKNOWN, which is beyond any offset ever written."""
         with self._reading() as connection:
             try:
@@ -323,7 +324,7 @@ class StoreReader:
         return [(row[0], names[row[1]], BatchSummary(row[2], row[3], origins[row[4]], *row[5:])) for row in rows]
 
     def row(self, row: int) -> StoredBatch:
-        """One batch by its row, not compared with its digest: the caller must parse it."""
+        """One batch by its row. It is not compared with its digest: the caller must parse it."""
         with self._reading() as connection:
             found = connection.execute(QUERIES["select_row"], (row,)).fetchone()
             first_offset, last_offset, number, definition_count, body, digest = found
@@ -351,7 +352,7 @@ class StoreReader:
             return [name for (name,) in connection.execute(QUERIES["select_artifact_streams"], (raw,)).fetchall()]
 
     def artifacts_of(self, stream: str, after: str = "") -> list[str]:
-        """The digests of artifacts to which held facts of a stream refer, the next ARTIFACTS_AT_ONCE behind `after`, in
+        """The digests of artifacts to which held facts of a stream refer, the next ARTIFACTS_AT_ONCE after `after`, in
         order."""
         behind = bytes.fromhex(check_digest(after)) if after else b""
         with self._reading() as connection:
@@ -378,7 +379,7 @@ class StoreReader:
         holds: Mapping[str, HoldLimit] | None = None,
     ) -> StoreSpace:
         """Free space and forecast under these settings; `holds`: what each zone may hold back. Without the writer's
-        catalog and age, they are as of the last mark."""
+        catalog and age, the result is as of the last mark."""
         catalog = catalog or self._catalog()
         age_ms = catalog.age_ms if age_ms is None else age_ms
         with self._reading() as connection:
@@ -396,7 +397,7 @@ class StoreReader:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for this call alone; errors of SQLite and invalid values are raised as errors of the store."""
+        """A connection for this call alone. Errors of SQLite and invalid values are raised as errors of the store."""
         with self._lock:
             if self._is_closed:
                 raise StoreClosed(f"{self.path} is closed")
@@ -429,7 +430,7 @@ class StoreReader:
         return self._streams.get(name)
 
     def _number(self, connection: sqlite3.Connection, origin: Origin) -> int | None:
-        """Number of an origin; None where none of its facts was ever held."""
+        """Number of an origin; None if none of its facts was ever held."""
         for number, zone, epoch in connection.execute(QUERIES["select_origins"]).fetchall():
             if (zone, epoch) == (origin.zone, origin.epoch):
                 found: int = number
@@ -437,7 +438,7 @@ class StoreReader:
         return None
 
     def _origin(self, connection: sqlite3.Connection, number: int) -> Origin:
-        """Origin of a number. Raises StoreDamaged where the table has none."""
+        """Origin of a number. Raises StoreDamaged if the table has none."""
         if number not in self._origins:
             rows = connection.execute(QUERIES["select_origins"]).fetchall()
             self._origins.update({found: Origin(zone, epoch) for found, zone, epoch in rows})
@@ -453,5 +454,5 @@ def _one_state(connection: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        if connection.in_transaction:  # where the disk failed it, SQLite has ended it already
+        if connection.in_transaction:  # after a disk error, SQLite has ended it already
             connection.execute(QUERIES["rollback"])

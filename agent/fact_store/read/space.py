@@ -26,7 +26,7 @@ from agent.fact_store.sqlite import QUERIES, disk_free
 from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
 
 MARKS_MAX = 2 * INFLOW_MS // MARK_EVERY_MS + 1
-"""Marks in an hour: one a minute, and one more where backlog begins or ends."""
+"""Marks in an hour: one a minute, and one more whenever backlog begins."""
 
 
 def measure_space(
@@ -95,7 +95,7 @@ def bytes_up_to(connection: sqlite3.Connection, stream: StreamState, frontier: i
 
 
 def _age_of(connection: sqlite3.Connection, stream: StreamState, offset: int, age_ms: int) -> int:
-    """The highest possible age of the fact at an offset in milliseconds; the age of the store where no mark is old
+    """The highest possible age of the fact at an offset in milliseconds; the age of the store if no mark is old
     enough."""
     offset = max(offset, stream.released_offset + 1)
     row = connection.execute(QUERIES["select_mark_at"], (stream.id, offset)).fetchone()

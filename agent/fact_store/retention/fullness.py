@@ -1,8 +1,9 @@
 """The limits of a stream, of the store and of the disk, and how near each is. Core: no IO.
 
 A stream is limited in sealed bytes, the store in the bytes of its file, and the disk in the bytes that must stay free.
-Near a limit the node logs once; at the limit appends are refused or the oldest facts dropped, by the stream's
-`on_full`. Confirmations, deletions and operational facts are still stored, because they make room.
+The node logs once when a stream comes near a limit. At the limit, the stream's `on_full` decides whether appends are
+refused or the oldest facts are dropped. Confirmations, deletions and operational facts are still stored, because they
+make room.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PIECE_BYTES_MAX = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit: `used` of `limit` bytes. `what` names it in messages, `remedy` is the change that gives it room."""
+    """A limit: `used` of `limit` bytes. `what` names it in messages, `remedy` is the change that gives more room."""
 
     what: str
     remedy: str
@@ -26,7 +27,7 @@ class Limit:
 
     @property
     def percent(self) -> float:
-        """How full, in percent; may pass 100 for a moment."""
+        """How full it is, in percent; may exceed 100 for a moment."""
         return 100 * self.used / self.limit
 
     @property
@@ -43,7 +44,7 @@ class Space:
     """Bytes of the file in use, free bytes of the disk, and bytes of the file's free pages."""
 
     store_used: int
-    disk_free: int | None  # None where the disk does not say
+    disk_free: int | None  # None if it cannot be read
     store_free: int = 0
 
 
@@ -57,9 +58,9 @@ def limits(
     if store_bytes_max:
         found.append(Limit("the store", "raise [store] bytes_max", space.store_used, store_bytes_max))
     if disk_free_min and space.disk_free is not None:
-        # The store may hold its bytes in use, its free pages less a piece, and what is free above the floor. A disk
-        # that other programs filled below the floor takes nothing from that: otherwise the store would drop facts to
-        # the last one and the disk would still be full. The piece is for the commit before rows are deleted.
+        # The store may use its present bytes, its free pages less a piece, and what is free above the floor. A disk
+        # that other programs filled below the floor does not reduce this: otherwise the store would drop all its facts
+        # and the disk would still be full. The piece is for the commit before rows are deleted.
         above_floor = max(0, space.disk_free - disk_free_min)
         room = max(1, space.store_used + space.store_free + above_floor - piece_bytes(space.store_used))
         found.append(Limit("the disk", "lower [store] disk_free_bytes_min", space.store_used, room))
@@ -72,5 +73,5 @@ def fullest(found: list[Limit]) -> Limit | None:
 
 
 def piece_bytes(limit: int) -> int:
-    """How far below a limit facts are dropped, in bytes, so that not every append drops some."""
+    """How far below a limit the store drops facts, in bytes, so that not every append drops some."""
     return max(1, min(limit // PIECES, PIECE_BYTES_MAX))

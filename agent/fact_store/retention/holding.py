@@ -1,9 +1,9 @@
-"""What a zone may hold back. Core: no IO.
+"""Limits what a zone may hold back. Core: no IO.
 
-Facts wait for the slowest consumer, so a zone that never confirms would fill the room of all others. Two limits end
-that. A zone with a `HoldLimit` forfeits what it holds back beyond it. When room runs out, a zone that alone holds back
-more than half of it forfeits the rest, with or without such a limit. What is forfeited is released only when all other
-zones have confirmed it, so no other zone loses a fact.
+Facts wait for the slowest consumer, so a zone that never confirms would use up the room of all others. Two limits
+prevent that. A zone with a `HoldLimit` forfeits what it holds back beyond the limit. When room runs out, a zone that
+alone holds back more than half of it forfeits what exceeds the half, with or without a `HoldLimit`. Forfeited facts are
+released only when all other zones have confirmed them, so no other zone loses a fact.
 
 Forfeiting moves no frontier. Facts are forfeited in pieces, because each loss writes a fact.
 """
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 PIECES = 100
 ALONE_SHARE = 2
-"""A zone may hold back a half of the room alone."""
+"""One zone alone may hold back this fraction of the room: 1/2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a zone has not confirmed of a stream: after which offset, sealed bytes of the stream up to there, and bytes
-    behind it."""
+    """What a zone has not confirmed of a stream: the facts after `frontier`, the sealed bytes of the stream up to
+    there, and the bytes after it."""
 
     frontier: int
     bytes_before: int
@@ -29,8 +29,8 @@ class Backlog:
 
 
 def bytes_forfeited(backlogs: Mapping[str, Backlog], bytes_max: int) -> dict[str, int]:
-    """How many bytes a zone forfeits of each stream, so that it holds back a piece less than `bytes_max` of all
-    together; the streams of which it holds back most come first. Empty within the limit."""
+    """The bytes that a zone forfeits of each stream, so that it holds back a piece less than `bytes_max` in all streams
+    together. It forfeits first of the streams of which it holds back most. Empty within the limit."""
     held = sum(one.bytes for one in backlogs.values())
     if not bytes_max or held <= bytes_max:
         return {}
@@ -44,8 +44,8 @@ def bytes_forfeited(backlogs: Mapping[str, Backlog], bytes_max: int) -> dict[str
 
 
 def alone_forfeited(zones: Mapping[str, Backlog], room_bytes: int) -> tuple[str, int] | None:
-    """The zone that alone holds back more than its share of a stream's room, and how many bytes it forfeits; None where
-    none does. `zones`: the backlog of each zone."""
+    """The zone that alone holds back more than its share of a stream's room, and the bytes that it forfeits; None if
+    there is no such zone. `zones`: the backlog of each zone."""
     if len(zones) < 2:
         return None
     zone, other = sorted(zones, key=lambda name: zones[name].bytes_before)[:2]

@@ -2,10 +2,10 @@
 the writer's commits.
 
 Releasing and deleting are two steps (decision 0025). A release moves one number, durably and together with the record
-of a loss; from then on no reader is served what lies below it. The rows are deleted later, some with each commit,
-sharing its fsync: as many as came in and a few more, so that deleting keeps up with any inflow and no commit waits for
-a large one. When the writer is idle, the rest is deleted in commits of its own, and free pages that appends will not
-reuse soon are given back to the file system.
+of a loss; from then on no reader is served facts at or below it. The rows are deleted later, a few with each commit,
+sharing its fsync: as many as were inserted and some more, so that deleting keeps up with any inflow and no commit waits
+for a large deletion. When the writer is idle, the rest is deleted in commits of its own, and free pages that appends
+will not reuse soon are given back to the file system.
 
 Belongs to the writer's thread. What to release is decided in retention.py, the limits in fullness.py.
 """
@@ -32,17 +32,17 @@ log = logging.getLogger(__name__)
 
 _WHY = {
     Reason.TTL: "their time to live was over",
-    Reason.HELD: "its zone held back more than it may",
+    Reason.HELD: "a zone held back more than it may",
     Reason.FULL: "the store was full",
 }
 LOOK_EVERY_NS = 1_000_000_000  # between two checks of ages and limits: they change slowly
 DELETE_AGAIN_NS = 20_000_000  # between two commits of deletions while the writer is idle: spares the disk
 MEASURE_EVERY_NS = 100_000_000  # between two measurements of free space where no limit is near
-MARKS_READ = 1000  # the oldest: sixteen hours of them; the next check reads further
-ROWS_WITH_COMMIT = 16  # deleted with a commit, besides twice as many as it inserted
+MARKS_READ = 1000  # the oldest ones, sixteen hours; the next check reads further
+ROWS_WITH_COMMIT = 16  # deleted with a commit, in addition to twice the number it inserted
 ROWS_WHEN_IDLE = 128  # about a millisecond
 FREE_SHARE_MAX = 8  # free pages beyond an eighth of the file are given back...
-FREE_BYTES_MIN = 32 * 1024 * 1024  # ...but never the last of these: appends reuse them
+FREE_BYTES_MIN = 32 * 1024 * 1024  # ...but this much is always kept, because appends reuse it
 WAL_BYTES = 4 * 1024 * 1024  # SQLite's log grows to this before a checkpoint
 LITTLE_BYTES = 64 * 1024 * 1024  # more than any source writes between two measurements
 
@@ -85,20 +85,20 @@ class Housekeeping:
     # -------------------------------------------------------------------------------------------------------- admission
 
     def refusal(self, transaction: Transaction, stream: str) -> StoreFull | None:
-        """Why an append to a stream must be refused now; None where it fits, perhaps after the oldest facts were
+        """Why an append to a stream must be refused now; None if it fits, perhaps after the oldest facts were
         released."""
         if not self._is_tight:
             return None
         if self._has_no_room_for_wal():
             return StoreFull(
                 f"the disk is full ({self.space.disk_free:,} bytes are left)",
-                "free space; facts are served and confirmed meanwhile, and appends go on by themselves",
+                "free space; facts are served and confirmed meanwhile, and appends continue without a restart",
             )
         known = transaction.catalog.streams.get(stream) or StreamState(0, stream)
         nearest = fullest(self._limits(known))
         if nearest is None or not nearest.is_full:
             return None
-        # Released and deleted before the decision: an append is refused only where nothing more may go (decision 0025).
+        # Release and delete before deciding: an append is refused only if nothing more may be released (decision 0025).
         self._make_room(transaction, known)
         nearest = fullest(self._limits(transaction.catalog.streams.get(stream, known)))
         self._delete_at_once(transaction)
@@ -121,14 +121,14 @@ class Housekeeping:
         self._release(transaction, transaction.catalog.streams.get(stream.name, stream), may_drop=True)
 
     def _delete_at_once(self, transaction: Transaction) -> None:
-        """Delete rows just released before the append is stored, so that it reuses their pages and not the disk's last
-        ones."""
+        """Delete rows just released before the append is stored, so that it reuses their pages instead of the last free
+        space of the disk."""
         self._reclaimer.delete_pending(transaction, ROWS_WHEN_IDLE)
         self._measure()
 
     def _has_no_room_for_wal(self) -> bool:
-        """An append that reuses free pages still needs room in the WAL. The last bytes of the disk, such as the
-        ballast's, are reserved for transactions that make room."""
+        """Whether the disk has no room for the WAL. An append that reuses free pages still needs room there, and the
+        last bytes of the disk, such as the ballast's, are reserved for transactions that make room."""
         return self.space.disk_free is not None and self.space.disk_free < min(
             WAL_BYTES, self.settings.disk_free_bytes_min
         )
@@ -147,8 +147,8 @@ class Housekeeping:
     # ------------------------------------------------------------------------------------------------------------- work
 
     def start(self, now_ns: int) -> None:
-        """The writer starts. The ballast is made now, because a store that is busy until its disk is full has no idle
-        moment."""
+        """Make the ballast and set the first alarm. Called when the writer starts, because a store that is busy until
+        its disk is full is never idle."""
         self._measure()
         self._ballast.make(self.space.disk_free, self.settings.disk_free_bytes_min)
         self.alarm_ns = now_ns + LOOK_EVERY_NS
@@ -159,7 +159,7 @@ class Housekeeping:
 
     def work(self, transaction: Transaction, now_ns: int, *, is_idle: bool) -> None:
         """Release and delete what fits into this commit."""
-        # Where there is little room, a confirmation releases facts at once; otherwise at the next check.
+        # If there is little room, a confirmation releases facts at once; otherwise the next check does.
         moved = self._frontiers_moved(transaction.catalog) if self._is_tight else set[str]()
         dropping = set[str]()
         if now_ns - self._looked_ns >= LOOK_EVERY_NS:
@@ -188,7 +188,7 @@ class Housekeeping:
         """Measure free space between transactions, after the answers; checkpoint the WAL after the file was made
         smaller.
 
-        Where there is little room this happens after each commit, because a fast source fills a small disk within a
+        If there is little room, it measures after each commit, because a fast source fills a small disk within a
         second; otherwise rarely, because measuring takes as long as sealing a fact.
         """
         is_stream_near = any(self._is_stream_near(stream) for stream in catalog.streams.values())
@@ -211,18 +211,18 @@ class Housekeeping:
         return bytes_max > 0 and 100 * (stream.bytes_total - stream.released_bytes) >= WARN_PERCENT * bytes_max
 
     def settle(self, *, is_durable: bool) -> None:
-        """The transaction has ended; after a rollback the deleted rows are there again."""
+        """Forget deletions of a transaction that was rolled back: its rows are there again."""
         if not is_durable:
             self._reclaimer.rolled_back()
             self._frontiers.clear()
 
-    def put_off(self, now_ns: int) -> None:
-        """A transaction failed, perhaps before `work`: try again later, not at once."""
+    def postpone(self, now_ns: int) -> None:
+        """Work again later and not at once, because a transaction failed, perhaps before `work`."""
         self.alarm_ns = now_ns + LOOK_EVERY_NS
 
     def free_ballast(self) -> None:
-        """A commit found no room on the disk: delete the ballast, so that the next one can delete rows."""
-        if self._ballast.give_up():
+        """Delete the ballast after a commit found no room on the disk, so that the next commit can delete rows."""
+        if self._ballast.delete():
             log.warning("ballast_given_up", extra={"store": str(self._path)})
 
     def _measure(self) -> None:
@@ -234,7 +234,7 @@ class Housekeeping:
         self._has_free_pages = free > spare
 
     def _log_near(self, catalog: Catalog) -> None:
-        """Log once when a stream comes near a limit, and once when it has room again."""
+        """Log when a stream comes near a limit, and when it has room again."""
         for name, stream in catalog.streams.items():
             nearest = fullest(self._limits(stream))
             if nearest is not None and nearest.is_near and name not in self._near:
@@ -249,8 +249,8 @@ class Housekeeping:
     # ---------------------------------------------------------------------------------------------------------- release
 
     def _release(self, transaction: Transaction, stream: StreamState, *, may_drop: bool) -> None:
-        """Release what the settings allow, and record a loss. Without `may_drop`, no unconfirmed fact is dropped for
-        lack of room."""
+        """Release what the settings allow, and record a loss. Without `may_drop`, no unconfirmed fact is dropped to
+        make room."""
         decision = decide_release(self._offsets(transaction.catalog, stream, may_drop=may_drop))
         if decision is None:
             return
@@ -263,7 +263,7 @@ class Housekeeping:
             self._log_loss(stream.name, decision)
 
     def _log_loss(self, stream: str, decision: Release) -> None:
-        """Log the first loss of a stream, then one an hour. Each piece has its own fact, and the incident counts
+        """Log the first loss of a stream, then at most one an hour. Each loss has its own fact, and the incident counts
         them."""
         now_ms = self.age_ms()
         if now_ms - self._loss_logged_ms.get(stream, -HOUR_MS) >= HOUR_MS:
@@ -302,7 +302,7 @@ class Housekeeping:
         return self._offset_at(stream, stream.released_offset, bytes_total)
 
     def _offset_at(self, stream: StreamState, after_offset: int, bytes_total: int) -> int | None:
-        """The end of the batch after an offset that reaches so many bytes of the stream."""
+        """The end of the first batch after an offset at which the stream has this many bytes."""
         values = (stream.id, after_offset, min(bytes_total, stream.bytes_total))
         row = self._execute(QUERIES["select_offset_at_bytes"], values).fetchone()
         return None if row is None else row[0]
@@ -341,7 +341,8 @@ class Housekeeping:
         return min(lowest.values())
 
     def _forfeited_by(self, catalog: Catalog, stream: StreamState, zone: str, before: Callable[[float], int]) -> int:
-        """The offset up to which a zone has held back the stream for too long, or too much of it."""
+        """The offset up to which a zone forfeits the stream, because it has held back facts too long or too many of
+        them."""
         limit, until = self.holds[zone], 0
         frontier = self._frontiers_of_zones(catalog, stream.name)[zone]
         hold_ms = limit.hours_max * HOUR_MS
@@ -364,7 +365,8 @@ class Housekeeping:
         return Backlog(frontier, bytes_before, stream.bytes_total - bytes_before)
 
     def _frontiers_moved(self, catalog: Catalog) -> set[str]:
-        """Streams whose slowest consumer has moved since the last call, or whose only consumer came or went."""
+        """Streams whose slowest consumer has moved since the last call, or whose only consumer was registered or
+        removed."""
         slowest: dict[str, int] = {}
         for one in catalog.consumers.values():
             slowest[one.stream] = min(slowest.get(one.stream, NEVER_NS), one.frontier)

@@ -20,7 +20,7 @@ VACUUM_PAGES = 256  # moved at once when idle: a megabyte
 
 @dataclass(slots=True)
 class _Deleted:
-    """How far a stream's released rows are deleted: sealed bytes before the first row that is left."""
+    """How far a stream's released rows are deleted: the sealed bytes before the first row that is left."""
 
     bytes: int
     is_done: bool = False
@@ -40,13 +40,13 @@ class Reclaimer:
         return sum(self._pending.values())
 
     def released(self, before: StreamState, after: StreamState) -> None:
-        """Facts of a stream were just released: their rows must be deleted."""
+        """Note that facts of a stream were just released, and their rows must be deleted."""
         deleted = self._deleted_of(before)
         deleted.is_done = False
         self._pending[after.id] = after.released_bytes - deleted.bytes
 
     def rolled_back(self) -> None:
-        """The transaction failed: the rows it deleted are there again."""
+        """Forget what a failed transaction deleted: its rows are there again."""
         self._deleted.clear()
         self._pending.clear()
 
@@ -83,7 +83,7 @@ class Reclaimer:
             return 0
         values = (stream.id, stream.released_offset, rows_max)
         rows = self._execute(QUERIES["select_released_rows"], values).fetchall()
-        if rows:  # a peer that was restored needs their proof (decision 0047)
+        if rows:  # a restored peer needs these heads as proof (decision 0047)
             self._keep_heads(transaction, stream, rows[0][0], rows[-1][0])
         for number, _ in rows:
             self._execute(QUERIES["delete_batch"], (number,))

@@ -2,9 +2,9 @@
 
 A fact is released for one of four reasons:
 
-    confirmed   every consumer has confirmed it, and its hours for local readers are over or its room is needed. No loss
+    confirmed   every consumer has confirmed it, and `keep_hours` are over or its room is needed. No loss
     ttl         its time to live is over. A loss for each consumer that has not confirmed it
-    held        as confirmed, but for zones that have held back more than they may (holding.py). A loss for these
+    held        as confirmed, except for zones that have held back more than they may (holding.py). A loss for these
     full        the stream is at its limit, no confirmed fact is left to release, and `on_full` is drop_oldest. A loss
 
 Without a registered consumer no fact is confirmed: facts wait for one until their time to live is over. Whether an
@@ -66,10 +66,10 @@ def decide_release(offsets: StreamOffsets) -> Release | None:
     """What to release now; None for nothing."""
     assert 0 <= offsets.released <= offsets.end
     confirmed = offsets.released if offsets.confirmed is None else max(offsets.confirmed, offsets.released)
-    harmless = min(confirmed, max(offsets.kept, _or_none(offsets.excess)))
+    harmless = min(confirmed, max(offsets.kept, offsets.excess or 0))
     if offsets.overdue is not None and offsets.expired is not None and offsets.overdue > offsets.released:
         return _release(offsets.expired, Reason.TTL, confirmed, harmless)
-    forfeited = min(offsets.forfeited, max(offsets.kept, _or_none(offsets.excess)))
+    forfeited = min(offsets.forfeited, max(offsets.kept, offsets.excess or 0))
     if forfeited > max(offsets.released, confirmed):
         return _release(forfeited, Reason.HELD, confirmed, harmless)
     if offsets.may_drop and offsets.excess is not None and offsets.excess > max(offsets.released, harmless):
@@ -80,11 +80,7 @@ def decide_release(offsets: StreamOffsets) -> Release | None:
 
 
 def _release(until: int, reason: Reason, confirmed: int, harmless: int) -> Release:
-    """A release that may be a loss; confirmed facts that may be released anyway are part of it."""
+    """A release that may be a loss. It includes confirmed facts that may be released anyway."""
     if until <= confirmed:
         return Release(max(until, harmless), reason)
     return Release(until, reason, confirmed + 1)
-
-
-def _or_none(offset: int | None) -> int:
-    return 0 if offset is None else offset

@@ -1,10 +1,10 @@
 """Connections to the store's file: one that writes, any number that read, and the lock that admits one writing process.
 
-Promised: a writer has the settings on which durability rests, set and read back; a second process that wants to write
+Guarantees: a writer has the settings on which durability rests, set and read back; a second process that wants to write
 is refused (StoreLocked); the database file is opened only through SQLite, because closing any other descriptor of it
 would drop SQLite's locks.
 
-The lock is a file of its own (`facts.db.lock`, flock): the kernel frees it when the process dies, however it dies.
+The lock is a separate file (`facts.db.lock`, flock): the kernel frees it when the process ends, for whatever reason.
 
 Connections come from a `Connect` function, so that a test can inject faults.
 """
@@ -42,15 +42,15 @@ class SecondWriter(sqlite3.DatabaseError):
 APPLICATION_ID = 0x42534647  # "BSFG", so that other programs can recognise the file
 PAGE_BYTES = 4096
 OPENING_BYTES = 1024 * 1024
-"""What opening may need of the disk: a new store takes half of it (tables, the same in the log, shared memory); an
-existing one 36 kB, and 32 kB more for each 16 MB of log that a kill has left."""
+"""Disk space that opening may need. A new store takes half of it (tables, their copy in the log, shared memory); an
+existing one 36 kB, and 32 kB more for each 16 MB of log that a killed process has left."""
 BUSY_MS = 5000  # only recovery after a crash, started by a reader, can make a writer wait
 
 # Set in an empty file, before its first table; cannot be changed later.
 _NEW_FILE = (
     ("page_size", PAGE_BYTES, PAGE_BYTES),
     ("auto_vacuum", "INCREMENTAL", 2),  # retention gives space back without rewriting the file
-    ("application_id", APPLICATION_ID, APPLICATION_ID),  # last: it is the one that writes to the file
+    ("application_id", APPLICATION_ID, APPLICATION_ID),  # last: this pragma writes to the file
 )
 # pragma, value to set, value to read back
 _WRITER = (
@@ -59,7 +59,7 @@ _WRITER = (
     ("wal_autocheckpoint", 1000, 1000),  # background checkpoints were slower and let the WAL grow without bound
     ("journal_size_limit", 64 * 1024 * 1024, 64 * 1024 * 1024),
     ("cache_size", -8192, -8192),
-    ("mmap_size", 0, 0),  # SQLite's WAL-reset bug and I/O errors as SIGBUS
+    ("mmap_size", 0, 0),  # avoids SQLite's WAL-reset bug, and I/O errors as SIGBUS
     ("foreign_keys", "ON", 1),
     ("recursive_triggers", "ON", 1),  # without it, REPLACE deletes rows without running the triggers
     ("busy_timeout", BUSY_MS, BUSY_MS),
@@ -78,7 +78,7 @@ def connect(uri: str) -> sqlite3.Connection:
 
 
 def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connection:
-    """The one connection that writes `path`, made if it does not exist; the caller holds the lock. Raises
+    """The only connection that writes `path`, which is created if it does not exist. The caller holds the lock. Raises
     StoreUnusable."""
     connection = None
     try:
@@ -92,11 +92,11 @@ def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
         _set(connection, _WRITER)
     except (sqlite3.Error, UnicodeDecodeError, StoreUnusable) as error:
         if connection is not None:
-            # At once: closed later, it could delete the log of another file that has this name by then.
+            # Close at once: a later close could delete the log of another file that has this name by then.
             close_and_keep_log(path, connection)
         if isinstance(error, StoreUnusable):
             raise
-        if isinstance(error, UnicodeDecodeError):  # SQLite quotes the damaged text, and Python expects UTF-8
+        if isinstance(error, UnicodeDecodeError):  # SQLite's message quotes damaged text, and Python expects UTF-8
             raise StoreDamaged(f"{path}: {error}") from error
         raise opening_error(path, error) from error
     return connection
@@ -112,7 +112,7 @@ def close_and_keep_log(path: Path, connection: sqlite3.Connection) -> None:
     with ExitStack() as last:
         try:
             reader = last.enter_context(closing(connect(_uri(path, "ro"))))
-            reader.execute(QUERIES["tables"]).fetchone()  # from here on the writer is not the last to close
+            reader.execute(QUERIES["tables"]).fetchone()  # from here on the writer is not the last connection to close
         except (sqlite3.Error, UnicodeDecodeError):  # the database is unreadable: the log gets a second name
             with suppress(OSError):
                 kept.unlink(missing_ok=True)
@@ -131,14 +131,14 @@ def connect_reader(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
             _set(connection, _READER)
             found = _pragma(connection, "application_id")
         if found != APPLICATION_ID:
-            raise StoreForeign(f"{path} is no fact store (application id {found})", "correct the path")
+            raise StoreForeign(f"{path} is not a fact store (application id {found})", "correct the path")
         on_error.pop_all()
     return connection
 
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Files and folders made meanwhile by any thread of this process are readable by its user alone."""
+    """Make files and folders that any thread of this process creates meanwhile readable by its user alone."""
     before = os.umask(0o077)
     try:
         yield
@@ -177,7 +177,7 @@ def unlock(descriptor: int) -> None:
 
 
 def file_bytes(path: Path) -> int:
-    """Size of a file in bytes, 0 where there is none; does not open the file."""
+    """Size of a file in bytes, 0 if there is none; does not open the file."""
     try:
         return path.stat().st_size
     except OSError:
@@ -185,7 +185,7 @@ def file_bytes(path: Path) -> int:
 
 
 def disk_free(folder: Path) -> int | None:
-    """Free bytes of a folder's disk for this user; None where they cannot be read."""
+    """Free bytes of a folder's disk for this user; None if they cannot be read."""
     with suppress(OSError):
         found = os.statvfs(folder)
         return found.f_bavail * found.f_frsize
@@ -202,7 +202,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def room_hint() -> str:
-    """What to do where a disk has too little room to open a store."""
+    """The hint for a disk with too little room to open a store."""
     return f"opening a store may need {OPENING_BYTES:,} bytes; free some"
 
 
@@ -224,9 +224,9 @@ def opening_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
 
 @contextmanager
 def reading_tables(path: Path) -> Iterator[None]:
-    """Around code that only reads tables of this program: what SQLite cannot read there is damage, and so is a value of
-    the wrong type (a flipped bit turns a number into NULL or text, in spite of every constraint). Raises
-    StoreUnusable."""
+    """Raise StoreUnusable for errors in code that only reads tables of this program. What SQLite cannot read there is
+    damage, and so is a value of the wrong type: a flipped bit turns a number into NULL or text in spite of
+    constraints."""
     try:
         yield
     except sqlite3.Error as error:
@@ -237,7 +237,7 @@ def reading_tables(path: Path) -> Iterator[None]:
 
 def reading_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
     """The store's error for an SQLite error while opening, or reading tables of this program."""
-    # What an opening inserts is not in the table; where a constraint is broken, an index contradicts its table.
+    # An opening inserts only rows that the table does not have, so a violated constraint means a damaged index.
     if is_damage(error) or isinstance(error, sqlite3.IntegrityError):
         return StoreDamaged(f"{path}: {error}")
     return opening_error(path, error)
@@ -251,8 +251,8 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 
 def running_error(path: Path, error: sqlite3.Error) -> StoreError:
-    """The store's error for an SQLite error while it is open: StoreBusy and StoreFull, raised before anything is
-    written, are survived."""
+    """The store's error for an SQLite error while it is open. StoreBusy and StoreFull, raised before anything is
+    written, do not end the writer."""
     name = getattr(error, "sqlite_errorname", "") or type(error).__name__
     if isinstance(error, SecondWriter):
         return StoreFailed(f"{path}: another program has written to the store", "end it, then restart the node")
@@ -274,7 +274,7 @@ def _set(connection: sqlite3.Connection, pragmas: tuple[tuple[str, str | int, st
         found = _pragma(connection, name)
         if found != expected:
             raise StoreUnusable(
-                f"SQLite answers {name} = {found!r} where {expected!r} was set",
+                f"SQLite reports {name} = {found!r} after it was set to {expected!r}",
                 "the store needs a local file system with shared memory and locks (no network share)",
             )
 

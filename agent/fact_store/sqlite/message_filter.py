@@ -1,11 +1,11 @@
-"""A filter of message ids: which generations may hold a key, so that a new id costs no look-up in the tables. Core: no
-IO.
+"""A filter of message ids: it tells which generations may hold a key, so that a new id costs no look-up in the tables.
+Core: no IO.
 
-Keys are digests, so any of their bits serve as a hash. The first 13 choose one of 8192 buckets; a bucket holds three
-bytes for each key, in the order in which keys came: two more bytes of the key (its fingerprint) and the generation,
-modulo 256. One search through one bucket answers for all generations at once: 1.2 kB for every four million keys.
+Keys are digests, so any of their bits serve as a hash. The first 13 choose one of 8192 buckets. A bucket holds three
+bytes for each key, in the order in which keys were added: two more bytes of the key (its fingerprint) and the
+generation, modulo 256. One search through one bucket answers for all generations: 1.2 kB for every four million keys.
 
-Promised: a key that was added is always among the candidates. A key that was not added is a false positive with a
+Guarantee: a key that was added is always among the candidates. A key that was not added is a false positive with a
 chance of one in 500,000 for each key of its bucket (1.9 % with ten million keys in all), which costs one look-up in the
 table.
 
@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 BUCKETS = 8192
 _ENTRY = 3  # bytes: two of fingerprint, one of generation
 _PRINT = 2
-_KEPT = 256  # generations that their byte can tell apart
+_KEPT = 256  # generations that one byte can distinguish
 _COUNTS_BYTES = 4 * BUCKETS
 
 Summary = bytes
@@ -35,14 +35,15 @@ class MessageFilter:
     def __init__(self) -> None:
         self._buckets: list[bytearray | None] = [None] * BUCKETS  # created when needed: most streams have few messages
         self.marks = array("I", bytes(_COUNTS_BYTES))
-        """Where the open generation begins in each bucket; replaced, never changed: a rollback can put it back."""
+        """Where the open generation begins in each bucket. Replaced, never changed, so that a rollback can restore
+        it."""
 
     def __len__(self) -> int:
         """How many keys the filter holds."""
         return sum(len(bucket) for bucket in self._buckets if bucket) // _ENTRY
 
     def add(self, key: bytes, generation: int) -> None:
-        """Add a key; generations never go back."""
+        """Add a key; `generation` never decreases."""
         number = (key[0] << 8 | key[1]) >> 3
         bucket = self._buckets[number]
         if bucket is None:
@@ -51,14 +52,14 @@ class MessageFilter:
         bucket.append(generation & 0xFF)
 
     def undo(self, key: bytes) -> None:
-        """Remove the key that was added last to its bucket: of several, undo the last first."""
+        """Remove the key that was added last to its bucket. Several keys must be undone in reverse order."""
         bucket = self._buckets[(key[0] << 8 | key[1]) >> 3]
         assert bucket, "nothing was added"
         assert bucket[-_ENTRY:-1] == key[2:4]
         del bucket[-_ENTRY:]
 
     def candidates(self, key: bytes, first_generation: int, last_generation: int) -> Iterator[int]:
-        """Generations between these two (inclusive) that may hold a key, the newest first; most often none."""
+        """Generations between these two (inclusive) that may hold a key, newest first; usually none."""
         bucket = self._buckets[(key[0] << 8 | key[1]) >> 3]
         if bucket is None:
             return
@@ -117,10 +118,10 @@ class MessageFilter:
 
 
 def counts(summary: Summary) -> array[int]:
-    """How many keys each bucket has. Raises ValueError for bytes that are no summary."""
+    """How many keys each bucket has. Raises ValueError for bytes that are not a summary."""
     found = array("I", summary[:_COUNTS_BYTES])
     if len(found) != BUCKETS or len(summary) != _COUNTS_BYTES + _PRINT * sum(found):
-        raise ValueError(f"{len(summary)} bytes are no summary of message ids")
+        raise ValueError(f"{len(summary)} bytes are not a summary of message ids")
     return found
 
 

@@ -1,18 +1,18 @@
 """The index of message ids: content digest and offset of each message that is stored, until retention deletes it.
 
-Keys are random, and a table keyed by them alone falls to a tenth of its speed once it outgrows SQLite's cache. So ids
+Keys are random, and a table keyed by them alone drops to a tenth of its speed once it outgrows SQLite's cache. So ids
 are kept in generations of 65536, in the order in which they came, and the table is keyed by generation first: inserts
-stay within one generation, some 4 MB, which fits the cache. A filter in memory (message_filter.py) says which
-generations may hold an id: a new id, the usual case, touches no table, and a known one is found with one or two
-look-ups, the newest generation first.
+stay within one generation, about 4 MB, which fits the cache. A filter in memory (message_filter.py) tells which
+generations may hold an id. A new id, the usual case, costs no look-up; a known one is found with one or two look-ups,
+newest generation first.
 
 The filter of a generation is written once, when the generation is full, and read at opening; the filter of the open
 generation is built from its rows. Retention deletes whole generations, a bounded number of rows at a time, once the
-stream has released their last offset; then, as slowly, the rows of subjects whose newest message is released (streams
-of write class strong).
+stream has released their last offset. Then it deletes, equally slowly, the rows of subjects whose newest message is
+released (streams of write class strong).
 
-Used by the writer's thread only, inside its transaction; `settle` says how the transaction ended, and undoes the
-changes in memory if it did not become durable.
+Used by the writer's thread only, inside its transaction. The writer calls `settle` when the transaction has ended; it
+undoes the changes in memory if the transaction did not become durable.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from agent.fact_store.sqlite.message_filter import MessageFilter, Summary, summa
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
 
 GENERATION_IDS = 65_536
-"""Ids of a generation: 54 bytes each make a region of 3.5 MB, of the 8 MB that SQLite may cache."""
+"""Ids of a generation: at 54 bytes each they take 3.5 MB of the 8 MB that SQLite may cache."""
 ROWS_AT_ONCE = 200
 SWEEP_OFFSETS_MIN = 10_000
-"""Facts released between two rounds through a stream's subjects, at least."""
+"""The least number of facts released between two rounds through a stream's subjects."""
 _INSERT_ROWS = with_rows(QUERIES["insert_message"], ROWS_AT_ONCE)
 
 Entry = tuple[bytes, bytes, int]
@@ -41,7 +41,7 @@ Entry = tuple[bytes, bytes, int]
 
 
 class _Mark(NamedTuple):
-    """Where a stream stood when the transaction first touched it."""
+    """The state of a stream before the transaction changed it."""
 
     generation: int
     ids: int
@@ -51,7 +51,7 @@ class _Mark(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """A stream's generations: closed ones by their last offsets, oldest first, and the open one with so many ids."""
+    """A stream's generations: the closed ones by their last offsets, oldest first, and the open one with `ids` ids."""
 
     filter: MessageFilter = field(default_factory=MessageFilter)
     first_generation: int = 0
@@ -69,7 +69,7 @@ class _Stream:
     dropped: list[Summary] = field(default_factory=list)
 
     def touch(self) -> None:
-        """Remember where the stream stood before this transaction."""
+        """Save the state of the stream before this transaction."""
         if self.before is None:
             self.before = _Mark(self.generation, self.ids, len(self.last_offsets), self.filter.marks)
 
@@ -125,14 +125,14 @@ class MessageIndex:
         """Delete up to `rows_max` rows of messages at or below an offset, generations of ids first; returns how many
         were visited, 0 when nothing is left to do."""
         state = self._streams.get(stream)
-        if state is None or state.dropped:  # one generation a transaction is enough
+        if state is None or state.dropped:  # one generation for each transaction is enough
             return 0
         if state.last_offsets and state.last_offsets[0] <= released_offset:
             return self._release_ids(stream, state, rows_max)
         return self._release_subjects(stream, state, released_offset, rows_max)
 
     def settle(self, *, is_durable: bool) -> None:
-        """The transaction has ended: keep what was done in memory, or undo it."""
+        """End the transaction: keep the changes in memory, or undo them."""
         for state in self._touched:
             before = state.before
             assert before is not None
@@ -151,22 +151,22 @@ class MessageIndex:
         self._touched.clear()
 
     def _release_ids(self, stream: int, state: _Stream, rows_max: int) -> int:
-        """Delete rows of the oldest generation, and with the last of them its filter."""
+        """Delete rows of the oldest generation, and its filter together with the last of them."""
         generation = state.first_generation
         values = {"stream": stream, "generation": generation, "rows_max": rows_max}
         deleted = self._execute(QUERIES["delete_messages"], values).rowcount
         if deleted < rows_max:
             row = self._execute(QUERIES["delete_message_filter"], (stream, generation)).fetchone()
             self._touch(state)
-            # The filter is missing or damaged where a full disk kept `load` from writing it.
+            # The filter is missing or damaged if `load` could not write it on a full disk.
             is_good = row is not None and row[0] == _digest(row[1])
             state.dropped.append(row[1] if is_good else state.filter.oldest(generation))
         return max(deleted, 1)
 
     def _release_subjects(self, stream: int, state: _Stream, released_offset: int, rows_max: int) -> int:
-        """Visit some subjects of a strong stream and delete those whose newest message is released. They are ordered by
-        digest, so a round visits all; the next round begins when as many facts as there are subjects have been
-        released."""
+        """Visit some subjects of a strong stream and delete those whose newest message is released. A round visits all
+        subjects in the order of their digests; the next round begins when as many facts have been released as there are
+        subjects."""
         if state.sweep_key is None:
             if released_offset - state.swept_offset < max(state.subjects, SWEEP_OFFSETS_MIN):
                 return 0
@@ -184,7 +184,7 @@ class MessageIndex:
             self._touched.append(state)
 
     def _insert(self, stream: int, generation: int, entries: Sequence[Entry]) -> None:
-        """Rows of one generation, sorted, so that neighbours share a descent into the table."""
+        """Insert rows of one generation, sorted, so that neighbours share a descent into the table."""
         rows = [(stream, generation, *entry) for entry in sorted(entries)]
         whole = len(rows) - len(rows) % ROWS_AT_ONCE
         for at in range(0, whole, ROWS_AT_ONCE):
@@ -197,8 +197,8 @@ class MessageIndex:
         self._execute(QUERIES["insert_message_filter"], values)
 
     def _save_if_there_is_room(self, stream: int, generation: int, last_offset: int, summary: Summary) -> None:
-        """Save a filter; on a full disk do without, so that the store can be opened, and build it again at the next
-        opening."""
+        """Save a filter. On a full disk it is not saved, so that the store can be opened, and the next opening builds
+        it again."""
         try:
             self._save(stream, generation, last_offset, summary)
         except sqlite3.OperationalError as error:
@@ -212,7 +212,7 @@ class MessageIndex:
         saved = {row[0]: row[1:] for row in self._execute(QUERIES["select_message_filters"], (stream,))}
         for generation in range(first, last + 1):
             last_offset, digest, summary = saved.get(generation, (0, b"", b""))
-            if digest != _digest(summary):  # missing or damaged: a filter without a key would let it in twice
+            if digest != _digest(summary):  # missing or damaged: a filter without a key would let its id in twice
                 rows = self._execute(QUERIES["select_message_keys"], (stream, generation)).fetchall()
                 if generation == last and len(rows) < GENERATION_IDS and not digest:
                     for key, _ in rows:

@@ -1,9 +1,9 @@
-"""The statements of queries.sql by name, so that no SQL hides in Python.
+"""The statements of queries.sql by name, so that no SQL is written in Python code.
 
     QUERIES["insert_batch"]
 
-Read once at import; a name that does not exist is our own mistake and raises KeyError. A test holds file and use equal
-and prepares every statement against the schema.
+Read once at import; a name that does not exist is a programming error and raises KeyError. A test compares the file
+with its use and prepares every statement against the schema.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ def named_statements(text: str) -> Iterator[tuple[str, str]]:
             continue
         if name:
             statement = "\n".join(lines).strip()
-            assert sqlite3.complete_statement(statement), f"{name} is not one whole statement"
+            assert sqlite3.complete_statement(statement), f"{name} is not one complete statement"
             yield name, statement.removesuffix(";")
         name, lines = found[1], []
 
 
 def with_rows(insert: str, count: int) -> str:
-    """An INSERT of one row, made to insert as many rows as `count` at once."""
+    """An INSERT of one row, changed to insert `count` rows at once."""
     head, values, row = insert.rpartition("VALUES")
     assert row.strip().startswith("("), insert
     return head + values + ",".join([row] * count)
 
 
 def statements(script: str) -> Iterator[str]:
-    """The statements of a script one by one; triggers, with their semicolons inside, stay whole."""
+    """The statements of a script one by one; a trigger with its inner semicolons is one statement."""
     lines: list[str] = []
     for line in script.splitlines():
         lines.append(line)
@@ -52,7 +52,7 @@ def statements(script: str) -> Iterator[str]:
 def _load(name: str) -> Mapping[str, str]:
     # Not by path: Spark imports this package from a zip.
     found = list(named_statements(files(__package__).joinpath(name).read_text(encoding="utf-8")))
-    assert len(dict(found)) == len(found), f"a name stands twice in {name}"
+    assert len(dict(found)) == len(found), f"a name occurs twice in {name}"
     return MappingProxyType(dict(found))
 
 

@@ -1,8 +1,8 @@
-"""Recovery when a store is opened: the tables are read into the catalog and checked against each other.
+"""Recovery when a store is opened: reads the tables into the catalog and checks them against each other.
 
 No batch body is read, so a store of ten gigabytes opens as fast as a small one. SQLite has already undone what was not
-committed; the rest must be consistent: the last batch of each stream with the held ranges, frontiers with the end of
-the log. A file that is not is refused (StoreDamaged).
+committed. The rest must be consistent: the last batch of each stream with the held ranges, frontiers with the end of
+the log. An inconsistent file is refused (StoreDamaged).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from agent.lease import Lease
 from agent.pages import HeldRange, PeerPosition
 
 FIRST_ORIGIN = 1  # number of a new store in the table `origin`
-FORMAT = 1  # meaning of the tables, apart from their schema; increments with a change that old programs must not read
+FORMAT = 1  # meaning of the tables, apart from their schema; incremented by changes that old programs must not read
 
 
 def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_ms: int) -> bool:
-    """Make empty tables the store of `zone`, in the caller's transaction; False where they are a store already. Raises
+    """Make empty tables the store of `zone`, in the caller's transaction; False if they are a store already. Raises
     StoreDamaged."""
     is_new = connection.execute(QUERIES["select_store"]).fetchone() is None
     if is_new:
@@ -49,7 +49,7 @@ def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_m
         connection.execute(QUERIES["insert_store"], (zone, epoch, FORMAT, now_unix_ms))
         number = connection.execute(QUERIES["insert_origin"], (zone, epoch)).fetchone()[0]
         if number != FIRST_ORIGIN:
-            raise StoreDamaged(f"{path} holds facts but no longer says whose store it is")
+            raise StoreDamaged(f"{path} holds facts, but the record of its zone and epoch is missing")
     return is_new
 
 
@@ -57,7 +57,7 @@ def identity(connection: sqlite3.Connection, path: Path) -> Origin:
     """Zone and epoch of the store; raises StoreForeign for tables without a store, or of an unknown format."""
     row = connection.execute(QUERIES["select_store"]).fetchone()
     if row is None:
-        raise StoreForeign(f"{path} has tables but never became a store", "start the node once")
+        raise StoreForeign(f"{path} has tables but is not a store yet", "start the node once")
     zone, epoch, store_format = row
     if store_format != FORMAT:
         raise StoreForeign(f"{path} has format {store_format}, this program reads {FORMAT}", "update the program")
@@ -74,7 +74,7 @@ def check_zone(origin: Origin, zone: str, path: Path) -> None:
 
 
 def load(connection: sqlite3.Connection, path: Path) -> Catalog:
-    """The catalog, from the tables; raises StoreDamaged where they contradict each other."""
+    """The catalog, from the tables. Raises StoreDamaged if they contradict each other."""
     with reading_tables(path):
         catalog = _load(connection, path)
         _check(connection, catalog, path)
@@ -86,7 +86,7 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     for number, name, released_offset, released_bytes, end_offset, bytes_total, *mark in _rows(
         connection, "select_streams"
     ):
-        if not isinstance(name, str):  # pages of two states, where a log was lost amid a checkpoint
+        if not isinstance(name, str):  # pages of two states, after the log was lost during a checkpoint
             raise StoreDamaged(f"{path}: stream {number} has no name")
         mark_ms, mark_unix_ms, is_backlog = mark
         catalog.streams[name] = StreamState(
@@ -96,7 +96,7 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     for number, zone, epoch in _rows(connection, "select_origins"):
         catalog.origins[Origin(zone, epoch)] = number
     if catalog.origin not in catalog.origins:
-        raise StoreDamaged(f"{path}: none of its origins is the store's own")
+        raise StoreDamaged(f"{path}: the store's own origin is missing")
     catalog.own_origin = catalog.origins[catalog.origin]
     for stream, origin, *ends in _rows(connection, "select_held"):
         held = catalog.held.get((stream, origin), ())
@@ -119,8 +119,8 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
 
 
 def _load_timelines(connection: sqlite3.Connection, catalog: Catalog) -> None:
-    """The timelines of each stream in the order of their numbers; and the one of this life, which has the next number,
-    and is unlike that of any other copy of this file."""
+    """Load the timelines of each stream in the order of their numbers, and create that of this life, which has the next
+    number and is unique among all copies of this file."""
     number = 0
     timelines: dict[str, dict[bytes, int | None]] = {}
     for stream, one, until_offset in _rows(connection, "select_timelines"):
@@ -148,17 +148,17 @@ def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
 
 
 def _check(connection: sqlite3.Connection, catalog: Catalog, path: Path) -> None:
-    """Raise StoreDamaged where tables that are written in one transaction contradict each other."""
+    """Raise StoreDamaged if tables that are written in one transaction contradict each other."""
     numbers, held = set(catalog.origins.values()), dict[int, int]()
     for (stream, origin), ranges in catalog.held.items():
         if origin not in numbers:
-            raise StoreDamaged(f"{path}: facts of origin {origin} are held, which is not there")
+            raise StoreDamaged(f"{path}: facts of origin {origin} are held, but the origin is missing")
         held[stream] = held.get(stream, 0) + sum(one.last_sequence - one.first_sequence + 1 for one in ranges)
     released = {state.id for state in catalog.streams.values() if state.released_offset}
     for (stream, origin), ranges in catalog.held.items():
         where = f"{path}: stream {stream}, origin {origin}"
         if any(left.last_sequence + 1 >= right.first_sequence for left, right in pairwise(ranges)):
-            raise StoreDamaged(f"{where}: ranges of held sequences overlap or touch")
+            raise StoreDamaged(f"{where}: ranges of held sequences overlap or are adjacent")
         last = ranges[-1]
         row = connection.execute(QUERIES["select_batch_at_sequence"], (stream, origin, last.last_sequence)).fetchone()
         if row is None:
@@ -168,11 +168,11 @@ def _check(connection: sqlite3.Connection, catalog: Catalog, path: Path) -> None
         if last_sequence < last.last_sequence and stream in released:
             continue  # this batch came late, after the last one, which was released
         if (last_sequence, digest) != (last.last_sequence, last.last_digest):
-            raise StoreDamaged(f"{where}: the last batch is not the one held")
+            raise StoreDamaged(f"{where}: the last batch differs from the held range")
     for state in catalog.streams.values():
         if held.get(state.id, 0) != state.end_offset:
             found = held.get(state.id, 0)
-            raise StoreDamaged(f"{path}: {state.name} ends at {state.end_offset}, what is held of it ends at {found}")
+            raise StoreDamaged(f"{path}: {state.name} ends at {state.end_offset}, its held ranges end at {found}")
     for consumer in catalog.consumers.values():
         if consumer.frontier > catalog.streams[consumer.stream].end_offset:
             raise StoreDamaged(f"{path}: consumer {consumer.name} confirmed {consumer.frontier}, beyond the log")

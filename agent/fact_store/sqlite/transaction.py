@@ -37,14 +37,14 @@ from agent.pages import (
 from agent.signing.heads import KEY_ID_BYTES, HeadSigner, sign_head
 
 ROWS_AT_ONCE = 8
-"""Batches inserted by one statement: around each statement SQLite releases Python's global lock and waits to get it
+"""Batches inserted by one statement. For each statement SQLite releases Python's global lock and waits to get it
 back."""
 INCIDENTS_OF_KIND_MAX = 1_000
-"""Subjects of one kind. A peer decides what some of them are called, so without a limit it would fill the disk."""
+"""Subjects of one kind. Peers choose some of their names, so without a limit a peer could fill the disk."""
 INCIDENTS_FIRST = 500
-"""Of them the first ones are kept for ever: they show how it began."""
+"""The first subjects of a kind, which are always kept: they show how a problem began."""
 INCIDENTS_OTHERS = "others"
-"""The subject that counts those which were removed."""
+"""The subject that counts the removed ones."""
 _INCIDENTS_REMOVED = 100
 _NO_HEAD = (None, None)
 _INSERT_BATCHES = with_rows(QUERIES["insert_batch"], ROWS_AT_ONCE)
@@ -65,7 +65,7 @@ class Transaction:
         self.catalog = catalog.draft()
         self.age_ms = age_ms
         self.signer = signer
-        """The key of this store, that signs what it records; None where it does not sign."""
+        """The key with which this store signs what it records; None if it does not sign."""
         self.batches_added = 0
         self.index = index
         self.now_unix_ms = now_unix_ms
@@ -79,7 +79,7 @@ class Transaction:
         return None if stream is None else self.index.find(stream.id, key)
 
     def subject_offset(self, stream: StreamState | None, key: bytes) -> int:
-        """Offset of the newest message about a subject; 0 where there is none, or the stream does not record it."""
+        """Offset of the newest message about a subject; 0 if there is none, or if the stream does not record it."""
         row = self._execute(QUERIES["select_subject"], (stream.id, key)).fetchone() if stream else None
         return row[0] if row else 0
 
@@ -104,15 +104,14 @@ class Transaction:
         return self._execute(QUERIES["select_definitions"], asked).fetchall()
 
     def first_offset_at(self, stream: int, unix_ms: int) -> int:
-        """An offset before which everything was recorded before a time, by the wall clock; 0 where no mark is so
-        old."""
+        """An offset before which all facts were recorded before a time, by the wall clock; 0 if no mark is that old."""
         asked = {"stream": stream, "unix_ms": unix_ms}
         found: int | None = self._execute(QUERIES["select_start_at"], asked).fetchone()[0]
         return found or 0
 
     def batch_at(self, stream: int, origin: int, sequence: int) -> HeldRange | None:
-        """The range of the stored batch that holds a sequence; None where retention has released it, or where its row
-        is damaged."""
+        """The range of the stored batch that holds a sequence; None if retention has released it, or if its row is
+        damaged."""
         row = self._execute(QUERIES["select_batch_at_sequence"], (stream, origin, sequence)).fetchone()
         if row is None or [type(value) for value in row] != [int, int, bytes, bytes] or row[0] + row[1] <= sequence:
             return None
@@ -120,7 +119,7 @@ class Transaction:
         return HeldRange(first_sequence, first_sequence + count - 1, previous_digest, digest)
 
     def place(self, stream: int, origin: int, first_sequence: int) -> tuple[int, int, int, bytes] | None:
-        """First and last offset, count and digest of the batch that begins at a sequence, from its columns; None where
+        """First and last offset, count and digest of the batch that begins at a sequence, from its columns; None if
         there is none."""
         row: tuple[int, int, int, bytes] | None = self._execute(
             QUERIES["select_place"], (stream, origin, first_sequence)
@@ -128,7 +127,7 @@ class Transaction:
         return row if row is not None and [type(one) for one in row] == [int, int, int, bytes] else None
 
     def digest_before(self, stream: int, origin: int, sequence: int) -> bytes | None:
-        """The previous digest in the batch that begins at a sequence; None where none begins there."""
+        """The previous digest in the batch that begins at a sequence; None if no batch begins there."""
         row = self._execute(QUERIES["select_successor"], (stream, origin, sequence)).fetchone()
         return row[0] if row else None
 
@@ -143,8 +142,8 @@ class Transaction:
         return self._execute(QUERIES["select_damage"], (stream,)).fetchall()
 
     def origin_rows(self, stream: int, origin: int, after_offset: int) -> Iterator[tuple[int, PageRow]]:
-        """The rows of an origin's batches that begin behind an offset, in order, with their row numbers; few in memory
-        at once."""
+        """The rows of an origin's batches that begin after an offset, in order, with their row numbers. Only a few are
+        in memory at once."""
         while True:
             asked = (stream, origin, after_offset, ROWS_AT_ONCE)
             rows = self._execute(QUERIES["select_origin_rows"], asked).fetchall()
@@ -161,14 +160,14 @@ class Transaction:
     # ---------------------------------------------------------------------------------------------------------- writing
 
     def stream(self, name: str) -> StreamState:
-        """The stream of this name, made if need be."""
+        """The stream of this name; created if it does not exist."""
         if (known := self.catalog.streams.get(name)) is None:
             number = self._execute(QUERIES["insert_stream"], (name,)).fetchone()[0]
             known = self.catalog.streams[name] = StreamState(number, name)
         return known
 
     def origin(self, origin: Origin) -> int:
-        """The number of an origin, made if need be."""
+        """The number of an origin; assigned if it has none."""
         if (known := self.catalog.origins.get(origin)) is None:
             known = self._execute(QUERIES["insert_origin"], (origin.zone, origin.epoch)).fetchone()[0]
             self.catalog.origins[origin] = known
@@ -177,8 +176,8 @@ class Transaction:
     def add_batches(
         self, stream: StreamState, batches: Sequence[Batch], heads: Sequence[KeptHead] = (), *, is_backlog: bool = False
     ) -> int:
-        """Add batches at the end of a stream, in order, with the heads that some of them have; returns the offset of
-        their first fact. `is_backlog`: they are history that a peer had kept."""
+        """Add batches at the end of a stream, in order, with the heads of some of them; returns the offset of their
+        first fact. `is_backlog`: they are history that a peer had kept."""
         end_offset, bytes_total, rows = stream.end_offset, stream.bytes_total, []
         head_of = {one.index: (one.record, self.now_unix_ms if one.is_verified else None) for one in heads}
         for index, batch in enumerate(batches):
@@ -220,33 +219,32 @@ class Transaction:
         self._execute(QUERIES["insert_damage"], (stream, origin, first_sequence, last_sequence))
 
     def remove_damage(self, stream: int, origin: int, first_sequence: int) -> None:
-        """A batch is repaired or released."""
+        """Remove the record of a damaged batch that is repaired or released."""
         self._execute(QUERIES["delete_damage"], (stream, origin, first_sequence))
 
     def sign(self, stream: str, last_sequence: int, digest: bytes, origin: Origin | None = None) -> bytes:
-        """The head of a batch that this store has sealed, under its present epoch or `origin`; `signer` must be
-        there."""
+        """The head of a batch that this store has sealed, under its present epoch or `origin`. `signer` must be set."""
         assert self.signer is not None
         where = origin or self.catalog.origin
         return sign_head(self.signer, stream, where, last_sequence, digest, self.now_unix_ms)
 
     def unsigned(self, stream: int, limit: int) -> list[tuple[int, int, int, int, int, bytes]]:
-        """Row, first and last offset, bytes, last sequence and digest of the store's own batches behind its last head,
+        """Row, first and last offset, bytes, last sequence and digest of the store's own batches after its last head,
         in order."""
         asked = {"stream": stream, "origin": self.catalog.own_origin, "limit": limit}
         return self._execute(QUERIES["select_unsigned"], asked).fetchall()
 
     def add_head(self, row: int, head: bytes, origin: Origin | None = None) -> None:
-        """Add the head of a batch of this store that has none, by its row."""
+        """Add a head to a batch of this store that has none, by its row."""
         self._execute(QUERIES["update_head"], (head, self.now_unix_ms, row))
         self._note_signed(origin or self.catalog.origin, is_proven=True)
 
     def add_signers(self, signers: Iterable[SignerCertificate], peer: str = "") -> None:
-        """Keep certificates that a peer has brought, so that they can be passed on with the heads of their keys."""
+        """Store certificates that a peer has sent, so that they can be forwarded with the heads of their keys."""
         brought = set[str]()
         for key_id, certificate, is_believed, zone in signers:
             assert len(key_id) == KEY_ID_BYTES
-            # Places of each zone at each peer: keys without end of one zone displace none of another.
+            # Each zone at each peer has its own places, so any number of keys of one zone displace none of another.
             place = "" if is_believed else f"{peer}/{zone}"
             of = {"key_id": key_id, "peer": place, "limit": CERTIFICATES_OF_KEY_MAX}
             row = {**of, "certificate": certificate, "now": self.now_unix_ms}
@@ -262,7 +260,7 @@ class Transaction:
         self._executemany(QUERIES["insert_compromised"], list(since_ms.items()))
 
     def _note_signed(self, origin: Origin, *, is_proven: bool) -> None:
-        """A head of an origin is stored; writes the first time, and when one is first verified."""
+        """Record that a head of an origin is stored. Writes the first time, and when one is first verified."""
         number, signed = self.catalog.origins[origin], self.catalog.signed
         if number in signed and (signed[number] or not is_proven):
             return
@@ -271,13 +269,13 @@ class Transaction:
         self.catalog.signed = {**signed, number: is_proven}
 
     def add_repaired(self, stream: int, first_offset: int, batch: Batch, head: bytes | None) -> None:
-        """Add a batch that is served in place of the damaged one at an offset, with its head, if it has one."""
+        """Add a batch that is served in place of the damaged one at an offset, with its head if it has one."""
         body = memoryview(batch.sealed)[:-DIGEST_BYTES]
         last_offset = first_offset + batch.header.count - 1
         self._execute(QUERIES["insert_repaired"], (stream, first_offset, last_offset, batch.digest, head, body))
 
     def set_held(self, stream: int, origin: int, ranges: tuple[HeldRange, ...]) -> None:
-        """Set the held ranges of an origin; writes the difference only."""
+        """Set the held ranges of an origin. Writes only the difference."""
         before = self.catalog.held.get((stream, origin), ())
         gone = {one.first_sequence for one in before} - {one.first_sequence for one in ranges}
         for first_sequence in gone:
@@ -302,7 +300,7 @@ class Transaction:
         self.catalog.definitions[origin] = known
 
     def set_subjects(self, stream: StreamState, offsets: Mapping[bytes, int]) -> None:
-        """Record the newest messages about subjects, just stored."""
+        """Record the newest messages about subjects, which were just stored."""
         self._executemany(QUERIES["insert_subject"], [(stream.id, *one) for one in offsets.items()])
 
     def add_artifacts(self, stream: StreamState, digests: Iterable[bytes], offset: int) -> None:
@@ -333,24 +331,24 @@ class Transaction:
         self.catalog.peers[peer, stream.name] = position
 
     def add_unproven(self, stream: int, origin: int) -> None:
-        """Record that facts of an origin came again that were released here; writes the first time only."""
+        """Record that released facts of an origin were received again. Writes only the first time."""
         if (stream, origin) not in self.catalog.unproven:
             self._execute(QUERIES["insert_unproven"], (stream, origin))
             self.catalog.unproven |= {(stream, origin)}
 
     def likenesses(self, stream: int, origin: int, first_rows: int, last_rows: int) -> list[tuple[int, int, int, int]]:
-        """First sequence, count, least and greatest time of the first and the last batches of an origin, in order."""
+        """First sequence, count, least and greatest time of an origin's first and last batches, in order."""
         asked = {"stream": stream, "origin": origin, "first_rows": first_rows, "last_rows": last_rows}
         return self._execute(QUERIES["select_likenesses"], asked).fetchall()
 
     def add_renamed(self, stream: int, older: int, newer: int, shift: int) -> None:
-        """Record that facts of an epoch are known under another; writes what has changed only."""
+        """Record that facts of an epoch are known under another. Writes only a change."""
         if self.catalog.renamed.get((stream, older, newer)) != shift:
             self._execute(QUERIES["insert_renamed"], (stream, older, newer, shift))
             self.catalog.renamed = {**self.catalog.renamed, (stream, older, newer): shift}
 
     def begin_timeline(self, stream: str) -> None:
-        """Record that a stream begins to be served in this life, unless it is recorded (decision 0054)."""
+        """Record that a stream is served in this life, unless that is recorded already (decision 0054)."""
         catalog, known = self.catalog, self.catalog.timelines.get(stream, {})
         if catalog.timeline in known:
             return
@@ -375,7 +373,7 @@ class Transaction:
         return added
 
     def set_consumer(self, consumer: ConsumerState) -> None:
-        """Set a consumer's state, lease and confirmations; writes the difference only."""
+        """Set a consumer's state, lease and confirmations. Writes only the difference."""
         known = self.catalog.consumers[consumer.name]
         changing = ("lifecycle", "frontier", "seen_unix_ms", "lease")
         if any(getattr(known, name) != getattr(consumer, name) for name in changing):
@@ -395,7 +393,7 @@ class Transaction:
         del self.catalog.consumers[consumer.name]
 
     def release(self, stream: StreamState, until_offset: int) -> StreamState:
-        """Release everything up to the end of the last batch that ends at or before an offset; rows are deleted
+        """Release all facts up to the end of the last batch that ends at or before an offset. Rows are deleted
         later."""
         row = self._execute(QUERIES["select_boundary"], {"stream": stream.id, "offset": until_offset}).fetchone()
         if row is None or row[0] <= stream.released_offset:
@@ -406,17 +404,18 @@ class Transaction:
         return released
 
     def set_new_epoch_because(self, why: str) -> None:
-        """A new epoch begins with this transaction; from here to `set_epoch` own batches may be resealed."""
+        """Record the reason why this transaction begins a new epoch. From here to `set_epoch` own batches may be
+        resealed."""
         self._execute(QUERIES["update_new_epoch_because"], (why,))
 
     def set_epoch(self, origin: Origin) -> None:
-        """The store goes on as this origin, which is numbered already."""
+        """Make this origin, which is numbered already, the store's own."""
         self._execute(QUERIES["update_epoch"], (origin.epoch,))
         self.catalog.origin, self.catalog.own_origin = origin, self.catalog.origins[origin]
 
     def reseal(self, row: int, origin: int, batch: Batch) -> None:
-        """Overwrite a batch by itself sealed again under the new epoch; allowed while a new epoch is due. It has no
-        head then (append/own_heads.py)."""
+        """Overwrite a batch by its resealed form under the new epoch, without a head (append/own_heads.py). Allowed
+        only while a new epoch is due."""
         header, body = batch.header, memoryview(batch.sealed)[:-DIGEST_BYTES]
         values = (origin, header.first_sequence, batch.digest, header.previous_digest, *_NO_HEAD, body, row)
         self._execute(QUERIES["update_batch"], values)
@@ -430,8 +429,8 @@ class Transaction:
         catalog.reseals = (*catalog.reseals, one)
 
     def add_incident(self, kind: str, subject: str, detail: str) -> None:
-        """Record what was lost or refused. A repeat of kind and subject increments the count. Of a kind with more than
-        INCIDENTS_OF_KIND_MAX subjects the first and the newest are kept, the others only counted."""
+        """Record what was lost or refused. A repeat of kind and subject increments the count. If a kind has more than
+        INCIDENTS_OF_KIND_MAX subjects, the first and the newest are kept and the others only counted."""
         values = {"kind": kind, "subject": subject, "detail": detail, "now": self.now_unix_ms, "count": 1}
         is_new = self._execute(QUERIES["insert_incident"], values).fetchone() == (1,)
         if not is_new or self._execute(QUERIES["count_incidents"], (kind,)).fetchone()[0] <= INCIDENTS_OF_KIND_MAX:

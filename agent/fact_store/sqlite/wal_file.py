@@ -1,12 +1,12 @@
 """Reads the file of SQLite's write-ahead log to detect missing committed frames, which SQLite does not report.
 
-SQLite takes the frames up to the first whose checksum is wrong, and drops the rest without an error. Only one
-transaction is ever on its way to the disk, because each commit is synced before the next begins. So a power cut damages
-frames of the last transaction only. A frame that continues after a commit (its checksum begins with that commit's)
-behind the frame where SQLite stopped proves that a synced commit was damaged.
+SQLite reads the frames up to the first whose checksum is wrong, and drops the rest without an error. Only one
+transaction is unsynced at any time, because each commit is synced before the next begins. So a power cut damages frames
+of the last transaction only. If, after the frame at which SQLite stopped, a frame continues a commit (its checksum
+starts from that commit's), a synced commit was damaged.
 
-The log's file may be opened beside SQLite: SQLite's locks are on the database and the shared memory. Format:
-https://www.sqlite.org/fileformat2.html#the_write_ahead_log
+This module may open the log's file while SQLite has it open: SQLite's locks are on the database and the shared memory.
+Format: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAGIC = 0x377F0682  # the last bit: checksums are over big-endian words
 
 @dataclass(frozen=True, slots=True)
 class WalHeader:
-    """The header of a log: size of its pages, the salts that its frames carry, and the byte order of its checksums."""
+    """The header of a log: the size of its pages, the salts in its frames, and the byte order of its checksums."""
 
     page_bytes: int
     salts: bytes
@@ -41,7 +41,7 @@ def wal_path(path: Path) -> Path:
 
 
 def read_header(path: Path) -> WalHeader | None:
-    """The header of the log of the database at `path`; None where there is no log, or where its header is damaged.
+    """The header of the log of the database at `path`; None if there is no log, or if its header is damaged.
 
     SQLite writes the header as one sector and syncs it before the first frame, so no power cut damages it.
     """
@@ -60,9 +60,9 @@ def read_header(path: Path) -> WalHeader | None:
 
 
 def has_commits_behind(path: Path, header: WalHeader, frames: int) -> bool:
-    """Whether the log holds a synced commit behind its first `frames` frames, where SQLite stopped.
+    """Whether the log holds a synced commit after its first `frames` frames, at which SQLite stopped.
 
-    Reads the headers of the frames behind, and one page for each commit among them. Raises OSError.
+    Reads the headers of the later frames, and one page for each commit among them. Raises OSError.
     """
     with wal_path(path).open("rb") as file:
         commit: tuple[int, int] | None = None
@@ -74,13 +74,13 @@ def has_commits_behind(path: Path, header: WalHeader, frames: int) -> bool:
             elif commit is not None and _continues(file, head, header, commit):
                 return True
             else:
-                # Bytes 4 to 8: the size of the database after a commit, 0 in other frames. Behind them the checksum.
+                # Bytes 4 to 8: the size of the database after a commit, 0 in other frames. Bytes 16 to 24: checksum.
                 commit = struct.unpack(">II", head[16:24]) if any(head[4:8]) else None
     return False
 
 
 def _continues(file: BinaryIO, head: bytes, header: WalHeader, before: tuple[int, int]) -> bool:
-    """Whether the checksum of a frame continues that of the frame before it. The file stands behind the frame's
+    """Whether the checksum of a frame continues that of the frame before it. The file's position is after the frame's
     header."""
     page = file.read(header.page_bytes)
     if len(page) < header.page_bytes:

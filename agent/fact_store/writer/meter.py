@@ -30,7 +30,7 @@ class Meter:
         self._sum_s = 0.0
 
     def done(self, work: Work, outcome: Any, now_ns: int) -> None:
-        """One piece of work was answered with a result or an error."""
+        """Count one piece of work that was answered with a result or an error."""
         match work:
             case AppendSamples() | AppendMessages():
                 self._appended(work, outcome, now_ns)
@@ -42,8 +42,8 @@ class Meter:
                     self.facts_duplicate += outcome.duplicate_facts
 
     def latency(self) -> Histogram:
-        """From queued to durable, of appends of messages that succeeded. Samples wait for `commit_interval_ms` on
-        purpose, which says nothing of the disk."""
+        """The time from queued to durable of successful appends of messages. Samples are not counted: they wait for
+        `commit_interval_ms` on purpose, which does not depend on the disk."""
         return Histogram(tuple(self._counts), self._sum_s)
 
     def _appended(self, work: AppendSamples | AppendMessages, outcome: Any, now_ns: int) -> None:

@@ -1,11 +1,11 @@
 """The one thread that writes: takes work from the queue, seals facts, commits, and only then answers.
 
-Promised: a future gets its result only after the commit of its work has returned with synchronous=FULL; refused work
+Guarantees: a future gets its result only after the commit of its work has returned with synchronous=FULL; refused work
 changes nothing but the list of incidents; the work of a stream runs in order. A commit that fails ends the writer:
 every waiting future fails and `ended` says why. Nothing is tried again on this connection, because the kernel may have
 dropped the pages that it could not write and would report success next time. Exceptions are lack of space and a lock
-held by another program: the transaction is rolled back, and the store goes on. A commit by another program ends the
-store.
+held by another program: the transaction is rolled back, and the store continues. A commit by another program ends the
+writer.
 
 Other threads only queue work (bounded, StoreBusy) and read `catalog`, which is replaced in one assignment after each
 commit.
@@ -76,13 +76,13 @@ from agent.signing.heads import HeadSigner
 
 log = logging.getLogger(__name__)
 
-LOST_LAGS = 3  # a consumer out of sync may be busy; one not seen for three times as long is offline
+LOST_LAGS = 3  # a consumer out of sync may be busy; one not seen for three times `in_sync_lag_ms` is offline
 WAIT_NS_MAX = 3_600_000_000_000  # one hour, below the system's limit for a timed wait
 
 OnCommit = Callable[[Mapping[str, int]], None]
 Witness = Callable[[str, Mapping[str, int], int, tuple[Reseal, ...]], None]
-"""Records the epoch (hex), which ends a commit has moved, and how many tag definitions of its own the store has. Must
-not raise."""
+"""Records the epoch (hex), the ends that a commit has moved, the count of own tag definitions, and what was resealed.
+Must not raise."""
 _Outcomes = list[tuple[Work, Any]]
 
 
@@ -110,8 +110,8 @@ class Writer:
         self.ended: Future[None] = Future()
         self.meter = Meter()
         self.activity = ConsumerActivity()
-        self._acknowledging = AckWaiters(self.activity.followers)
-        self._lifetimes = ConsumerExpiry(
+        self._ack_waiters = AckWaiters(self.activity.followers)
+        self._expiry = ConsumerExpiry(
             self.activity, lambda name: LOST_LAGS * self.policy(name).in_sync_lag_ms * 1_000_000
         )
         self._alarm_ns = 0
@@ -176,7 +176,7 @@ class Writer:
     ) -> Future[Any]:
         """Queue a call that runs inside a transaction, and return its future; raises as `append_samples`.
 
-        `size` is the memory in bytes that its arguments take; the others as `Call` has them.
+        `size` is the memory in bytes that its arguments take; `Call` describes the other parameters.
         """
         call = Call(name, size, time.monotonic_ns(), run, is_early, stream, is_deferred)
         with self._changed:
@@ -190,7 +190,7 @@ class Writer:
         return self.submit(kind, lambda transaction: transaction.add_incident(kind, subject, detail))
 
     def hasten(self) -> None:
-        """A caller waits for a deferred call: commit at once."""
+        """Commit deferred calls at once, because a caller now waits for one."""
         with self._changed:
             if self._queue.deferred_ns is not None:
                 self._queue.hasten()
@@ -199,7 +199,7 @@ class Writer:
     @property
     def has_waiting_appends(self) -> bool:
         """Whether appends wait for consumers to confirm them; from any thread."""
-        return self._acknowledging.has_any
+        return self._ack_waiters.has_any
 
     def policy(self, stream: str) -> StreamSettings:
         """The settings of a stream."""
@@ -212,8 +212,8 @@ class Writer:
     def set_limits(
         self, bytes_max: int, policies: Mapping[str, StreamSettings], holds: Mapping[str, HoldLimit]
     ) -> None:
-        """Replace the settings of the file, streams and zones. Each is replaced in one assignment, so the thread sees
-        either the old or the new value."""
+        """Replace the settings of the file, streams and zones. Each is replaced in one assignment, so the writer's
+        thread sees either the old or the new value."""
         self.policies = dict(policies)
         self.housekeeping.settings = replace(self.housekeeping.settings, bytes_max=bytes_max)
         self.housekeeping.holds = holds
@@ -235,7 +235,7 @@ class Writer:
         return unsubscribe
 
     def statistics(self) -> StoreStatistics:
-        """Counters since the start, what waits now, and the size of the files."""
+        """Counters since the start, what is queued now, and the sizes of the files."""
         queue, meter = self._queue, self.meter
         return StoreStatistics(
             state="failed" if self.failure else "closed" if self._has_ended else "open",
@@ -267,7 +267,7 @@ class Writer:
     # ------------------------------------------------------------------------------------------- the writer's thread
 
     def _run(self) -> None:
-        """Commit until closed or failed. However the thread ends, every future is answered."""
+        """Commit until closed or failed. Every future is answered, however the thread ends."""
         is_broken = True  # stays True if an exception ends the loop
         try:
             while self.failure is None:
@@ -280,11 +280,14 @@ class Writer:
             is_broken = False
         finally:
             if is_broken:
-                self.failure = StoreFailed(f"{self._path}: the writer broke", "its traceback is in the log; report it")
+                self.failure = StoreFailed(
+                    f"{self._path}: an unexpected exception ended the writer", "its traceback is in the log; report it"
+                )
             self._end()
 
     def _next(self) -> CommitGroup | None:
-        """Wait for the next group; an empty one when a timer is due, None when closing and nothing is left."""
+        """Wait for the next group: an empty one when a timer is due, None when the store closes and nothing is
+        queued."""
         with self._changed:
             while True:
                 now_ns = time.monotonic_ns()
@@ -310,12 +313,12 @@ class Writer:
     def _run_timers(self) -> None:
         """Run timers: appends that have timed out, consumers that are lost or expired."""
         now_ns = time.monotonic_ns()
-        self._acknowledging.settle(self.catalog, now_ns)
-        if events := self._lifetimes.due(self.catalog, now_ns):
+        self._ack_waiters.settle(self.catalog, now_ns)
+        if events := self._expiry.due(self.catalog, now_ns):
             run = partial(consumers.apply_events, events=events, seen_unix_ms=self.activity.seen_unix_ms)
             with contextlib.suppress(StoreError):  # closing, ended, or no room: `due` returns them again
-                self.submit("lifetimes", run)
-        self._alarm_ns = min(self._acknowledging.alarm_ns, self._lifetimes.alarm_ns)
+                self.submit("expire", run)
+        self._alarm_ns = min(self._ack_waiters.alarm_ns, self._expiry.alarm_ns)
 
     def _commit(self, group: CommitGroup) -> None:
         """One transaction: run the work, commit, publish the catalog, answer."""
@@ -340,14 +343,14 @@ class Writer:
             log.warning("clock_jumped", extra={"jump_ms": jump_ms})
         self._clock = clock
         ends_before = self.catalog.streams
-        self.catalog = transaction.catalog  # before the answers: a caller that has its answer finds its facts
+        self.catalog = transaction.catalog  # before the answers: a caller that has its answer can read its facts
         self.signer = transaction.signer
         ends = {
             name: stream.end_offset
             for name, stream in self.catalog.streams.items()
             if stream is not ends_before.get(name)
         }
-        if self._witness is not None:  # between commit and answers: what was answered, the witness has (decision 0046)
+        if self._witness is not None:  # between commit and answers: the witness has all that was answered (0046)
             catalog = self.catalog
             self._witness(catalog.origin.epoch.hex(), ends, catalog.own_definitions().count, catalog.reseals)
         self._answer(outcomes)  # after the commit only: an answer means that the work is on the disk
@@ -372,7 +375,7 @@ class Writer:
         self.housekeeping.settle(is_durable=is_durable)
 
     def _check_only_writer(self) -> None:
-        """Raise SecondWriter if another connection has committed: the catalog would no longer be true. Costs a
+        """Raise SecondWriter if another connection has committed: the catalog would no longer match the file. Costs a
         microsecond or two."""
         if self._connection.execute(QUERIES["data_version"]).fetchone()[0] != self._data_version:
             raise SecondWriter
@@ -408,12 +411,12 @@ class Writer:
             if isinstance(outcome, StoreError):
                 work.future.set_exception(outcome)
             elif isinstance(work, AppendMessages):
-                self._acknowledging.answer(work, outcome, self.catalog, now_ns)
+                self._ack_waiters.answer(work, outcome, self.catalog, now_ns)
             else:
                 work.future.set_result(outcome)
 
     def _roll_back(self, group: CommitGroup, error: sqlite3.Error) -> None:
-        """The transaction failed as a whole: nothing of it is durable, and each of its futures fails."""
+        """Roll back a failed transaction: nothing of it is durable, and each of its futures fails."""
         found = running_error(self._path, error)
         try:
             if self._connection.in_transaction:
@@ -421,7 +424,7 @@ class Writer:
         except sqlite3.Error as second:
             found = running_error(self._path, second)
         self._settle(is_durable=False)
-        self.housekeeping.put_off(time.monotonic_ns())
+        self.housekeeping.postpone(time.monotonic_ns())
         found.__cause__ = error
         if isinstance(found, StoreFull):
             self.housekeeping.free_ballast()
@@ -448,7 +451,7 @@ class Writer:
             self._has_ended = True
             left = self._queue.take(tuple(self._queue.waiting)).all()
         error = self.failure or StoreClosed(f"{self._path}: the writer ended")
-        self._acknowledging.close(error.why)
+        self._ack_waiters.close(error.why)
         self.catalog.tails.clear()  # reads go to the file from now on, and fail once its reader is closed
         for work in [*left, *(self._group.all() if self._group else ())]:
             if not work.future.done():
@@ -469,8 +472,8 @@ class Writer:
         """
         if self.failure is None:
             try:
-                # All facts are in the database before the mark goes: a checkpoint writes its pages in any order, and a
-                # power cut amid one, with the log lost, would leave a store that looks closed and lacks the rest.
+                # All facts are in the database before the mark is removed: a checkpoint writes pages in any order. A
+                # power cut amid one, with the log lost, would leave a store that is marked as closed and lacks facts.
                 self._connection.execute(QUERIES["checkpoint"]).close()
                 self._connection.execute(QUERIES["update_is_open"], (0,))
                 self._connection.close()

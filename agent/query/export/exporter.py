@@ -1,4 +1,4 @@
-"""Writes facts to a flat file, as far as the store can be read, and returns how many.
+"""Exports facts to a flat file, as far as the store can be read.
 
 The target is complete or unchanged: the export is written under a temporary name, which is removed when the export
 fails. An existing file is replaced only with `force`. Offsets that could not be read are in `Scanner.counters.holes`.
@@ -57,7 +57,7 @@ def export(
         facts = _write(scanner, bounds, _form(form_name, part), progress)
         size = part.stat().st_size
         part.replace(target)
-    except (OSError, sqlite3.Error) as error:  # the store's own come as StoreError
+    except (OSError, sqlite3.Error) as error:  # errors of the store itself are StoreError
         hint = "check the free space of the disk and the permissions of the folder"
         raise ExportRefused(f"{target} cannot be written: {error}", hint) from error
     finally:

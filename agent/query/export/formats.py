@@ -66,7 +66,7 @@ class _TextForm:
 
 
 class CsvForm(_TextForm):
-    """Comma-separated text with a header line; empty is NULL, and an empty text where `value_type` is string."""
+    """Comma-separated text with a header line. An empty cell is NULL, or an empty text if `value_type` is string."""
 
     def __init__(self, file: IO[str]) -> None:
         super().__init__(file)
@@ -78,7 +78,7 @@ class CsvForm(_TextForm):
 
 
 class JsonLinesForm(_TextForm):
-    """A JSON object a line; what is NULL is left out."""
+    """One JSON object on each line; NULL values are left out."""
 
     def write(self, facts: Facts) -> None:
         lines = []
@@ -89,7 +89,7 @@ class JsonLinesForm(_TextForm):
 
 
 class ParquetForm:
-    """Row groups of the columns that the Spark source has, in its types."""
+    """Row groups with the columns and types of the Spark source."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -147,7 +147,7 @@ class ParquetForm:
 
 
 Form = SqliteForm | CsvForm | JsonLinesForm | ParquetForm
-"""Each is written batch by batch, then finished, and closed in any case."""
+"""The caller writes batch by batch, then calls `finish`, and calls `close` in any case."""
 
 
 def flat_column(facts: Facts, name: str) -> Sequence[Any]:
@@ -166,13 +166,13 @@ def _text_rows(facts: Facts, of_value: Callable[[Value], Any]) -> Any:
 
 
 def _safe_cells(row: Sequence[Any]) -> Sequence[Any]:
-    """No text of another zone is a formula for a spreadsheet; the names of zones, streams, subjects and predicates, and
-    JSON, begin with other characters."""
+    """Escape text that a spreadsheet would read as a formula, in columns that others control. Names of zones, streams,
+    subjects and predicates, and JSON, cannot begin like a formula."""
     return [csv_cell(cell) if at in _FOREIGN and cell else cell for at, cell in enumerate(row)]
 
 
 def json_exact(value: Value) -> Any:
-    """A value as JSON that every reader reads exactly, and as `exact_text` where there is none."""
+    """A value as JSON that every reader reads exactly, or as `exact_text` if there is no such JSON."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):

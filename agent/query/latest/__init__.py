@@ -1,4 +1,4 @@
-"""The last known value of every tag: searched from the newest source time down, and shown as rows."""
+"""The last known value of every tag: searched from the newest source time backwards, and returned as rows."""
 
 from agent.query.latest.latest_query import DEPTH_FACTS, FRESH_MS, AbsentTags, find_latest, find_latest_in_stream
 from agent.query.latest.latest_rows import LatestRecord, latest_record, merge_peer_records

@@ -1,8 +1,8 @@
-"""Runs a search for latest values on a store: reads summaries, then batches from the newest time down, until every tag
-is settled. The marks of the log give the time when a batch was recorded here.
+"""Searches a store for latest values: reads summaries, then batches from the newest time backwards, until every tag is
+settled. The marks of the log give the time when a batch was recorded here.
 
-At most `depth` facts are searched from the end of each stream, since a tag without any value would otherwise open the
-whole store. Within the depth the answer is exact; a tag not found there is a row without a value.
+At most `depth` facts are searched from the end of each stream, because a tag without any value would otherwise open the
+whole store. Within the depth the answer is exact; a tag that is not found there gives a row without a value.
 
 A caller that searches one stream repeatedly keeps an `AbsentTags`. The definitions of a store name the tags of all its
 streams, so most of them are absent from any one stream; the next search looks for those only in newer offsets.
@@ -24,15 +24,15 @@ from agent.pages import Hole
 from agent.query.latest.latest_search import Arrival, LatestRow, LatestSearch, Tag
 from agent.query.scan import INT64_MAX, OFFSET_MAX, Scanner
 
-DEPTH_FACTS = 10_000_000  # one to two seconds on two shared cores, where nothing ends the search earlier
+DEPTH_FACTS = 10_000_000  # takes one to two seconds on two shared cores if nothing ends the search earlier
 FRESH_MS = 60_000
 ZONE_DEFINITIONS_BYTES_MAX, DEFINITION_OVERHEAD_BYTES = 18 * 1024 * 1024, 192
-"""Of the tags of one zone that a node searches for, as much as one epoch may have. A tag takes a kilobyte meanwhile,
-and a zone may have defined any number of them in epochs that are over."""
+"""The definitions of one zone for which a node searches: as many bytes as one epoch may have. During a search a tag
+takes a kilobyte, and a zone may have defined any number of tags in earlier epochs."""
 
 
 class _Place(NamedTuple):
-    """A batch in the order of the search: the latest time that it proves, its arrival, its summary."""
+    """A batch in the order of the search: its bound (the latest time that it can prove), its arrival, its summary."""
 
     bound_ns: int
     arrival: Arrival
@@ -40,10 +40,11 @@ class _Place(NamedTuple):
 
 
 class AbsentTags:
-    """Which tags have no value in which offsets of a stream, for repeated searches; used by one thread at a time.
+    """Records which tags have no value in which offsets of a stream, for repeated searches. Used by one thread at a
+    time.
 
-    Batches never change, and new ones have higher offsets. Only a damaged batch may be repaired in its place, so a
-    search that met a hole is not recorded.
+    Batches never change, and new ones have higher offsets. Only a damaged batch may be repaired later, so a search that
+    found a hole is not recorded.
     """
 
     def __init__(self) -> None:
@@ -59,12 +60,12 @@ class AbsentTags:
         return found
 
     def retain_only(self, stream: str, tags: Collection[Tag]) -> None:
-        """Forget tags that are not searched for any more."""
+        """Forget tags that are no longer searched for."""
         if stream in self._searched:
             self._searched[stream] = {tag: span for tag, span in self._searched[stream].items() if tag in tags}
 
     def note(self, stream: str, first_offset: int, last_offset: int, rows: Iterable[LatestRow]) -> None:
-        """Record the result of a search; what is known of other tags stays."""
+        """Record the result of a search; entries of other tags stay."""
         known = self._searched.setdefault(stream, {})
         for row in rows:
             if row.latest is None:
@@ -98,7 +99,7 @@ def find_latest_in_stream(
     depth_facts: int = DEPTH_FACTS,
     fresh_ms: int = FRESH_MS,
 ) -> list[LatestRow]:
-    """As `find_latest` of one stream, for a caller that searches repeatedly: only tags that have a value."""
+    """As `find_latest` for one stream, for a caller that searches repeatedly; returns only tags that have a value."""
     first_offset, end_offset = _first(scanner, stream, depth_facts), scanner.ends.get(stream, 0)
     definitions = _definitions(scanner, ZONE_DEFINITIONS_BYTES_MAX)
     tags = {Tag(origin.zone, one.subject, one.predicate) for origin, ones in definitions.items() for one in ones}
@@ -109,10 +110,10 @@ def find_latest_in_stream(
         search = LatestSearch(definitions, is_wanted, known.__contains__)
         _carry_out(scanner, search, places, min(known.values(), default=end_offset))
         rows = search.rows(now_ns, fresh_ms)
-        spoken = [row.tag for row in rows if row.latest is not None and row.tag in known]
-        if not spoken:
+        appeared = [row.tag for row in rows if row.latest is not None and row.tag in known]
+        if not appeared:
             break
-        for tag in spoken:  # its first value: as_of of its source may lie in the batches that were left out
+        for tag in appeared:  # search again: the skipped batches may hold the `as_of` of its source
             del known[tag]
     if not scanner.counters.holes_total:
         absent.note(stream, first_offset, end_offset, rows)
@@ -122,8 +123,8 @@ def find_latest_in_stream(
 def _carry_out(
     scanner: Scanner, search: LatestSearch, places: Iterable[_Place], until_offset: int = OFFSET_MAX
 ) -> None:
-    """Look while a tag is unsettled, and at every batch after `until_offset`, where tags may be that are absent up to
-    there."""
+    """Search batches while a tag is unsettled, and every batch after `until_offset`, because tags that are absent up to
+    there may appear later."""
     for bound_ns, arrival, summary in places:
         is_sought = search.settle(bound_ns)
         if not is_sought and until_offset == OFFSET_MAX:
@@ -133,7 +134,8 @@ def _carry_out(
 
 
 def _definitions(scanner: Scanner, zone_bytes_max: int | None = None) -> dict[Origin, list[TagDefinition]]:
-    """Of all origins; with a limit those of each zone's newest epoch, and of those before it as many as it allows."""
+    """The definitions of all origins; with a limit, those of each zone's newest epoch, and of earlier epochs as many as
+    the limit allows."""
     dictionary, origins = scanner.dictionary, scanner.reader.origins()
     if zone_bytes_max is not None:
         left, sizes = dict[str, int](), scanner.reader.definition_sizes()
@@ -161,7 +163,7 @@ def _newest_first(scanner: Scanner, streams: frozenset[str] | None, depth_facts:
         if streams is None or stream in streams:
             marks = scanner.reader.clock_marks(stream)
             offsets = [offset for offset, _ in marks]
-            # A clock that was set back does not reorder arrivals: the highest time that it had shown counts.
+            # A clock that was set back does not reorder arrivals, because the highest earlier time counts.
             times_ns = [unix_ms * 1_000_000 for unix_ms in accumulate(map(itemgetter(1), marks), max)] or [INT64_MAX]
             for page in scanner.summaries(stream, _first(scanner, stream, depth_facts), end_offset):
                 for summary in page:

@@ -16,9 +16,9 @@ _NEVER_NS = -(2**63)
 
 
 class LatestRecord(TypedDict):
-    """A row for programs: `value` as in a message, times as text; fields of the value are None where none was found.
-    `ahead_ms`: how far the source time was ahead of the store's clock at recording, at least; 0 where it was not.
-    `via`: the fact is not in this store, that zone reported it."""
+    """A row for programs: `value` as in a message, times as text; fields of the value are None if none was found.
+    `ahead_ms`: by at least how much the source time was ahead of the store's clock at recording; 0 if it was not.
+    `via`: the zone that reported the value, if the fact is not in this store."""
 
     zone: str
     subject: str
@@ -64,8 +64,8 @@ def latest_record(row: LatestRow) -> LatestRecord:
 def merge_peer_records(
     rows: Sequence[LatestRecord], from_peers: Iterable[LatestRecord], now_ns: int, fresh_ms: int
 ) -> list[LatestRecord]:
-    """Rows of the store, and those of peers where the store has no value as new; by zone and subject. The staleness of
-    a source follows from both."""
+    """The rows of the store, replaced by rows of peers that are newer; sorted by zone and subject. The staleness of a
+    source is computed from the merged rows."""
     best = {(row["zone"], row["subject"], row["predicate"]): row for row in rows}
     for row in from_peers:
         key = row["zone"], row["subject"], row["predicate"]
@@ -88,14 +88,14 @@ def merge_peer_records(
 
 
 def _rank(row: LatestRecord) -> tuple[int, int]:
-    """The greater rank is the newer value. A source time ahead of the clock does not count: the store's own fact came
-    after the peer's report and replaces it; a peer's is shown where there is no other."""
+    """The greater rank is the newer value. A source time ahead of the clock does not count: then the store's own fact
+    ranks above every report of a peer, and a peer's report ranks above a missing value only."""
     if row["source_time"] is None:
         return 0, 0
     return (1 if row["via"] else 3, 0) if row["ahead_ms"] else (2, _at_ns(row["source_time"]))
 
 
 def _at_ns(text: str | None) -> int:
-    """A time that was found, or before all times."""
+    """The time in a text; a time before all others if there is none."""
     found = None if text is None else parse_time_ns(text)
     return _NEVER_NS if found is None else found

@@ -1,9 +1,9 @@
-"""Finds the latest value of every tag in batches given from the newest time down. Core: no IO.
+"""Finds the latest value of every tag in batches given from the newest time backwards. Core: no IO.
 
 A tag is a subject and predicate of a zone, whatever numbers it has had: a new unit, epoch or source gives it a new
-number. The newest source time is the latest value, so history that arrives behind live values does not replace them. A
-source time ahead of this store's clock at recording does not count: such a fact replaces all that arrived before it,
-and the first fact after it that is not history replaces it (decision 0042).
+number. The value with the newest source time is the latest, so history that arrives after live values does not replace
+them. A source time ahead of this store's clock at recording does not count: such a fact replaces all facts that arrived
+before it, and the first fact after it that is not history replaces it (decision 0042).
 
 Batches are taken in descending order of the time that they can prove, their *bound*. A tag is *settled* once its value
 is newer than the bounds of the remaining batches.
@@ -24,8 +24,8 @@ from agent.batch import Origin
 from agent.columns import Unpacked
 from agent.message import TagDefinition, Value
 
-MARK_NS = 60_000_000_000  # a store notes its clock once a minute
-CLOCKS_DIFFER_NS = 60_000_000_000  # by less than this, a source's clock and the store's may differ
+MARK_NS = 60_000_000_000  # a store marks its clock once a minute
+CLOCKS_DIFFER_NS = 60_000_000_000  # tolerated difference between a source's clock and the store's
 
 
 class Tag(NamedTuple):
@@ -37,8 +37,8 @@ class Tag(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A place in the order in which facts came into this store. `recorded_ns` is the last mark of the store's clock
-    before, at most a minute older than the recording."""
+    """A position in the order in which facts arrived in this store. `recorded_ns` is the last mark of the store's clock
+    before the recording, at most a minute older."""
 
     recorded_ns: int
     stream: str
@@ -68,7 +68,7 @@ class LatestValue:
 
     @property
     def ahead_ms(self) -> int:
-        """How far the source time was ahead of the store's clock at recording, at least; 0 where it was not."""
+        """By at least how much the source time was ahead of the store's clock at recording; 0 if it was not."""
         if self.source_time_ns <= self.arrival.limit_ns:
             return 0
         return (self.source_time_ns - self.arrival.recorded_ns - MARK_NS) // 1_000_000
@@ -87,10 +87,10 @@ class LatestRow:
 
 
 class LatestSearch:
-    """Tags whose last values are sought. Give it batches in descending order of `bound_ns` and arrival.
+    """Searches the last values of tags. Batches must be given in descending order of bound and arrival.
 
-    Of two batches with facts ahead of the clock the later one then comes first, and so does a batch with such a fact
-    before any batch that arrived earlier. The first such fact of a tag is therefore the last one to arrive.
+    In this order, a batch with facts ahead of the clock comes before every batch that arrived earlier. So the first
+    such fact of a tag is the last one to arrive.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class LatestSearch:
         is_wanted: Callable[[Tag], bool],
         absent: Callable[[Tag], bool] = lambda _: False,
     ) -> None:
-        """`absent` tags are known not to be in most batches: the search does not continue for their sake."""
+        """`absent` tags are known to be missing in most batches, so the search does not continue for them."""
         self._definitions = definitions
         self._sources: dict[Tag, str] = {}
         self._numbers: dict[Tag, list[tuple[Origin, int]]] = {}
@@ -108,7 +108,7 @@ class LatestSearch:
             self._sources[tag] = one.source
             self._numbers.setdefault(tag, []).append((origin, number))
         self.wanted = frozenset(filter(is_wanted, self._sources))
-        # Other tags of the same sources count for as_of, but the search does not continue for their sake.
+        # Other tags of the same sources count for `as_of`, but the search does not continue for them.
         sources = {(tag.zone, self._sources[tag]) for tag in self.wanted}
         self._open: dict[Origin, dict[int, Tag]] = {}
         for tag, numbers in self._numbers.items():
@@ -119,10 +119,11 @@ class LatestSearch:
         self._found: dict[Tag, LatestValue] = {}
         self._times: list[tuple[int, Tag]] = []  # heap, newest first; values that were replaced stay in it
         self._ahead: dict[Tag, Arrival] = {}  # the last fact of the tag that was ahead of the clock
-        self._heard_ns: dict[tuple[str, str], int] = {}  # when each zone and source was alive last
+        self._alive_ns: dict[tuple[str, str], int] = {}  # when each source of a zone was last alive
 
     def settle(self, bound_ns: int) -> bool:
-        """No remaining batch proves a later time than this; False when nothing that is wanted can be in them."""
+        """Settle the tags whose value is newer than `bound_ns`, the greatest bound of the remaining batches. False if
+        the remaining batches cannot change any wanted tag."""
         while self._times and -self._times[0][0] > bound_ns:
             time_ns, tag = heapq.heappop(self._times)
             if self._found[tag].rank[0] == -time_ns and tag in self._numbers:
@@ -132,7 +133,7 @@ class LatestSearch:
         return bool(self._unsettled)
 
     def may_be_in(self, origin: Origin) -> bool:
-        """Whether a batch of this origin can matter."""
+        """Whether a batch of this origin can hold a tag that is still searched for."""
         return bool(self._open.get(origin))
 
     def look(self, batch: Arrival, origin: Origin, samples: Unpacked) -> None:
@@ -173,8 +174,8 @@ class LatestSearch:
         rows = []
         for tag in sorted(self.wanted):
             source_name = self._sources[tag]
-            heard_ns = self._heard_ns.get((tag.zone, source_name))
-            as_of_ns = None if heard_ns is None else min(heard_ns, now_ns)
+            alive_ns = self._alive_ns.get((tag.zone, source_name))
+            as_of_ns = None if alive_ns is None else min(alive_ns, now_ns)
             staleness_ms = None if as_of_ns is None else (now_ns - as_of_ns) // 1_000_000
             is_fresh = staleness_ms is not None and staleness_ms <= fresh_ms
             mode: Literal["fresh", "degraded"] = "fresh" if is_fresh else "degraded"
@@ -184,7 +185,7 @@ class LatestSearch:
     def _note_alive(self, tag: Tag, time_ns: int) -> None:
         """Note that the source of a tag was alive at this time."""
         source = tag.zone, self._sources[tag]
-        self._heard_ns[source] = max(time_ns, self._heard_ns.get(source, time_ns))
+        self._alive_ns[source] = max(time_ns, self._alive_ns.get(source, time_ns))
 
 
 def _numbered(definitions: Mapping[Origin, Iterable[TagDefinition]]) -> Iterator[tuple[Origin, int, TagDefinition]]:

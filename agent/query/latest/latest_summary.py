@@ -1,7 +1,7 @@
-"""How many tags are good, bad and silent, which ones are not good, and a few values. Core: no IO.
+"""Summarizes how many tags are good, bad and silent, which ones are not good, and a few values. Core: no IO.
 
-A tag is judged once: `removed` where no tag file names it, `silent` without a value or when its value is overdue, else
-by the quality of its value. A tag that the tag files name and the store has never had is silent.
+Each tag counts once: as `removed` if no tag file names it, as `silent` if it has no value or its value is overdue,
+otherwise by the quality of its value. A tag that the tag files name and the store has never had is silent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNCERTAIN, _BAD = 1, 2  # the severity of a StatusCode, its upper two bits; OPC
 
 @dataclass(frozen=True, slots=True)
 class LatestSummary:
-    """Counts; the tags that have a bad value, those that are silent by name, and the first values, of every source."""
+    """Counts, the tags with a bad value, the names of silent tags, and the first values of every source."""
 
     good: int
     uncertain: int
@@ -37,7 +37,8 @@ class LatestSummary:
 def summarize(
     rows: Iterable[AgedRecord], in_force: TagsInForce | None, is_wanted: Callable[[Tag], bool]
 ) -> LatestSummary:
-    """The summary of rows in their order, and of the tags in force that have none; `is_wanted` chose the rows."""
+    """The summary of rows, in their order, and of the tags in force that have no row. `is_wanted`: the filter that
+    selected the rows."""
     counts, bad, silent, valued = Counter[str](), list[AgedRecord](), list[str](), list[AgedRecord]()
     recorded = set[str]()
     for row in rows:
@@ -60,7 +61,7 @@ def summarize(
 
 
 def _first_of_each(rows: Sequence[AgedRecord]) -> list[AgedRecord]:
-    """The first rows, as many of each source as of the others where it has so many; in the order of the rows."""
+    """The first rows, with equal numbers from each source as far as possible, in the order of the rows."""
     seen, ranked = Counter[tuple[str, str]](), list[tuple[int, int]]()
     for place, row in enumerate(rows):
         source = row["zone"], row["source"]

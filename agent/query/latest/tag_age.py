@@ -1,8 +1,8 @@
 """The age of a tag's own value, and whether it exceeds the expected interval. Core: no IO.
 
-Staleness belongs to a source, because a tag that reports by exception may be silent for hours. Where the tag files say
-how often a tag comes at the longest, it is judged by itself: `stale` when nothing came for that time and a grace. A tag
-of this node that no tag file names any more is `removed`.
+Staleness belongs to a source, because a tag that reports by exception may be silent for hours. If the tag files give
+the longest interval of a tag, it is judged by itself: `stale` if no value has arrived for that interval and a grace
+time. A tag of this node that no tag file names any more is `removed`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from agent.query.latest.latest_rows import LatestRecord
 from agent.query.scan import parse_time_ns
 
-GRACE_MS_MIN = 5_000  # a group commit, a poll that is late
-GRACE_MS_MAX = 60_000  # a tag that comes once an hour is missed after an hour and a minute
+GRACE_MS_MIN = 5_000  # allows for a group commit and a late poll
+GRACE_MS_MAX = 60_000  # a tag that arrives once an hour is stale after an hour and a minute
 
 
 class AgedRecord(LatestRecord):
-    """A row with the age of the tag's own value, None where its time is not to be trusted, and how often it comes at
-    the longest, None where that is not known, as for a tag that comes on change."""
+    """A row with the age of the tag's own value, None if its time cannot be trusted, and the longest expected interval,
+    None if it is not known, for example because the tag reports on change."""
 
     age_ms: int | None
     expected_ms: int | None
@@ -28,14 +28,14 @@ class AgedRecord(LatestRecord):
 @dataclass(frozen=True, slots=True)
 class TagsInForce:
     """The subjects that the tag files of a zone's node name, with the longest time between two facts in ms; 0 if a tag
-    comes on change."""
+    reports on change."""
 
     zone: str
     intervals_ms: Mapping[str, int]
 
 
 def aged_record(record: LatestRecord, in_force: TagsInForce | None, now_ns: int) -> AgedRecord:
-    """A row with its age, judged by what the tag files say if they are known."""
+    """A row with its age, judged by the tag files if they are known."""
     time_ns = None if record["source_time"] is None else parse_time_ns(record["source_time"])
     age_ms = None if time_ns is None or record["ahead_ms"] else max(0, (now_ns - time_ns) // 1_000_000)
     expected_ms, mode = None, record["mode"]

@@ -1,7 +1,8 @@
 """The bounds of a query, which exclude batches and facts from being read or opened. Core: no IO.
 
-A batch's row has its offsets, origin and times; a definition has the number of a tag at its origin. What these exclude
-is never decompressed. Bounds may only exclude what does not match; the caller checks its own conditions again.
+A batch's row has its offsets, origin and times; a definition has the number of a tag at its origin. Batches that these
+exclude are never decompressed. Bounds exclude only facts that do not match, perhaps not all of them, so the caller must
+check its conditions again.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Bounds:
 
     @property
     def names_subjects(self) -> bool:
-        """Whether they do so by what a definition says, beyond its number."""
+        """Whether the bounds restrict the tags by the content of their definitions."""
         return bool(self.subject_tests) or self.predicates is not None
 
     def wants(self, number: int, definition: TagDefinition) -> bool:
@@ -107,7 +108,7 @@ def matches_glob(subject: str, globs: Sequence[str]) -> bool:
 
 
 def _places_of(tags: list[int], number: int, span: Sequence[int]) -> list[int]:
-    """Where one number stands: looked for in C, for most questions are about one tag."""
+    """The places of one number, searched in C because most queries are about one tag."""
     found = list[int]()
     if not span:
         return found

@@ -1,6 +1,6 @@
 """The definitions of tag numbers by origin, read from a store when a batch first needs them.
 
-Definitions never change and their numbers have no gaps, so they are cached. Several threads may ask at once.
+Definitions never change and their numbers have no gaps, so they are cached. Thread-safe.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from agent.query.scan.bounds import Bounds
 
 
 class Dictionary:
-    """Definitions of a store by origin; number n stands at n - 1."""
+    """Definitions of a store by origin; number n is at index n - 1."""
 
     def __init__(self, reader: StoreReader) -> None:
         self._reader = reader
         self._known: dict[Origin, list[TagDefinition]] = {}
-        self._growing = threading.Lock()  # two that read the same definitions would both append them
+        self._growing = threading.Lock()  # two threads that read the same definitions would both append them
 
     def of(self, origin: Origin, count: int) -> list[TagDefinition]:
         """At least the first `count` definitions of an origin. Raises BatchError when the store has fewer."""
@@ -47,11 +47,11 @@ class Dictionary:
 
 
 class NumbersOnly(Dictionary):
-    """For scans that choose tags by number and look at no definition: of ten thousand tags these are 4 MB and half a
+    """For scans that select tags by number and need no definitions: those of ten thousand tags take 4 MB and half a
     second."""
 
-    def of(self, origin: Origin, count: int) -> list[TagDefinition]:  # noqa: ARG002 that of the other
-        """None."""
+    def of(self, origin: Origin, count: int) -> list[TagDefinition]:  # noqa: ARG002 the signature of the base class
+        """No definitions."""
         return []
 
 
@@ -65,15 +65,15 @@ class Wanted:
         self._least = min(bounds.numbers or (), default=DEFINITIONS_MAX + 1)
 
     def numbers(self, origin: Origin, count: int) -> frozenset[int] | None:
-        """Which of an origin's first `count` tags (and perhaps of later ones) are wanted; None for all of them."""
+        """The wanted tags among an origin's first `count` tags (and perhaps later ones); None for all of them."""
         if not self._bounds.names_tags:
             return None
         if not self._bounds.names_subjects:
             return self._bounds.numbers if self._least <= count else frozenset()
-        looked_at, numbers = self._found.get(origin, (0, frozenset[int]()))
-        if looked_at < count:
+        checked, numbers = self._found.get(origin, (0, frozenset[int]()))
+        if checked < count:
             known = self._dictionary.of(origin, count)
-            new = (n for n, one in enumerate(known[looked_at:], looked_at + 1) if self._bounds.wants(n, one))
+            new = (n for n, one in enumerate(known[checked:], checked + 1) if self._bounds.wants(n, one))
             numbers = numbers.union(new)
             self._found[origin] = len(known), numbers
         return numbers

@@ -14,7 +14,7 @@ from agent.errors import BsfgError
 
 
 class QueryError(BsfgError):
-    """Root of the tree drawn above."""
+    """Root of the tree above."""
 
     def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(why)
@@ -30,7 +30,7 @@ class SqlRefused(QueryError):
 
 
 class ExportRefused(QueryError):
-    """An export that would overwrite, or has nowhere to go."""
+    """An export whose target exists or cannot be written."""
 
 
 class StreamUnknown(QueryError):
@@ -38,4 +38,4 @@ class StreamUnknown(QueryError):
 
 
 class TimeUnreadable(QueryError):
-    """Text that is no time."""
+    """Text that is not a time."""

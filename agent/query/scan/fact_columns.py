@@ -2,17 +2,17 @@
 
 `sql` and `export` read these columns. The columns of a row:
 
-    stream offset                its place in this store
+    stream offset                its position in this store
     zone epoch sequence          with the stream, its identity: where it was first recorded
     kind                         sample or message
     subject predicate            what it is about, what it states
     tag                          number of the tag's definition at its origin; NULL for a message
-    value                        REAL, INTEGER (also of a bool), TEXT (also JSON), BLOB; NULL where there is none
+    value                        REAL, INTEGER (also for a bool), TEXT (also for JSON), BLOB; NULL if there is none
     value_type                   double int uint bool string bytes json none; NULL for a message
-    value_text                   exactly, as text, what `value` cannot hold: integers above int64, NaN, minus zero
+    value_text                   the exact value as text if `value` cannot hold it: integers above int64, NaN, minus zero
     unit quality                 of the sample; quality is the OPC UA StatusCode, 0 is Good
-    source_time source_time_ns   source time, ISO 8601 in UTC and in ns since 1970; of a message when it was produced
-    object_json                  of a message, canonical JSON; NULL for a sample, whose columns say the same
+    source_time source_time_ns   source time, ISO 8601 in UTC and in ns since 1970; for a message when it was produced
+    object_json                  of a message, canonical JSON; NULL for a sample, whose columns have the same content
     message_id                   the producer's own, or computed for a sample
     from_zone to_zone correlation_id causation_id labels_json     of a message's envelope; NULL for a sample
     verified                     whether a signature of its origin proves the fact: yes, no, or suspect
@@ -48,8 +48,8 @@ _TYPE_NAMES: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts of one batch at `places`. `definitions[n - 1]` is the tag with number n; `messages` are all of the
-    batch."""
+    """The facts of one batch at `places`. `definitions[n - 1]` is the tag with number n; `messages` are all messages of
+    the batch."""
 
     stream: str
     first_offset: int
@@ -59,7 +59,7 @@ class Facts:
     messages: Sequence[Message]
     definitions: Sequence[TagDefinition]
     verified: Callable[[], Verified] = lambda: "no"
-    """Whether a signature proves the batch; a look into the store, so only where it is asked for."""
+    """Whether a signature proves the batch. It costs a look-up in the store, so it is called only for that column."""
 
     def column(self, name: str) -> Sequence[Any]:
         """One column, an entry for each place."""
@@ -94,7 +94,7 @@ class Facts:
         )  # fmt: skip
 
     def values(self) -> Sequence[Value]:
-        """Each tag's value as the product has it; None for a message."""
+        """The value of each sample; None for a message."""
         return self.samples.values_at(self.places) if self.samples else [None] * len(self.places)
 
     def _of_samples(self, name: str, samples: Unpacked) -> Sequence[Any]:
@@ -134,7 +134,7 @@ _OF_MESSAGE: dict[str, Callable[[Message], Any]] = {
 
 
 def sql_value(value: Value) -> Any:
-    """A value as SQLite has it: NaN is NULL there, and an integer above int64 the nearest double."""
+    """A value for SQLite: NaN becomes NULL, and an integer above int64 the nearest double."""
     kind = type(value)
     if kind is float:
         return None if value != value else value  # noqa: PLR0124 only NaN differs from itself
@@ -148,13 +148,13 @@ def sql_value(value: Value) -> Any:
 
 
 def value_type(value: Value) -> str:
-    """The name of a value's type; `uint` only for what int64 cannot hold."""
+    """The name of a value's type; `uint` only for integers above int64."""
     name = _TYPE_NAMES[type(value)]
     return "uint" if name == "int" and value > INT64_MAX else name  # type: ignore[operator]
 
 
 def value_text(value: Value) -> str | None:
-    """The exact value as text where `sql_value` loses some of it, else None. NaN with unusual bits is NaN:<16 hex
+    """The exact value as text if `sql_value` loses some of it, else None. NaN with unusual bits is NaN:<16 hex
     digits>."""
     if type(value) is float:
         if value != value:  # noqa: PLR0124 as above

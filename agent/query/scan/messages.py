@@ -1,7 +1,7 @@
 """Facts as JSON messages with offset, envelope and fact, as `tail` and `fetch` print them; samples are shown as
 messages.
 
-Every fact after an offset is returned in order, with each hole in the log between them.
+Every fact after an offset is returned in order, and so is each hole in the log between them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reads the facts of a store within bounds, batch by batch: first the summaries of batches, then only those that may
 match.
 
-Every fact within the bounds that existed when the scan was made and was not released since is returned once, in the
-order of streams and offsets, or backwards. Unreadable offsets are recorded as holes and do not end the scan. No read
-transaction stays open between two statements, so the write-ahead log can be reused during a long query.
+Every fact within the bounds that existed when the scanner was made, and was not released since, is returned once, in
+the order of streams and offsets, or backwards. Unreadable offsets are recorded as holes and do not end the scan. No
+read transaction stays open between two statements, so the write-ahead log can be reused during a long query.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent.query.scan.dictionary import Dictionary, Wanted
 from agent.query.scan.errors import StreamUnknown
 from agent.query.scan.fact_columns import Facts
 
-SUMMARIES_PAGE = 4096  # some milliseconds for each statement
+SUMMARIES_PAGE = 4096  # a few milliseconds for each statement
 READ_BYTES_MAX = 4 * 1024 * 1024
 ROW_LEAP_MAX = 2**40  # beyond any row that was ever written
 HOLES_MAX = 1000  # named one by one; more are counted
@@ -47,7 +47,8 @@ class ScanCounters:
 
 
 class Scanner:
-    """Scans of one store up to the ends its streams had when this was made: several scans see the same facts."""
+    """Scans one store up to the ends that its streams had when this was made, so that several scans see the same
+    facts."""
 
     def __init__(self, reader: StoreReader, dictionary: Dictionary | None = None) -> None:
         self.reader = reader
@@ -132,7 +133,7 @@ class Scanner:
                 places = bounds.sample_places(stored.first_offset, samples, numbers)
                 definitions = self.dictionary.of(stored.origin, stored.definition_count)
                 facts = Facts(stream, stored.first_offset, batch, places, samples, (), definitions, verified)
-        except (BatchError, StoreDamaged):  # a definition that cannot be read leaves a batch without meaning
+        except (BatchError, StoreDamaged):  # a batch cannot be interpreted without its definitions
             self.counters.add_hole(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
             return None
         self.counters.facts += len(places)
@@ -141,7 +142,7 @@ class Scanner:
     def _verified(self, stream: str, origin: Origin, sequence: int) -> Verified:
         try:
             return self.reader.verified(stream, [(origin, sequence)])[0]
-        except StoreDamaged:  # what cannot be looked up is not proven
+        except StoreDamaged:  # a failed look-up proves nothing
             return "no"
 
     def _scan_stream(self, stream: str, bounds: Bounds, wanted: Wanted, *, newest_first: bool) -> Iterator[Facts]:
@@ -161,7 +162,7 @@ class Scanner:
                         yield replace(facts, places=facts.places[::-1]) if newest_first else facts
 
     def _salvaged(self, stream: str, first_offset: int, last_offset: int) -> list[tuple[int, BatchSummary]]:
-        """Rows and summaries of a range, when SQLite finds the file damaged; offsets without a row are recorded as
+        """Rows and summaries of a range in a file that SQLite finds damaged. Offsets without a row are recorded as
         holes."""
         if self._rows is None:
             self._rows = salvage(self.reader)
@@ -198,8 +199,8 @@ class Scanner:
 
 
 def salvage(reader: StoreReader) -> dict[str, list[tuple[int, BatchSummary]]]:
-    """The readable rows of the table of batches in a damaged file, by stream and offset: row by row, with growing steps
-    over unreadable ones."""
+    """The readable rows of the table of batches in a damaged file, by stream and offset. Unreadable rows are skipped in
+    growing steps."""
     found: dict[str, dict[int, tuple[int, BatchSummary]]] = {}
     row, leap, limit = 0, 1, SUMMARIES_PAGE
     while leap < ROW_LEAP_MAX:
@@ -220,7 +221,7 @@ def salvage(reader: StoreReader) -> dict[str, list[tuple[int, BatchSummary]]]:
 
 
 def _contiguous(summaries: list[BatchSummary], at: int, count: int, *, newest_first: bool) -> list[BatchSummary]:
-    """Batches that follow one another from `at` on, not too many and not too large for one read."""
+    """Consecutive batches from `at` on, at most `count` and small enough for one read."""
     group, size = [summaries[at]], summaries[at].body_bytes
     for summary in summaries[at + 1 : at + count]:
         last = group[-1]

@@ -26,7 +26,7 @@ _TEXTS_KEPT = 4096
 
 @lru_cache(_TEXTS_KEPT)
 def parse_time_ns(text: str) -> int | None:
-    """The time that a text names; None where it names none, or one whose year in UTC is not 1 to 9999."""
+    """The time that a text names; None if it names none, or one whose year in UTC is not 1 to 9999."""
     found = _TIME.fullmatch(text.strip())
     if found is None:
         return None
@@ -53,7 +53,7 @@ def parse_moment_ns(text: str, now_ns: int) -> int:
 
 
 def compare(one: str, other: str) -> int:
-    """-1, 0 or 1: two texts in the order of the times they name; as texts where one of them names none."""
+    """Compare two texts by the times that they name, or as texts if one of them names none; returns -1, 0 or 1."""
     if _is_ours(one) and _is_ours(other):
         left, right = one[:-1], other[:-1]
         return (left > right) - (left < right)
@@ -64,7 +64,7 @@ def compare(one: str, other: str) -> int:
 
 
 def _is_ours(text: str) -> bool:
-    """Whether a text has the form in which equal times are equal texts, and the order of texts is that of times."""
+    """Whether a text has the product's own form, in which texts compare like the times they name."""
     if len(text) < 20 or text[-1] != "Z" or text[4] + text[7] + text[10] + text[13] + text[16] != "--T::":
         return False
     return len(text) == 20 or text[-2] != "0"

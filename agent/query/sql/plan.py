@@ -1,9 +1,9 @@
 """Turns the conditions of an SQL statement into bounds of a scan, and estimates its cost for SQLite. Core: no IO.
 
-SQLite offers each simple condition on a column of `facts` (`offset > ?`, `subject = ?`). Conditions that can exclude
-batches or tags are taken with their operator; their values come when the scan begins. SQLite checks each taken
-condition again on every row. So a plan may return too many rows but must never miss one: a value of another type, an
-unknown collation or an unreadable time is not used.
+SQLite offers each simple condition on a column of `facts` (`offset > ?`, `subject = ?`). The plan accepts conditions
+that can exclude batches or tags, with their operators; their values come when the scan begins. SQLite checks each
+accepted condition again on every row. So a plan may return too many rows but must never miss one: a value of another
+type, an unknown collation or an unreadable time is not used.
 
 A plan is passed through SQLite as text, as its interface requires.
 """
@@ -22,7 +22,7 @@ from agent.batch import Kind
 from agent.message import INT64_MIN
 from agent.query.scan import COLUMNS, INT64_MAX, OFFSET_MAX, Bounds, parse_time_ns
 
-FACTS_COST = 1e9  # about the most a store holds; what matters is only the order of the costs below
+FACTS_COST = 1e9  # about the most that a store holds; only the order of the costs below matters
 _RANGES = ("eq", "gt", "ge", "lt", "le")
 # The operators that are useful on a column, and the share of the store that remains.
 _USEFUL: dict[str, tuple[tuple[str, ...], float]] = {
@@ -42,7 +42,7 @@ _KINDS = {"sample": int(Kind.SAMPLES), "message": int(Kind.MESSAGES)}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Conditions taken, as (column, operator) in the order of their values; columns that are needed; the order of
+    """The accepted conditions as (column, operator) in the order of their values, the needed columns, and the order of
     rows."""
 
     terms: tuple[tuple[str, str], ...]
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def cost(self) -> float:
-        """An estimate for SQLite, to choose among plans."""
+        """An estimate with which SQLite chooses among plans."""
         return FACTS_COST * math.prod(_USEFUL[column][1] for column, _ in self.terms)
 
     def text(self) -> str:
@@ -65,7 +65,7 @@ class Plan:
         return cls(tuple((column, operator) for column, operator in terms), tuple(used), newest_first)
 
     def bounds(self, values: Sequence[Any]) -> Bounds:
-        """The bounds of the conditions with these values; for IN a value is a set."""
+        """The bounds that the conditions give with these values; for IN a value is a set."""
         found = _Narrowing()
         for (column, operator), value in zip(self.terms, values, strict=True):
             found.narrow(column, operator, value)
@@ -79,7 +79,8 @@ def is_useful(column: str, operator: str, collation: str) -> bool:
 
 
 def order_kept(terms: Sequence[tuple[str, str]], order: Sequence[tuple[str, bool]]) -> bool | None:
-    """Whether a scan returns this order anyway: False forwards, True backwards (newest first), None not at all.
+    """The direction in which a scan returns this order by itself: False forwards, True backwards (newest first), None
+    neither.
 
     `order` has (column, descending) for each term. A scan goes by stream, then by offset.
     """
@@ -152,7 +153,7 @@ class _Narrowing:
         if not numbers or len(numbers) < len(_each(value)):
             return
         least, greatest = self._spans[column]
-        lowest, highest = min(numbers), max(numbers)  # of one number, but for IN
+        lowest, highest = min(numbers), max(numbers)  # only IN has more than one number
         if operator in {"eq", "ge", "gt"}:
             least = max(least, math.floor(lowest) + 1 if operator == "gt" else math.ceil(lowest))
         if operator in {"eq", "le", "lt"}:
@@ -166,7 +167,7 @@ def _each(value: Any) -> frozenset[Any]:
 
 
 def _integers(value: Any) -> frozenset[int] | None:
-    """The integers that a value or a set of values can equal; None where that is not plain."""
+    """The integers that a value or a set of values can equal; None if a value is not a number."""
     if not all(isinstance(one, int | float) for one in _each(value)):
         return None
     return frozenset(int(one) for one in _each(value) if math.isfinite(one) and one == int(one))

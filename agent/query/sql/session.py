@@ -2,10 +2,10 @@
 
 This process loads two SQLite libraries, which is safe only because one of them never opens the store's file. The
 standard library's sqlite3, which the node also uses, reads the store (StoreReader, mode=ro, a page at a time). apsw has
-a newer SQLite of its own with virtual tables, an empty database in memory, and asks this module for rows. If both
-opened the file, closing it in one would release the POSIX locks of the other, since these belong to the process; rows
-were lost that way in a trial. So nothing can be attached, an authorizer refuses everything but reading, and `bsfg sql`
-never runs in a node.
+its own newer SQLite with virtual tables in an empty database in memory, and this module supplies their rows. If both
+opened the file, closing it in one would release the POSIX locks of the other, because these belong to the process; a
+trial lost rows that way. So nothing can be attached, an authorizer refuses everything but reading, and `bsfg sql` never
+runs in a node.
 
     ExtraMissing            apsw is not installed
     SqlRefused              SQLite cannot run the statement, or it would do more than read
@@ -14,6 +14,7 @@ never runs in a node.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ _TABLES = dict(named_statements(Path(__file__).with_name("tables.sql").read_text
 
 
 class Answer:
-    """The columns and rows of one statement; rows come as they are found."""
+    """The columns and rows of one statement; rows are returned as they are found."""
 
     def __init__(self, columns: Sequence[str], rows: Iterator[tuple[Any, ...]]) -> None:
         self.columns = columns
@@ -47,7 +48,7 @@ class Answer:
 
 
 class SqlSession:
-    """Statements on one snapshot of a store. Raises ExtraMissing where apsw is not installed."""
+    """Runs statements on one snapshot of a store. Raises ExtraMissing if apsw is not installed."""
 
     def __init__(self, reader: StoreReader, now_ns: int) -> None:
         try:
@@ -69,12 +70,12 @@ class SqlSession:
         self._connection.authorizer = self._allowed
 
     def ask(self, statement: str) -> Answer:
-        """Run one statement. Raises SqlRefused; rows that come later raise it too."""
+        """Run one statement. Raises SqlRefused, also while its rows are read."""
         columns = list[str]()
 
         def trace(cursor: apsw.Cursor, _text: str, _values: object) -> bool:
             if columns:
-                raise SqlRefused("only one statement is run at a time", "leave out what follows the semicolon")
+                raise SqlRefused("only one statement is run at a time", "remove everything after the semicolon")
             columns.extend(name for name, *_ in cursor.get_description())
             return True
 
@@ -82,7 +83,7 @@ class SqlSession:
         cursor.exec_trace = trace
         rows = self._rows(cursor, statement)
         first = next(rows, None)
-        return Answer(columns, rows if first is None else _again(first, rows))
+        return Answer(columns, rows if first is None else chain([first], rows))
 
     def close(self) -> None:
         """Close the connection in memory; the reader belongs to the caller."""
@@ -112,13 +113,13 @@ class SqlSession:
         }
         assert list(tables) == list(_TABLES)
         for name, table in tables.items():
-            module: Any = Module(_TABLES[name], table)  # apsw's protocol asks for methods that reading does not need
+            module: Any = Module(_TABLES[name], table)  # apsw's protocol has methods that reading does not need
             self._connection.create_module(
                 name, module, use_bestindex_object=True, eponymous=True, eponymous_only=True, read_only=True
             )
 
     def _allowed(self, action: int, *_: str | None) -> int:
-        """Reading, calculating, and nothing else. load_extension is off in apsw by default."""
+        """Allow only reading and calculating. load_extension is off in apsw by default."""
         apsw = self._apsw
         reading = {apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_FUNCTION, apsw.SQLITE_RECURSIVE}
         allowed: int = apsw.SQLITE_OK if action in reading else apsw.SQLITE_DENY
@@ -170,8 +171,3 @@ class SqlSession:
         for one in self._reader.incidents(INCIDENTS_MAX):
             first, last = (time_text(at * 1_000_000) for at in (one.first_unix_ms, one.last_unix_ms))
             yield one.kind, one.subject, one.detail, one.count, first, last
-
-
-def _again(first: tuple[Any, ...], rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    yield first
-    yield from rows

@@ -23,11 +23,11 @@ _OPERATORS = {
     apsw.SQLITE_INDEX_CONSTRAINT_GLOB: "glob",
     apsw.SQLITE_INDEX_CONSTRAINT_LIKE: "like",
 }
-_STREAM_SHIFT = 48  # a row id is the stream's place and the offset: 281 million million facts a stream
+_STREAM_SHIFT = 48  # a row id is the stream's number and the offset: room for 2.8e14 facts in a stream
 
 
 class Module:
-    """What SQLite connects to when a statement names a table."""
+    """The module to which SQLite connects when a statement names its table."""
 
     def __init__(self, declaration: str, table: Any) -> None:
         self._declaration = declaration
@@ -40,7 +40,7 @@ class Module:
 
 
 class _Table:
-    """What all tables share: nothing to release."""
+    """Base of the tables, which have nothing to release."""
 
     def Disconnect(self) -> None:
         pass
@@ -55,7 +55,7 @@ class FactsTable(_Table):
         self._scanner = scanner
 
     def BestIndexObject(self, found: apsw.IndexInfo) -> bool:
-        """Take the conditions that exclude batches, and an order that a scan has anyway."""
+        """Accept the conditions that exclude batches, and an order in which a scan returns rows anyway."""
         terms: list[tuple[str, str]] = []
         for number in range(found.nConstraint):
             column = found.get_aConstraint_iColumn(number)
@@ -85,7 +85,7 @@ class FactsTable(_Table):
 
 
 class FactsCursor:
-    """A place in a scan."""
+    """A cursor over a scan."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
@@ -131,7 +131,7 @@ class FactsCursor:
 
 
 class RowsTable(_Table):
-    """A small table: its rows are made for each scan, and SQLite reads all of them."""
+    """A small table. Its rows are computed for each scan, and SQLite reads all of them."""
 
     def __init__(self, rows: Callable[[], Iterable[Sequence[Any]]]) -> None:
         self._rows = rows
@@ -145,7 +145,7 @@ class RowsTable(_Table):
 
 
 class _RowsCursor:
-    """A place in a list of rows."""
+    """A cursor over a list of rows."""
 
     def __init__(self, rows: Callable[[], Iterable[Sequence[Any]]]) -> None:
         self._make = rows

@@ -73,7 +73,7 @@ def test_timeout_answers_queued_and_keeps_the_fact(tmp_path: Path) -> None:
         outcome = done(store.appends.append_message(OPERATIONAL, message("m1")))
         assert outcome.outcome == "queued"
         assert outcome.offset == 1
-        assert outcome.warning.endswith("missing: a; the fact is durable here and goes on replicating")
+        assert outcome.warning.endswith("missing: a; the fact is durable here and replication continues")
         assert ids_in(store) == ["m1"]
         done(store.consumers.confirm("a", 1))
         # asking again is how a producer learns that it has arrived since
@@ -98,7 +98,7 @@ def test_write_class_queued_answers_at_once(tmp_path: Path) -> None:
     with plant(tmp_path, QUEUED_CLASS, consumers=["a"]) as store:
         outcome = done(store.appends.append_message(OPERATIONAL, message("m1")))
         assert outcome.outcome == "queued"
-        assert outcome.warning.startswith("0 of the 1 consumers that facts.operational needs keep up")
+        assert outcome.warning.startswith("0 of the 1 consumers that facts.operational needs are in sync")
         store.consumers.seen("a", is_at_end=True)
         future = store.appends.append_message(OPERATIONAL, message("m2"))
         assert waits(store, future)
@@ -158,7 +158,7 @@ def test_many_may_wait_but_not_without_end(tmp_path: Path, monkeypatch: pytest.M
         kept = [store.appends.append_message(OPERATIONAL, message(f"m{n}")) for n in range(3)]
         over = done(store.appends.append_message(OPERATIONAL, message("over")))
         assert over.outcome == "queued"
-        assert over.warning.startswith("3 appends to facts.operational wait")
+        assert over.warning.startswith("3 appends to facts.operational already wait")
         done(store.consumers.confirm("a", 4))
         assert [done(one).outcome for one in kept] == ["applied"] * 3
         again = store.appends.append_message(OPERATIONAL, message("again"))

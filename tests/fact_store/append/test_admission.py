@@ -103,8 +103,8 @@ def test_no_zone_takes_up_all_leases() -> None:
         assert next_lease_epoch(leases, "s", other) == 1
     almost = dict(list(leases.items())[:-2])
     two = {("s", f"idmz.new{n}") for n in range(2)}
-    assert admission.no_room_for(almost, two | leases.keys()) == "1000 producers of 'idmz' have leases already"
-    assert admission.no_room_for(almost, two) == ""
+    assert admission.lease_limit_reached(almost, two | leases.keys()) == "1000 producers of 'idmz' already have leases"
+    assert admission.lease_limit_reached(almost, two) == ""
 
 
 def order(message_id: str, subject: str) -> Message:

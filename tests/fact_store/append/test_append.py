@@ -151,7 +151,7 @@ def test_a_full_queue_raises_store_busy(tmp_path: Path) -> None:
         text = [Sample(1, n, "x" * 60_000, 0) for n in range(16)]
         with pytest.raises(StoreBusy):
             store.appends.append_samples(TELEMETRY, text)
-        with pytest.raises(FactsRefused, match="hand over fewer"):
+        with pytest.raises(FactsRefused, match="append fewer at a time"):
             store.appends.append_samples(TELEMETRY, samples(2001))
         done(store.appends.append_samples(TELEMETRY, samples(1)))
         assert queued.done()

@@ -203,7 +203,7 @@ def test_verification_finds_a_changed_head(tmp_path: Path) -> None:
     connection.close()
     (found,) = damages(tmp_path)
     assert found.startswith("facts.telemetry 1 to 10")
-    assert f"no signature by key {SIGNER.key_id.hex()} of plant" in found
+    assert f"not a signature by key {SIGNER.key_id.hex()} of plant" in found
 
 
 def test_resealed_facts_are_signed_under_the_new_epoch(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_missing_definitions(store: FactStore) -> None:
             store.inbound.put_batches("plant", TELEMETRY, parsed([sealed]), received, PeerPosition(EPOCH, 10))
         )
         assert isinstance(error, DefinitionsMissing)
-        assert "held are 0" in str(error)
+        assert "; 0 are held" in str(error)
     assert store.end_offset(TELEMETRY) == 0
     assert origin.put(store, [sealed], 10).stored_facts == 10
 
@@ -264,7 +264,7 @@ def test_definitions_without_proof_are_refused(store: FactStore) -> None:
     lies = [replace(origin.received()[0], body=b'{"subject":"tag:line1/other"}'), origin.received()[1]]
     error = failed(store.inbound.put_batches("plant", TELEMETRY, parsed([sealed]), lies, PeerPosition(EPOCH, 10)))
     assert isinstance(error, ForkError)
-    assert "not those its batches were sealed with" in str(error)
+    assert "differ from those its batches were sealed with" in str(error)
     surplus = [*origin.received(), ReceivedDefinition(origin.origin, 3, b'{"subject":"tag:line1/surplus"}')]
     done(store.inbound.put_batches("plant", TELEMETRY, parsed([sealed]), surplus, PeerPosition(EPOCH, 10)))
     assert store.definitions(origin.origin, 0, 10) == origin.bodies

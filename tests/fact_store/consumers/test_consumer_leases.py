@@ -68,7 +68,7 @@ def test_a_fenced_instance_confirms_nothing(tmp_path: Path) -> None:
         assert done(taking) == Lease(nth(store, 2), "two")
         error = failed(confirming)
         assert isinstance(error, ConsumerFenced)
-        assert f"lease {nth(store, 2)} in force, {nth(store, 1)} was shown" in str(error)
+        assert f"lease {nth(store, 2)} in force, the request has {nth(store, 1)}" in str(error)
         assert done(store.consumers.confirm(NAME, 3, claim=LeaseClaim("two", nth(store, 2)))) == 3
         assert isinstance(failed(store.consumers.confirm(NAME, 9, claim=LeaseClaim("foreign"))), ConsumerFenced)
         assert done(store.consumers.confirm(NAME, 4)) == 4

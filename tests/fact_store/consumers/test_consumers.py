@@ -73,7 +73,7 @@ def test_registering_again(tmp_path: Path) -> None:
         assert done(store.consumers.register(NAME, "idmz", TELEMETRY, "end")).frontier == 5
         assert isinstance(failed(store.consumers.register(NAME, "other", TELEMETRY)), ConsumerNotYours)
         assert isinstance(failed(store.consumers.register(NAME, "idmz", OPERATIONAL)), ConsumerStreamMismatch)
-        with pytest.raises(MessageError, match="'noon' is neither 'oldest', 'end' nor a time"):
+        with pytest.raises(MessageError, match="'noon' is neither 'oldest' nor 'end' nor a time"):
             store.consumers.register("x", "idmz", TELEMETRY, "noon")  # type: ignore[arg-type]
         with pytest.raises(MessageError, match="consumer"):
             store.consumers.register("Bad Name", "idmz", TELEMETRY)

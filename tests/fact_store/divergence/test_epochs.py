@@ -138,7 +138,7 @@ def test_a_restored_store_begins_a_new_epoch(tmp_path: Path) -> None:
             assert restored.epoch != old
             (notice,) = notices(restored, "epoch_began")
             assert notice["previous_epoch"] == old.hex()
-            assert "the witness has seen 20" in str(notice["because"])
+            assert "the witness records 20" in str(notice["because"])
             fill(restored, 21)
             assert done(restored.appends.append_message(OPERATIONAL, message("once"))).outcome == "noop_already_applied"
             assert values_in(restored) == [*range(1, 11), *range(21, 31)]
@@ -206,7 +206,7 @@ def test_when_a_store_is_an_old_copy() -> None:
     assert restored_because(Witness("e1", {"a": 99}, 9), own, held) is None
     assert "5" in str(restored_because(Witness("e2", {}, 5), own, held)), "a tag definition is missing"
     found = str(restored_because(Witness("e2", {"a": 11, "c": 1}), own, held))
-    assert "a ends at 10, the witness has seen 11" in found
+    assert "a ends at 10, the witness records 11" in found
     assert "c ends at 0" in found, "every stream that is short is named"
     assert "e3" in str(restored_because(Witness("e3", {}), own, held))
 

@@ -51,10 +51,10 @@ def grown(tmp_path: Path) -> Iterator[tuple[FactStore, Ends]]:
     "held, why",
     [
         (20, None),
-        (30, "sequence 30 .* is [0-9a-f]{32} at the peer and"),
-        (40, "sequence 40 .*: a batch ends there at the peer, ours goes on to 60"),
+        (30, "sequence 30 .* has digest [0-9a-f]{32} at the peer and"),
+        (40, "sequence 40 .*: the peer's batch ends there, ours ends at 60"),
         (60, "sequence 60 .* at the peer and"),
-        (70, "it holds our sequence 70 .*, we have written 60"),
+        (70, "the peer holds our sequence 70 .*, this store has written only up to 60"),
     ],
 )
 def test_a_copy_that_has_grown_is_detected(grown: tuple[FactStore, Ends], held: int, why: str | None) -> None:

@@ -125,7 +125,7 @@ def test_a_log_without_its_database_is_kept(tmp_path: Path, how: str) -> None:
     path.unlink()
     if how == "emptied":
         path.touch()
-    with pytest.raises(StoreDamaged, match="its write-ahead log is there"):
+    with pytest.raises(StoreDamaged, match="its write-ahead log exists"):
         FactStore.open(path, "plant")
     with node(tmp_path) as store:
         (aside,) = quarantined_files(path)

@@ -62,7 +62,7 @@ def test_a_setting_that_does_not_hold_is_refused(tmp_path: Path) -> None:
     def stubborn(uri: str) -> sqlite3.Connection:
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=Stubborn)
 
-    with pytest.raises(StoreUnusable, match="synchronous = 1 where 2 was set"):
+    with pytest.raises(StoreUnusable, match="synchronous = 1 after it was set to 2"):
         FactStore.open(tmp_path / "facts.db", "plant", connect_to=stubborn)
     with plant(tmp_path):
         pass
@@ -156,12 +156,12 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage, why",
     [
-        ("UPDATE held SET last_sequence = last_sequence - 1", "the last batch is not the one held"),
-        ("UPDATE held SET last_digest = zeroblob(16)", "the last batch is not the one held"),
-        ("INSERT INTO held SELECT stream, origin, 2, 2, last_digest, last_digest FROM held", "overlap or touch"),
+        ("UPDATE held SET last_sequence = last_sequence - 1", "the last batch differs from the held range"),
+        ("UPDATE held SET last_digest = zeroblob(16)", "the last batch differs from the held range"),
+        ("INSERT INTO held SELECT stream, origin, 2, 2, last_digest, last_digest FROM held", "overlap or are adjacent"),
         ("UPDATE consumer SET frontier = 100", "beyond the log"),
-        ("UPDATE origin SET id = 2", "which is not there"),
-        ("DELETE FROM store", "no longer says whose store it is"),
+        ("UPDATE origin SET id = 2", "but the origin is missing"),
+        ("DELETE FROM store", "the record of its zone and epoch is missing"),
     ],
 )
 def test_tables_that_contradict_each_other(tmp_path: Path, damage: str, why: str) -> None:

@@ -186,7 +186,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         StoreReader(tmp_path / "text.db")
     with closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("CREATE TABLE something (x)")
-    with pytest.raises(StoreForeign, match="no fact store"):
+    with pytest.raises(StoreForeign, match="not a fact store"):
         StoreReader(tmp_path / "other.db")
 
 

@@ -26,7 +26,7 @@ def test_the_ballast_is_made_only_above_the_floor(tmp_path: Path) -> None:
     ballast = Ballast(tmp_path / "facts.db", SIZE)
     for free in (None, SIZE + OPENING_BYTES + 999):
         assert not ballast.make(free, 1000)
-        assert not ballast.is_there
+        assert not ballast.exists
     assert ballast.make(SIZE + OPENING_BYTES + 1000, 1000)
 
 
@@ -34,11 +34,11 @@ def test_a_store_is_opened_with_its_bytes(tmp_path: Path) -> None:
     """Before opening it goes where the disk has no room to open a database, and stays where there is room."""
     ballast = Ballast(tmp_path / "facts.db", SIZE)
     assert ballast.make(PLENTY, 0)
-    assert not ballast.give_up_if_needed(None)
-    assert not ballast.give_up_if_needed(OPENING_BYTES)
-    assert ballast.is_there
-    assert ballast.give_up_if_needed(OPENING_BYTES - 1)
-    assert not ballast.is_there
+    assert not ballast.delete_if_needed(None)
+    assert not ballast.delete_if_needed(OPENING_BYTES)
+    assert ballast.exists
+    assert ballast.delete_if_needed(OPENING_BYTES - 1)
+    assert not ballast.exists
 
 
 def test_a_commit_without_room_frees_the_ballast(tmp_path: Path) -> None:

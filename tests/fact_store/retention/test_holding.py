@@ -104,7 +104,7 @@ def test_a_zone_that_never_confirms_loses_and_no_other_does(tmp_path: Path) -> N
         assert {loss["reason"] for loss in losses} == {"held"}
         assert {one["name"] for loss in losses for one in loss["consumers"]} == {"evil.t"}
         (incident,) = store.incidents()
-        assert incident.detail.endswith("its zone held back more than it may; not confirmed by: evil.t")
+        assert incident.detail.endswith("a zone held back more than it may; not confirmed by: evil.t")
 
 
 def test_a_limit_that_is_set_while_the_store_runs(tmp_path: Path) -> None:

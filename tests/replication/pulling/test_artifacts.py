@@ -209,7 +209,7 @@ async def test_a_store_without_room_waits_and_loses_nothing(
     put(idmz, SMALL[:-1])  # no fact refers to it
     await file_report(plant, SMALL)
     async with plant.running(), idmz.running():
-        await wait_until_async(lambda: "have no room" in told(caplog), "to be refused")
+        await wait_until_async(lambda: "do not fit" in told(caplog), "to be refused")
         assert idmz.store.end_offset(STREAM) == 0
         assert "artifacts_total_bytes_max" in puller.statistics().page_waits
         assert idmz.store.artifacts.lacking() == ("artifacts_total_bytes_max", len(SMALL) - 1)

@@ -1,8 +1,8 @@
-"""Migrations: how the store's file gets the tables that this program needs, whatever version wrote it.
+"""Migrations: create or update the tables of a store's file, whatever version wrote it.
 
-Each file NNNN_name.sql in this folder is one step, taken once, in one transaction with its record in
-`_sqlite_migrations` (sqlite-utils). A new store takes all steps, so creation and migration are the same path, and the
-schema stands nowhere else. A step is never edited once it is released.
+Each file NNNN_name.sql in this folder is one step, applied once, in one transaction with its record in
+`_sqlite_migrations` (sqlite-utils). All steps are applied to a new store, so creation and migration are the same path,
+and the schema is defined nowhere else. A step is never edited once it is released.
 
 A store with a step that this program does not have was written by a newer program; it is refused and not changed.
 """
@@ -41,16 +41,16 @@ FILES = tuple(
 
 
 def applied(connection: sqlite3.Connection) -> list[str]:
-    """Names of the steps this file has taken; raises StoreForeign when it holds the tables of another program."""
+    """Names of the steps applied to this file. Raises StoreForeign if it holds the tables of another program."""
     if not connection.execute(QUERIES["migrations_table"]).fetchone()[0]:
         if connection.execute(QUERIES["tables"]).fetchone()[0]:
-            raise StoreForeign("this SQLite file holds other tables and no fact store", "name another file")
+            raise StoreForeign("this SQLite file is not a fact store: it holds other tables", "name another file")
         return []
     return [name for (name,) in connection.execute(QUERIES["migrations_applied"])]
 
 
 def check_known(connection: sqlite3.Connection) -> list[str]:
-    """As `applied`; raises StoreTooNew when this program lacks one of the steps. Changes nothing."""
+    """As `applied`. Raises StoreTooNew if this program lacks one of the steps. Changes nothing."""
     found, known = applied(connection), {file.stem for file in FILES}
     if unknown := [name for name in found if name not in known]:
         raise StoreTooNew(f"the store has schema {unknown[-1]}, this program knows up to {FILES[-1].stem}")
@@ -58,22 +58,22 @@ def check_known(connection: sqlite3.Connection) -> list[str]:
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Take the steps this file has not taken yet. Raises StoreForeign, StoreTooNew or sqlite3.Error; then nothing was
-    taken."""
+    """Apply the steps that were not applied to this file yet. Raises StoreForeign, StoreTooNew or sqlite3.Error; then
+    no step was applied."""
     if len(check_known(connection)) == len(FILES):
         return
     from sqlite_utils import Database, Migrations  # 15 MB of imports, needed once in the life of a store
 
     steps = Migrations(MIGRATION_SET)
     for file in FILES:
-        steps(name=file.stem)(_taking(file))
+        steps(name=file.stem)(_migration(file))
     steps.apply(Database(connection, execute_plugins=False))
 
 
-def _taking(step: Step) -> Callable[[Database], None]:
-    def take(database: Database) -> None:
+def _migration(step: Step) -> Callable[[Database], None]:
+    def apply(database: Database) -> None:
         for statement in statements(step.script):
             database.conn.execute(statement)
 
-    take.__name__ = step.stem
-    return take
+    apply.__name__ = step.stem
+    return apply
