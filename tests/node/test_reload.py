@@ -228,5 +228,5 @@ def test_nothing_to_reload(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text('[node]\nzone = "plant-a"\n')
     done = command.bsfg(tmp_path, "reload")
     assert done.returncode == 1
-    assert "no node runs on" in done.stderr
+    assert "no node runs in" in done.stderr
     assert not (tmp_path / "state").exists()
