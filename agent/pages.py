@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from agent.batch import Header, Origin
 from agent.lease import Lease
+from agent.ranges import Span
 
 # -------------------------------------------------------------------------------------------------------- what is read
 
@@ -173,6 +174,10 @@ class HeldRange:
     last_sequence: int
     first_previous_digest: bytes
     last_digest: bytes
+
+    @property
+    def span(self) -> Span:
+        return self.first_sequence, self.last_sequence
 
     @classmethod
     def of(cls, header: Header, digest: bytes) -> HeldRange:

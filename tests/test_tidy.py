@@ -55,7 +55,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.append_contract": ("agent.errors", "agent.message"),
     "agent.columns": ("agent.errors", "agent.message"),
     "agent.batch": ("agent.errors", "agent.message", "agent.columns"),
-    "agent.pages": ("agent.batch", "agent.lease"),
+    "agent.pages": ("agent.batch", "agent.lease", "agent.ranges"),
     "agent.settings": ("agent.columns", "agent.message", "agent.opcua_address"),
     "agent.signing": (*GROUND, "agent.settings"),
     "agent.fact_store": FOUNDATION,
@@ -320,9 +320,6 @@ CORES: tuple[str, ...] = (
             "digest_diff",
             "errors",
             "pacing",
-            "page_check",
-            "limits",
-            "pull_events",
             "token_bucket",
             "topics",
         )
@@ -331,6 +328,8 @@ CORES: tuple[str, ...] = (
         f"agent/replication/pulling/{name}.py"
         for name in (
             "catch_up",
+            "page_check",
+            "pull_events",
             "receiver",
         )
     ),
@@ -342,10 +341,12 @@ CORES: tuple[str, ...] = (
             "consumer_core",
             "consumer_effects",
             "latest_page",
+            "limits",
             "pacing",
             "fair_queue",
             "outcomes",
             "page",
+            "read_turns",
         )
     ),
     *(

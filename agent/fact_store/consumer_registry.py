@@ -52,10 +52,10 @@ class ConsumerRegistry:
         run = partial(consumers.register_consumer, name=name, zone=zone, stream=stream, start=start)
         return self._writer.submit("register", partial(run, is_local=is_local, zone_max=zone_max))
 
-    def unregister(self, name: str, zone: str, shown: LeaseClaim) -> Future[bool]:
+    def unregister(self, name: str, zone: str, claim: LeaseClaim) -> Future[bool]:
         """Remove a consumer at once, at the request of an instance of its zone; False where there is none. Through the
         future: ConsumerNotYours, ConsumerFenced, LeaseUnknown."""
-        run = partial(consumers.unregister_consumer, name=name, zone=zone, shown=shown)
+        run = partial(consumers.unregister_consumer, name=name, zone=zone, claim=claim)
         return self._writer.submit("unregister", run)
 
     def remove(self, name: str, *, force: bool = False, now: bool = False) -> Future[Lifecycle]:
@@ -65,16 +65,16 @@ class ConsumerRegistry:
         """
         return self._writer.submit("remove", partial(consumers.remove_consumer, name=name, force=force, now=now))
 
-    def hold_lease(self, consumer: str, shown: LeaseClaim) -> Future[Lease]:
+    def hold_lease(self, consumer: str, claim: LeaseClaim) -> Future[Lease]:
         """The lease of a consumer that is in force after an instance has presented its own (agent/lease.py), durable
         where it is new.
 
         Through the future: UnknownConsumer, ConsumerFenced for an instance that a newer one has replaced, and
         LeaseUnknown for a lease that was never granted here.
         """
-        if shown.epoch is not None and not 0 <= shown.epoch <= LEASE_EPOCH_MAX:
-            raise ValueError(f"a lease has an epoch of 0 to {LEASE_EPOCH_MAX}, not {shown.epoch}")
-        return self._writer.submit("hold", partial(consumers.hold_lease, name=consumer, shown=shown))
+        if claim.epoch is not None and not 0 <= claim.epoch <= LEASE_EPOCH_MAX:
+            raise ValueError(f"a lease has an epoch of 0 to {LEASE_EPOCH_MAX}, not {claim.epoch}")
+        return self._writer.submit("hold", partial(consumers.hold_lease, name=consumer, claim=claim))
 
     def confirm(
         self,
@@ -82,20 +82,20 @@ class ConsumerRegistry:
         last_offset: int,
         first_offset: int | None = None,
         *,
-        shown: LeaseClaim | None = None,
+        claim: LeaseClaim | None = None,
         epoch: bytes | None = None,
         is_awaited: bool = True,
     ) -> Future[int]:
         """Confirm offsets, in any order, any number of times; the result is the frontier afterwards, durable.
 
         One that is not awaited goes with another commit, if one comes soon (append/group_commit.py), unless an append
-        waits for consumers. Without `first_offset`, everything up to `last_offset`. `shown` is the lease of the
+        waits for consumers. Without `first_offset`, everything up to `last_offset`. `claim` is the lease of the
         instance that confirms; without it, the consumer's name is enough. `epoch`: the one to which the offsets belong;
         without it, the present one. Through the future: UnknownConsumer, EpochEnded, ConsumerFenced, ConfirmBeyondLog,
         ConfirmRefused.
         """
         confirm = partial(consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset)
-        run = partial(confirm, shown=shown, epoch=epoch)
+        run = partial(confirm, claim=claim, epoch=epoch)
         is_deferred = not is_awaited and not self._writer.has_waiting_appends
         confirming = self._writer.submit("confirm", run, is_deferred=is_deferred)
         confirming.add_done_callback(partial(self._confirmed, consumer))

@@ -18,8 +18,15 @@ from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_
 from agent.node.restore_proof import RestoreProof
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt import Link, Requester
-from agent.replication.protocol.pull_events import ReceiverSettings
-from agent.replication.pulling import HeadsWatch, LatestSeed, PageJudge, Puller, PullSettings, ThrottledRequester
+from agent.replication.pulling import (
+    HeadsWatch,
+    LatestSeed,
+    PageJudge,
+    Puller,
+    PullSettings,
+    ReceiverSettings,
+    ThrottledRequester,
+)
 from agent.replication.serving import Server, Turns
 from agent.settings.node import NodeSettings
 from agent.settings.peers import BrokerSettings

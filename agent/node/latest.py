@@ -26,13 +26,13 @@ from agent.query.latest import AbsentTags, LatestRecord, find_latest_in_stream, 
 from agent.query.scan import Dictionary, Scanner
 from agent.replication.protocol.messages import CLAIM_MAX, LatestEntry, PeerLatest, readable
 from agent.replication.pulling import PullStatistics
-from agent.replication.serving import LatestValues, LookUp, TagFilter, TagKey
+from agent.replication.serving import LatestValues, LookUp, TagFilter, TagSortKey
 
 FOLDER = "peer_latest"
 _DECODER = msgspec.json.Decoder(PeerLatest)
 
 
-def _tag(row: LatestRecord) -> TagKey:
+def _tag(row: LatestRecord) -> TagSortKey:
     return row["zone"], row["subject"], row["predicate"]
 
 

@@ -96,8 +96,8 @@ class Node:
         settings: NodeSettings,
         store: FactStore,
         tag_maps: Mapping[str, TagMap],
-        file: ConfigFile | None = None,
-        reload_asked: asyncio.Event | None = None,
+        file: ConfigFile,
+        reload_asked: asyncio.Event,
     ) -> None:
         self._store = store
         self._notifier = notify.Notifier.from_environment(os.environ, os.getpid())
@@ -117,8 +117,7 @@ class Node:
             find_removed=lambda subjects: find_removed_tags(store.reader, store.origin, subjects),
         )
         self._collector = StatusCollector(
-            *(store, self._runtimes, self._ingest, self._telemetry, self._reloader),
-            freshness=self._shared.freshness,
+            store, self._runtimes, self._ingest, self._telemetry, self._reloader, self._shared.freshness
         )
         self._group: asyncio.TaskGroup | None = None
         self._readiness: asyncio.Task[None] | None = None
@@ -199,7 +198,6 @@ class Node:
                 self._runtimes[broker.name].start(group)
         self._identities[:] = [one.identity for one in self._runtimes.values()]
         if plan.brokers:
-            self._reloader.settings = settings
             self._wait_for_readiness(group)
 
     async def _compare(self, request: local_socket.ComparePeer) -> local_socket.Compared:

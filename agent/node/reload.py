@@ -38,10 +38,10 @@ class Reloader:
     def __init__(
         self,
         settings: NodeSettings,
-        file: ConfigFile | None,
+        file: ConfigFile,
         trust: TrustFiles,
         carry_out: CarryOut,
-        is_asked: asyncio.Event | None = None,
+        is_asked: asyncio.Event,
     ) -> None:
         self.settings = settings
         self.needs_restart: tuple[str, ...] = ()
@@ -50,13 +50,11 @@ class Reloader:
         self._file = file
         self._trust = trust
         self._carry_out = carry_out
-        self._is_asked = is_asked or asyncio.Event()  # set by SIGHUP
+        self._is_asked = is_asked  # set by SIGHUP
         self._waiting: list[asyncio.Future[ReloadPlan]] = []  # bounded by the places of the local socket
 
     async def look_at_file(self) -> None:
         """See whether the file holds something that was not taken over."""
-        if self._file is None:
-            return
         settings = self.settings
         is_changed = await asyncio.to_thread(self._file.is_changed)
         # A reload that ended meanwhile knows better: this read may have been of the file before.
@@ -98,8 +96,6 @@ class Reloader:
 
     async def _planned(self) -> tuple[ReloadPlan, Mapping[str, TagMap]]:
         """What the file means now, and the tag maps to go with it; its signing key is in force. Raises BsfgError."""
-        if self._file is None:
-            raise ReloadRefused("this node was started without a node.toml")
         plan = plan_reload(self.settings, await asyncio.to_thread(self._file.load))
         if plan.refused:
             what = ", ".join(plan.refused)

@@ -45,8 +45,7 @@ from agent.ingest.opcua.security.file_check import certificate_days_left
 from agent.node.broker_runtime import BrokerRuntime
 from agent.node.reload import Reloader
 from agent.replication.mqtt import Link
-from agent.replication.protocol.pull_events import Asking
-from agent.replication.pulling import PullStatistics
+from agent.replication.pulling import Asking, PullStatistics
 from agent.signing.freshness import Freshness, OriginView
 from agent.telemetry import BOUNDS_S, Telemetry
 
@@ -82,11 +81,11 @@ class StatusCollector:
         ingest: Ingest,
         telemetry: Telemetry,
         reloader: Reloader,
+        freshness: Freshness,
         clock_s: Callable[[], float] = time.monotonic,
-        freshness: Freshness | None = None,
     ) -> None:
         self._reloader = reloader
-        self._freshness = freshness or Freshness()
+        self._freshness = freshness
         self._store = store
         self._runtimes, self._ingest = runtimes, ingest
         self._telemetry = telemetry

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agent.fact_store import FactStore, StoreBusy, StoreReader
 from agent.file_watch import PATIENT, WatchTimes, watch_files
-from agent.replication.pulling import Beliefs, EvidenceFolder, MessageJudge, PageJudge
+from agent.replication.pulling import EvidenceFolder, MessageJudge, PageJudge, TrustPolicy
 from agent.settings.node import NodeSettings
 from agent.signing.certificates import Refusal, SignerTrust, describe_signer
 from agent.signing.errors import SigningError
@@ -44,8 +44,8 @@ class TrustFiles:
     def __init__(self, settings: NodeSettings, store: FactStore, times: WatchTimes = PATIENT) -> None:
         self._settings, self._store, self._times = settings, store, times
         own = () if store.signer is None else (store.signer.certificate,)
-        beliefs = Beliefs(SignerTrust(), _rules(settings), settings.node.zone, own)
-        self.judge = PageJudge(store, beliefs, EvidenceFolder(settings.node.state_dir / "declined"))
+        policy = TrustPolicy(SignerTrust(), _rules(settings), settings.node.zone, own)
+        self.judge = PageJudge(store, policy, EvidenceFolder(settings.node.state_dir / "declined"))
         self._read: bytes | None = None  # digest of the files that were read last
         self._trust: SignerTrust | None = None  # what is in force; None before any file could be used
 
@@ -110,7 +110,7 @@ class TrustFiles:
             self._keep(error)
         else:
             self._trust = trust
-            self.judge.believe(trust, _rules(self._settings))
+            self.judge.set_trust(trust, _rules(self._settings))
             if not is_start:  # opening the store has read the list
                 self._store.set_compromised(trust.compromised_since_ms)
                 counts = {"authorities": len(trust.anchors), "compromised": len(trust.compromised_since_ms)}
@@ -123,13 +123,13 @@ class TrustFiles:
             count = len(before.compromised_since_ms)
             raise SigningError(
                 f"{signing.compromised_file} is gone, which named {count} compromised keys",
-                "put it back: without it they are believed again after a restart",
+                "put it back: without it they are trusted again after a restart",
             )
         return load_trust(signing, self._settings.origin)
 
     def _keep(self, error: SigningError) -> None:
         """Report files that cannot be used. The node goes on: facts that must be signed wait at the peer."""
-        kept = "no signer is believed" if self._trust is None else "the signers believed before stay so"
+        kept = "no signer is trusted" if self._trust is None else "the previous signers stay trusted"
         log.warning("signers_not_read", extra={"reason": f"{error}. {error.hint}", "in_force": kept})
         self._store.note("signing", str(self.files[-1]), f"{kept}: {error}. {error.hint}")
 
@@ -155,10 +155,10 @@ def command_judge(settings: NodeSettings) -> Iterator[MessageJudge]:
     """Judges answers for a command, by the rules of the node and by what its store has verified. Raises
     SigningError."""
     trust = load_trust(settings.signing, settings.origin)
-    beliefs = Beliefs(trust, _rules(settings), settings.node.zone)
+    policy = TrustPolicy(trust, _rules(settings), settings.node.zone)
     path = settings.node.store_file
     with contextlib.closing(StoreReader(path)) if path.exists() else contextlib.nullcontext() as held:
-        yield MessageJudge(beliefs, held)
+        yield MessageJudge(policy, held)
 
 
 def _digest(file: Path) -> bytes:

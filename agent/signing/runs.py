@@ -273,7 +273,7 @@ def check_head(record: bytes, end: ChainEnd, resolve: Resolve) -> tuple[Proof, s
         return Proof.UNKNOWN, f"{key}, whose certificate this node does not have"
     if isinstance(signer, Refusal):
         proof = Proof.UNKNOWN if signer.reason in _UNTRUSTED else Proof.WRONG
-        return proof, f"{key}, which is not believed: {signer.reason.value}"
+        return proof, f"{key}, which is not trusted: {signer.reason.value}"
     if signer.zone != end.origin.zone:
         return Proof.WRONG, f"{key}, which is of zone {signer.zone}"
     if refusal := signer.refuses(head.signed_at_ms):

@@ -25,7 +25,7 @@ from agent.fact_store import FactStore, StoreError, StoreReader
 from agent.message import Sample
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import client_context
-from agent.replication.pulling import Beliefs, PageJudge, Puller, PullSettings
+from agent.replication.pulling import PageJudge, Puller, PullSettings, TrustPolicy
 from agent.replication.serving import Server
 from agent.settings.signing import OriginSettings, SigningSettings
 from agent.settings.store import StoreSettings
@@ -118,7 +118,7 @@ def _judge(options: Options, store: FactStore) -> PageJudge:
     assert identity is not None
     pin = hashlib.sha256(identity.certificate).hexdigest()
     trust = load_trust(SigningSettings(), [OriginSettings(SERVING, "required", (pin,))])
-    return PageJudge(store, Beliefs(trust, {SERVING: "required"}, ASKING))
+    return PageJudge(store, TrustPolicy(trust, {SERVING: "required"}, ASKING))
 
 
 def _backlog(facts: int, distinct_facts: int | None, seed: int, batch_facts: int) -> Iterator[list[Sample]]:

@@ -117,6 +117,10 @@ OF_KAFKA = {
     "includeheaders": "includeLabels",
     "startingoffsetsbytimestamp": "startingTimestamp",
     "endingoffsetsbytimestamp": "endingTimestamp",
+    # Of these a stream has the same, so they are unknown to a batch read only.
+    "failondataloss": "whenReleased, of a batch read",
+    "minpartitions": "numPartitions, of a batch read",
+    "maxoffsetspertrigger": "an option of readStream",
 }
 _OF_FILE = {name.lower(): name for name in ("path", "paths")}
 _OF_NODE = {
@@ -191,18 +195,25 @@ def _node(texts: Mapping[str, str]) -> NodeOptions:
 
 def _local(path: str) -> str:
     """A path without `file:`. Raises OptionError for what lies elsewhere."""
-    if not (found := _SCHEME.match(path)):
-        return path
-    parts = urlsplit(path)
-    if found[1].lower() != "file" or parts.netloc not in {"", "localhost"}:
+    if (found := local_path(path)) is None:
         raise OptionError(f"path {path!r}", "a store is a file of the host where the tasks run: /path or file:///path")
-    return unquote(parts.path)
+    return found if found == path else unquote(found)
+
+
+def local_path(address: str) -> str | None:
+    """The path in a path or a `file:` address, as it is written; None for one of another host or file system."""
+    if not (found := _SCHEME.match(address)):
+        return address
+    parts = urlsplit(address)
+    return parts.path if found[1].lower() == "file" and parts.netloc in {"", "localhost"} else None
 
 
 def unknown(key: str, known: Mapping[str, str]) -> OptionError:
     """The error for an option that is not known, with the nearest one, or with ours for one of Kafka's."""
     if key in OF_KAFKA:
         return OptionError(f"option {key} of Kafka", f"here it is {OF_KAFKA[key]}")
+    if key.startswith("kafka."):
+        return OptionError(f"option {key} of Kafka", "transport mqtt has host, port, caFile, certFile and keyFile")
     near = get_close_matches(key, known, 1, 0.5)
     hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(sorted(known.values()))}"
     return OptionError(f"unknown option {key}", hint)

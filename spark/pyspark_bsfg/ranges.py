@@ -37,6 +37,11 @@ def resolve(held: OffsetRange, start_offset: int | None, end_offset: int | None)
             f"startingOffsets {start_offset}: the facts before {held.first} were released by retention",
             f"start at {held.first}, or leave startingOffsets out",
         )
+    if start_offset is not None and start_offset > held.last + 1:
+        raise FactsGone(
+            f"startingOffsets {start_offset}: the stream ends at {held.last}",
+            f"start at {held.last + 1} or before, or leave startingOffsets out",
+        )
     if end_offset is not None and end_offset > held.last:
         raise FactsGone(
             f"endingOffsets {end_offset + 1}: the stream ends at {held.last}",

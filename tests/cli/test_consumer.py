@@ -93,12 +93,15 @@ def test_consumer_list_shows_the_lease() -> None:
     with FactStore.open(Path("state/facts.db"), "plant-a") as store:
         for instance in ("5f3a", "77c1"):
             store.consumers.hold_lease("idmz.ops", LeaseClaim(instance, 0)).result(20)
+        known = store.consumers.get("idmz.ops")
+    assert known is not None
+    epoch = known.registered_unix_ms + 2
     leased, plain = json.loads(run("consumer", "list", "--json").output)
-    assert (leased["lease_epoch"], leased["lease_holder"]) == (2, "77c1")
+    assert (leased["lease_epoch"], leased["lease_holder"]) == (epoch, "77c1")
     assert (plain["lease_epoch"], plain["lease_holder"]) == (0, "")
     heading, _, first, second = run("consumer", "list").output.splitlines()
     assert "lease" in heading
-    assert first.endswith("2 77c1")
+    assert first.endswith(f" {epoch} 77c1")
     assert "77c1" not in second
 
 

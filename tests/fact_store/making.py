@@ -13,6 +13,7 @@ from agent.fact_store import FactStore, StoreReader
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.pages import Page, PeerPosition, PutResult, ReceivedDefinition
 from agent.settings.store import StoreSettings
+from tests.waiting import wait_until
 
 T = TypeVar("T")
 TELEMETRY = "facts.telemetry"
@@ -66,6 +67,11 @@ def parsed(sealed: Iterable[bytes]) -> list[batch.Batch]:
     for one in batches:
         batch.verify(one)
     return batches
+
+
+def writer_sleeps(store: FactStore) -> None:
+    """Return when the store's writer has seen all that is queued and waits for more, or for its next timer."""
+    wait_until(lambda: bool(store._writer._changed._waiters), "the writer to sleep")  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.publish_packet import BadPacket, parse_publish
 from agent.replication.protocol import messages
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
-from agent.replication.protocol.codec import decode_answer, decode_request, encode_answer, encode_error, encode_request
+from agent.replication.protocol.codec import decode_answer, decode_request, encode_error, encode_request
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.appends import ParsedAppend, parse_append
@@ -26,6 +26,7 @@ from agent.signing.certificates import Refusal, Signer, describe_signer
 from agent.signing.heads import Head, HeadError, parse_head
 from agent.signing.messages import MessagePlace
 from tests.fuzz import hostile, seeds
+from tests.replication.answers import encode_answer
 
 KIB, MIB = 1024, 1024 * 1024
 CONTENT_BYTES_AT = 88  # in a batch's header

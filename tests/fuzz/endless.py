@@ -19,9 +19,9 @@ from agent.replication.protocol.messages import (
     Request,
     SequencesAnswer,
 )
-from agent.replication.protocol.page_check import PageRefused
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings, Comparison
 from agent.replication.pulling.latest_seed import LatestSeed
+from agent.replication.pulling.page_check import PageRefused
 from tests.fact_store.making import IN_MEMORY, OPERATIONAL
 
 PEER = "evil"

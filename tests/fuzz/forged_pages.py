@@ -27,9 +27,9 @@ from agent.node.store_errors import COMPARISON_ERRORS, STORE_ERRORS
 from agent.replication.mqtt import Link, Requester
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.protocol.errors import ERRORS, ReplicationError
-from agent.replication.protocol.pull_events import Asking, ReceiverSettings
-from agent.replication.pulling import Beliefs, PageJudge, Puller, PullSettings
+from agent.replication.pulling import PageJudge, Puller, PullSettings, TrustPolicy
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
+from agent.replication.pulling.pull_events import Asking, ReceiverSettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import SigningKey, ZoneSigner
@@ -348,7 +348,7 @@ async def _life(peer: HostilePeer, store: FactStore, cases: int) -> None:
     """The life of a puller: until it is fenced, which a peer may do to the pull of its own stream, or all is done."""
     link = Link(Access("broker", OWN, "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
     pins = {PEER: frozenset({hashlib.sha256(SIGNER.certificate).digest()})}
-    judge = PageJudge(store, Beliefs(SignerTrust(pins=pins if peer.signer else {}), own_zone=OWN))
+    judge = PageJudge(store, TrustPolicy(SignerTrust(pins=pins if peer.signer else {}), own_zone=OWN))
     requester = Requester(link, PEER, *[judge.refuses_answer] * (peer.signer is not None))
     settings = PullSettings(PEER, STREAM, f"{OWN}.{STREAM}", frozenset({PEER, OTHER}), receiver=IMPATIENT)
     puller = Puller(requester, store, settings, STORE_ERRORS, judge=judge)

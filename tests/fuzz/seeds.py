@@ -18,12 +18,13 @@ from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
 from agent.replication.mqtt.publish_packet import PackedProperties
 from agent.replication.protocol import messages
-from agent.replication.protocol.codec import encode_answer, encode_error, encode_request
+from agent.replication.protocol.codec import encode_error, encode_request
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageQuery, PageRead, read_page
 from agent.signing.heads import Head
 from agent.signing.messages import ANSWER_MARK
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
+from tests.replication.answers import encode_answer
 from tests.signing.signers import CLIENT, make, p256
 
 EPOCH = "0123456789abcdef" * 2

@@ -9,6 +9,7 @@ import pytest
 
 from agent import local_socket
 from agent.cli.local_node import answer_from_store, ask
+from agent.config import ConfigFile
 from agent.fact_store import FactStore
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.local_socket.transport import socket_address
@@ -28,7 +29,7 @@ async def run(folder: Path, stop: asyncio.Event) -> None:
     settings = settings_of(folder)
     failed_assertion = _first_assertion(asyncio.get_running_loop())
     with open_store(settings) as store:
-        await Node(settings, store, {}).run(stop, failed_assertion)
+        await Node(settings, store, {}, ConfigFile(folder / "node.toml"), asyncio.Event()).run(stop, failed_assertion)
 
 
 def test_a_node_waits_for_a_command(tmp_path: Path) -> None:
@@ -119,7 +120,8 @@ async def test_sources_drain_before_anything_else_stops(tmp_path: Path) -> None:
     """The parts that a draining source needs run until it has ended: the local socket still answers it."""
     stop, settings = asyncio.Event(), settings_of(tmp_path)
     with open_store(settings) as store:
-        node, ingest = Node(settings, store, {}), DrainingIngest(tmp_path)
+        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        ingest = DrainingIngest(tmp_path)
         node._ingest = node._collector._ingest = ingest  # type: ignore[assignment]
         running = asyncio.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
         await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")

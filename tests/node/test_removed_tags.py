@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.config import ConfigFile
 from agent.fact_store import FactStore, StoreReader
 from agent.ingest import BAD_OUT_OF_SERVICE, RemovedTag
 from agent.local_socket.serving import open_store
@@ -72,10 +73,11 @@ def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
     async def scenario() -> None:
         stop = asyncio.Event()
         with open_store(settings) as store:
-            node = asyncio.create_task(Node(settings, store, {}).run(stop, asyncio.get_running_loop().create_future()))
+            node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+            running = asyncio.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
             await wait_until_async(lines, "the log line")
             stop.set()
-            await node
+            await running
 
     with open_store(settings) as store:
         numbers = defined(store, *[f"l/t{n:02}" for n in range(30)])

@@ -14,7 +14,7 @@ from agent.fact_store import FactStore
 from agent.message import Message, canonical_json
 from agent.node.restore_proof import RestoreProof
 from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, OriginHead
-from agent.replication.pulling import Beliefs, PageJudge
+from agent.replication.pulling import PageJudge, TrustPolicy
 from agent.settings.store import StreamSettings
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import SigningKey, ZoneSigner
@@ -60,7 +60,7 @@ def claim(head: OriginHead | None) -> FetchFacts:
 
 def proof(store: FactStore) -> RestoreProof:
     """As a node of the plant judges."""
-    return RestoreProof(store, PageJudge(store, Beliefs(SignerTrust(), {}, "plant", (MADE.der,))))
+    return RestoreProof(store, PageJudge(store, TrustPolicy(SignerTrust(), {}, "plant", (MADE.der,))))
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_nothing_less_is_proof(copied: tuple[Path, OriginHead]) -> None:
             assert not proof(store)(".", claim(OriginHead(last_sequence=4, digest=head.digest, head=record)))
         assert not proof(store)(".", claim(OriginHead(last_sequence=5, digest=head.digest, head=head.head)))
         other = ZoneSigner(SigningKey.generate(), b"")
-        assert not RestoreProof(store, PageJudge(store, Beliefs(SignerTrust(), {}, "plant", (other.certificate,))))(
+        assert not RestoreProof(store, PageJudge(store, TrustPolicy(SignerTrust(), {}, "plant", (other.certificate,))))(
             ".", claim(head)
         )
         assert not proof(store)(".", ConfirmReceipt(consumer_name="idmz.x", offset=9))

@@ -27,13 +27,14 @@ from agent.node.reload import Reloader
 from agent.node.status import StatusCollector
 from agent.node.trust import TrustFiles
 from agent.replication.mqtt.link import LinkStatistics
-from agent.replication.protocol.pull_events import Asking, ReceiverCounters
 from agent.replication.pulling.anti_entropy import AntiEntropyStatistics
 from agent.replication.pulling.catch_up import CatchUp
+from agent.replication.pulling.pull_events import Asking, ReceiverCounters
 from agent.replication.pulling.puller import Pacing, PullStatistics
 from agent.replication.serving.server import ServerStatistics
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.store import StoreSettings, StreamSettings
+from agent.signing.freshness import Freshness
 from agent.telemetry import Telemetry
 from tests.waiting import wait_until_async
 
@@ -45,8 +46,9 @@ def collector_of(
 ) -> StatusCollector:
     """The collector of a node without peers and sources."""
     settings, ingest = NodeSettings(IdentitySettings("plant-a", folder)), Ingest("plant-a", (), {}, store.appends, ())
-    reloader = Reloader(settings, file, TrustFiles(settings, store), not_carried_out)
-    return StatusCollector(store, {}, ingest, Telemetry(), reloader, clock_s)
+    file = file or ConfigFile(folder / "node.toml")
+    reloader = Reloader(settings, file, TrustFiles(settings, store), not_carried_out, asyncio.Event())
+    return StatusCollector(store, {}, ingest, Telemetry(), reloader, Freshness(), clock_s)
 
 
 async def not_carried_out(*_: object) -> None:
@@ -327,7 +329,7 @@ def test_a_reload_ends_what_was_told_of_the_file_before(tmp_path: Path) -> None:
         return is_changed
 
     async def life(store: FactStore) -> None:
-        reloader = Reloader(settings, config, TrustFiles(settings, store), not_carried_out)
+        reloader = Reloader(settings, config, TrustFiles(settings, store), not_carried_out, asyncio.Event())
         serving = asyncio.create_task(reloader.run())
         file.write_text('[node]\nzone = "plant-a"\n[[stream]]\nname = "orders"\nkeep_hours = 1\n')
         await reloader.look_at_file()

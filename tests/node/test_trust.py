@@ -157,7 +157,7 @@ async def test_files_that_cannot_be_used_change_nothing(
         assert files.believes(PLANT)
         assert len(files.trust._trust.compromised_since_ms) == 1
         (line,) = logged(caplog, "signers_not_read")
-        assert line.in_force == "the signers believed before stay so"
+        assert line.in_force == "the previous signers stay trusted"
         (incident,) = [one for one in files.store.incidents() if one.kind == "signing"]
         assert incident.count == 1
         files.replace(files.compromised, listed)
@@ -173,7 +173,7 @@ async def test_a_start_without_usable_files_believes_nobody(tmp_path: Path, capl
         again = TrustFiles(files.trust._settings, files.store, EAGER)
         again.read(is_start=True)
         (line,) = logged(caplog, "signers_not_read")
-        assert line.in_force == "no signer is believed"
+        assert line.in_force == "no signer is trusted"
         files.trust = again
         assert not files.believes(PLANT)
         files.replace(files.authorities, FIRST.pem)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.config import ConfigFile
 from agent.fact_store import FactStore
 from agent.fact_store.log import errors
 from agent.fact_store.log.errors import StoreBusy, StoreFull
@@ -23,7 +24,7 @@ def made(folder: Path, store: FactStore, *peers: PeerSettings) -> Node:
     )
 
     async def make() -> Node:
-        return Node(settings, store, {})
+        return Node(settings, store, {}, ConfigFile(folder / "node.toml"), asyncio.Event())
 
     return asyncio.run(make())
 
@@ -48,7 +49,8 @@ def test_the_peers_of_all_brokers_share_their_turns(tmp_path: Path) -> None:
     brokers = tuple(BrokerSettings(name, "host", *files) for name in ("first", "second"))
 
     async def scenario(store: FactStore) -> None:
-        node = Node(NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers), store, {})
+        settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers)
+        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
         first, second = (runtime.server._context.turns for runtime in node._runtimes.values())
         assert first is second
 
@@ -87,7 +89,8 @@ def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> Non
             seen.append(self.name)
 
     async def scenario(store: FactStore) -> None:
-        node = Node(NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers), store, {})
+        settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers)
+        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
         for name, runtime in node._runtimes.items():
             runtime.link = Reached(name)  # type: ignore[assignment]
         node._notifier.ready = lambda: not seen.append("ready")  # type: ignore[method-assign, func-returns-value]

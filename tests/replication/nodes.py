@@ -12,7 +12,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from agent.cli import bsfg
-from agent.config import load
+from agent.config import ConfigFile
 from agent.fact_store.store import FactStore
 from agent.local_socket.serving import open_store
 from agent.message import Sample, TagDefinition
@@ -24,9 +24,9 @@ from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.pacing import BYTES_MAX
-from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling import Beliefs, EvidenceFolder, PageJudge, Puller, PullSettings
+from agent.replication.pulling import EvidenceFolder, PageJudge, Puller, PullSettings, TrustPolicy
+from agent.replication.pulling.pull_events import ReceiverSettings
 from agent.replication.serving.server import Server
 from agent.settings.peers import BrokerSettings
 from agent.settings.store import StoreSettings, StreamSettings
@@ -76,16 +76,16 @@ class Node:
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
         signer: HeadSigner | None = None,
-        beliefs: Beliefs | None = None,
+        policy: TrustPolicy | None = None,
     ) -> "Node":
         """A node with its store in `folder`, opened as `bsfg run` opens it. Settings are the product's defaults; a test
-        that needs others says why. It signs its facts with `signer`, and believes others as `beliefs` says."""
+        that needs others says why. It signs its facts with `signer`, and believes others as `policy` says."""
         folder.mkdir(parents=True, exist_ok=True)
         settings = settings or StoreSettings()
         store = FactStore.open(
             folder / f"{zone}.db", zone, settings=settings, streams=streams, signer=signer, unattended=True
         )
-        judge = PageJudge(store, beliefs, EvidenceFolder(folder / "declined"))
+        judge = PageJudge(store, policy, EvidenceFolder(folder / "declined"))
         return cls(zone, store, link_to(broker, zone, signer), settings, judge)
 
     def serve(
@@ -166,9 +166,10 @@ async def whole_node(folder: Path, broker: Mosquitto, zone: str, peer: str) -> A
     """The whole node of `zone` in `folder`, as `bsfg run` makes it, with one peer; yields its node.toml when it is
     connected."""
     file = write_node_toml(folder, broker, zone, peer)
-    settings, stop = load(file), asyncio.Event()
+    config, stop = ConfigFile(file), asyncio.Event()
+    settings = config.load()
     with open_store(settings) as store:
-        node = WholeNode(settings, store, {})
+        node = WholeNode(settings, store, {}, config, asyncio.Event())
         async with asyncio.TaskGroup() as group:
             group.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
             try:

@@ -45,6 +45,13 @@ def test_paths_in_every_form_that_spark_hands_over(given: dict[str, str], paths:
         ({}, "path is missing"),
         ({"path": ""}, "path is missing"),
         ({"path": "a", "subscribe": "t"}, "option subscribe of Kafka; here it is stream"),
+        (
+            {"path": "a", "kafka.ssl.keystore.location": "k"},
+            "option kafka.ssl.keystore.location of Kafka.*transport mqtt",
+        ),
+        ({"path": "a", "failondataloss": "true"}, "failondataloss of Kafka; here it is whenReleased, of a batch read"),
+        ({"path": "a", "minpartitions": "3"}, "here it is numPartitions, of a batch read"),
+        ({"path": "a", "maxoffsetspertrigger": "3"}, "here it is an option of readStream"),
         ({"path": "a", "endingofset": "5"}, "unknown option endingofset; did you mean endingOffsets"),
         ({"path": "a", "transport": "carrier pigeon"}, "transport 'carrier pigeon'.*file"),
         ({"path": "a", "stream": "Facts!"}, "stream 'Facts!'"),

@@ -78,7 +78,9 @@ def test_options_narrow_the_range() -> None:
     assert resolve(held, 101, None).facts == 0
 
 
-@pytest.mark.parametrize("start, end, names", [(10, None, "before 11"), (None, 101, "ends at 100")])
+@pytest.mark.parametrize(
+    "start, end, names", [(10, None, "before 11"), (None, 101, "ends at 100"), (102, None, "ends at 100")]
+)
 def test_a_range_beyond_the_store_is_refused(start: int | None, end: int | None, names: str) -> None:
     """A range that reaches beyond the store is no shorter range, it is an error that says where the store ends."""
     with pytest.raises(FactsGone, match=names):

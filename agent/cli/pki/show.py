@@ -95,7 +95,7 @@ def _show_crl(folder: Path, now: datetime, *, as_json: bool) -> bool:
     if details is not None:
         click.echo(f"  list    {details.number}, {len(details.revoked)} revoked")
         click.echo(f"  valid   {crl_valid(details)}")
-        if not problems and details.days_left is not None and details.days_left < authority.CRL_WARN_DAYS:
+        if not problems and details.days_left is not None and details.days_left < authority.WARN_DAYS:
             click.echo("  SOON    once it has expired, brokers refuse all clients; make the next list: bsfg pki crl")
     for problem in problems:
         click.echo(f"  PROBLEM {problem.why}; {problem.hint}")

@@ -86,12 +86,11 @@ class AckWaiters:
         if isinstance(decision, Pending) and self._counts[terms.stream] >= WAITING_MAX:
             decision = Queued(f"{WAITING_MAX} appends to {terms.stream} wait for its consumers already")
         match decision:
-            case Pending(until_ns):
+            case Pending():
                 group = self._groups.setdefault(terms, _Group())
                 heapq.heappush(group.by_offset, waiting)
                 group.by_time.append(waiting)
                 self._counts[terms.stream] += 1
-                self.alarm_ns = min(self.alarm_ns, until_ns)
             case Queued(why):
                 _set(append, _queued(outcome, acknowledged_offset(terms, followers, now_ns), why))
             case _:

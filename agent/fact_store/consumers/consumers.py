@@ -72,11 +72,11 @@ def register_consumer(
     )
 
 
-def hold_lease(transaction: Transaction, name: str, shown: LeaseClaim) -> Lease:
+def hold_lease(transaction: Transaction, name: str, claim: LeaseClaim) -> Lease:
     """The lease of a consumer that is in force after an instance's claim. Raises UnknownConsumer, ConsumerFenced,
     LeaseUnknown."""
     consumer = find_consumer(transaction.catalog, name)
-    lease = _lease(consumer, shown)
+    lease = _lease(consumer, claim)
     transaction.set_consumer(replace(consumer, lease=lease))
     return lease
 
@@ -86,10 +86,10 @@ def confirm_offsets(
     name: str,
     first_offset: int | None,
     last_offset: int,
-    shown: LeaseClaim | None,
+    claim: LeaseClaim | None,
     epoch: bytes | None,
 ) -> int:
-    """The frontier after a confirmation. `shown` is the claim of the instance that confirms; None checks the name only.
+    """The frontier after a confirmation. `claim` is the claim of the instance that confirms; None checks the name only.
     `epoch`: the one to which the offsets belong, where the caller named it.
 
     Raises UnknownConsumer, EpochEnded, ConsumerFenced, LeaseUnknown, ConfirmRefused, ConfirmBeyondLog.
@@ -99,7 +99,7 @@ def confirm_offsets(
     if epoch not in {None, transaction.catalog.origin.epoch}:
         raise EpochEnded(f"offsets of epoch {(epoch or b'').hex()}, which is over")
     # The lease comes first: a fenced instance must not move the frontier (decision 0036).
-    lease = consumer.lease if shown is None else _lease(consumer, shown)
+    lease = consumer.lease if claim is None else _lease(consumer, claim)
     stream = transaction.catalog.streams[consumer.stream]
     here = skip_released(consumer.confirmed, stream.released_offset)
     confirmed = confirm_range(here, first_offset, last_offset, stream.end_offset)
@@ -130,7 +130,7 @@ def remove_consumer(transaction: Transaction, name: str, *, force: bool, now: bo
     return consumer.lifecycle
 
 
-def unregister_consumer(transaction: Transaction, name: str, zone: str, shown: LeaseClaim) -> bool:
+def unregister_consumer(transaction: Transaction, name: str, zone: str, claim: LeaseClaim) -> bool:
     """Remove a consumer at once, at the request of its zone; False where there is none.
 
     Raises ConsumerNotYours, ConsumerFenced, LeaseUnknown.
@@ -140,7 +140,7 @@ def unregister_consumer(transaction: Transaction, name: str, zone: str, shown: L
         return False
     if consumer.zone != zone:
         raise ConsumerNotYours(f"consumer {name!r} was registered by zone {consumer.zone!r}, not {zone!r}")
-    _lease(consumer, shown)
+    _lease(consumer, claim)
     transaction.remove_consumer(consumer)
     return True
 
@@ -182,17 +182,17 @@ def _start_offset(transaction: Transaction, stream: StreamState, start: Start) -
     return max(transaction.first_offset_at(stream.id, start) - 1, stream.released_offset)
 
 
-def _lease(consumer: ConsumerState, shown: LeaseClaim) -> Lease:
+def _lease(consumer: ConsumerState, claim: LeaseClaim) -> Lease:
     # By the time of the registration: it is another one for a name that is registered again.
-    match decide_lease(consumer.lease, shown, consumer.registered_unix_ms):
+    match decide_lease(consumer.lease, claim, consumer.registered_unix_ms):
         case Denied.FENCED:
-            own = "none" if shown.epoch is None else str(shown.epoch)
+            own = "none" if claim.epoch is None else str(claim.epoch)
             raise ConsumerFenced(
                 f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force, {own} was shown"
             )
         case Denied.UNKNOWN:
             raise LeaseUnknown(
-                f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force; {shown.epoch} was never granted"
+                f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force; {claim.epoch} was never granted"
             )
         case lease:
             return lease

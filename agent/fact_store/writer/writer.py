@@ -445,7 +445,7 @@ class Writer:
     def _end(self) -> None:
         """Fail what still waits, close the connection, set `ended`."""
         with self._changed:
-            self._is_closing = self._has_ended = True
+            self._has_ended = True
             left = self._queue.take(tuple(self._queue.waiting)).all()
         error = self.failure or StoreClosed(f"{self._path}: the writer ended")
         self._acknowledging.close(error.why)

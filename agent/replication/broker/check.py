@@ -21,7 +21,7 @@ from paho.mqtt.properties import Properties
 
 from agent.replication import pki
 from agent.replication.broker.config import PeerLink
-from agent.replication.broker.diagnosis import Diagnostic, bad, bad_files, good, note
+from agent.replication.broker.diagnosis import ADD_LINK, USE_GENERATED, Diagnostic, bad, bad_files, good, note
 from agent.replication.broker.limits import PACKET_BYTES_MAX
 from agent.replication.broker.session import (
     WAIT_S,
@@ -67,7 +67,7 @@ def _check_limits(connack: Properties | None) -> Iterator[Diagnostic]:
     """The limits that the broker announces in CONNACK."""
     packet_bytes = getattr(connack, "MaximumPacketSize", None)
     if packet_bytes is None:
-        yield bad("the broker accepts packets of any size", "use the configuration of bsfg broker config")
+        yield bad("the broker accepts packets of any size", USE_GENERATED)
     elif packet_bytes < PACKET_BYTES_MAX:
         what = f"packets are limited to {packet_bytes} bytes; a page needs up to {PACKET_BYTES_MAX}"
         yield bad(what, f"set max_packet_size {PACKET_BYTES_MAX}")
@@ -85,7 +85,7 @@ def _check_unauthenticated(access: BrokerTarget) -> Iterator[Diagnostic]:
     anonymous.load_verify_locations(access.ca_file)
     older = pki.client_context(access.ca_file, access.cert_file, access.key_file)
     older.minimum_version = older.maximum_version = ssl.TLSVersion.TLSv1_2
-    hint = "use the configuration of bsfg broker config, and start the broker with that file alone"
+    hint = f"{USE_GENERATED}, and start the broker with that file alone"
     for how, context in (("without TLS", None), ("without a certificate", anonymous), ("with TLS 1.2", older)):
         if accepts_client(access, context):
             yield bad(f"the broker accepts clients {how}", hint)
@@ -97,17 +97,16 @@ def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Diagnos
     """The rights of one link, and one request to the peer if it is connected."""
     instance = f"check-{secrets.token_hex(8)}"
     responses = response_topic(link.serving, link.asking, instance)
-    hint = "add the link to bsfg broker config, install what it writes, and reload the broker"
     if zone == link.serving:
         # An unsolicited answer to an instance that does not exist: only the broker's acknowledgement matters.
         refused = session.publish(responses, b"", None, b"")
-        yield _right(f"{zone} may answer {link.asking}", refused, hint)
+        yield _right(f"{zone} may answer {link.asking}", refused)
         return
     request, payload = request_topic(link.serving, link.asking), encode_request(ListStreams())
     correlation = secrets.token_bytes(16)
     session.subscribe(responses)
     refused = session.publish(request, payload, responses, correlation)
-    yield _right(f"{zone} may send requests to {link.serving}", refused, hint)
+    yield _right(f"{zone} may send requests to {link.serving}", refused)
     if isinstance(refused, PeerAbsent):
         yield note(f"no node of {link.serving} is connected, so no request was tried")
     elif refused is None:
@@ -123,7 +122,7 @@ def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Diagnos
     session.subscribe(request)
     session.publish(request, payload, responses, correlation)
     if session.take(request, correlation, 0):
-        yield bad(f"{zone} may read requests made to {link.serving}", hint)
+        yield bad(f"{zone} may read requests made to {link.serving}", ADD_LINK)
     else:
         yield good(f"{zone} may not read requests made to {link.serving}")
 
@@ -154,7 +153,7 @@ def _check_forbidden(access: BrokerTarget, links: list[PeerLink]) -> Iterator[Di
             yield bad(f"{zone} may {what} ({reason_text(refused)})", hint)
 
 
-def _right(what: str, refused: TransportError | None, hint: str) -> Diagnostic:
+def _right(what: str, refused: TransportError | None) -> Diagnostic:
     if refused is None or isinstance(refused, PeerAbsent):
         return good(what)
-    return bad(f"{what}: failed, {reason_text(refused)}", hint)
+    return bad(f"{what}: failed, {reason_text(refused)}", ADD_LINK)

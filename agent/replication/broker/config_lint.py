@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from agent.replication.broker.diagnosis import Diagnostic, bad, good
+from agent.replication.broker.diagnosis import USE_GENERATED, Diagnostic, bad, good
 from agent.replication.broker.limits import heap_bytes_max
 from agent.replication.protocol.topics import is_zone
 
 FILES = ("cafile", "certfile", "keyfile", "crlfile", "acl_file")
 """Settings that name a file; a reload reads these files."""
 
-_GENERATE = "use the configuration of bsfg broker config"
+
 _WITHOUT = {
     "cafile": "client certificates cannot be verified",
     "certfile": "the broker has no certificate",
@@ -53,22 +53,22 @@ def check_config(settings: dict[str, str]) -> Iterator[Diagnostic]:
     """Settings whose absence would disable certificate checks, revocation or the access list."""
     for name, effect in _WITHOUT.items():
         if not settings.get(name, "").startswith("/"):
-            yield bad(f"no {name} with an absolute path: {effect}", _GENERATE)
+            yield bad(f"no {name} with an absolute path: {effect}", USE_GENERATED)
     for name, (value, effect) in _NEEDED.items():
         if settings.get(name) != value:
-            yield bad(f"{name} is {settings.get(name, 'not set')}: {effect}", _GENERATE)
+            yield bad(f"{name} is {settings.get(name, 'not set')}: {effect}", USE_GENERATED)
 
 
 def check_memory(settings: dict[str, str]) -> Iterator[Diagnostic]:
     """Whether clients that do not read can drive the broker to its memory limit, where it disconnects others too."""
     values = [int(text) if (text := settings.get(name, "")).isdigit() else 0 for name in _SIZES]
     if missing := [name for name, value in zip(_SIZES, values, strict=True) if value <= 0]:
-        yield bad(f"{', '.join(missing)}: not set, so the broker's memory has no bound", _GENERATE)
+        yield bad(f"{', '.join(missing)}: not set, so the broker's memory has no bound", USE_GENERATED)
         return
     limit, heap = values[0], heap_bytes_max(*values[1:])
     connections = settings["max_connections"]
     what = f"{connections} connections that do not read occupy at most {heap >> 20} of {limit >> 20} MiB"
-    yield good(what) if heap < limit else bad(f"{what}: honest clients would be disconnected", _GENERATE)
+    yield good(what) if heap < limit else bad(f"{what}: honest clients would be disconnected", USE_GENERATED)
 
 
 def check_acl(text: str) -> Iterator[Diagnostic]:
@@ -86,9 +86,9 @@ def check_acl(text: str) -> Iterator[Diagnostic]:
             case ["topic" | "pattern", topic] if topic not in _RIGHTS:
                 continue
             case _:
-                yield bad(f"access list, line {number}: {line[:80]!r} is not a rule", _GENERATE)
+                yield bad(f"access list, line {number}: {line[:80]!r} is not a rule", USE_GENERATED)
     if not users:
-        yield bad("the access list names no user, so every zone would be denied", _GENERATE)
+        yield bad("the access list names no user, so every zone would be denied", USE_GENERATED)
 
 
 def without_zones(acl: str, zones: Collection[str]) -> str:

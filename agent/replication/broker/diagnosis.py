@@ -26,6 +26,9 @@ CLOCK_BAD_MS = 60_000
 ROUND_TRIP_NOTE_MS = 500
 """Reading ahead hides longer round trips from replication, but commands feel them."""
 
+USE_GENERATED = "use the configuration of bsfg broker config"
+ADD_LINK = "add the link to bsfg broker config, install what it writes, and run bsfg broker reload"
+
 Figures = dict[str, float | str | int | list[str] | None]
 
 

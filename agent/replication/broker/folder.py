@@ -13,7 +13,6 @@ import os
 import pwd
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 from agent.replication import pki
@@ -54,15 +53,13 @@ def read_site_file(folder: Path) -> BrokerSite | None:
     return read_site(pki.read_file(file).decode("utf-8", "replace")) if file.exists() else None
 
 
-def write_site(
-    folder: Path, pki_folder: Path, before: BrokerSite | None, site: BrokerSite, *, now: datetime | None = None
-) -> tuple[BrokerFolder, ...]:
+def write_site(folder: Path, pki_folder: Path, before: BrokerSite | None, site: BrokerSite) -> tuple[BrokerFolder, ...]:
     """Write the files of all processes of a site, the packet filter's rules, the service manager's limits and
     broker.toml to `folder`. Configurations of processes that `before` has and `site` has not are removed.
 
     If any file is invalid nothing is written. Raises PkiError, TopologyError."""
     rules, text = render_rules(site.processes), render_site(site)
-    written = _write(folder, pki_folder, site.broker, site.plans(str(folder.resolve())), now)
+    written = _write(folder, pki_folder, site.broker, site.plans(str(folder.resolve())))
     group = _group_of(site.user)
     with pki.disk_errors(folder):
         pki.write_file(folder / RULES_NAME, rules.encode(), 0o644, group)
@@ -83,13 +80,10 @@ def write_site(
     return written
 
 
-def write_broker_folder(
-    folder: Path, pki_folder: Path, broker_name: str, plan: BrokerPlan, *, now: datetime | None = None
-) -> BrokerFolder:
+def write_broker_folder(folder: Path, pki_folder: Path, broker_name: str, plan: BrokerPlan) -> BrokerFolder:
     """Write configuration, access list and certificates of one process to `folder`, as `write_site` does."""
-    (written,) = _write(
-        folder, pki_folder, broker_name, (replace(plan, folder=plan.folder or str(folder.resolve())),), now
-    )
+    here = replace(plan, folder=plan.folder or str(folder.resolve()))
+    (written,) = _write(folder, pki_folder, broker_name, (here,))
     return written
 
 
@@ -102,16 +96,14 @@ def render_unit_limits(limits: Limits) -> bytes:
     ).encode()
 
 
-def _write(
-    folder: Path, pki_folder: Path, broker_name: str, plans: Sequence[BrokerPlan], now: datetime | None
-) -> tuple[BrokerFolder, ...]:
+def _write(folder: Path, pki_folder: Path, broker_name: str, plans: Sequence[BrokerPlan]) -> tuple[BrokerFolder, ...]:
     pki.check_zone(broker_name, "broker")
     texts = [(render_config(plan), render_acl(plan.links)) for plan in plans]
     cert_file = pki_folder / "brokers" / f"{broker_name}.pem"
     key_file = cert_file.with_suffix(".key")
     ca_file, crl_file = pki_folder / "ca.pem", pki_folder / "ca.crl"
-    problems = pki.check_broker_identity(cert_file, key_file, ca_file, now=now)
-    problems += pki.check_crl(crl_file, ca_file, now=now)
+    problems = pki.check_broker_identity(cert_file, key_file, ca_file)
+    problems += pki.check_crl(crl_file, ca_file)
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise pki.PkiError(f"the broker's files are not valid{listed}", "correct them first; nothing was written")

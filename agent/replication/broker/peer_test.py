@@ -20,6 +20,8 @@ from datetime import UTC, datetime
 
 from agent.replication import pki
 from agent.replication.broker.diagnosis import (
+    ADD_LINK,
+    USE_GENERATED,
     Diagnostic,
     Figures,
     RoundTrip,
@@ -46,9 +48,7 @@ from agent.replication.protocol.topics import request_topic, response_topic
 
 ROUND_TRIPS = 9
 """Enough for a median that one slow answer does not change; ten milliseconds inside a plant."""
-OWN_DAYS_WARN = 30
 _REACH_STEPS = ("name", "tcp", "tls", "identity")
-_ACL_HINT = "add the link to bsfg broker config, install what it writes, and bsfg broker reload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _own_identity(access: BrokerTarget) -> Diagnostic:
     facts = pki.describe(pki.load_certificates(access.cert_file)[0], datetime.now(UTC))
     what = f"zone {access.zone}, certificate {facts.serial} valid for {facts.days_left} days"
     figures: Figures = {"serial": facts.serial, "days_left": facts.days_left}
-    if facts.days_left < OWN_DAYS_WARN:
+    if facts.days_left < pki.WARN_DAYS:
         return note(what, f"renew it: bsfg pki renew {access.zone}", step="configuration", figures=figures)
     return good(what, step="configuration", figures=figures)
 
@@ -107,12 +107,11 @@ def _limits(session: Session) -> Diagnostic:
     packet_bytes = getattr(session.connack, "MaximumPacketSize", None)
     retains = getattr(session.connack, "RetainAvailable", 1) != 0
     figures: Figures = {"packet_bytes_max": packet_bytes}
-    hint = "use the configuration of bsfg broker config"
     if packet_bytes is not None and packet_bytes < PACKET_BYTES_MAX:
         what = f"packets are limited to {packet_bytes:,} bytes; a page needs up to {PACKET_BYTES_MAX:,}"
         return note(what, f"set max_packet_size {PACKET_BYTES_MAX}", step="session", figures=figures)
     if retains:
-        return note("the broker keeps retained messages", hint, step="session", figures=figures)
+        return note("the broker keeps retained messages", USE_GENERATED, step="session", figures=figures)
     limit = "any size" if packet_bytes is None else f"up to {packet_bytes:,} bytes"
     return good(f"accepted; packets of {limit}, no retained messages", step="session", figures=figures)
 
@@ -122,7 +121,7 @@ def _may_answer(session: Session, own_zone: str, zone: str) -> Diagnostic:
     refused = session.publish(response_topic(own_zone, zone, _instance()), b"", None, b"")
     if refused is None or isinstance(refused, PeerAbsent):
         return good(f"may answer {zone}", step="rights")
-    return bad(f"may not answer {zone}: {reason_text(refused)}", _ACL_HINT, step="rights")
+    return bad(f"may not answer {zone}: {reason_text(refused)}", ADD_LINK, step="rights")
 
 
 def _ask(session: Session, own_zone: str, peer: Peer) -> Iterator[Diagnostic]:
@@ -139,7 +138,7 @@ def _ask(session: Session, own_zone: str, peer: Peer) -> Iterator[Diagnostic]:
         yield bad(what, hint, step="rights")
         return
     if refused is not None:
-        hint = _ACL_HINT if isinstance(refused, NotAuthorized) else "see the broker's log"
+        hint = ADD_LINK if isinstance(refused, NotAuthorized) else "see the broker's log"
         yield bad(f"may not send requests to {peer.zone}: {reason_text(refused)}", hint, step="rights")
         return
     yield good(f"may send requests to {peer.zone}, which is connected", step="rights")

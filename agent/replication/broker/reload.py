@@ -32,9 +32,6 @@ from agent.replication.broker.config import CONFIG_NAME, PORT, USER
 from agent.replication.broker.diagnosis import Diagnostic, bad, bad_files, good, note
 from agent.replication.broker.session import WAIT_S
 
-WARN_DAYS = 30
-"""Below this many days left, the end of a certificate or list is reported."""
-
 COUNTS_RIGHT_FROM = (2, 0, 12)
 """Mosquitto's changes of that version: "Fix max_connections option not being correctly counted"."""
 
@@ -91,12 +88,10 @@ def check_program() -> Iterator[Diagnostic]:
         yield note(what, "load the packet filter rules (firewall.nft) and copy the limits for systemd, or use 2.0.12")
 
 
-def reload_broker(
-    config_file: Path, pid: int | None, pause: Callable[[float], None], *, now: datetime | None = None
-) -> Iterator[Diagnostic]:
+def reload_broker(config_file: Path, pid: int | None, pause: Callable[[float], None]) -> Iterator[Diagnostic]:
     """Check the files, send SIGHUP to `pid` or to the broker that runs with this configuration, and verify its
     certificate."""
-    diagnostics = list(check_broker_files(config_file, now=now))
+    diagnostics = list(check_broker_files(config_file))
     yield from diagnostics
     if any(diagnostic.is_bad for diagnostic in diagnostics):
         hint = "the broker keeps its present files; correct them and reload again"
@@ -195,7 +190,7 @@ def _crl_diagnostics(crl_file: Path, ca_file: Path, now: datetime) -> Iterator[D
 
 
 def _ends(what: str, days_left: int, hint: str) -> Diagnostic:
-    if days_left < WARN_DAYS:
+    if days_left < pki.WARN_DAYS:
         return note(f"{what} ends in {days_left} days", hint)
     return good(f"{what} is valid for {days_left} days")
 

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
-from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, takes_every_message
+from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, accept_every_message
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError, UnprovenAnswer
 from agent.replication.protocol.messages import CHANGING, Answer, ErrorAnswer, FetchFacts, Request
@@ -49,7 +49,7 @@ class Requester:
     """Sends requests of the link's own zone to `peer_zone`. Must be created before the link runs. `refuses_answer` says
     why an answer is not proven to be the peer's."""
 
-    def __init__(self, link: Link, peer_zone: str, refuses_answer: RefusesMessage = takes_every_message) -> None:
+    def __init__(self, link: Link, peer_zone: str, refuses_answer: RefusesMessage = accept_every_message) -> None:
         self.peer_zone = peer_zone
         self._refuses_answer = refuses_answer
         self.link = link
@@ -146,7 +146,7 @@ def peer_refused(zone: str, answer: ErrorAnswer) -> PeerRefused:
 
 @asynccontextmanager
 async def open_requester(
-    access: Access, peer_zone: str, refuses_answer: RefusesMessage = takes_every_message
+    access: Access, peer_zone: str, refuses_answer: RefusesMessage = accept_every_message
 ) -> AsyncIterator[Requester]:
     """A requester with a connection of its own, for commands. Raises TransportError if the broker cannot be reached.
 
@@ -164,7 +164,7 @@ async def converse(
     conversation: Callable[[Requester, Callable[[], None]], Awaitable[_T]],
     chance: Callable[[], float] = random.random,
     attempts: int = ATTEMPTS,
-    refuses_answer: RefusesMessage = takes_every_message,
+    refuses_answer: RefusesMessage = accept_every_message,
 ) -> _T:
     """Connect, carry out the conversation, disconnect; again after a retryable error, until `attempts` fail in a row
     without progress, which the conversation reports by calling its second argument.
@@ -193,7 +193,7 @@ async def ask_once(
     peer_zone: str,
     request: Request,
     answer_s: float,
-    refuses_answer: RefusesMessage = takes_every_message,
+    refuses_answer: RefusesMessage = accept_every_message,
 ) -> Reply:
     """Ask `peer_zone` on a connection of its own, as `converse`; each attempt waits `answer_s` seconds."""
     return await converse(

@@ -41,7 +41,7 @@ from agent.replication.pki.authority import (
     issue_zone,
     load_authority,
 )
-from agent.replication.pki.certificates import CertificateDetails, describe
+from agent.replication.pki.certificates import WARN_DAYS, CertificateDetails, describe
 from agent.replication.pki.checks import (
     check_broker_identity,
     check_identity,
@@ -49,7 +49,6 @@ from agent.replication.pki.checks import (
     client_context,
 )
 from agent.replication.pki.crl import (
-    CRL_WARN_DAYS,
     REASONS,
     CrlDetails,
     check_crl,

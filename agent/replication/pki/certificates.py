@@ -29,6 +29,9 @@ _T = TypeVar("_T", bound=x509.ExtensionType)
 BACKDATED = timedelta(hours=1)
 """A certificate is valid from this long before it was signed, for gateways whose clock is behind."""
 
+WARN_DAYS = 30
+"""With fewer days left, the end of a certificate or of a revocation list is reported."""
+
 _DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
 
 

@@ -19,9 +19,6 @@ from agent.replication.pki.certificates import BACKDATED, authority_identifier
 from agent.replication.pki.files import load_certificates, load_crls
 from agent.replication.pki.problem import PkiError, Problem, moment_text
 
-CRL_WARN_DAYS = 30
-"""Below this many days left the end of a list is reported: after it the broker refuses all clients."""
-
 REASONS = {
     "unspecified": x509.ReasonFlags.unspecified,
     "key-compromise": x509.ReasonFlags.key_compromise,

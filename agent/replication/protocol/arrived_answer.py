@@ -15,7 +15,7 @@ from agent.replication.protocol.errors import MalformedMessage, UnprovenAnswer
 from agent.replication.protocol.messages import Answer, ErrorAnswer, operation_of
 from agent.signing.messages import MessagePlace, MessageProof, split_answer
 
-SAID_HEADER_BYTES_MAX = 4096
+DESCRIBED_HEADER_BYTES_MAX = 4096
 """An error, and a page of some dozen batches."""
 
 RefusesMessage = Callable[[MessagePlace, bytes | memoryview, MessageProof | None], str | None]
@@ -31,11 +31,11 @@ class RefusesRequest(Protocol):
     ) -> str | None: ...
 
 
-def takes_every_message(_place: MessagePlace, _message: bytes | memoryview, _proof: MessageProof | None) -> None:
+def accept_every_message(_place: MessagePlace, _message: bytes | memoryview, _proof: MessageProof | None) -> None:
     """Nothing is demanded."""
 
 
-def takes_every_request(
+def accept_every_request(
     place: MessagePlace,
     request: bytes | memoryview,
     proof: MessageProof | None,
@@ -51,19 +51,19 @@ class ArrivedAnswer:
 
     payload: bytes
     place: MessagePlace
-    refuses: RefusesMessage = takes_every_message
+    refuses: RefusesMessage = accept_every_message
 
     def open(self) -> tuple[Answer | ErrorAnswer, list[bytes]]:
         """The answer and what is attached. Raises MalformedMessage or UnprovenAnswer."""
         message, proof = split_answer(memoryview(self.payload))  # a copy of a page costs more than its proof
         if (why := self.refuses(self.place, message, proof)) is not None:
-            raise UnprovenAnswer(self.place.serving_zone, f"an answer ({_said(message)}) is not proven: {why}")
+            raise UnprovenAnswer(self.place.serving_zone, f"an answer ({_claimed_type(message)}) is not proven: {why}")
         return decode_answer(message)
 
 
-def _said(message: memoryview) -> str:
+def _claimed_type(message: memoryview) -> str:
     """The type that an answer claims; nothing of one with a large header, which may be made to take long to read."""
-    if SAID_HEADER_BYTES_MAX < int.from_bytes(message[:4], "little") <= len(message):
+    if DESCRIBED_HEADER_BYTES_MAX < int.from_bytes(message[:4], "little") <= len(message):
         return "large"
     try:
         answer, _ = decode_answer(message)

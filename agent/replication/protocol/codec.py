@@ -6,7 +6,7 @@ a second implementation.
 
 Guarantees: sizes are checked before parsing; the decoders return a checked value or raise MalformedMessage for any
 bytes; unknown fields are ignored, so that minor versions may add some; another major version is refused, naming
-both. Not here: authorization (`sender`), and the content of batches (`agent.batch`, `page_check`).
+both. Not here: authorization (`serving.admission`), and the content of batches (`agent.batch`, `pulling.page_check`).
 """
 
 from __future__ import annotations
@@ -91,11 +91,6 @@ def answer_parts(answer: Answer, attachment: list[bytes]) -> list[bytes]:
     header = _OBJECT_START + b'"status":"ok",' + msgspec.json.encode(answer)[1:]
     assert len(header) <= HEADER_BYTES_MAX, len(header)
     return [_LENGTH.pack(len(header)) + header, *attachment]
-
-
-def encode_answer(answer: Answer, attachment: list[bytes]) -> bytes:
-    """The bytes of an answer and its batches."""
-    return b"".join(answer_parts(answer, attachment))
 
 
 def encode_error(

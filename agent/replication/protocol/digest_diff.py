@@ -18,22 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from agent import ranges
+from agent.pages import HeldRange
 from agent.ranges import Span
-
-
-class DigestRange(NamedTuple):
-    """Consecutive sequences of an origin, and the digest of the last batch."""
-
-    first_sequence: int
-    last_sequence: int
-    last_digest: bytes
-
-    @property
-    def span(self) -> Span:
-        return self.first_sequence, self.last_sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +45,7 @@ Ends = Mapping[int, bytes]
 
 
 def missing(
-    ours: Sequence[DigestRange], theirs: Sequence[DigestRange], *, is_level: bool, is_from_start: bool = True
+    ours: Sequence[HeldRange], theirs: Sequence[HeldRange], *, is_level: bool, is_from_start: bool = True
 ) -> list[Span]:
     """The sequences that they hold and we do not. What comes after our last is still under way, unless we have
     everything they had when they listed it (`is_level`); what comes before our first was not requested, unless we
@@ -70,12 +58,12 @@ def missing(
     return ranges.intersect(found, [(first, last)]) if first else []
 
 
-def shared(ours: Sequence[DigestRange], theirs: Sequence[DigestRange]) -> list[Span]:
+def shared(ours: Sequence[HeldRange], theirs: Sequence[HeldRange]) -> list[Span]:
     """The spans that both hold; each is part of one range on either side, so one comparison at its end is enough."""
     return ranges.intersect([one.span for one in ours], [one.span for one in theirs])
 
 
-def known_end(held: Iterable[DigestRange], sequence: int) -> bytes | None:
+def known_end(held: Iterable[HeldRange], sequence: int) -> bytes | None:
     """The digest at a sequence, where a range ends with it: known though the batch itself may be released."""
     return next((one.last_digest for one in held if one.last_sequence == sequence), None)
 

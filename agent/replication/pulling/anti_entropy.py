@@ -1,13 +1,13 @@
-"""Anti-entropy with one peer: compares digests (`protocol.digest_diff` decides what differs), and fetches what is
+"""Anti-entropy with one peer: compares digests (`protocol.digest_diff` finds the differences), and fetches what is
 missing or damaged here.
 
-Of what is equal only digests travel. What is fetched is checked like any page: missing batches are appended at the end
-of the log; damaged ones are put back at their offsets, if the store still has their digests. A fork becomes an incident
-and is not repaired.
+Only digests are exchanged for equal facts. Fetched batches are checked like any page: missing ones are appended at the
+end of the log; damaged ones are put back at their offsets, if the store still has their digests. A fork is recorded as
+an incident and is not repaired.
 
-Facts of this node's present epoch are never taken back as new ones: of them only what is damaged here is asked for.
-Those of its former epochs are: a restore may have lost them here. A node that has had such epochs compares soon after
-it starts, and after it has begun a new one.
+Facts of this node's present epoch are fetched only to repair damage, never as new facts. Facts of its former epochs are
+fetched if they are missing, because a restore may have lost them. A node with former epochs compares soon after its
+start, and after it has begun a new epoch.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from operator import itemgetter
 import msgspec
 
 from agent.batch import Origin
-from agent.pages import ReceivedDefinition
+from agent.pages import HeldRange, ReceivedDefinition
 from agent.ranges import Span as Sequences
 from agent.ranges import intersect
 from agent.replication.mqtt import Reply
-from agent.replication.protocol.digest_diff import DigestRange, Forked, Interval, known_end, missing, narrow, shared
+from agent.replication.protocol.digest_diff import Forked, Interval, known_end, missing, narrow, shared
 from agent.replication.protocol.errors import PeerRefused, ReplicationError
 from agent.replication.protocol.messages import (
     BYTES_MAX_DEFAULT,
@@ -39,15 +39,15 @@ from agent.replication.protocol.messages import (
     SequencesAnswer,
     origin_named,
 )
-from agent.replication.protocol.page_check import (
+from agent.replication.protocol.ports import ReceivingStore
+from agent.replication.pulling.artifact_pull import ArtifactPull
+from agent.replication.pulling.page_check import (
     DEFINITIONS_WAITING_BYTES_MAX,
     PageRefused,
     check_digests,
     check_sequences,
     definitions_bytes,
 )
-from agent.replication.protocol.ports import ReceivingStore
-from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.signing.runs import Offered
@@ -58,26 +58,26 @@ LIMIT = 65_536
 SCAN_BYTES = 8 * 1024 * 1024
 HOUR_S = 3600.0
 RANGES_MAX, RANGES_KEPT_MAX = 100_000, 20_000
-"""Of a peer's stream, all origins together: in all, and of the zones whose facts it may bring, which are kept meanwhile
-(600 bytes each). A zone has 10,000 in an honest store, at most."""
+"""Ranges of all origins in a peer's stream: in all, and those of zones whose facts it may send, which are kept in
+memory (600 bytes each). An honest store has at most 10,000 of one zone."""
 HOLE_PAGES_MAX = 64
-"""Pages with nothing but holes, of one range: 2,048 holes each. A peer can invent them without end."""
+"""Pages without batches for one range, with 2,048 holes each. A peer could invent them without end."""
 REFUSED_MAX = 100
-"""Reasons of one comparison that are told, the last of which says that there are others; and forks that are."""
-LOOK_S = 60.0
-"""Between two looks whether the store has begun a new epoch; then what was lost with a restore is fetched at once."""
+"""Refusals that one comparison reports, of which the last says that there are others; and forks that it reports."""
+EPOCH_CHECK_S = 60.0
+"""Between two checks whether the store has begun a new epoch. If so, facts that a restore lost are fetched at once."""
 RETRY_S = 600.0
-"""After a comparison for that failed."""
+"""Wait after such a comparison has failed."""
 NARROWINGS_MAX = 64
-"""Each exchange leaves a 64th of the rest, and sequences have 63 bits: a peer that needs more invents batches."""
+"""Each exchange leaves a 64th of the rest, and sequences have 63 bits: a peer that needs more is inventing batches."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class AntiEntropySettings:
-    """What to compare with which peer. `origins` are the zones whose facts this peer may bring; `begun_late` are
-    streams whose pull did not begin at the oldest fact, so that earlier facts are not missing. `every_hours` 0: only on
+    """What to compare with which peer. `origins` are the zones whose facts this peer may send. `begun_late` are streams
+    whose pull did not begin at the oldest fact, so that earlier facts do not count as missing. `every_hours` 0: only on
     request."""
 
     peer_zone: str
@@ -88,19 +88,19 @@ class AntiEntropySettings:
 
 
 class OtherCopy(PageRefused):
-    """The peer has another copy of the log than the one with which the comparison began."""
+    """The peer answered from another copy of its log than at the start of the comparison."""
 
 
 @dataclass(slots=True)
 class Comparison:
-    """What the comparison of one stream with one peer found and repaired. Counts are of facts, ranges of sequences, and
-    bytes of answers."""
+    """The result of comparing one stream with one peer: what was found, and what was repaired. `bytes` counts the
+    answers."""
 
     stream: str
     epoch: str = ""
-    """The peer's, of all its answers."""
+    """The peer's epoch; all its answers must name the same one."""
     timeline: str | None = None
-    """Of the peer's last answer, and up to where its log was read."""
+    """The timeline in the peer's last answer; `end_offset` is how far the peer's log was read."""
     end_offset: int = 0
     compared_facts: int = 0
     exchanges: int = 0
@@ -109,31 +109,31 @@ class Comparison:
     damaged: list[tuple[Origin, Sequences]] = field(default_factory=list)
     forks: list[str] = field(default_factory=list)
     damaged_definitions: list[tuple[Origin, int, int]] = field(default_factory=list)
-    """Origin, first damaged number, and the sequence of a batch whose digest covers the definitions."""
+    """Origin, number of the first damaged definition, and the sequence of a batch whose digest covers them."""
     repaired_definitions: int = 0
     repaired_ranges: int = 0
     repaired_facts: int = 0
     unavailable_facts: int = 0
     refused: list[str] = field(default_factory=list)
-    """Why something was not repaired, REFUSED_MAX reasons at most."""
+    """Why something was not repaired: at most REFUSED_MAX reasons."""
     missing_artifacts: int = 0
-    """Artifacts to which held facts of the stream refer; after a repair, those that the peer lacks too."""
+    """Artifacts to which held facts refer and that are not here; after a repair, those that the peer lacks too."""
     repaired_artifacts: int = 0
 
     @property
     def divergent_ranges(self) -> int:
-        """How many places differ."""
+        """The number of differences."""
         return len(self.missing) + len(self.damaged) + len(self.damaged_definitions) + len(self.forks)
 
     def refuse(self, why: str) -> None:
-        """Note why something was not repaired."""
+        """Record why something was not repaired."""
         if len(self.refused) < REFUSED_MAX:
             self.refused.append(why if len(self.refused) < REFUSED_MAX - 1 else f"{why}; and others")
 
 
 @dataclass(frozen=True, slots=True)
 class AntiEntropyStatistics:
-    """Counted since the start, for one stream of one peer."""
+    """Counters since the start, for one stream of one peer."""
 
     peer_zone: str
     stream: str
@@ -144,11 +144,11 @@ class AntiEntropyStatistics:
     repaired_facts: int = 0
     last_unix_ms: int | None = None
     is_equal: bool | None = None
-    """Whether nothing differs after the last comparison and its repairs."""
+    """Whether nothing differed after the last comparison and its repairs."""
 
 
 class AntiEntropy:
-    """Compares with one peer, one stream at a time. Made before the requester's link runs."""
+    """Compares with one peer, one stream at a time. Must be created before the requester's link runs."""
 
     def __init__(
         self,
@@ -179,26 +179,26 @@ class AntiEntropy:
         return list(self._counted.values())
 
     async def run(self) -> None:
-        """Compare and repair every `every_hours` until cancelled; the first time after a random part of that, so that
-        nodes that start together do not ask together."""
+        """Compare and repair every `every_hours` until cancelled. The first comparison starts after a random part of
+        that time, so that nodes that start together do not compare together."""
         every_s = self._settings.every_hours * HOUR_S
         if not every_s:
             await asyncio.get_running_loop().create_future()  # until cancelled
-        due_s, look_s = time.monotonic() + every_s * self._chance(), LOOK_S * self._chance()
-        brought_home = frozenset[bytes]()
+        due_s, wait_s = time.monotonic() + every_s * self._chance(), EPOCH_CHECK_S * self._chance()
+        recovered = frozenset[bytes]()  # former epochs whose facts were fetched
         while True:
-            await asyncio.sleep(max(0.0, min(look_s, due_s - time.monotonic())))
-            look_s, former = LOOK_S, frozenset(self._store.former_epochs)
-            if former <= brought_home and time.monotonic() < due_s:
+            await asyncio.sleep(max(0.0, min(wait_s, due_s - time.monotonic())))
+            wait_s, former = EPOCH_CHECK_S, frozenset(self._store.former_epochs)
+            if former <= recovered and time.monotonic() < due_s:
                 continue
             if await self._compare_all():
-                brought_home = former
-            elif not former <= brought_home:
-                look_s = RETRY_S
+                recovered = former
+            elif not former <= recovered:
+                wait_s = RETRY_S
             due_s = time.monotonic() + every_s
 
     async def _compare_all(self) -> bool:
-        """Compare and repair every stream; False where one failed."""
+        """Compare and repair every stream; False if one failed."""
         failures = 0
         for stream in self._settings.streams:
             try:
@@ -209,8 +209,8 @@ class AntiEntropy:
         return not failures
 
     async def compare(self, stream: str, *, repair: bool, scan: bool = False) -> Comparison:
-        """Compare one stream; with `repair` fetch what is missing or damaged here; with `scan` read all of it first, to
-        find damage.
+        """Compare one stream. With `repair`, fetch what is missing or damaged here; with `scan`, first read the whole
+        stream to find damage.
 
         Raises PeerRefused, MalformedMessage, PageRefused, TransportError, or an error of the store.
         """
@@ -233,8 +233,8 @@ class AntiEntropy:
     # --------------------------------------------------------------------------------------------------------- internal
 
     async def _compare_one_copy(self, stream: str, *, is_repaired: bool, is_scanned: bool) -> Comparison:
-        """Compare, and once more where an image of the peer was restored meanwhile; two machines that answer in turn
-        are reported."""
+        """Compare, and once more if the peer's log has been replaced meanwhile. If it is replaced again, two machines
+        answer in turn, and the error says so."""
         try:
             return await self._compare(stream, is_repaired=is_repaired, is_scanned=is_scanned)
         except OtherCopy as error:
@@ -246,13 +246,10 @@ class AntiEntropy:
         if is_scanned:
             await asyncio.to_thread(self._scan, stream)
         theirs, is_level = await self._their_ranges(found)
-        ours = {
-            origin: [DigestRange(one.first_sequence, one.last_sequence, one.last_digest) for one in held]
-            for origin, held in self._store.held(stream).items()
-        }
+        ours = self._store.held(stream)
         own_zone, former = self._store.zone, frozenset(self._store.former_epochs)
         for origin, ranges in theirs.items():
-            mine = ours.get(origin, [])
+            mine = ours.get(origin, ())
             forks = len(found.forks)
             for span in shared(mine, ranges):
                 await self._compare_span(found, origin, span, mine, ranges)
@@ -261,13 +258,13 @@ class AntiEntropy:
                 is_from_start = is_own or stream not in self._settings.begun_late
                 for span in missing(mine, ranges, is_level=is_level, is_from_start=is_from_start):
                     await self._note_missing(found, origin, span)
-            await self._look_at_definitions(found, origin, mine, ranges)
+            await self._check_definitions(found, origin, mine, ranges)
         for one in await asyncio.wrap_future(self._store.inbound.damaged(stream)):
             origin, span = Origin(one.zone, one.epoch), (one.first_sequence, one.last_sequence)
             is_theirs = intersect([each.span for each in theirs.get(origin, [])], [span])
             if is_theirs and (origin, span) not in found.damaged:
                 found.damaged.append((origin, span))
-        for why in found.forks[:REFUSED_MAX]:  # each is a commit
+        for why in found.forks[:REFUSED_MAX]:  # each incident is a commit
             await asyncio.wrap_future(self._store.inbound.note("fork", stream, self._settings.peer_zone, why))
         if is_repaired:
             for origin, number, sequence in found.damaged_definitions:
@@ -282,19 +279,19 @@ class AntiEntropy:
         return found
 
     def _scan(self, stream: str) -> None:
-        """In a thread: read the whole stream, so that the store notes what is damaged."""
+        """Read the whole stream, so that the store detects damage. Runs in a thread."""
         after, end_offset = 0, self._store.end_offset(stream)
         while after < end_offset:
             page = self._store.read(stream, after, LIMIT, SCAN_BYTES)
             places = [one.last_offset for one in page.batches] + [one.last_offset for one in page.holes]
             after = max(places, default=end_offset)
 
-    async def _their_ranges(self, found: Comparison) -> tuple[dict[Origin, list[DigestRange]], bool]:
-        """The ranges that the peer holds of each origin that it may bring, and whether everything it had then was
-        pulled."""
-        ranges, after, more = dict[Origin, list[DigestRange]](), None, True
+    async def _their_ranges(self, found: Comparison) -> tuple[dict[Origin, list[HeldRange]], bool]:
+        """The ranges that the peer holds of each origin that it may send, and whether everything in its log at that
+        time has been pulled."""
+        ranges, after, more = dict[Origin, list[HeldRange]](), None, True
         end_offset, epoch, count, kept = 0, "", 0, 0
-        peer, may_bring = self._settings.peer_zone, {*self._settings.origins, self._store.zone}
+        peer, allowed = self._settings.peer_zone, {*self._settings.origins, self._store.zone}
         while more:
             answer = await self._digests(found, GetDigests(stream=found.stream, after_origin=after))
             count += len(answer.ranges)
@@ -302,12 +299,15 @@ class AntiEntropy:
                 raise PageRefused(f"{peer} names more than {RANGES_MAX} ranges of {found.stream}")
             for name, those in groupby(answer.ranges, key=itemgetter(0)):
                 origin = origin_named(name)
-                if origin.zone in may_bring:
-                    ranges[origin] = [DigestRange(each[1], each[2], bytes.fromhex(each[4])) for each in those]
+                if origin.zone in allowed:
+                    ranges[origin] = [
+                        HeldRange(first, last, bytes.fromhex(before), bytes.fromhex(digest))
+                        for _, first, last, before, digest in those
+                    ]
                     kept += len(ranges[origin])
             if kept > RANGES_KEPT_MAX:
                 raise PageRefused(
-                    f"{peer} names more than {RANGES_KEPT_MAX} ranges of {found.stream} that it may bring"
+                    f"{peer} names more than {RANGES_KEPT_MAX} ranges of {found.stream} whose facts it may send"
                 )
             end_offset, epoch = max(end_offset, answer.end_offset), answer.epoch
             more = answer.more and bool(answer.ranges)
@@ -321,15 +321,15 @@ class AntiEntropy:
         found: Comparison,
         origin: Origin,
         span: Sequences,
-        ours: Sequence[DigestRange],
-        theirs: Sequence[DigestRange],
+        ours: Sequence[HeldRange],
+        theirs: Sequence[HeldRange],
     ) -> None:
-        """Compare what both hold; where the last digests differ, find the batch from which on."""
+        """Compare a span that both hold. If the last digests differ, find the first batch that differs."""
         first, last = span
         mine = known_end(ours, last) or (await self._our_ends(found.stream, origin, [last])).get(last)
         other = known_end(theirs, last) or (await self._their_ends(found, origin, (last, last), 1)).get(last)
         if mine is None or other is None:
-            return  # released on one side: neither comparable nor to be fetched
+            return  # released on one side: it can neither be compared nor fetched
         found.compared_facts += last - first + 1
         if mine == other:
             return
@@ -346,23 +346,23 @@ class AntiEntropy:
             raise PageRefused(f"{self._settings.peer_zone} names ever more batches {what}")
         at = interval.first_sequence, interval.last_sequence
         page = await asyncio.to_thread(self._store.read_sequences, found.stream, origin, *at, 1, 1)
-        if any(hole.reason == "damaged" for hole in page.holes):  # damage by the disk, not another history
+        if any(hole.reason == "damaged" for hole in page.holes):  # the disk is damaged; the history is the same
             found.damaged.append((origin, at))
         else:
             found.forks.append(f"{origin}: {at[0]} to {at[1]} is another batch at {self._settings.peer_zone} than here")
 
-    async def _look_at_definitions(
-        self, found: Comparison, origin: Origin, ours: Sequence[DigestRange], theirs: Sequence[DigestRange]
+    async def _check_definitions(
+        self, found: Comparison, origin: Origin, ours: Sequence[HeldRange], theirs: Sequence[HeldRange]
     ) -> None:
-        """Look for damaged tag definitions, which travel only once: those are read that the last batch held by both
-        sides needs."""
+        """Look for damaged tag definitions, because they are sent only once. Reads the definitions that the last batch
+        held by both sides needs."""
         common = shared(ours, theirs)
         if not common:
             return
         sequence = common[-1][1]
         try:
             number = await asyncio.to_thread(self._store.inbound.damaged_definition, found.stream, origin, sequence)
-        except self._store_errors as error:  # the table itself cannot be read
+        except self._store_errors as error:  # the table cannot be read
             found.refuse(str(error))
             return
         if number is not None:
@@ -384,8 +384,7 @@ class AntiEntropy:
         found.repaired_ranges += put_back > 0
 
     async def _note_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
-        """Note as missing what the peer still has; facts that it has released and that were never here are
-        unavailable."""
+        """Record a span as missing if the peer still has its facts; if it has released them, as unavailable."""
         if await self._their_ends(found, origin, span, ENDS_DEFAULT):
             found.missing.append((origin, span))
         else:
@@ -399,8 +398,8 @@ class AntiEntropy:
         return {last: bytes.fromhex(digest) for last, digest in (await self._digests(found, request)).ends}
 
     async def _our_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> dict[int, bytes]:
-        """For each sequence that some batch here holds, its digest if that batch ends there, else nothing that could be
-        equal."""
+        """By sequence, the digest of the batch here that ends with it; empty bytes, which equal no digest, if a batch
+        holds the sequence and does not end there."""
 
         def read() -> dict[int, bytes]:
             ends = dict[int, bytes]()
@@ -424,14 +423,14 @@ class AntiEntropy:
         except PeerRefused as error:
             if error.code != "timeline_differs":
                 raise
-            # 0054: ranges of one copy say nothing of what another holds.
+            # 0054: ranges of one copy of the log do not describe another copy.
             raise OtherCopy(f"{peer} was restored from a copy, or two machines answer in its name: {error}") from error
         answer = reply.answer
         found.epoch = found.epoch or answer.epoch
         if answer.epoch != found.epoch:
             raise OtherCopy(
-                f"{peer} answered under epoch {found.epoch} and then under {answer.epoch}: it has begun a new one, or two"
-                " machines answer in its name; compare again"
+                f"{peer} answered under epoch {found.epoch} and then under {answer.epoch}: it has begun a new epoch, or"
+                " two machines answer in its name; compare again"
             )
         if isinstance(answer, DigestsAnswer | SequencesAnswer):
             found.timeline = answer.timeline
@@ -445,10 +444,10 @@ class AntiEntropy:
         """Fetch missing batches and append them."""
         peer, stored = self._settings.peer_zone, 0
         if self._store.inbound.peer_position(peer, found.stream) is None:
-            return  # nothing was pulled yet: everything will come with the pull
+            return  # nothing has been pulled yet: the pull will fetch everything
         async for _, definitions, judged in self._pages(found, origin, span):
             is_whole = await self._artifacts.fetch(judged.batches)
-            # Without a position: the pull may have moved it meanwhile, also to another epoch of the peer.
+            # Without a position: the pull may have moved it, or changed to another epoch of the peer.
             putting = self._store.inbound.put_batches(
                 *(peer, found.stream, judged.batches, definitions, None),
                 is_backlog=True,
@@ -466,12 +465,12 @@ class AntiEntropy:
         found.repaired_ranges += stored > 0
 
     async def _fetch_damaged(self, found: Comparison, origin: Origin, span: Sequences) -> None:
-        """Put damaged batches back at their offsets. A refused one does not stop the repair of others."""
+        """Put damaged batches back at their offsets. If one is refused, the others are still repaired."""
         peer, facts = self._settings.peer_zone, 0
         async for offered, _, judged in self._pages(found, origin, span):
             heads = {judged.batches[one.index].digest: replace(one, index=0) for one in judged.heads}
             for batch in (one.batch for one in offered if not one.unreadable):
-                # Its digest, kept here, proves a copy; the signature was verified when the batch was stored.
+                # The digest, which is kept here, proves the copy; the signature was verified when the batch was stored.
                 head = heads.get(batch.digest)
                 repairing = self._store.inbound.repair(found.stream, peer, [batch], [head] if head else [])
                 try:
@@ -488,8 +487,8 @@ class AntiEntropy:
     async def _pages(
         self, found: Comparison, origin: Origin, span: Sequences, definitions_known: int | None = None
     ) -> AsyncIterator[tuple[list[Offered], list[ReceivedDefinition], JudgedPage]]:
-        """Batches of a span, checked and judged, with the definitions that came with or before them; asks for
-        definitions after number `definitions_known`, or after those held here."""
+        """Fetch the batches of a span, checked and judged, with the definitions that came with or before them.
+        Definitions are requested after number `definitions_known`; None: after those held here."""
         first, last = span
         hole_pages = 0
         known, waiting, waiting_bytes = definitions_known, list[ReceivedDefinition](), 0
@@ -533,7 +532,7 @@ class AntiEntropy:
                 if hole_pages > HOLE_PAGES_MAX:
                     raise PageRefused(f"{peer} sent more than {HOLE_PAGES_MAX} pages of holes for {span}")
             if covered is None and not content.definitions:
-                return  # the peer has nothing of the rest
+                return  # the peer holds nothing more of the span
             first = first if covered is None else covered[1] + 1
 
     def _count(self, stream: str, found: Comparison) -> None:

@@ -1,10 +1,10 @@
 """Fetches the artifacts to which a page's facts refer, before the page is stored.
 
-Chunks are fetched in order, from where an earlier attempt ended, also after a restart of this node, because the store
-keeps what has arrived. The next chunks are under way while one is written, so that a long round trip costs little.
-After a loss of the connection or with a full disk the page waits, so that no fact is stored before the artifact it
-refers to. What the peer does not have, or this node refuses, is an incident, and the facts are stored all the same: a
-missing drawing must not stop the facts behind it (decision 0039).
+Chunks are fetched in order, from where an earlier attempt ended, even after a restart of this node, because the store
+keeps what has arrived. While one chunk is written the next ones are under way, so that a long round trip costs little.
+If the connection is lost or the disk is full, the page waits, so that no fact is stored before the artifact to which it
+refers. If the peer lacks an artifact, or this node refuses it, an incident is recorded and the facts are stored all the
+same: a missing drawing must not stop the facts behind it (decision 0039).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from agent.replication.pulling.throttled_requester import ThrottledRequester
 
 ANSWER_S = 10.0
 ATTEMPTS = 2
-"""The bytes kept from an earlier attempt may be damaged; after a second mismatch the peer's are."""
+"""A first mismatch may be due to bytes of an earlier attempt; after a second one the peer's artifact is wrong."""
 CHUNKS_AHEAD_MAX = 3
-"""Under way or in memory at once: 768 KiB for each pull. Over 50 ms there and back they bring 15 MB/s; one alone, 5."""
+"""Chunks under way or in memory: 768 KiB for each pull. With a round trip of 50 ms they carry 15 MB/s; one alone, 5."""
 
 LOST_OF_PAGE_MAX = 16
-"""Artifacts that the peer turns out not to have before the others of the page are left to the next comparison. A page
-may refer to thousands, each costs a round trip, and the facts behind it are those of other zones too."""
+"""If the peer lacks this many artifacts of a page, the others are left to the next comparison. A page may refer to
+thousands, each costs a round trip, and facts of other zones wait behind it."""
 
 _log = logging.getLogger(__name__)
 
 
 class ArtifactUnavailable(Exception):
-    """This peer does not give the artifact; the text says why."""
+    """The peer cannot supply the artifact; the text says why."""
 
 
 class ArtifactPull:
@@ -51,18 +51,19 @@ class ArtifactPull:
         self._chunks_ahead = requester.pages_ahead(self._chunk_bytes, CHUNKS_AHEAD_MAX)
 
     async def fetch(self, batches: Sequence[Batch]) -> bool:
-        """Return when everything to which the facts refer is here, or known to be unavailable. False where the peer's
-        quota of unreferenced bytes left some out: they have room once the facts are stored. Raises TransportError and
-        the retryable errors of the store."""
+        """Return when every artifact to which the facts refer is here or known to be unavailable. False if some exceed
+        the peer's quota of unreferenced bytes: they fit once the facts are stored. Raises TransportError and the
+        retryable errors of the store."""
         lost, left = set[ArtifactReference](), set[ArtifactReference]()
         while missing := [
             one for one in await asyncio.to_thread(self._artifacts.missing, batches) if not (one in lost or one in left)
         ]:
-            for place, reference in enumerate(missing):  # then all are looked at again: a large one may have taken days
+            for place, reference in enumerate(missing):  # then all are checked again: a large one may have taken days
                 if len(lost) >= LOST_OF_PAGE_MAX:
-                    few = f"not requested, like {len(missing) - place - 1} others: the peer lacks {len(lost)} of this page"
-                    self._artifacts.unavailable(self._requester.peer_zone, reference.digest, few)
-                    return not left  # a comparison requests what is absent
+                    others = len(missing) - place - 1
+                    reason = f"not requested, like {others} others: the peer lacks {len(lost)} artifacts of this page"
+                    self._artifacts.unavailable(self._requester.peer_zone, reference.digest, reason)
+                    return not left  # a comparison requests the absent ones
                 try:
                     why = await self._fetch_or_why(reference)
                 except self._store_errors as error:
@@ -76,8 +77,8 @@ class ArtifactPull:
         return not left
 
     async def fetch_absent(self, stream: str) -> tuple[int, int]:
-        """Fetch the artifacts to which held facts of a stream refer and that are not here, as far as the peer has them
-        now. Returns how many arrived and how many are still absent. Raises as `fetch`."""
+        """Fetch the absent artifacts of a stream, as far as the peer has them now. Returns how many arrived and how
+        many are still absent. Raises the same errors as `fetch`."""
         count = left = 0
         async for some in self.absent(stream):
             count += len(some)
@@ -91,15 +92,15 @@ class ArtifactPull:
         return count - left, left
 
     async def absent(self, stream: str) -> AsyncIterator[Sequence[str]]:
-        """The artifacts to which held facts of a stream refer and that are not here, some at a time: a zone may refer
-        to any number, and all of them would fill the memory."""
+        """The artifacts to which held facts of a stream refer and that are not here, some at a time: facts may refer to
+        any number, which would fill the memory."""
         after: str | None = ""
         while after is not None:
             some, after = await asyncio.to_thread(self._artifacts.absent, stream, after)
             yield some
 
     async def _fetch_or_why(self, reference: ArtifactReference) -> str | None:
-        """Fetch one; returns the reason where it is unavailable, else None."""
+        """Fetch one artifact. Returns the reason if it is unavailable, else None."""
         fields = {"peer": self._requester.peer_zone, "digest": reference.digest, "bytes": reference.size}
         try:
             await self._fetch(reference)
@@ -122,8 +123,8 @@ class ArtifactPull:
                 return
 
     async def _fetch_rest(self, reference: ArtifactReference, held: ArtifactProgress) -> None:
-        """Ask for chunks ahead and store them in order. A chunk that is not at the end of what is stored is useless,
-        and so are those behind it: the peer gives less at once than was asked for, or another pull fetches the same
+        """Request chunks ahead and store them in order. If a chunk does not start at the end of what is stored, it and
+        those behind it are useless: the peer sends smaller chunks than requested, or another pull fetches the same
         artifact."""
         failure: Exception | None = None
         chunk_bytes, asked = self._chunk_bytes, held.received
@@ -153,7 +154,7 @@ class ArtifactPull:
             raise failure
 
     async def _get_or_why(self, reference: ArtifactReference, offset: int, size: int) -> bytes | Exception:
-        """A chunk, or the reason why there is none; raised, it would end the task group."""
+        """A chunk, or the error instead of it: raised, it would end the task group."""
         try:
             return await self._get(reference, offset, size)
         except (ArtifactUnavailable, TransportError) as error:
@@ -168,7 +169,8 @@ class ArtifactPull:
         return data
 
     async def _ask(self, request: GetObject, attempts: int = ATTEMPTS) -> tuple[ObjectAnswer, bytes]:
-        """The answer and what is attached. ArtifactUnavailable for what is final; TransportError for what may pass."""
+        """The answer and its attachment. Raises ArtifactUnavailable for a final error, TransportError for one that may
+        pass."""
         try:
             reply = await self._requester.ask(request, ANSWER_S)
         except PeerRefused as error:
@@ -176,7 +178,8 @@ class ArtifactPull:
                 raise TransportError(error.zone, error.message, error.hint) from error
             raise ArtifactUnavailable(str(error)) from error
         except MalformedMessage as error:
-            # TLS brings answers whole: a peer whose answers stay unreadable would stop the facts behind for ever.
+            # TLS delivers answers intact, so the peer sent it like this. If its answers stay unreadable, waiting would
+            # stop the facts behind this page for ever.
             if attempts > 1:
                 return await self._ask(request, attempts - 1)
             raise ArtifactUnavailable(f"{self._requester.peer_zone} sent an unreadable answer: {error.why}") from error

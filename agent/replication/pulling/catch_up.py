@@ -1,8 +1,7 @@
-"""How a pull catches up with its peer: where it began, where it is, where the peer's log ends, how long it will still
-take. A core.
+"""Measures how a pull catches up with its peer: start, present position, end of the peer's log, time left. A core.
 
-A zone that is new, or returns after an outage, may be hours behind. It reads the backlog page by page like any other
-facts; this module only measures it for operators. The estimate uses how fast the distance to the end shrinks, because
+A zone that is new, or returns after an outage, may be hours behind. It reads the backlog like any other facts; this
+module only measures it for operators. The time left is estimated from how fast the distance to the end shrinks, because
 the peer's log grows meanwhile.
 """
 
@@ -13,18 +12,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 BEHIND_FACTS_MIN = 100_000
-"""More than a page holds, and than a busy stream has on its way: a smaller backlog is gone before it can be
-reported."""
+"""More than a page, and than a busy stream has under way. A smaller backlog is gone before it can be reported."""
 NEAR_FACTS = 10_000
-"""Where the rest is a page of live facts, which never ends."""
+"""The catch-up ends at this distance: new facts keep a busy stream from ever reaching zero."""
 SAMPLE_MS, SAMPLES_MAX = 1_000, 20
-"""The rate is that of the last 20 s: long enough for pages of any size, short enough to notice a line that has become
+"""The rate is measured over 20 s: long enough for pages of any size, short enough to notice that a line has become
 slow."""
 LOG_EVERY_MS = 30_000
 
 
 class CatchUpEvent(Enum):
-    """Worth a line in the log, under this name."""
+    """The name of the log event."""
 
     STARTED = "catch_up_started"
     PROGRESS = "catch_up_progress"
@@ -33,8 +31,8 @@ class CatchUpEvent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Offsets of the peer's stream: where the pull began, where it is, where the log ends. `facts_per_s` arrive;
-    `seconds_left` is None while it cannot be estimated, or where the peer's log grows faster."""
+    """Offsets in the peer's stream: start of the catch-up, present position, end of the log. `facts_per_s` is the rate
+    of arrival. `seconds_left` is None while it cannot be estimated, or if the peer's log grows faster."""
 
     from_offset: int
     offset: int
@@ -44,17 +42,17 @@ class CatchUp:
 
     @property
     def percent(self) -> float:
-        """How much of the way is done."""
+        """The part of the distance that is done."""
         return 100 * (self.offset - self.from_offset) / max(1, self.end_offset - self.from_offset)
 
     @property
-    def closes_in(self) -> bool:
-        """Whether the distance to the end shrinks, as far as is known."""
+    def is_gaining(self) -> bool:
+        """Whether the distance to the end shrinks; true until it has been measured."""
         return self.facts_per_s is None or self.seconds_left is not None
 
 
 class CatchUpTracker:
-    """One pull. `now` is None while it is not far behind."""
+    """One pull. `now` is None unless it is far behind."""
 
     def __init__(self) -> None:
         self.now: CatchUp | None = None
@@ -63,12 +61,12 @@ class CatchUpTracker:
 
     @property
     def takes_backlog(self) -> bool:
-        """Whether what arrives is history. Where the distance does not shrink, facts arrive at the pace at which the
-        peer records them."""
-        return self.now is not None and self.now.closes_in
+        """Whether arriving facts are backlog. If the distance does not shrink, they arrive as fast as the peer records
+        them."""
+        return self.now is not None and self.now.is_gaining
 
-    def update(self, now_ms: int, offset: int, end_offset: int) -> CatchUpEvent | None:
-        """Note the position of the pull; returns what to log, if anything. After FINISHED call `forget`."""
+    def update(self, now_ms: int, offset: int, end_offset: int) -> tuple[CatchUpEvent, CatchUp] | None:
+        """Record the position of the pull; returns what to log, if anything."""
         if self.now is None:
             if end_offset - offset < BEHIND_FACTS_MIN:
                 return None
@@ -76,30 +74,26 @@ class CatchUpTracker:
             self._samples.clear()
             self._samples.append((now_ms, offset, end_offset))
             self._logged_ms = now_ms
-            return CatchUpEvent.STARTED
+            return CatchUpEvent.STARTED, self.now
         if offset < self.now.offset:  # the peer's store was replaced, and is read from its beginning
             self.now = None
             return self.update(now_ms, offset, end_offset)
         if now_ms - self._samples[-1][0] >= SAMPLE_MS:
             self._samples.append((now_ms, offset, end_offset))
-        self.now = self._measured(now_ms, offset, end_offset)
+        measured = self.now = self._measure(self.now.from_offset, now_ms, offset, end_offset)
         if end_offset - offset <= NEAR_FACTS:
-            return CatchUpEvent.FINISHED
+            self.now = None
+            return CatchUpEvent.FINISHED, measured
         if now_ms - self._logged_ms >= LOG_EVERY_MS:
             self._logged_ms = now_ms
-            return CatchUpEvent.PROGRESS
+            return CatchUpEvent.PROGRESS, measured
         return None
 
-    def forget(self) -> None:
-        """The end of the catching up was logged."""
-        self.now = None
-
-    def _measured(self, now_ms: int, offset: int, end_offset: int) -> CatchUp:
-        assert self.now is not None
+    def _measure(self, from_offset: int, now_ms: int, offset: int, end_offset: int) -> CatchUp:
         then_ms, then_offset, then_end = self._samples[0]
         took_s = (now_ms - then_ms) / 1000
         if took_s < SAMPLE_MS / 1000:  # the first page may still be on its way to the disk
-            return CatchUp(self.now.from_offset, offset, end_offset)
+            return CatchUp(from_offset, offset, end_offset)
         closing = ((then_end - then_offset) - (end_offset - offset)) / took_s
         left = (end_offset - offset) / closing if closing > 0 else None
-        return CatchUp(self.now.from_offset, offset, end_offset, (offset - then_offset) / took_s, left)
+        return CatchUp(from_offset, offset, end_offset, (offset - then_offset) / took_s, left)

@@ -1,8 +1,8 @@
-"""Asks a peer once a minute for the newest signed ends of a stream, verifies them, and hands them to `Freshness`.
+"""Asks a peer once a minute for the newest signed ends of a stream, verifies them, and passes them to `Freshness`.
 
-It stores no fact and moves no position: what it learns is how far zones have signed, so that facts which a relay
-withholds show. An end that contradicts a fact held, or another end, is an incident: the zone has signed two histories.
-An incident that the store does not take at the moment is kept, and recorded later.
+It stores no facts and moves no position. It learns how far each zone has signed, which reveals facts that a relay
+withholds. An end that contradicts a held fact, or another end, is an incident: the zone has signed two histories. If
+the store cannot record an incident now, it is kept and recorded later.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from agent.signing.heads import HeadError, parse_head
 ASK_EVERY_S = 60.0
 ANSWER_S = 10.0
 AHEAD_MS_MAX = 10 * 60_000
-"""An end from further in the future than clocks differ would hide that no later one comes."""
+"""Clocks differ by less than this. An end from further in the future is ignored: it would hide that no newer ends
+arrive."""
 UNRECORDED_MAX = HEADS_MAX
-"""Contradictions of which the store has no incident yet. One beyond is found again when the peer names it again."""
+"""Contradictions that the store has not recorded yet. Further ones are found again when the peer names them again."""
 
 _log = logging.getLogger(__name__)
 
 
 class HeadsWatch:
-    """Watches one stream at one peer; `zones` are those whose facts this peer may bring."""
+    """Watches one stream at one peer; `zones` are those whose facts this peer may send."""
 
     def __init__(
         self,
@@ -49,11 +50,11 @@ class HeadsWatch:
         self._judge, self._freshness, self._chance = judge, freshness, chance
         self._store_errors = store_errors
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
-        self._unrecorded = dict[str, None]()  # the incidents to come, in the order of finding
+        self._unrecorded = dict[str, None]()  # reasons of incidents to record, oldest first
 
     async def run(self) -> None:
-        """Ask for ever, whenever the link is up. A peer that does not answer, or does not know the operation, is asked
-        again."""
+        """Ask until cancelled, whenever the link is up; also a peer that does not answer or does not know the
+        operation."""
         logged_why = ""
         while True:
             await self._requester.wait_up()
@@ -69,20 +70,21 @@ class HeadsWatch:
             await asyncio.sleep(ASK_EVERY_S * (0.75 + self._chance() / 2))
 
     async def ask(self) -> None:
-        """Ask once. Raises ReplicationError, or an error of the store."""
+        """Ask once. Raises ReplicationError or an error of the store."""
         request = GetHeads(stream=self._stream, signers_known=self._judge.signers_known())
         reply = await self._requester.ask(request, ANSWER_S)
         answer = reply.answer
         if not isinstance(answer, HeadsAnswer) or answer.stream != self._stream:
             raise MalformedMessage("an answer to another request than GetHeads", operation="GetHeads")
         # In a thread: 256 certificates with many names, and as many false signatures, take half a second.
-        prove, sane = self._judge.prove, list(self._sane_ends(answer, reply.batches))
-        for proven in await asyncio.to_thread(lambda: list(prove(sane, answer.signers))):
+        prove, plausible = self._judge.prove, list(self._plausible_ends(answer, reply.batches))
+        for proven in await asyncio.to_thread(lambda: list(prove(plausible, answer.signers))):
             self._take(proven)
-            await asyncio.sleep(0)  # other zones take turns with 256 signatures of this one
+            await asyncio.sleep(0)  # give other zones a turn: there may be 256 ends of this one
 
     async def record(self) -> None:
-        """Record what `ask` has found. The store may be busy or full: what it does not take stays for the next call."""
+        """Record the contradictions that `ask` has found. Those that the store refuses for now stay for the next
+        call."""
         peer = self._requester.peer_zone
         for why in list(self._unrecorded):
             try:
@@ -93,8 +95,8 @@ class HeadsWatch:
                 return
             del self._unrecorded[why]
 
-    def _sane_ends(self, answer: HeadsAnswer, heads: Sequence[bytes]) -> Iterator[SignedEnd]:
-        """The ends of an answer that this peer may bring, with a time that can be."""
+    def _plausible_ends(self, answer: HeadsAnswer, heads: Sequence[bytes]) -> Iterator[SignedEnd]:
+        """The ends in an answer of zones that this peer may relay, except those from the future."""
         until_ms = time.time_ns() // 1_000_000 + AHEAD_MS_MAX
         for (name, last_sequence, digest), head in zip(answer.ends, heads, strict=True):
             origin = origin_named(name)
@@ -112,8 +114,8 @@ class HeadsWatch:
         if contradicted is not None or is_other:
             why = (
                 f"{end.origin} has signed two histories up to sequence {end.last_sequence}: {end.digest.hex()} and"
-                f" {(contradicted.digest if contradicted else held[0].digest).hex()}; a copy of its store runs, or its key is"
-                " in other hands"
+                f" {(contradicted.digest if contradicted else held[0].digest).hex()}; a copy of its store runs, or its"
+                " key was stolen"
             )
             if len(self._unrecorded) < UNRECORDED_MAX:
                 self._unrecorded[why] = None

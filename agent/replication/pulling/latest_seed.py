@@ -1,8 +1,8 @@
-"""The latest value of each tag, asked for once when a pull begins at the end of its peer's log.
+"""Requests the latest value of each tag once, when a pull begins at the end of its peer's log.
 
-Such a pull has no value of a tag until the tag changes, which may take hours. So it asks its peer for the latest
-values, after the peer has registered our consumer: newer values arrive with the pull, and none can be missed in
-between. These values are no facts, since no batch proves them; they are kept beside the log.
+Such a pull has no value of a tag until the tag changes, which may take hours. So the latest values are requested after
+the peer has registered the consumer: newer values arrive with the pull, and none is missed in between. The values are
+not facts, because no batch proves them; they are kept beside the log.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from agent.replication.protocol.pacing import backoff_ms
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 
 ANSWER_S = 60.0
-"""The peer searches as deep as it may, and may have other requests to answer first."""
+"""The peer searches to its greatest depth, and may have to answer other requests first."""
 RETRY_MS_MIN, RETRY_MS_MAX = 1_000, 60_000
-"""A peer that does not export the stream, or does not know the request, is asked again once a minute, as for a pull
-that it refuses."""
+"""A peer that does not export the stream, or does not know the operation, is asked again once a minute, as a pull that
+it refuses."""
 VALUES_KEPT_MAX = 100_000
-"""Ten times the tags of a large plant; more are refused."""
+"""Ten times the tags of a large plant. If there are more, all are refused."""
 ANSWERS_BYTES_MAX = 32 * 1024 * 1024
-"""Of all answers: as much as so many values of usual size take. A value keeps the whole answer that it came with in
-memory."""
+"""Size of all answers together: that of VALUES_KEPT_MAX values of usual size. Each value keeps the whole answer in
+which it came in memory."""
 
 _log = logging.getLogger(__name__)
 
 
 class LatestSeed:
-    """Asks for the values of one stream until they have arrived, and keeps them; `zones` are those whose facts this
-    peer may bring."""
+    """Requests the values of one stream until they have arrived, and passes them to `keep`. `zones` are those whose
+    facts this peer may send."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class LatestSeed:
         self._chance = chance
 
     async def run(self) -> None:
-        """Return when they are kept. `keep` writes to disk: it is called in a thread, and again after an OSError."""
+        """Return when the values are kept. `keep` writes to disk: it is called in a thread, and again after an
+        OSError."""
         await self._begun.wait()
         failures, logged_why = 0, ""
         fields = {"peer": self._requester.peer_zone, "stream": self._stream}
@@ -81,8 +82,8 @@ class LatestSeed:
                 return
 
     async def _ask(self) -> PeerLatest:
-        """All pages. Values of zones whose facts this peer may not bring are left out, and so are those that no parser
-        reads: each later question for latest values would fail."""
+        """Request all pages. Values of other zones than `zones` are left out, and so are values that cannot be parsed:
+        each later request for latest values would fail."""
         asked_unix_ms, values, after = time.time_ns() // 1_000_000, list[LatestEntry](), None
         received = received_bytes = 0
         while True:
@@ -103,7 +104,7 @@ class LatestSeed:
                 fields = {"peer": self._requester.peer_zone, "stream": self._stream}
                 _log.warning("latest_values_refused", extra={**fields, "values": len(refused), "reason": refused[0]})
             received += len(answer.values)
-            if received > VALUES_KEPT_MAX:  # those left out count too: a peer could send them without end
+            if received > VALUES_KEPT_MAX:  # including those left out, which a peer could send without end
                 raise MalformedMessage(f"more than {VALUES_KEPT_MAX} last values", operation="GetLatest")
             if received_bytes > ANSWERS_BYTES_MAX:
                 why = f"more than {ANSWERS_BYTES_MAX >> 20} MiB of last values"

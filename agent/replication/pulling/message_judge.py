@@ -1,8 +1,8 @@
-"""Verifies signed ends, and requests and answers of peers, with the certificates that came with a message, are trusted
-already, or are held by the store.
+"""Verifies signed ends, and the requests and answers of peers. The certificates come with the message, are trusted
+already, or are in the store.
 
-A key may have several certificates, one for each renewal; it counts from the first's begin to the last's end. Calls may
-come from several threads. The disk is read only for a key that is not believed yet.
+A key may have several certificates, one for each renewal: it is valid from the start of the first to the end of the
+last. The methods may be called from several threads. The disk is read only for a key that is not yet trusted.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from agent.signing.runs import Rule
 log = logging.getLogger(__name__)
 
 RENEWED_BEFORE_MS = 86_400_000
-"""For so long before the end of a certificate its key is not named as known, so that the next one comes in time."""
-OTHERS_PER_SECOND = 20
-"""Certificates and key ids in messages of one zone that are looked at, besides those that have counted before. A node
-has one, and another one after a renewal; a forger a new one in each message, which takes two milliseconds of the event
-loop if it has many names, and a look into the store."""
-CERTIFICATES_BELIEVED_MAX = 16
-"""Of one key, the newest: as many as pins of one zone."""
+"""A key whose certificate ends within this time is not named as known, so that the peer sends the renewed certificate
+in time."""
+UNKNOWN_PER_SECOND = 20
+"""Unknown certificates and key ids of one zone that are examined. A node has one, and another one after a renewal. A
+forger can send a new one in each message: a certificate with many names takes two milliseconds of the event loop and a
+read of the store."""
+CERTIFICATES_TRUSTED_MAX = 16
+"""The newest certificates of one key that are kept: as many as there may be pins of one zone."""
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-class HeldSigners(Protocol):
-    """What a store says of signers."""
+class SignerStore(Protocol):
+    """What a store knows of signers."""
 
     def signers(self, key_ids: Iterable[bytes]) -> Sequence[bytes]:
-        """The certificates (DER) held of keys."""
+        """The stored certificates (DER) of these keys."""
         ...
 
     def signed_zones(self) -> frozenset[str]:
-        """The zones of which a signature of facts was ever verified."""
+        """The zones with at least one verified signature of facts."""
         ...
 
 
-class NothingHeld:
-    """Of a process without a store."""
+class NoSignerStore:
+    """For a process without a store."""
 
     def signers(self, _key_ids: Iterable[bytes]) -> Sequence[bytes]:
         return ()
@@ -60,9 +61,9 @@ class NothingHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class Beliefs:
-    """What the operator has configured. `rules` by zone; other zones have `if_present`. `own`: our zone and the
-    certificates (DER) of our keys, if this node signs."""
+class TrustPolicy:
+    """What the operator has configured. `rules` are by zone; the rule of any other zone is `if_present`. `own_zone` and
+    `own_certificates` (DER) are those of this node; without certificates it does not sign."""
 
     trust: SignerTrust = field(default_factory=SignerTrust)
     rules: Mapping[str, Rule] = field(default_factory=dict)
@@ -70,13 +71,13 @@ class Beliefs:
     own_certificates: tuple[bytes, ...] = ()
 
     def rule_of(self, zone: str) -> Rule:
-        """The rule for facts of a zone; our own come back only with our signature, if we sign."""
+        """The rule for facts of a zone. This node's own facts are taken back only with its signature, if it signs."""
         if zone == self.own_zone:
             return "required" if self.own_certificates else "if_present"
         return self.rules.get(zone, "if_present")
 
     def signer(self, certificate: bytes, now_ms: int) -> Signer | Refusal:
-        """The signer that a certificate names, if it is believed."""
+        """The signer that a certificate names, if it is trusted."""
         found = signer_of(certificate, self.trust, now_ms)
         if isinstance(found, Refusal) and found.reason is RefusalReason.UNKNOWN_ISSUER:
             return describe_signer(certificate) if certificate in self.own_certificates else found
@@ -85,94 +86,96 @@ class Beliefs:
 
 @lru_cache(SIGNERS_KNOWN_MAX)
 def _described(certificate: bytes) -> Signer | Refusal:
-    """What a certificate says; the same one comes with each message."""
+    """The signer that a certificate names. Cached, because the same certificate comes with each message."""
     return describe_signer(certificate)
 
 
-class Believed(NamedTuple):
-    """The believed certificates of a key of a zone, and the signer that they name together."""
+class TrustedKey(NamedTuple):
+    """The trusted certificates of a zone's key, and the signer that they name together."""
 
     certificates: tuple[bytes, ...]
     signer: Signer
 
-    def joined(self, other: Believed) -> Believed:
-        """With the certificates of another as the newest."""
+    def joined(self, other: TrustedKey) -> TrustedKey:
+        """This key with the certificates of `other` added as the newest."""
         new = [one for one in other.certificates if one not in self.certificates]
-        kept = (*self.certificates, *new)[-CERTIFICATES_BELIEVED_MAX:]
-        return Believed(kept, self.signer.joined(other.signer))
+        kept = (*self.certificates, *new)[-CERTIFICATES_TRUSTED_MAX:]
+        return TrustedKey(kept, self.signer.joined(other.signer))
 
 
 class MessageJudge:
-    """Judges what zones have signed. `held` is the store of the process, if it has one."""
+    """Decides whether signed messages of zones are accepted. `held` is the store of the process, if it has one."""
 
     def __init__(
         self,
-        beliefs: Beliefs | None = None,
-        held: HeldSigners | None = None,
+        policy: TrustPolicy | None = None,
+        held: SignerStore | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        self._beliefs = beliefs or Beliefs()
-        self._held = held or NothingHeld()
+        self._policy = policy or TrustPolicy()
+        self._held = held or NoSignerStore()
         self._clock_ms = clock_ms
         self._lock = threading.Lock()
-        self._signing = frozenset[str]()  # zones that have signed a request or an answer
-        self._outside_dates = frozenset[tuple[str, bytes]]()  # keys of peers that were reported
-        self._believed: dict[tuple[str, bytes], Believed] = {}  # by zone and key id
-        self._counted: dict[
-            tuple[str, bytes], None
-        ] = {}  # zone, and certificate or key id, of messages that were taken
-        self._others: dict[str, TokenBucket] = {}  # by zone: what else of it is looked at
+        self._signing_zones = frozenset[str]()  # have signed a request or an answer
+        self._reported_keys = frozenset[tuple[str, bytes]]()  # outside their dates
+        self._trusted: dict[tuple[str, bytes], TrustedKey] = {}  # by zone and key id
+        # Zone and certificate, or key id, of accepted messages.
+        self._accepted: dict[tuple[str, bytes], None] = {}
+        self._unknown: dict[str, TokenBucket] = {}  # by zone: limits how many others are examined
 
-    def believe(self, trust: SignerTrust, rules: Mapping[str, Rule]) -> None:
-        """Believe these signers, by these rules, from the next page and message on. What a zone has proven to have a
-        key stays known."""
+    def set_trust(self, trust: SignerTrust, rules: Mapping[str, Rule]) -> None:
+        """Trust these signers, by these rules, from the next page and message on. Which zones are known to sign does
+        not change."""
         with self._lock:
-            self._beliefs = replace(self._beliefs, trust=trust, rules=rules)
-            self._believed = {}
+            self._policy = replace(self._policy, trust=trust, rules=rules)
+            self._trusted = {}
 
     def sign_as(self, certificate: bytes | None) -> None:
-        """Our own key is another one, or none. What the keys of this process before it have signed stays ours."""
+        """Replace this node's own certificate; None for none. Facts signed with an earlier key of this process still
+        count as its own."""
         with self._lock:
-            before = [one for one in self._beliefs.own_certificates if one != certificate]
-            own = () if certificate is None else (certificate, *before)[:CERTIFICATES_BELIEVED_MAX]
-            self._beliefs = replace(self._beliefs, own_certificates=own)
+            before = [one for one in self._policy.own_certificates if one != certificate]
+            own = () if certificate is None else (certificate, *before)[:CERTIFICATES_TRUSTED_MAX]
+            self._policy = replace(self._policy, own_certificates=own)
 
     def signers_known(self) -> list[str]:
         """Key ids whose certificates a peer need not send."""
         until_ms = self._clock_ms() + RENEWED_BEFORE_MS
         with self._lock:
-            known = [key_id for (_, key_id), one in self._believed.items() if one.signer.not_after_ms > until_ms]
+            known = [key_id for (_, key_id), one in self._trusted.items() if one.signer.not_after_ms > until_ms]
         return [key_id.hex() for key_id in dict.fromkeys(known)][-SIGNERS_KNOWN_MAX:]
 
     def demands(self, zone: str) -> bool:
-        """Whether messages of a zone are taken with its signature only."""
-        rule = self._beliefs.rule_of(zone)
-        return rule == "required" or (rule != "off" and (zone in self._signing or zone in self._held.signed_zones()))
+        """Whether messages of a zone are accepted only with its signature."""
+        rule = self._policy.rule_of(zone)
+        return rule == "required" or (
+            rule != "off" and (zone in self._signing_zones or zone in self._held.signed_zones())
+        )
 
     def refuses_request(
         self, place: MessagePlace, request: bytes | memoryview, proof: MessageProof | None, *, is_writing: bool
     ) -> str | None:
-        """Why a request that changes something here is not taken for the asking zone's; None where it is, or where its
-        zone need not sign. `is_writing`: it adds to what is stored here."""
+        """Why a request that changes something here is refused: nothing proves that the asking zone sent it. None if it
+        is accepted. `is_writing`: it adds facts or artifacts to this store."""
         covered = partial(request_bytes, place, request)
         return self._refuses_message(place.asking_zone, covered, proof, is_writing=is_writing)
 
     def refuses_answer(self, place: MessagePlace, answer: bytes | memoryview, proof: MessageProof | None) -> str | None:
-        """Why an answer is not taken for the serving zone's; None as for a request."""
+        """Why an answer is refused: nothing proves that the serving zone sent it. None if it is accepted."""
         covered = partial(answer_bytes, place, answer)
         return self._refuses_message(place.serving_zone, covered, proof, is_writing=False)
 
     def _refuses_message(
         self, zone: str, covered: Callable[[], bytes], proof: MessageProof | None, *, is_writing: bool
     ) -> str | None:
-        """A zone must sign once it has signed a message or facts, or where its signatures are required. The message
-        itself (`covered`) is looked at last: all else costs nothing for a large one."""
-        if self._beliefs.rule_of(zone) == "off":
+        """A zone must sign if its signatures are required, or once it has signed a message or facts. The message itself
+        (`covered`) is read last, because only that step takes longer for a large message."""
+        if self._policy.rule_of(zone) == "off":
             return None
         must_sign = self.demands(zone)
         if proof is None:
             return f"{zone} did not sign it" if must_sign else None
-        if not self._may_look_at(zone, proof.certificate):
+        if not self._may_examine(zone, proof.certificate):
             return f"{zone} sends other certificates too often" if must_sign else None
         key_id, signers = proof.certificate, self._signers(())
         if len(key_id) != KEY_ID_BYTES:
@@ -183,9 +186,9 @@ class MessageJudge:
         signer = signers.resolve(zone, key_id)
         if not isinstance(signer, Signer):
             reason = signer.reason.value if isinstance(signer, Refusal) else "unknown"
-            return f"the key {key_id.hex()} of {zone} is not believed: {reason}" if must_sign else None
-        # The dates of a certificate limit what its zone may write. They do not limit who carries facts of other zones,
-        # which those have signed themselves (decision 0056).
+            return f"the key {key_id.hex()} of {zone} is not trusted: {reason}" if must_sign else None
+        # The dates of a certificate limit what its zone may write. They do not limit which facts of other zones it may
+        # relay, because those zones have signed them (decision 0056).
         refusal = signer.refuses(self._clock_ms())
         if refusal is not None and is_writing:
             return f"the certificate of {zone}: {refusal.reason.value}"
@@ -194,96 +197,99 @@ class MessageJudge:
         if refusal is not None:
             self._report_dates(zone, key_id, refusal)
         with self._lock:
-            remember(signers.before, signers.believed)
-            # A false certificate of a key that is believed would displace true ones.
-            if proof.certificate in {key_id, *signers.believed[zone, key_id].certificates}:
-                remember(self._counted, {(zone, proof.certificate): None})
-            self._signing |= {zone}
+            remember(signers.known, signers.trusted)
+            # Only a trusted certificate: false certificates of a trusted key would displace the true ones.
+            if proof.certificate in {key_id, *signers.trusted[zone, key_id].certificates}:
+                remember(self._accepted, {(zone, proof.certificate): None})
+            self._signing_zones |= {zone}
         return None
 
-    def _may_look_at(self, zone: str, certificate: bytes) -> bool:
-        """Whether the certificate or key id of a message is looked at: one that has counted before, and of others so
-        many a second."""
+    def _may_examine(self, zone: str, certificate: bytes) -> bool:
+        """Whether the certificate or key id of a message is examined: always if a message with it was accepted before;
+        others at a limited rate."""
         now_ms = self._clock_ms()
         with self._lock:
-            if (zone, certificate) in self._counted:
+            if (zone, certificate) in self._accepted:
                 return True
-            others = self._others.setdefault(zone, TokenBucket(OTHERS_PER_SECOND))
-            if others.ready_ms(now_ms, Priority.BACKLOG) > now_ms:
+            unknown = self._unknown.setdefault(zone, TokenBucket(UNKNOWN_PER_SECOND))
+            if unknown.ready_ms(now_ms, Priority.BACKLOG) > now_ms:
                 return False
-            others.spend(1, now_ms)
+            unknown.spend(1, now_ms)
             return True
 
     def _report_dates(self, zone: str, key_id: bytes, refusal: Refusal) -> None:
-        """One line in the log for each key of a peer whose certificate has ended."""
+        """Log once for each key of a peer whose certificate is outside its dates."""
         with self._lock:
-            is_known = (zone, key_id) in self._outside_dates
-            self._outside_dates |= {(zone, key_id)}
+            is_known = (zone, key_id) in self._reported_keys
+            self._reported_keys |= {(zone, key_id)}
         if not is_known:
-            why = f"the certificate of {zone}: {refusal.reason.value}; what it relays is taken, its own facts are not"
+            why = (
+                f"the certificate of {zone}: {refusal.reason.value}; facts that it relays are accepted, its own are not"
+            )
             log.warning("peer_key_outside_dates", extra={"peer": zone, "key": key_id.hex(), "why": why})
 
     def _signers(self, certificates: Sequence[bytes]) -> MessageSigners:
-        with self._lock:  # what is believed belongs to the beliefs under which it was found
-            return MessageSigners(self._held, self._beliefs, certificates, self._believed, self._clock_ms())
+        with self._lock:  # one policy together with the keys that are trusted under it
+            return MessageSigners(self._held, self._policy, certificates, self._trusted, self._clock_ms())
 
 
 class MessageSigners:
-    """The signers of one message: certificates that came with it, that are believed already, or that the store
-    holds."""
+    """The signers of one message. Their certificates came with it (`_received`), are trusted already (`known`), or are
+    in the store. `trusted` collects the keys that this message confirms."""
 
     def __init__(
         self,
-        held: HeldSigners,
-        beliefs: Beliefs,
+        held: SignerStore,
+        policy: TrustPolicy,
         certificates: Sequence[bytes],
-        believed: dict[tuple[str, bytes], Believed],
+        trusted: dict[tuple[str, bytes], TrustedKey],
         now_ms: int,
     ) -> None:
-        self._held, self._beliefs, self._now_ms, self.before = held, beliefs, now_ms, believed
-        self._came: dict[tuple[str, bytes], list[bytes]] = {}
+        self._held, self._policy, self._now_ms, self.known = held, policy, now_ms, trusted
+        self._received: dict[tuple[str, bytes], list[bytes]] = {}
         for one in certificates:
             named = _described(one)
             if isinstance(named, Signer):
-                of_key = self._came.setdefault((named.zone, named.key_id), [])
-                if len(of_key) < CERTIFICATES_OF_KEY_MAX:  # an honest peer sends no more
+                of_key = self._received.setdefault((named.zone, named.key_id), [])
+                if len(of_key) < CERTIFICATES_OF_KEY_MAX:  # an honest peer never sends more
                     of_key.append(one)
         self._resolved: dict[tuple[str, bytes], Signer | Refusal | None] = {}
-        self.believed: dict[tuple[str, bytes], Believed] = {}
+        self.trusted: dict[tuple[str, bytes], TrustedKey] = {}
 
     def of(self, zone: str, key_id: bytes) -> tuple[Sequence[bytes], bool]:
-        """The certificates to be stored with a head, and whether they are believed. Those that are, with each page: the
-        page that they came with may not have been stored. Else those that came with this page."""
-        believed = self.believed.get((zone, key_id))
-        return (self._came.get((zone, key_id), ()), False) if believed is None else (believed.certificates, True)
+        """The certificates to store with a head, and whether they are trusted. Trusted ones are stored with each page,
+        because the page with which they came may not have been stored; others only with the page that brought them."""
+        trusted = self.trusted.get((zone, key_id))
+        return (self._received.get((zone, key_id), ()), False) if trusted is None else (trusted.certificates, True)
 
     def resolve(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
-        """The signer of a zone with this key; the reason of the last refusal where none is believed."""
+        """The signer of a zone with this key; if none is trusted, the last refusal; None for an unknown key."""
         key = zone, key_id
         if key not in self._resolved:
             self._resolved[key] = self._find(zone, key_id)
         return self._resolved[key]
 
     def _find(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
-        believed, refused = self.before.get((zone, key_id)), None
-        if believed is not None and self._beliefs.trust.is_suspect(key_id, self._now_ms):
-            believed = None
-        own = self._beliefs.own_certificates if zone == self._beliefs.own_zone else ()
-        came = [*own, *self._came.get((zone, key_id), ())]
-        # What is held counts where nothing is believed yet, so that renewals of years are joined after a restart.
-        for certificate in came if believed is not None else [*self._held.signers([key_id]), *came]:
-            if believed is not None and certificate in believed.certificates:
+        trusted, refused = self.known.get((zone, key_id)), None
+        if trusted is not None and self._policy.trust.is_suspect(key_id, self._now_ms):
+            trusted = None
+        own = self._policy.own_certificates if zone == self._policy.own_zone else ()
+        came = [*own, *self._received.get((zone, key_id), ())]
+        # Stored certificates are read only for a key that is not yet trusted: after a restart they join the renewals of
+        # years.
+        for certificate in came if trusted is not None else [*self._held.signers([key_id]), *came]:
+            if trusted is not None and certificate in trusted.certificates:
                 continue
-            found = self._beliefs.signer(certificate, self._now_ms)
+            found = self._policy.signer(certificate, self._now_ms)
             if isinstance(found, Refusal):
                 refused = found
             elif (found.zone, found.key_id) == (zone, key_id):
-                new = Believed((certificate,), found)
-                believed = new if believed is None else believed.joined(new)
-        if believed is None:
+                new = TrustedKey((certificate,), found)
+                trusted = new if trusted is None else trusted.joined(new)
+        if trusted is None:
             return refused
-        self.believed[zone, key_id] = believed
-        return believed.signer
+        self.trusted[zone, key_id] = trusted
+        return trusted.signer
 
 
 def remember(known: dict[_K, _V], new: Mapping[_K, _V]) -> None:

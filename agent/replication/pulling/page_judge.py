@@ -1,9 +1,9 @@
-"""Verifies the pages of peers by the heads that their origins signed (`agent.signing.runs` decides), with the
-certificates that came with a page or are held, and keeps declined batches as evidence.
+"""Verifies the pages of peers by the heads that their origins signed (`agent.signing.runs` decides), with certificates
+from the page or from the store, and keeps declined batches as evidence.
 
 One judge serves all pulls and comparisons of a node. `judge` is called in the threads that check pages, and for small
-pages in the event loop; it reads the disk only for a certificate seen for the first time, and for facts that a page
-does not prove.
+pages in the event loop. It reads the disk only for a certificate seen for the first time, and for facts that the page
+itself does not prove.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from agent.batch import Batch
 from agent.pages import Declined, HeldRange, KeptHead, SignerCertificate
 from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.ports import ReceivingStore
-from agent.replication.pulling.message_judge import Beliefs, MessageJudge, remember
+from agent.replication.pulling.message_judge import MessageJudge, TrustPolicy, remember
 from agent.signing.certificates import Signer
 from agent.signing.freshness import SignedEnd
 from agent.signing.heads import key_id_in
 from agent.signing.runs import ChainEnd, Judgement, Offered, Proof, Trust, check_head, judge_page, proves_own
 
 PASSED_ON_MS = 60_000
-"""For so long a peer need not send again the certificate of a key that is not trusted here, only passed on."""
+"""For this long a peer need not send the certificate of an untrusted key again, which this node only relays."""
 DECLINED_MAX = 16
-"""Ranges of one page that are named; each becomes an incident and a notice, and a page may have 2,048."""
+"""Declined ranges of one page that are named. Each becomes an incident and a fact, and a page may have 2,048."""
 EVIDENCE_FILES_MAX, EVIDENCE_BYTES_MAX = 16, 4 * 1024 * 1024
 EVIDENCE_PER_PAGE_MAX = 4
 _UNSAFE = re.compile(r"[^a-z0-9._-]")
@@ -37,8 +37,8 @@ _UNSAFE = re.compile(r"[^a-z0-9._-]")
 
 @dataclass(frozen=True, slots=True)
 class JudgedPage:
-    """What of a page goes to the store. `signers` are the certificates of the kept heads' keys; `KeptHead.index` counts
-    in `batches`."""
+    """The part of a page to store. `signers` are the certificates of the keys of `heads`; `KeptHead.index` is an index
+    of `batches`."""
 
     batches: list[Batch]
     heads: tuple[KeptHead, ...] = ()
@@ -47,27 +47,27 @@ class JudgedPage:
 
 
 class PageJudge(MessageJudge):
-    """Judges pages for one store. Without `beliefs` no signer is trusted, and heads are only passed on."""
+    """Judges pages for one store. Without `policy` no signer is trusted, and heads are only relayed."""
 
     def __init__(
         self,
         store: ReceivingStore,
-        beliefs: Beliefs | None = None,
+        policy: TrustPolicy | None = None,
         evidence: EvidenceFolder | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        super().__init__(beliefs, store, clock_ms)
+        super().__init__(policy, store, clock_ms)
         self._store = store
         self._evidence = evidence
-        self._proven = frozenset[str]()
-        self._passed_on: dict[bytes, int] = {}  # key id -> when its certificate came
+        self._proven = frozenset[str]()  # zones with a verified signature in this life of the process
+        self._relayed: dict[bytes, int] = {}  # key id -> when its certificate arrived
 
     def signers_known(self) -> list[str]:
         """Key ids whose certificates a peer need not send."""
         since = self._clock_ms() - PASSED_ON_MS
         with self._lock:
-            passed_on = [key_id.hex() for key_id, came_ms in self._passed_on.items() if came_ms > since]
-        return list(dict.fromkeys([*super().signers_known(), *passed_on]))[-SIGNERS_KNOWN_MAX:]
+            relayed = [key_id.hex() for key_id, arrived_ms in self._relayed.items() if arrived_ms > since]
+        return list(dict.fromkeys([*super().signers_known(), *relayed]))[-SIGNERS_KNOWN_MAX:]
 
     def judge(
         self,
@@ -78,11 +78,11 @@ class PageJudge(MessageJudge):
         *,
         is_proven: bool = False,
     ) -> JudgedPage:
-        """What of a page is stored, with which heads, and what is declined. `is_proven`: the peer has signed the page,
-        heads included. Raises the store's errors."""
+        """Decide which batches and heads of a page are stored and which are declined. `is_proven`: the peer has signed
+        the page, heads included. Raises the store's errors."""
         signers = self._signers(certificates)
         trust = Trust(
-            self._beliefs.rule_of,
+            self._policy.rule_of,
             self._store.signed_zones() | self._proven,
             signers.resolve,
             lambda batch: is_held(self._store, stream, batch),
@@ -93,38 +93,37 @@ class PageJudge(MessageJudge):
         kept = {(batches[one.index].header.origin.zone, key_id_in(one.record)) for one in found.heads}
         with self._lock:
             self._proven |= found.proven_zones
-            remember(signers.before, signers.believed)
-            passed_on = [
+            remember(signers.known, signers.trusted)
+            to_store = [
                 SignerCertificate(key_id, one, is_believed, zone)
                 for zone, key_id in sorted(kept)
                 for certificates, is_believed in [signers.of(zone, key_id)]
                 for one in certificates
             ]
-            new = {one.key_id: self._clock_ms() for one in passed_on if not one.is_believed}
-            remember(self._passed_on, new)
+            remember(self._relayed, {one.key_id: self._clock_ms() for one in to_store if not one.is_believed})
         self._keep_evidence(peer, stream, offered, found)
-        return JudgedPage(batches, found.heads, tuple(passed_on), _bounded(found.declined))
+        return JudgedPage(batches, found.heads, tuple(to_store), _bounded(found.declined))
 
     def proves_own(self, record: bytes, end: ChainEnd) -> bool:
-        """Whether a present or former key of ours has signed the end of a chain of this zone. Reads the disk for a
-        former key only."""
-        key_id, beliefs = key_id_in(record), self._beliefs
-        certificates = (*beliefs.own_certificates, *self._store.signers([key_id]))
-        found = [beliefs.signer(one, self._clock_ms()) for one in certificates]
-        own = [one for one in found if isinstance(one, Signer) and one.zone == beliefs.own_zone]
-        return end.origin.zone == beliefs.own_zone and proves_own(record, end, own)
+        """Whether a present or former key of this node has signed the end of a chain of its zone. Reads the disk only
+        for a former key."""
+        key_id, policy = key_id_in(record), self._policy
+        certificates = (*policy.own_certificates, *self._store.signers([key_id]))
+        found = [policy.signer(one, self._clock_ms()) for one in certificates]
+        own = [one for one in found if isinstance(one, Signer) and one.zone == policy.own_zone]
+        return end.origin.zone == policy.own_zone and proves_own(record, end, own)
 
     def prove(self, ends: Sequence[SignedEnd], certificates: Sequence[bytes]) -> Iterator[SignedEnd]:
-        """Those ends that a trusted key of their zone signed, each with its certificate. The certificates of a key are
-        judged once for all ends: a peer may send 256 of each."""
+        """The ends that a trusted key of their zone has signed, each with its certificate. The certificates of a key
+        are checked once for all ends, because a peer may send 256 of each."""
         signers = self._signers(certificates)
         for end in ends:
             signed = ChainEnd(end.stream, end.origin, end.last_sequence, end.digest)
             if check_head(end.head, signed, signers.resolve)[0] is not Proof.VERIFIED:
                 continue
             with self._lock:
-                remember(signers.before, signers.believed)
-            yield end._replace(certificate=signers.believed[end.origin.zone, key_id_in(end.head)].certificates[-1])
+                remember(signers.known, signers.trusted)
+            yield end._replace(certificate=signers.trusted[end.origin.zone, key_id_in(end.head)].certificates[-1])
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:
@@ -136,7 +135,8 @@ class PageJudge(MessageJudge):
 
 
 def is_held(store: ReceivingStore, stream: str, batch: Batch) -> bool:
-    """Whether a batch, or its successor by digest, is held in a range that a head verified here covers."""
+    """Whether a batch is held in a range that a verified head covers, or directly precedes such a range, which its
+    digest proves."""
     header = batch.header
     for held in store.held(stream).get(header.origin, ()):
         is_before = held.first_sequence == header.last_sequence + 1 and held.first_previous_digest == batch.digest
@@ -156,7 +156,7 @@ def _is_inside(store: ReceivingStore, stream: str, batch: Batch, held: HeldRange
 
 
 def _bounded(declined: tuple[Declined, ...]) -> tuple[Declined, ...]:
-    """The first ranges; the last of them says that there are others."""
+    """The first DECLINED_MAX ranges; the last of them says that there are others."""
     if len(declined) <= DECLINED_MAX:
         return declined
     *kept, last = declined[:DECLINED_MAX]
@@ -167,16 +167,16 @@ def _bounded(declined: tuple[Declined, ...]) -> tuple[Declined, ...]:
 
 
 class EvidenceFolder:
-    """The folder `declined` beside the store: what a peer sent and this node did not store, for an operator who looks
-    into it. At most EVIDENCE_FILES_MAX files and EVIDENCE_BYTES_MAX bytes, the newest. A disk that does not take them
-    costs the evidence, and nothing else."""
+    """The folder `declined` beside the store. It keeps the newest batches that peers sent and this node declined, for
+    an operator to examine: at most EVIDENCE_FILES_MAX files and EVIDENCE_BYTES_MAX bytes. If the disk is full, only the
+    evidence is lost."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
 
     def keep(self, name: str, data: bytes) -> None:
-        """Keep a batch, with its head if it has one, under a name; one of this name stays as it is."""
+        """Keep a batch, with its head if it has one, under a name. An existing file of this name is not changed."""
         path = self._folder / f"{_UNSAFE.sub('_', name)}.batch"
         with self._lock, contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

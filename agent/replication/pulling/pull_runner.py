@@ -1,12 +1,11 @@
-"""Carries out what the receiver decides for one pull: its effects become requests and stored pages, their outcomes
+"""Carries out what the receiver decides for one pull: effects become requests and stored pages, and their outcomes
 become events.
 
-The runner has no clock, thread or connection of its own. `PullIO` gives it those: asyncio's in the product (`puller`),
-the simulated world's in tests, so that both run every decision between the receiver and the store from here.
+The runner has no clock, thread or connection of its own. `PullIO` provides them: asyncio's in the product (`puller`),
+simulated ones in tests, so that both run the same code between the receiver and the store.
 
-A page is checked in two steps (`protocol.page_check`): its header when it arrives, its batches at once afterwards,
-beside the page that is being stored. What a peer's answer gets wrong is final: the page is asked for again rarely, and
-the log says why, once.
+A page is checked in two steps (`page_check`): its header when it arrives, then its batches, while the previous page is
+being stored. An error in a peer's answer is final: the page is requested again rarely, and the reason is logged once.
 """
 
 from __future__ import annotations
@@ -28,9 +27,12 @@ from agent.replication.protocol.messages import (
     FetchFacts,
     OriginHead,
 )
-from agent.replication.protocol.page_check import PageContent, PageRefused, check_batches, check_page
 from agent.replication.protocol.ports import ReceivingStore
-from agent.replication.protocol.pull_events import (
+from agent.replication.protocol.token_bucket import TokenBucket
+from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent, CatchUpTracker
+from agent.replication.pulling.page_check import PageContent, PageRefused, check_batches, check_page
+from agent.replication.pulling.page_judge import JudgedPage, PageJudge
+from agent.replication.pulling.pull_events import (
     Append,
     Appended,
     AppendFailed,
@@ -41,9 +43,6 @@ from agent.replication.protocol.pull_events import (
     PageArrived,
     ReceiverSettings,
 )
-from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling.catch_up import CatchUpEvent, CatchUpTracker
-from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_spans import PullSpans
 from agent.replication.pulling.receiver import ORIGINS_KNOWN_MAX, Receiver
 from agent.telemetry import Telemetry
@@ -51,22 +50,22 @@ from agent.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """What to pull from which peer. `origins` are the zones whose facts this peer may bring: its own and those it
-    relays; facts of our own former epochs it always may."""
+    """What to pull from which peer. `origins` are the zones whose facts this peer may send: its own and those that it
+    relays. Facts of our own former epochs are always allowed."""
 
     peer_zone: str
     stream: str
     consumer_name: str
     origins: frozenset[str]
     limit: int = 262_144
-    """Facts of a page: sixteen of the largest batches, so that bytes and not facts are the bound."""
+    """Facts of a page: sixteen of the largest batches, so that a page is bounded by its bytes."""
     receiver: ReceiverSettings = field(default_factory=ReceiverSettings)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedContent:
-    """What of a page goes to the store. `judged` gives what is left of it when its check has ended, or raises
-    PageRefused or an error of the store."""
+    """The content of a page, and the pending result of its check, which raises PageRefused or an error of the
+    store."""
 
     content: PageContent
     judged: Awaitable[JudgedPage]
@@ -76,19 +75,18 @@ PullEvent = Event[CheckedContent]
 
 
 class PullIO(Protocol):
-    """The clock, threads and connection of a pull. Everything is called, and calls back, in one thread."""
+    """The clock, threads and connection of a pull. All calls and callbacks are made in one thread."""
 
     def send(self, fetch_id: int, request: FetchFacts, expiry_s: int) -> None:
-        """Send a request; its answer goes to `PullRunner.answered`, a failure to `PullRunner.send_failed`."""
+        """Send a request. Its answer is passed to `PullRunner.answered`, a failure to `PullRunner.send_failed`."""
         ...
 
     def check(self, check: Callable[[], JudgedPage], size: int) -> Awaitable[JudgedPage]:
-        """Begin the check of `size` bytes of batches and proofs; the result can be awaited several times, or not at
-        all."""
+        """Start the check of `size` bytes of batches and proofs. The result may be awaited several times or never."""
         ...
 
     def begin(self, storing: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine to its end. What it raises is a mistake of ours and ends the pull."""
+        """Run a coroutine to its end. An exception from it is a bug and ends the pull."""
         ...
 
     def durable(self, future: Future[PutResult]) -> Awaitable[PutResult]:
@@ -96,30 +94,29 @@ class PullIO(Protocol):
         ...
 
     def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[bool]:
-        """Await the artifacts to which facts refer; False where some are to be fetched once the facts are stored.
-        Raises TransportError or an error of the store for what may pass."""
+        """Fetch the artifacts to which facts refer. False if some can only be fetched once the facts are stored. Raises
+        TransportError, or a retryable error of the store."""
         ...
 
     def happened(self, event: PullEvent) -> None:
-        """Have `PullRunner.handle` called with an event, after the call that is under way, in the order of these
-        calls."""
+        """Queue an event: `PullRunner.handle` is called with it after the present call, in order."""
         ...
 
     def note(self, note: Note) -> None:
-        """Log a note, once."""
+        """Log a note."""
         ...
 
     def stored(self, result: PutResult) -> None:
         """A page is durable."""
         ...
 
-    def caught_up(self, event: CatchUpEvent) -> None:
-        """Log how the pull catches up; `PullRunner.catch_up` has the figures."""
+    def caught_up(self, event: CatchUpEvent, progress: CatchUp) -> None:
+        """Log how the pull catches up."""
         ...
 
 
 class PullRunner:
-    """One life of one pull. `core` decides; `peer_end_offset` is the end of the peer's log as far as it is known."""
+    """One life of one pull. `core` decides; `peer_end_offset` is the last known end of the peer's log."""
 
     def __init__(
         self,
@@ -150,19 +147,19 @@ class PullRunner:
         self.peer_end_offset = 0
 
     def handle(self, event: PullEvent, now_ms: int, chance: float) -> None:
-        """Let the receiver decide about an event, and carry out what it asks for; `chance` is 0 to 1."""
+        """Pass an event to the receiver and carry out its effects; `chance` is 0 to 1."""
         effects = self.core.handle(event, now_ms, chance)
         self.spans.after(event, self.core, self.peer_end_offset)
-        if isinstance(event, Appended | PageArrived):  # before the effects: a page is stored as backlog or not
-            progress = self.catch_up.update(now_ms, self.core.stored_offset, self.peer_end_offset)
-            if progress is not None:
-                self._io.caught_up(progress)
+        if isinstance(event, Appended | PageArrived):  # before the effects, which store a page as backlog or not
+            noted = self.catch_up.update(now_ms, self.core.stored_offset, self.peer_end_offset)
+            if noted is not None:
+                self._io.caught_up(*noted)
         for effect in effects:
             self.spans.carried_out(effect)
             match effect:
                 case Fetch():
                     settings = self._settings.receiver
-                    held = self._origin_head(effect) if effect.must_show else None
+                    held = self._origin_head(effect) if effect.must_claim_history else None
                     former = [epoch.hex() for epoch in self._store.former_epochs[-FORMER_EPOCHS_MAX:]]
                     request = fetch_request(effect, self._settings, held, self._judge.signers_known(), former)
                     expiry_s = (effect.wait_ms + settings.answer_timeout_ms) // 1000 + 1
@@ -177,7 +174,7 @@ class PullRunner:
         self._io.happened(FetchFailed(fetch_id, "transport", str(error), error.retryable))
 
     def answered(self, fetch_id: int, arrived: ArrivedAnswer) -> bool:
-        """An answer has come; whether it is a page that this peer may send."""
+        """An answer has arrived. Returns whether it is a page that this peer may send."""
         event = self._read_answer(fetch_id, arrived)
         if isinstance(event, PageArrived):
             self.peer_end_offset = event.page.end_offset
@@ -187,21 +184,22 @@ class PullRunner:
     # --------------------------------------------------------------------------------------------------------- internal
 
     def _origins(self) -> frozenset[str]:
-        """What the peer may bring: facts of its zones, and our own of former epochs, which a restore may have lost."""
+        """The origins of which the peer may send facts: its zones, and our own former epochs, whose facts a restore may
+        have lost."""
         store = self._store
         return self._settings.origins.union(str(Origin(store.zone, epoch)) for epoch in store.former_epochs)
 
     def _definitions_held(self) -> dict[str, int]:
-        """How many definitions the store has of each origin that the peer may bring."""
+        """How many definitions the store has of each origin that the peer may send."""
         allowed = self._origins()
         held = ((str(origin), origin.zone, count) for origin, count in self._store.definition_counts().items())
         known = [(name, count) for name, zone, count in held if not allowed.isdisjoint((zone, name))]
         return dict(known[:ORIGINS_KNOWN_MAX])
 
     def _origin_head(self, fetch: Fetch) -> OriginHead | None:
-        """A batch of the peer's own facts of this epoch that is held here, whichever peer brought it: the one that the
-        peer's page contradicted (0041), else the last; or, with its head, the next one whose chain covers it: without a
-        head it proves nothing (0047)."""
+        """The claim to send: a batch of the peer's own facts, of this epoch, that is held here, whichever peer sent it.
+        It is the batch that the peer's page contradicted (0041), else the last one. If a later batch with a head covers
+        it, that batch is claimed, because a claim without a head proves nothing (0047)."""
         settings, end = self._settings, fetch.contradicted
         if fetch.epoch is None:
             return None
@@ -220,7 +218,7 @@ class PullRunner:
 
     def _read_answer(self, fetch_id: int, arrived: ArrivedAnswer) -> PageArrived[CheckedContent] | FetchFailed:
         settings = self._settings
-        is_proven = self._judge.demands(settings.peer_zone)  # asked before: an answer that is taken has a proof then
+        is_proven = self._judge.demands(settings.peer_zone)  # if so, an answer that can be opened has a valid signature
         try:
             answer, sealed = arrived.open()
             if isinstance(answer, ErrorAnswer):
@@ -246,27 +244,27 @@ class PullRunner:
             offered = check_batches(content, settings.stream, self._origins())
             return self._judge.judge(settings.peer_zone, settings.stream, offered, content.signers, is_proven=is_proven)
 
-        # Certificates and heads count too: a page of few facts may bring hundreds to parse and to verify.
+        # Certificates and heads count too: a page of few facts may contain hundreds to parse and to verify.
         size = sum(map(len, [*content.sealed, *content.heads, *content.signers]))
         return CheckedContent(content, self._io.check(check, size))
 
     async def _store_page(self, effect: Append[CheckedContent]) -> None:
-        """Check, artifacts, store, in this order; then report the outcome. What the store refuses for now is offered
-        again by the core."""
+        """Await the check, fetch artifacts, store; then report the outcome. The core offers the page again if the store
+        refuses it for now."""
         try:
             judged = await effect.page.content.judged
-        except self._expected as error:  # final, because the check of this page has ended: it is asked for again
+        except self._expected as error:  # final for these bytes: the page is requested again
             self._io.happened(AppendFailed(f"{type(error).__name__}: {error}", is_retryable=False))
             return
         try:
             is_whole = True
             if any(batch.header.kind is Kind.MESSAGES for batch in judged.batches):
-                # No fact is stored before what it refers to (0039), except what passes the peer's quota.
+                # Artifacts are stored before the facts that refer to them (0039), except beyond the peer's quota.
                 is_whole = await self._io.fetch_artifacts(judged.batches)
             is_backlog = self.catch_up.takes_backlog
             putting = put_page(self._store, self._settings, effect, judged, is_backlog=is_backlog)
             result = await self._io.durable(putting)
-            if not is_whole:  # an error here offers the page again: its facts are duplicates then
+            if not is_whole:  # after an error here the page is offered again, and its facts are duplicates
                 await self._io.fetch_artifacts(judged.batches)
         except self._expected as error:
             is_retryable = bool(getattr(error, "retryable", False))
@@ -278,7 +276,8 @@ class PullRunner:
             parts = (*effect.definitions_before, effect.page)
             has_definitions = any(one.content.content.definitions for one in parts)
             has_lost = bool(judged.declined or result.left_out) and has_definitions
-            # Not all of them again: a zone whose facts are declined would have those of others sent with each page.
+            # Only what the store lacks: otherwise one zone's declined facts would have the definitions of all other
+            # zones sent again with each page.
             self._io.happened(Appended(self._definitions_held() if has_lost else None))
 
 
@@ -289,8 +288,8 @@ def fetch_request(
     signers_known: Sequence[str] = (),
     former_epochs: Sequence[str] = (),
 ) -> FetchFacts:
-    """The request of a fetch; `origin_head` is a batch of the peer's epoch that is held here, if one is sent,
-    `former_epochs` those of which we take our own facts back."""
+    """The request of a fetch. `origin_head` is the claimed batch, if there is one; `former_epochs` are our own epochs
+    of which facts are taken back."""
     return FetchFacts(
         consumer_name=settings.consumer_name,
         stream=settings.stream,
@@ -320,7 +319,7 @@ def put_page(
     *,
     is_backlog: bool,
 ) -> Future[PutResult]:
-    """Hand a checked page to the store, with the definitions of the pages before it and the position behind it."""
+    """Pass a checked page to the store, with the definitions of the pages before it and the position after it."""
     page = effect.page
     definitions = [one for part in (*effect.definitions_before, page) for one in part.content.content.definitions]
     return store.inbound.put_batches(
@@ -338,8 +337,8 @@ def put_page(
 
 
 def _unreadable(fetch_id: int, error: MalformedMessage) -> FetchFailed:
-    """An answer in another major version stays unreadable until a node is updated; any other may have been damaged on
-    its way."""
+    """An answer in another major version stays unreadable until a node is updated; any other may have been damaged in
+    transit."""
     if error.code == "unsupported_version":
         return FetchFailed(fetch_id, error.code, f"{error.why}. {ERRORS[error.code].hint}", is_retryable=False)
     return FetchFailed(fetch_id, "malformed", f"unreadable answer: {error.why}", is_retryable=True)

@@ -1,14 +1,13 @@
-"""The spans of one pull, from what its receiver decides: its fetches, its pages on their way to disk, and its first
-reading.
+"""Telemetry spans of one pull: its fetches, the storing of its pages, its confirmations, and its bootstrap.
 
-The runner reports each event after the core has handled it and before it carries out the effects; what began or ended
-since then is found by comparing states. A fetch that the core has given up ends with the event for which it did so, and
-so does what it confirmed.
+The runner reports each event after the core has handled it and before it carries out the effects. Spans that have ended
+are found by comparing states. A fetch that the core gives up ends with the event that caused it, and so do its
+confirmations.
 """
 
 from __future__ import annotations
 
-from agent.replication.protocol.pull_events import (
+from agent.replication.pulling.pull_events import (
     Append,
     Appended,
     AppendFailed,
@@ -26,25 +25,25 @@ from agent.replication.pulling.receiver import Receiver
 from agent.telemetry import Side, Span, Started, Telemetry
 
 CONFIRMS_MAX = 4
-"""Under way at once: a page that is read ahead does not wait for what its request confirms, so the next request
-confirms it too."""
+"""Confirmations under way at once. A page that is read ahead does not wait for the confirmation in its request, so the
+next request confirms the same again."""
 _FAILED = frozenset({Asking.BACKOFF, Asking.BLOCKED, Asking.FENCED, Asking.OFFLINE})
 
 
 class PullSpans:
-    """Made when the pull begins; `is_new` says that nothing of the peer's stream was ever stored."""
+    """Created when the pull begins. `is_new`: nothing of the peer's stream has been stored yet."""
 
     def __init__(self, telemetry: Telemetry, peer: str, stream: str, *, is_new: bool) -> None:
         self._telemetry = telemetry
         self._about = {"peer": peer, "stream": stream}
         self._fetch: tuple[int, Started] | None = None
         self._append: Started | None = None
-        self._confirms: dict[int, Started] = {}  # by offset, until the peer reports a frontier that includes it
+        self._confirms: dict[int, Started] = {}  # by offset, until the peer's frontier includes it
         self._bootstrap = self._start(Span.BOOTSTRAP) if is_new else None
         self._dropped = self._restarts = 0
 
     def after(self, event: Event[Content], core: Receiver[Content], end_offset: int) -> None:
-        """The core has handled an event; `end_offset` is the peer's, as far as it is known."""
+        """The core has handled an event; `end_offset` is the last known end of the peer's log."""
         is_dropped = core.counters.pages_dropped > self._dropped
         self._dropped = core.counters.pages_dropped
         if self._fetch is not None and self._fetch[0] != core.open_fetch_id:
@@ -55,8 +54,8 @@ class PullSpans:
             else:
                 self._telemetry.fail(self._append, event.reason)
             self._append = None
-        self._look_at_confirms(event, core)
-        self._look_at_bootstrap(core, end_offset)
+        self._update_confirms(event, core)
+        self._update_bootstrap(core, end_offset)
 
     def carried_out(self, effect: Effect[Content]) -> None:
         """An effect is about to be carried out."""
@@ -68,7 +67,7 @@ class PullSpans:
             self._append = self._start(Span.APPEND, offset=effect.page.last_offset)
 
     def stopped(self) -> None:
-        """The pull is being stopped; spans under way are discarded."""
+        """The pull is being stopped: discard all open spans."""
         left = [self._append, self._bootstrap, self._fetch and self._fetch[1], *self._confirms.values()]
         for started in filter(None, left):
             self._telemetry.discard(started, "the node is being stopped")
@@ -91,11 +90,11 @@ class PullSpans:
             case Tick():
                 self._telemetry.fail(started, "timeout")
             case _:
-                self._telemetry.discard(started, "what it would bring is asked for again")  # our store refused a page
+                self._telemetry.discard(started, "the page is requested again")  # our store refused a page
 
-    def _look_at_confirms(self, event: Event[Content], core: Receiver[Content]) -> None:
-        """A page has the peer's frontier. What perhaps was not sent, or is of a store that was replaced, is confirmed
-        anew."""
+    def _update_confirms(self, event: Event[Content], core: Receiver[Content]) -> None:
+        """A page names the peer's frontier. A confirmation that may not have been sent, or that was for a replaced
+        store, is sent again."""
         is_restarted = core.counters.restarts > self._restarts
         for offset in list(self._confirms):
             if is_restarted:
@@ -105,9 +104,9 @@ class PullSpans:
             elif isinstance(event, LinkDown) or (core.open_fetch_id is None and core.asking in _FAILED):
                 self._telemetry.fail(self._confirms.pop(offset), core.lost_reason or core.asking.value)
             elif len(self._confirms) > CONFIRMS_MAX:
-                self._telemetry.discard(self._confirms.pop(offset), "later ones stand for it")
+                self._telemetry.discard(self._confirms.pop(offset), "a later confirmation includes it")
 
-    def _look_at_bootstrap(self, core: Receiver[Content], end_offset: int) -> None:
+    def _update_bootstrap(self, core: Receiver[Content], end_offset: int) -> None:
         if core.counters.restarts > self._restarts:
             self._restarts = core.counters.restarts
             if self._bootstrap is not None:

@@ -1,8 +1,8 @@
 """The pulling shell: one stream of one peer, on asyncio.
 
-`receiver` decides, `pull_runner` carries out what it decides; this module gives them a clock, a connection, and a
-thread in which large pages are checked, so that a page read ahead is checked while the one before it is written.
-Everything that happens becomes an event in one bounded queue, and one task hands the events to the runner.
+`receiver` decides and `pull_runner` carries out its decisions. This module gives them a clock, a connection, and a
+thread that checks large pages, so that a page read ahead is checked while the previous one is written. Everything that
+happens becomes an event in one bounded queue, and one task passes the events to the runner.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from agent.replication.mqtt import Requester
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import FetchFacts
-from agent.replication.protocol.page_check import PageRefused
 from agent.replication.protocol.ports import ReceivingStore
-from agent.replication.protocol.pull_events import (
+from agent.replication.protocol.token_bucket import TokenBucket
+from agent.replication.pulling.artifact_pull import ArtifactPull
+from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent
+from agent.replication.pulling.page_check import PageRefused
+from agent.replication.pulling.page_judge import JudgedPage, PageJudge
+from agent.replication.pulling.pull_events import (
     Asking,
     FetchFailed,
     LinkDown,
@@ -36,36 +40,33 @@ from agent.replication.protocol.pull_events import (
     ReceiverCounters,
     Tick,
 )
-from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling.artifact_pull import ArtifactPull
-from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent
-from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_runner import PullEvent, PullRunner, PullSettings
-from agent.replication.pulling.receiver import Receiver
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.telemetry import Telemetry
 
 EVENTS_MAX = 512
-"""Answers to every request still remembered, and a few more: what does not fit is an answer, and is asked for again."""
+"""Room for an answer to every remembered request, and a few more. Only answers can exceed it; they are requested
+again."""
 CHECKED_INLINE_BYTES_MAX = 16 * 1024
-"""Checked in the event loop: up to 2,000 facts, or 0.2 ms, which is what a hop to the thread and back costs."""
+"""Smaller pages are checked in the event loop: up to 2,000 facts, in 0.2 ms, as long as the thread switch would
+take."""
 
 CHECKS_MAX = 8
-"""Pages in the thread that checks, or waiting for it; three are read ahead, and some late ones may be of use. A peer
-may answer 256 requests at once, 1 MiB each: what comes beyond counts as lost."""
+"""Pages being checked or waiting for it: three that are read ahead, and a few late ones. A peer could answer 256
+requests at once with 1 MiB each; further answers count as lost."""
 UNCOMPARED_MAX = 1_000
-"""Ranges that are remembered as logged; a peer may name any number of them."""
+"""Ranges that are remembered as logged, because a peer could name any number of them."""
 
 _log = logging.getLogger(__name__)
-_QUIET = {NoteKind.PEER_RETURNED, NoteKind.STORE_ACCEPTS}
-_STANDS = {NoteKind.PEER_REFUSES, NoteKind.PAGE_REFUSED, NoteKind.RECEIVER_FENCED}
-"""No facts come until an operator acts, so the store keeps an incident."""
+_INFORMATIVE = {NoteKind.PEER_RETURNED, NoteKind.STORE_ACCEPTS}
+_FOR_OPERATOR = {NoteKind.PEER_REFUSES, NoteKind.PAGE_REFUSED, NoteKind.RECEIVER_FENCED}
+"""The pull stops until an operator acts, so an incident is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """The effect of a peer's bandwidth limit: for how long this pull has not asked because of it; of all pulls of this
-    peer together, the bytes that came early and are still to be waited off, and those that were."""
+    """The effect of a peer's bandwidth limit. `paced_ms`: how long this pull has waited because of it. For all pulls of
+    the peer together, `bytes_owed` arrived before they were due and are not yet paid off; `bytes_waited_off` are."""
 
     bytes_per_second_max: int
     paced_ms: int
@@ -75,7 +76,7 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True)
 class PullStatistics:
-    """The state of this pull, and its counters since it began."""
+    """The state of a pull, and its counters since the start."""
 
     peer_zone: str
     stream: str
@@ -94,14 +95,14 @@ class PullStatistics:
     catch_up: CatchUp | None
     """None unless this pull is far behind."""
     page_waits: str
-    """Why the store does not take the page that is offered to it again and again; "" while it does."""
+    """Why the store repeatedly refuses a page for now; "" while it does not."""
     pacing: Pacing | None
     """None unless the peer's bandwidth is limited."""
 
 
 class Puller:
-    """One stream of one peer. Made before the requester's link runs. The pullers of one peer share its `bandwidth`, if
-    it is limited."""
+    """Pulls one stream of one peer. Must be created before the requester's link runs. All pullers of one peer share
+    `bandwidth`, which is None if it is not limited."""
 
     def __init__(
         self,
@@ -114,10 +115,9 @@ class Puller:
         telemetry: Telemetry | None = None,
         judge: PageJudge | None = None,
     ) -> None:
-        self._judge = judge or PageJudge(store)
+        telemetry = telemetry or Telemetry()
         self._bandwidth = bandwidth
         self._requester = requester
-        self._telemetry = telemetry or Telemetry()
         self._store = store
         self._settings = settings
         self._store_errors = store_errors
@@ -125,25 +125,23 @@ class Puller:
         self._chance = chance
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[PullEvent] = asyncio.Queue(EVENTS_MAX)
-        self._runner: PullRunner | None = None
+        self._runner = PullRunner(*(self, store, settings, store_errors), bandwidth, telemetry, judge=judge)
         self._checker: ThreadPoolExecutor | None = None
         self._checks_open = 0
         self._group: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._facts_stored = 0
         self._facts_duplicate = 0
-        self._uncompared = dict[OriginRange, None]()  # in the order in which they were named
+        self._uncompared = dict[OriginRange, None]()  # ordered by when they were last named
         self._last_answer_ms: int | None = None
         self._artifacts = ArtifactPull(
-            ThrottledRequester(requester, bandwidth, telemetry=self._telemetry), store.artifacts, store_errors
+            ThrottledRequester(requester, bandwidth, telemetry=telemetry), store.artifacts, store_errors
         )
         self.begun = asyncio.Event()
-        """The peer has answered for the first time in this life, so our consumer is registered there."""
+        """Set by the peer's first answer in this life: the consumer is registered there."""
 
     def statistics(self) -> PullStatistics:
-        runner = self._runner
-        core = runner.core if runner else Receiver(self._settings.receiver, None, 0)
-        peer_end_offset = runner.peer_end_offset if runner else 0
+        core, peer_end_offset = self._runner.core, self._runner.peer_end_offset
         return PullStatistics(
             peer_zone=self._settings.peer_zone,
             stream=self._settings.stream,
@@ -158,7 +156,7 @@ class Puller:
             facts_duplicate=self._facts_duplicate,
             counters=replace(core.counters),
             last_answer_ms=self._last_answer_ms,
-            catch_up=runner.catch_up.now if runner else None,
+            catch_up=self._runner.catch_up.now,
             page_waits=core.page_waits,
             pacing=self._pacing(core.paced_ms(_now_ms())),
         )
@@ -170,15 +168,9 @@ class Puller:
         return Pacing(limit.bytes_per_second_max, paced_ms, limit.bytes_owed(now_ms), limit.bytes_waited_off)
 
     async def run(self) -> None:
-        """Pull until cancelled; once in a puller's life. When it ends, a page on its way to disk is stored as a whole,
-        or not at all."""
-        assert self._runner is None, "a puller runs once"
-        runner = self._runner = PullRunner(
-            *(self, self._store, self._settings, self._store_errors),
-            self._bandwidth,
-            self._telemetry,
-            judge=self._judge,
-        )
+        """Pull until cancelled; may be called once. At the end, a page that is being stored is stored as a whole or not
+        at all."""
+        runner = self._runner
         try:
             with ThreadPoolExecutor(1, "bsfg-check") as self._checker:
                 self._requester.link.watch(
@@ -203,14 +195,13 @@ class Puller:
     # ----------------------------------------------------------------------------------------- what the runner asks for
 
     def happened(self, event: PullEvent) -> None:
-        """Queue an event. Only answers come in numbers that could fill the queue, and those may be lost."""
+        """Queue an event. Only answers could fill the queue, and those may be dropped."""
         if isinstance(event, PageArrived | FetchFailed) and self._events.qsize() >= EVENTS_MAX // 2:
             return
         self._events.put_nowait(event)
 
     def send(self, fetch_id: int, request: FetchFacts, expiry_s: int) -> None:
         runner = self._runner
-        assert runner is not None
 
         def sent(future: asyncio.Future[None]) -> None:
             error = None if future.cancelled() else future.exception()
@@ -225,7 +216,6 @@ class Puller:
             sending.add_done_callback(sent)
 
     def _answered(self, fetch_id: int, arrived: ArrivedAnswer) -> None:
-        assert self._runner is not None
         if self._bandwidth is not None:
             self._bandwidth.spend(len(arrived.payload), _now_ms())
         if self._checks_open >= CHECKS_MAX:
@@ -250,7 +240,7 @@ class Puller:
 
     def _check_ended(self, checked: asyncio.Future[JudgedPage]) -> None:
         self._checks_open -= 1
-        _retrieve(checked)  # the result of a page that is dropped is never awaited
+        _retrieve(checked)  # the result is never awaited if the page is dropped
 
     def begin(self, storing: Coroutine[Any, Any, None]) -> None:
         assert self._group is not None
@@ -264,10 +254,10 @@ class Puller:
 
     def note(self, note: Note) -> None:
         settings = self._settings
-        level = logging.INFO if note.kind in _QUIET else logging.WARNING
+        level = logging.INFO if note.kind in _INFORMATIVE else logging.WARNING
         _log.log(level, note.kind.value, extra={**self._about(), "reason": note.reason})
-        if note.kind in _STANDS:
-            with contextlib.suppress(*self._store_errors):  # no room now: the log and the status have it
+        if note.kind in _FOR_OPERATOR:
+            with contextlib.suppress(*self._store_errors):  # the store is full: log and status still report it
                 self._store.inbound.note("pull_stands", settings.stream, settings.peer_zone, note.reason)
 
     def stored(self, result: PutResult) -> None:
@@ -275,19 +265,14 @@ class Puller:
         self._facts_duplicate += result.duplicate_facts
         self._log_ranges("facts_refused", result.refused)
         self._log_ranges("facts_uncompared", [one for one in result.uncompared if one not in self._uncompared])
-        for one in result.uncompared:  # logged once, though each page of an old epoch names it again
+        for one in result.uncompared:  # logged once, although each page of an old epoch names it again
             self._uncompared.pop(one, None)
             self._uncompared[one] = None
         while len(self._uncompared) > UNCOMPARED_MAX:
             del self._uncompared[next(iter(self._uncompared))]
 
-    def caught_up(self, event: CatchUpEvent) -> None:
-        assert self._runner is not None
-        tracker = self._runner.catch_up
-        assert tracker.now is not None
-        _log.info(event.value, extra={**self._about(), "percent": round(tracker.now.percent, 1), **asdict(tracker.now)})
-        if event is CatchUpEvent.FINISHED:
-            tracker.forget()
+    def caught_up(self, event: CatchUpEvent, progress: CatchUp) -> None:
+        _log.info(event.value, extra={**self._about(), "percent": round(progress.percent, 1), **asdict(progress)})
 
     def _about(self) -> dict[str, object]:
         return {"peer": self._settings.peer_zone, "stream": self._settings.stream}
@@ -299,7 +284,7 @@ class Puller:
 
 
 def _retrieve(future: asyncio.Future[JudgedPage]) -> None:
-    """Keep asyncio from complaining of an exception that was never retrieved."""
+    """Mark the exception as retrieved, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()
 

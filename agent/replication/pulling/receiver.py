@@ -1,17 +1,17 @@
-"""The pulling side's decisions for one stream of one peer: when to ask, what to store, what to confirm, when to wait.
+"""Decides for one stream of one peer when to request a page, what to store, what to confirm and when to wait.
 
-A core: events and the time in, effects out. `pull_runner` carries the effects out in their order and reports their
-outcomes. The loop: ask for a page; when it arrives, hand it to the store and, if the peer has more, ask for the next
-one at once (at most two pages are read ahead); when the store has it durably, confirm it with the next request.
+A core: takes events and the time, returns effects. `pull_runner` carries the effects out in their order and reports
+their outcomes. The loop: request a page; when it arrives, pass it to the store and, if the peer has more, request the
+next one at once (at most two pages are read ahead); when the page is durable, confirm it with the next request.
 
-A page is accepted when it starts where the accepted ones end, whichever request it answers; any other is dropped and
-counted. Nothing is skipped: a page that the store refuses for now is offered again, and one that it refuses for good is
-asked for again, rarely, until an operator acts. After a silence each request shows what is held here of the peer, so
-that a restored peer notices (0041). Each life of a receiver holds a lease and stops when another instance has a newer
-one (0036). DESIGN.md has the reasons.
+A page is accepted if it starts where the accepted pages end, whichever request it answers; any other is dropped and
+counted. Nothing is skipped: a page that the store cannot take now is offered again, and one that it refuses for good is
+requested again, rarely, until an operator acts. After a silence the next request claims what is held here of the peer,
+so that a restored peer notices (0041). Each life of a receiver holds a lease and stops when another instance has a
+newer one (0036). DESIGN.md gives the reasons.
 
-Two states, each with its table: towards the peer (`Asking`) and towards the store (`Storing`). Chance is an argument
-(`jitter`, 0 to 1).
+There are two states, each with its table: towards the peer (`Asking`) and towards the store (`Storing`). Randomness is
+an argument (`jitter`, 0 to 1).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Generic
 from agent.pages import BatchEnd
 from agent.replication.protocol.errors import UnprovenAnswer
 from agent.replication.protocol.pacing import PageSize, backoff_ms
-from agent.replication.protocol.page_check import DEFINITIONS_WAITING_BYTES_MAX
-from agent.replication.protocol.pull_events import (
+from agent.replication.protocol.token_bucket import Priority, TokenBucket
+from agent.replication.pulling.page_check import DEFINITIONS_WAITING_BYTES_MAX
+from agent.replication.pulling.pull_events import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
     Append,
@@ -48,29 +49,29 @@ from agent.replication.protocol.pull_events import (
     Storing,
     Tick,
 )
-from agent.replication.protocol.token_bucket import Priority, TokenBucket
 
 PAGES_AHEAD_MAX = 2
-"""One page under way while another waits for the disk: with one alone, round trip and check add up."""
+"""One page can be under way while another waits for the disk. With only one, the times of round trip and check would
+add up."""
 DEFINITION_PAGE_BYTES = 4096
-"""What a page takes besides the definitions that it keeps for the batch that needs them. Only bytes have a limit: on a
-slow line the definitions of ten thousand tags come in hundreds of pages."""
+"""Memory of a page of definitions besides the definitions themselves. Pages that wait for their batch are limited in
+bytes, not in number: on a slow line the definitions of ten thousand tags arrive in hundreds of pages."""
 ORIGINS_KNOWN_MAX = 500
-"""Origins whose known definitions a request names, the newest; of others some definitions are sent twice."""
+"""A request names the known definitions of this many origins, the newest; definitions of others may be sent twice."""
 
 CLAIMS_REFUSED_MAX = 8
-"""Requests, over some 20 s, to a peer that was found to be an old copy; by then it has a new epoch, or waits for an
+"""Requests, over some 20 s, to a peer that is an old copy. By then it has begun a new epoch, or it waits for an
 operator."""
 
-LOGS_LEFT_MAX = 8
-"""Logs of the peer whose position is remembered: two machines under its name need two."""
+FORMER_LOGS_MAX = 8
+"""Former logs of the peer whose position is remembered. Two machines under one name need two."""
 
 _WAITS = {Asking.BACKOFF, Asking.BLOCKED, Asking.PACED}
 
 
 @dataclass(slots=True)
 class _Log:
-    """A log of the peer and how far it is stored here. `timeline` is that of the last page stored, None where the peer
+    """A log of the peer, and how far it is stored here. `timeline` is that of the last stored page, None if the peer
     names none."""
 
     epoch: str | None
@@ -79,10 +80,10 @@ class _Log:
 
 
 class Receiver(Generic[Content]):
-    """One stream of one peer. `epoch`, `offset` and `timeline` are the position stored with the last page, None, 0
-    and None if none was; `bandwidth` is shared by all streams of the peer, if it is limited. `lost_reason` says why the
-    peer gives no facts at present, None while it does; `page_waits` why the store does not take the page that is
-    offered to it again and again, "" while it does."""
+    """One stream of one peer. `epoch`, `offset` and `timeline` are the position stored with the last page; None, 0 and
+    None before the first. `bandwidth` is shared by all streams of the peer; None if it is not limited. `lost_reason`
+    says why the peer sends no facts at present, None while it does; `page_waits` why the store repeatedly refuses a
+    page for now, "" while it does not."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class Receiver(Generic[Content]):
     ) -> None:
         self._settings = settings
         self._log = _Log(epoch, offset, timeline)
-        self._asked_ms: int | None = None  # when what was answered last was asked
+        self._answered_sent_ms: int | None = None  # when the request that was answered last was sent
         self._bandwidth = bandwidth
         self._page_size = PageSize(settings.page_bytes_max)
         self.asking = Asking.OFFLINE
@@ -107,24 +108,24 @@ class Receiver(Generic[Content]):
         self._leases_missed = 0
         self.is_caught_up = False
         self._accepted_offset: int | None = offset if epoch is not None or settings.start == "oldest" else None
-        self._left: list[_Log] = []
-        self._restart_at_ms = 0  # before that no request goes to a log that has just been begun
-        self._appending_of = self._log  # what the page on its way to the store is of
+        self._former_logs: list[_Log] = []
+        self._restart_at_ms = 0  # no request for a newly begun log before this time
+        self._appending_of = self._log  # the log of the page that is being stored
         self._definitions_stored = dict(definitions or {})
         self._definitions_accepted = dict(self._definitions_stored)
         self._definitions_before: list[ArrivedPage[Content]] = []
         self._appending: Append[Content] | None = None
         self._read_ahead: tuple[Append[Content], ...] = ()
-        self._is_proven = False
+        self._is_answering = False
         self._peer_has_more = False
         self._open: OpenFetch | None = None
         self._last_fetch_id = 0
-        self._first_fetch_id = 1  # of those that belong to this log
-        self._unproven = ""  # why an answer to the open request was not taken
+        self._first_fetch_id = 1  # of the requests for the present log
+        self._unproven = ""  # why an answer to the open request was not accepted
         self._ask_at_ms = 0
         self._append_at_ms = 0
         self._failures = 0
-        self._claims_refused = 0  # in this epoch: a copy of the peer that agrees with us may answer in between
+        self._claims_refused = 0  # in this epoch; not reset by an answer, which may come from a copy that agrees
         self._contradicted: BatchEnd | None = None  # a batch held here that a page of this epoch contradicted
         self._handled_ms = 0
         self._was_linked = False
@@ -137,7 +138,7 @@ class Receiver(Generic[Content]):
 
     @property
     def epoch(self) -> str | None:
-        """The peer's, of the log that is read; None before its first answer."""
+        """The epoch of the peer's log that is read; None before its first answer."""
         return self._log.epoch
 
     @property
@@ -147,12 +148,12 @@ class Receiver(Generic[Content]):
 
     @property
     def open_fetch_id(self) -> int | None:
-        """The request whose answer is awaited."""
+        """The id of the open request; None if none is open."""
         return None if self._open is None else self._open.fetch_id
 
     @property
     def deadline_ms(self) -> int | None:
-        """When to call `handle(Tick())`, if nothing else happens before; None for never."""
+        """When to call `handle(Tick())` if no other event comes first; None for never."""
         times = []
         if self._open is not None:
             times.append(self._open.deadline_ms)
@@ -163,7 +164,7 @@ class Receiver(Generic[Content]):
         return min(times, default=None)
 
     def paced_ms(self, now_ms: int) -> int:
-        """How long the peer's bandwidth has kept this pull from asking, in all."""
+        """How long in all this pull has waited for the peer's bandwidth."""
         return self.counters.paced_ms + (now_ms - self._handled_ms if self.asking is Asking.PACED else 0)
 
     def handle(self, event: Event[Content], now_ms: int, jitter: float) -> list[Effect[Content]]:
@@ -173,7 +174,7 @@ class Receiver(Generic[Content]):
         self._handled_ms = now_ms
         match event:
             case LinkUp() | LinkDown() | PageArrived() | FetchFailed() if self.asking is Asking.FENCED:
-                pass  # another instance holds the place: nothing is asked any more (0036)
+                pass  # another instance holds the lease: no further request is sent (0036)
             case LinkUp():
                 self._link_up(now_ms, jitter)
             case LinkDown():
@@ -191,29 +192,30 @@ class Receiver(Generic[Content]):
         self._store_next()
         self._ask_next(now_ms)
         effects, self._effects = self._effects, []
-        effects.sort(key=lambda effect: isinstance(effect, Append))  # the request travels while the page is stored
+        effects.sort(key=lambda effect: isinstance(effect, Append))  # send the request first: it travels while we store
         return effects
 
     # ----------------------------------------------------------------------------------------------------------- asking
 
     def _ask_next(self, now_ms: int) -> None:
-        """Open a fetch if there is room for its page and the bandwidth allows it."""
+        """Send a fetch if there is room for its page and the bandwidth allows it."""
         if self.asking is not Asking.HOLDING or len(self._read_ahead) >= PAGES_AHEAD_MAX:
             return
         if self._appending is not None and not self._peer_has_more:
-            return  # at the end of the log: the request after this append confirms it, and then waits at the peer
+            return  # at the end of the log: the request after this append confirms the page, and then waits at the peer
         pending = self._read_ahead if self._appending is None else (self._appending, *self._read_ahead)
         if any(one.definitions_before for one in pending):
-            return  # others that came now would wait beside these, and both count
+            return  # further definitions would wait in memory beside these
         if self._must_wait(now_ms):
             return
         settings = self._settings
         self._last_fetch_id += 1
         self._unproven = ""
-        wait_ms = settings.wait_ms if self._is_proven else 0  # a peer that may be away is to answer at once
+        wait_ms = settings.wait_ms if self._is_answering else 0  # a peer that may be absent should answer at once
         timeout_ms = wait_ms + (settings.answer_timeout_ms << min(self._failures, 3))
-        self._open = OpenFetch(self._last_fetch_id, self._accepted_offset, now_ms, now_ms + timeout_ms, wait_ms)
-        must_confirm = self.epoch is not None and self.stored_offset > self.frontier  # stored, never accepted only
+        self._open = OpenFetch(self._last_fetch_id, now_ms, now_ms + timeout_ms, wait_ms)
+        # What is stored, not what is merely accepted.
+        must_confirm = self.epoch is not None and self.stored_offset > self.frontier
         self._effects.append(
             Fetch(
                 self._last_fetch_id,
@@ -225,23 +227,24 @@ class Receiver(Generic[Content]):
                 self._page_bytes(),
                 self.lease,
                 None if self.lease else self._lease_after,
-                self._must_show(now_ms),
+                self._must_claim_history(now_ms),
                 self._timeline(),
                 self._contradicted,
             )
         )
         self._to(Asking.WAITING)
 
-    def _must_show(self, now_ms: int) -> bool:
-        """Whether to show the peer what is held of it, which is not needed while its answers come one after the other
+    def _must_claim_history(self, now_ms: int) -> bool:
+        """Whether the request claims what is held of the peer. Not needed while answers come in quick succession
         (0041)."""
-        asked_ms = self._asked_ms
-        is_due = not self._is_proven or asked_ms is None or now_ms - asked_ms >= self._settings.history_claim_after_ms
+        sent_ms, after_ms = self._answered_sent_ms, self._settings.history_claim_after_ms
+        is_due = not self._is_answering or sent_ms is None or now_ms - sent_ms >= after_ms
         return is_due and self.epoch is not None
 
     def _timeline(self) -> str | None:
-        """That of the last accepted page, stored or not: it belongs to the position after which the request asks. With
-        each request, so that of two machines under one name each refuses what continues the other's log (0054)."""
+        """The timeline of the last accepted page, stored or not: it belongs to the position after which the request
+        asks. Each request names it, so that two machines under one name each refuse a request that continues the other
+        one's log (0054)."""
         if self._read_ahead:
             return self._read_ahead[-1].page.timeline
         if self._appending is not None and self._appending_of is self._log:
@@ -253,7 +256,7 @@ class Receiver(Generic[Content]):
         return found if self._bandwidth is None else self._bandwidth.page_bytes(found)
 
     def _must_wait(self, now_ms: int) -> bool:
-        """Whether the peer's bandwidth is used up; then the fetch is sent as soon as there is some."""
+        """Whether the peer's bandwidth is used up. If so, the fetch is sent when bandwidth is available."""
         if self._bandwidth is None:
             return False
         priority = Priority.LIVE if self.is_caught_up else Priority.BACKLOG
@@ -269,15 +272,15 @@ class Receiver(Generic[Content]):
         is_newest = self._open is not None and event.fetch_id == self._open.fetch_id
         is_of_log = event.fetch_id >= self._first_fetch_id and page.epoch == self.epoch
         if self.asking is Asking.OFFLINE or not (is_of_log or is_newest):
-            self.counters.pages_dropped += 1  # from before a lost connection, or of a log that another one replaced
+            self.counters.pages_dropped += 1  # sent before the connection was lost, or of a replaced log
             return
         if is_newest:
             assert self._open is not None
-            self._asked_ms = self._open.sent_ms
+            self._answered_sent_ms = self._open.sent_ms
             if self.epoch is None:
                 self._log.epoch = page.epoch
             elif page.epoch != self.epoch:
-                self._restart(page.epoch, page.timeline, now_ms)  # a peer that does not implement the field `epoch`
+                self._restart(page.epoch, page.timeline, now_ms)  # the peer does not implement the field `epoch`
                 return
             self.frontier = page.frontier
         if page.lease_in_force is not None:
@@ -295,15 +298,15 @@ class Receiver(Generic[Content]):
                 self._back_off("page_not_at_position", reason, now_ms, jitter)
             return
         self.counters.pages_late += not is_newest
-        if self._open is not None and is_newest and page.more and not self.is_caught_up:  # it did not wait for facts
+        if self._open is not None and is_newest and page.more and not self.is_caught_up:  # it was not waiting for facts
             self._page_size.arrived(now_ms - self._open.sent_ms)
         if self._accepted_offset is None:
             self._accepted_offset = self._log.stored_offset = page.first_offset - 1
         self._accept(page)
 
     def _ask_after(self, lease_in_force: int, now_ms: int, jitter: float) -> None:
-        """Another lease is in force than the one after which we asked: ask at once after that one. When it has changed
-        again, another instance begins at the same time, and the back-off decides which goes first."""
+        """The lease in force is not the one that the request named: ask again at once, naming this one. If it changes
+        again, another instance is starting at the same time, and the random back-off decides which comes first."""
         self._lease_after = lease_in_force
         self._leases_missed += 1
         if self._leases_missed > 1:
@@ -312,11 +315,10 @@ class Receiver(Generic[Content]):
             self._close(Asking.HOLDING)
 
     def _fits(self, page: ArrivedPage[Content], *, is_newest: bool) -> bool:
-        """Whether the page continues what was accepted, and there is room for it.
+        """Whether there is room for the page and it continues the accepted ones.
 
-        Without a position the peer chooses one, in answer to the newest fetch. With one, also 0, the page must start
-        right behind it: what the peer no longer has is named as holes of the page, so no offset is ever skipped
-        silently.
+        Without a position, the answer to the newest fetch chooses one. With one, also 0, the page must start right
+        after it. Facts that the peer no longer has are holes of the page, so no offset is ever skipped silently.
         """
         if len(self._read_ahead) >= PAGES_AHEAD_MAX:
             return False
@@ -327,7 +329,7 @@ class Receiver(Generic[Content]):
     def _page_without_offsets(self, page: ArrivedPage[Content], now_ms: int) -> None:
         assert self._open is not None
         if self._accepted_offset is None:
-            self._accepted_offset = self._log.stored_offset = page.frontier  # the peer has registered us at its end
+            self._accepted_offset = self._log.stored_offset = page.frontier  # registered at the end of the peer's log
             self._log.timeline = page.timeline
         if page.definitions:
             self._keep_definitions(page, now_ms)
@@ -341,7 +343,7 @@ class Receiver(Generic[Content]):
             self._close(Asking.HOLDING)
 
     def _keep_definitions(self, page: ArrivedPage[Content], now_ms: int) -> None:
-        """Definitions that did not fit beside their batch wait for it: a batch's digest proves what a tag means."""
+        """Keep definitions that did not fit beside their batch until it arrives: its digest proves them."""
         held = sum(one.definition_bytes + DEFINITION_PAGE_BYTES for one in (*self._definitions_before, page))
         if held > DEFINITIONS_WAITING_BYTES_MAX:
             what = f"more than {DEFINITIONS_WAITING_BYTES_MAX >> 20} MiB of tag definitions"
@@ -354,7 +356,7 @@ class Receiver(Generic[Content]):
         self._close(Asking.HOLDING)
 
     def _accept(self, page: ArrivedPage[Content]) -> None:
-        """Accept the page: it goes to the store as soon as the one before it is durable."""
+        """Accept the page. It is stored once the previous one is durable."""
         assert len(self._read_ahead) < PAGES_AHEAD_MAX
         assert self._accepted_offset is not None
         self._answered()
@@ -372,7 +374,7 @@ class Receiver(Generic[Content]):
         if self._open is None or event.fetch_id != self._open.fetch_id:
             return
         if event.code == UnprovenAnswer.code:
-            self._unproven = event.reason  # it counts as none (0052): the peer's own may follow until the time-out
+            self._unproven = event.reason  # no answer yet (0052): the peer's own may still come before the time-out
         elif (event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch) or (
             event.code == "timeline_differs" and event.epoch == self.epoch
         ):
@@ -380,11 +382,11 @@ class Receiver(Generic[Content]):
         elif event.code == "fenced":
             self._lose(NoteKind.RECEIVER_FENCED, event.reason)
             self._close(Asking.FENCED)
-        elif event.code == "lease_unknown":  # the peer's store is new, was restored, or has removed the consumer
+        elif event.code == "lease_unknown":  # the peer's store is new or restored, or has removed the consumer
             self.lease = self._lease_after = 0
             self._back_off(event.code, event.reason, now_ms, jitter)
         elif event.code == "history_differs" and self._claims_refused >= CLAIMS_REFUSED_MAX:
-            self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)  # it does not begin a new epoch by itself
+            self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)  # an operator must begin its new epoch
         elif event.is_retryable:
             self._claims_refused += event.code == "history_differs"
             self._back_off(event.code, event.reason, now_ms, jitter)
@@ -392,17 +394,16 @@ class Receiver(Generic[Content]):
             self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)
 
     def _restart(self, epoch: str | None, timeline: str | None, now_ms: int) -> None:
-        """The peer has another log: read it from its beginning. A page of the old one that is on its way to disk stays
-        valid.
+        """The peer has another log: read it from the beginning. A page of the old log that is being stored stays valid.
 
-        A store never returns to an epoch that it has left. When an epoch or a timeline returns, two stores answer in
-        the peer's name (or an old copy was put in place again), and beginning anew at each answer would read both for
-        ever: the pull goes on where it was, and asks rarely. The new log's timeline is shown from its beginning on, so
-        that only the machine that has it answers (0054)."""
+        A store never returns to an epoch that it has left. If an epoch or a timeline returns, two stores answer in the
+        peer's name (or an old copy was put back). Starting over at each answer would read both for ever, so the pull
+        resumes at its former position, and asks rarely. The first request already names the new log's timeline, so
+        that only the machine with that log answers (0054)."""
         before = self._log
-        back = next((one for one in self._left if one.epoch == epoch and timeline in {None, one.timeline}), None)
+        back = next((one for one in self._former_logs if one.epoch == epoch and timeline in {None, one.timeline}), None)
         self.counters.restarts += 1
-        self._left = [one for one in (*self._left, before) if one is not back][-LOGS_LEFT_MAX:]
+        self._former_logs = [one for one in (*self._former_logs, before) if one is not back][-FORMER_LOGS_MAX:]
         self._log = back or _Log(epoch, timeline=timeline)
         self._first_fetch_id = self._last_fetch_id + 1
         self._claims_refused = 0
@@ -418,7 +419,7 @@ class Receiver(Generic[Content]):
             what = "is another copy of its log, which is read from its beginning" if is_other_copy else "became"
             new = f"timeline {timeline}" if is_other_copy else str(epoch)
             self._effects.append(Note(NoteKind.PEER_EPOCH_CHANGED, f"epoch {before.epoch} {what} {new}"))
-            self._is_proven = False  # the next request shows what is held of the peer: its own facts may differ too
+            self._is_answering = False  # the next request claims what is held of the peer: its own facts may differ too
             self._ask_at_ms = max(now_ms, self._restart_at_ms)
             self._restart_at_ms = self._ask_at_ms + self._settings.restart_ms
             self._close(Asking.HOLDING if self._ask_at_ms == now_ms else Asking.BACKOFF)
@@ -444,7 +445,7 @@ class Receiver(Generic[Content]):
             self._offer()
 
     def _link_up(self, now_ms: int, jitter: float) -> None:
-        """Earlier failures say nothing about the peer now: the same loss may have cut it off."""
+        """Forget earlier failures: the same outage may have cut off the peer."""
         self._failures = 0
         if not self._was_linked:
             self._was_linked = True
@@ -478,10 +479,10 @@ class Receiver(Generic[Content]):
             self._to(Asking.BLOCKED)
 
     def _lose(self, kind: NoteKind, reason: str) -> None:
-        """Note once why no facts come, and again only when a reason for an operator replaces a passing one."""
-        self._is_proven = False
+        """Log once why no facts come, and again only if a reason for an operator replaces a passing one."""
+        self._is_answering = False
         if self.asking is Asking.FENCED:
-            # Of a page on its way to the store; the reason why we stopped stays.
+            # The reason concerns a page that was being stored; why the pull has stopped does not change.
             self._effects.append(Note(kind, reason))
             return
         before = self.lost_reason or ""
@@ -491,11 +492,11 @@ class Receiver(Generic[Content]):
             self.lost_reason = reason
 
     def _answered(self) -> None:
-        """The peer has answered. After the store refused its page it counts as lost until a page has been stored."""
+        """The peer has answered. After the store has refused its page, it counts as lost until a page is stored."""
         if self.asking is Asking.FENCED:
             return
         self._failures = 0
-        self._is_proven = True
+        self._is_answering = True
         if self.lost_reason is not None and not self._is_page_refused:
             self._effects.append(Note(NoteKind.PEER_RETURNED, self.lost_reason))
             self.lost_reason = None
@@ -544,12 +545,12 @@ class Receiver(Generic[Content]):
         self._to_storing(Storing.IDLE)
         if event.definitions_held is not None and is_current:
             self._forget_pages(event.definitions_held)
-            if self.asking is Asking.WAITING:  # the open request names definitions that are not here
+            if self.asking is Asking.WAITING:  # the open request names definitions that the store lacks
                 self._close(Asking.HOLDING)
 
     def _forget_pages(self, definitions_held: Mapping[str, int]) -> None:
-        """Pages read ahead build on what the store does not have: all are asked for again, with all definitions that it
-        lacks."""
+        """Drop the pages read ahead, which build on facts that the store does not have. They are requested again, with
+        all definitions that it lacks."""
         self._read_ahead = ()
         self._accepted_offset = self.stored_offset
         self._definitions_stored = dict(definitions_held)
@@ -576,8 +577,8 @@ class Receiver(Generic[Content]):
         if not is_current or event.contradicted in {None, self._contradicted}:
             self._block(NoteKind.PAGE_REFUSED, event.reason, now_ms)
             return
-        # 0041: the peer can begin a new epoch once it is shown the batch that it contradicts. It is asked at once, and
-        # rarely if the same comes again.
+        # 0041: the next request claims the contradicted batch, so that the peer can begin a new epoch. It is sent at
+        # once; if the same contradiction comes again, requests are rare.
         self._contradicted = event.contradicted
         self._lose(NoteKind.PAGE_REFUSED, event.reason)
         if self.asking not in {Asking.OFFLINE, Asking.FENCED}:
@@ -595,7 +596,7 @@ class Receiver(Generic[Content]):
 
 
 def _remember(known: dict[str, int], new: Mapping[str, int]) -> None:
-    """Take over the highest numbers of origins as the newest; the oldest are forgotten beyond ORIGINS_KNOWN_MAX."""
+    """Record the highest number of each origin. Beyond ORIGINS_KNOWN_MAX the oldest origins are dropped."""
     for origin, number in new.items():
         known[origin] = max(number, known.pop(origin, 0))
     while len(known) > ORIGINS_KNOWN_MAX:

@@ -1,7 +1,7 @@
-"""Requests to a peer other than a pull's own fetches, within the peer's bandwidth limit.
+"""Sends requests to a peer within its bandwidth limit, except a pull's fetches, which the receiver itself times.
 
-The receiver times a pull's fetches itself. Comparisons, artifacts and latest values wait here until the token bucket
-has room for their priority, and take their tokens when the answer has arrived.
+Comparisons, artifacts and latest values wait here until the token bucket admits their priority. Their tokens are taken
+when the answer has arrived.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from agent.telemetry import Side, Span, Telemetry
 
 
 class ThrottledRequester:
-    """Asks as `requester` does. `bandwidth` is shared by all requests to this peer; without one nothing waits."""
+    """Sends requests over `requester`. `bandwidth` is shared by all requests to this peer; None if it is not
+    limited."""
 
     def __init__(
         self,
@@ -33,15 +34,15 @@ class ThrottledRequester:
 
     @property
     def peer_zone(self) -> str:
-        """The zone that is asked."""
+        """The zone that receives the requests."""
         return self._requester.peer_zone
 
     def page_bytes(self, bytes_max: int) -> int:
-        """How much to ask for at once, where without a limit it would be `bytes_max`."""
+        """How many bytes to request at once, at most `bytes_max`."""
         return bytes_max if self._bandwidth is None else self._bandwidth.page_bytes(bytes_max)
 
     def pages_ahead(self, size: int, pages_max: int) -> int:
-        """How many pages of `size` to have under way at once, where without a limit it would be `pages_max`."""
+        """How many pages of `size` bytes to have under way at once, at most `pages_max`."""
         return pages_max if self._bandwidth is None else self._bandwidth.pages_ahead(size, pages_max)
 
     async def wait_up(self) -> None:
@@ -49,7 +50,7 @@ class ThrottledRequester:
         await self._requester.link.wait_up()
 
     async def ask(self, request: Request, timeout_s: float) -> Reply:
-        """As `Requester.ask`; `timeout_s` begins when the wait for the bandwidth is over."""
+        """As `Requester.ask`; `timeout_s` starts after the wait for bandwidth."""
         await self._wait_for_bandwidth()
         span = self._telemetry.start(Span.ASK, Side.ASKING, operation_of(request), peer=self.peer_zone)
         try:

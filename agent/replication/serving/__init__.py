@@ -4,6 +4,6 @@
 without IO.
 """
 
-from agent.replication.serving.latest_page import LatestValues, LookUp, TagFilter, TagKey
+from agent.replication.serving.latest_page import LatestValues, LookUp, TagFilter, TagSortKey
 from agent.replication.serving.operations import Turns
 from agent.replication.serving.server import Server

@@ -1,8 +1,8 @@
-"""Admission: who may ask, which offsets a request may name, and whether a fetch is answered now or waits. Core: no IO,
-no clock.
+"""Admission: which zone may ask, which offsets a request may name, and whether a fetch is answered now or waits. A
+core: no IO, no clock.
 
-Nothing here changes state. A fetch that is repeated gets the same facts again until they are confirmed. What a request
-claims about its sender does not count: the asking zone is part of the request topic, which the broker has proven.
+Nothing here changes state. A repeated fetch gets the same facts again until they are confirmed. No field of a request
+proves its sender: the asking zone is taken from the request topic, which the broker has checked.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from agent.replication.serving.outcomes import Drop, DropReason, Refuse
 from agent.replication.serving.page import ReadPlan
 
 PARKED_PER_ZONE_MAX = 32
-"""Fetches of one zone that may wait for facts at once: more than one for each of its streams."""
+"""Fetches of one zone that may wait for facts at the same time: more than one for each of its streams."""
 CORRELATION_BYTES_MIN, CORRELATION_BYTES_MAX = 8, 32
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, as proven by the broker, and where the answer goes."""
+    """The asking zone, which the broker has proven, and where the answer goes."""
 
     zone: str
     instance: str
@@ -40,7 +40,7 @@ class LogView:
 
 
 def check_arrival(incoming: Incoming, own_zone: str, peer_zones: frozenset[str]) -> Caller | Drop:
-    """Who asks and where the answer goes. A message that is not exactly right gets no answer."""
+    """The sender of a message and where the answer goes, or why it gets none: a message with any fault is dropped."""
     if incoming.is_retained:
         return Drop(DropReason.RETAINED)
     try:
@@ -64,8 +64,8 @@ def check_arrival(incoming: Incoming, own_zone: str, peer_zones: frozenset[str])
 
 
 def check_consumer_name(name: str, asking_zone: str) -> Refuse | None:
-    """Why a zone may not use this name for a consumer; None where it may. The names of a zone begin with it, so no zone
-    can take the name that another one will use, or find out which consumers others have."""
+    """Why a zone may not use this consumer name; None if it may. The names of a zone begin with its own name, so no
+    zone can take a name of another zone, or find out which consumers other zones have."""
     if name.startswith(f"{asking_zone}."):
         return None
     return Refuse(
@@ -76,7 +76,7 @@ def check_consumer_name(name: str, asking_zone: str) -> Refuse | None:
 def admit_fetch(
     request: FetchFacts, asking_zone: str, exports: frozenset[str], consumer: Consumer | None
 ) -> str | Refuse:
-    """The stream that a fetch reads, if its zone may read it with this consumer (None: to be registered). Decided
+    """The stream that a fetch reads, if its zone may read it with this consumer (None: not yet registered). Decided
     before any state is changed."""
     if consumer is None:
         if (refusal := check_consumer_name(request.consumer_name, asking_zone)) is not None:
@@ -107,13 +107,14 @@ def check_consumer(
         return Refuse("unknown_consumer", f"no consumer {name!r}")
     if consumer.zone != asking_zone:
         return Refuse("consumer_not_yours", f"consumer {name!r} is not registered by {asking_zone}")
-    if consumer.stream not in exports:  # exported once, withdrawn since
+    if consumer.stream not in exports:  # no longer exported
         return not_exported(consumer.stream, asking_zone)
     return consumer
 
 
 def admit_range(request: FetchRange, asking_zone: str, exports: frozenset[str], log: LogView) -> ReadPlan | Refuse:
-    """What to read of a range. A stream that is not exported is refused before its offsets are mentioned."""
+    """What to read of a range. A stream that is not exported is refused before its offsets are checked, which would
+    reveal its end."""
     if request.stream not in exports:
         return not_exported(request.stream, asking_zone)
     refusal = check_offsets(log, request.epoch, request.first_offset - 1, None)
@@ -134,10 +135,10 @@ def admit_sequences(request: FetchSequences, asking_zone: str, exports: frozense
 
 
 def check_offsets(log: LogView, epoch: str | None, after_offset: int | None, confirm: Confirm | None) -> Refuse | None:
-    """Why the offsets in a request cannot be of this log; None when they can.
+    """Why the offsets in a request cannot belong to this log; None if they can.
 
-    Offsets of another epoch are never taken for this store's: a confirmation of a store that was replaced would release
-    facts of this one that were never read.
+    Offsets of another epoch are always refused: a confirmation meant for a replaced store would release facts of this
+    one that were never read.
     """
     if epoch is not None and epoch != log.epoch:
         return Refuse("epoch_changed", f"offsets of epoch {epoch}, this store is {log.epoch}")
@@ -157,8 +158,8 @@ def decide_fetch(
     until_ms: int,
     now_ms: int,
 ) -> ReadPlan | Refuse | None:
-    """What to read now; None to wait for facts. `position` is `after_offset`, else the frontier after the confirmation;
-    `until_ms` is when the request stops waiting, its arrival plus `wait_ms`."""
+    """What to read now; None to wait for facts. `position` is `after_offset`, or else the frontier after the
+    confirmation. `until_ms` is when the wait ends: the arrival of the request plus `wait_ms`."""
     if end_offset > position or now_ms >= until_ms:
         return ReadPlan(stream, position, request.limit, request.bytes_max, whole_runs=request.whole_runs)
     if parked_of_zone >= PARKED_PER_ZONE_MAX:
@@ -167,5 +168,5 @@ def decide_fetch(
 
 
 def not_exported(stream: str, asking_zone: str) -> Refuse:
-    """A stream that this zone may not read, whether it exists or not."""
+    """The refusal of a stream that this zone may not read. It does not reveal whether the stream exists."""
     return Refuse("stream_not_exported", f"stream {stream!r} is not exported to {asking_zone}")

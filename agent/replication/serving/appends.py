@@ -1,7 +1,8 @@
 """Checks the appends of another zone and turns them into messages for the store. A core: values in, values out.
 
-The broker has proven the asking zone. Its messages must be from it and its producers must have its name as prefix, and
-it may append only where the configuration allows it. The store checks everything else, as for local messages.
+The broker has proven the asking zone. Messages must name it as their sender, producers must have its name as prefix,
+and it may append only to the streams that the configuration allows. The store checks everything else, as for local
+messages.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from agent.replication.serving.outcomes import Refuse
 
 @dataclass(frozen=True, slots=True)
 class ParsedAppend:
-    """Messages in their order; `preconditions` has one for each, or none at all where no message has any."""
+    """Messages in order. `preconditions` has one for each message, or is empty if no message has any."""
 
     messages: list[Message]
     preconditions: list[Precondition]
 
 
 def not_allowed(stream: str, asking_zone: str) -> Refuse:
-    """A stream to which this zone may not append, whether it exists or not."""
+    """The refusal of a stream to which this zone may not append. It does not reveal whether the stream exists."""
     return Refuse("append_not_allowed", f"{asking_zone} may not append to stream {stream!r}")
 
 
 def parse_append(request: AppendFact, asking_zone: str) -> ParsedAppend | Refuse:
-    """The messages of a request; a Refuse names the first that another zone may not append, or whose object is no
-    JSON."""
+    """The messages of a request; or a refusal that names the first message that the zone may not append, or whose
+    object is not JSON."""
     messages = []
     for place, asked in enumerate(request.messages):
         try:
@@ -45,7 +46,7 @@ def parse_append(request: AppendFact, asking_zone: str) -> ParsedAppend | Refuse
 
 
 def refuse_message(messages: Sequence[Message], error: MessageError) -> Refuse:
-    """The refusal for what the store says is against the rules: it names the message, where a message is at fault."""
+    """The refusal for an error of the store's rules. It names the message at fault, if there is one."""
     for place, message in enumerate(messages):
         try:
             check_message(message)

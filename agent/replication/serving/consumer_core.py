@@ -1,8 +1,8 @@
-"""The serving core: in which order FetchFacts, ConfirmReceipt and GetCursor are checked, written and read. Core: no IO,
-no clock.
+"""The serving core: the order in which FetchFacts, ConfirmReceipt and GetCursor are checked, written and read. A core:
+no IO, no clock.
 
-Each request is a generator that yields effects (`consumer_effects`) and is sent their results. The order of the steps
-is what keeps facts safe, so each step that carries a safety argument names its decision (docs/decisions).
+Each request is a generator that yields effects (`consumer_effects`) and is sent their results. The safety of facts
+depends on the order of the steps, so each step that matters for it names its decision (docs/decisions).
 `operations.consumers` carries the effects out; the simulation runs the same core and the same shell.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agent.lease import Lease, LeaseClaim, decide_lease, must_claim_again
-from agent.pages import Consumer
+from agent.pages import BatchEnd, Consumer
 from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
@@ -45,7 +45,8 @@ _Some = Generator[Effect[Any], Any, _T]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerCore:
-    """Serves one request of `caller`, which may read the streams in `exports`, from a store of this zone and epoch."""
+    """Serves one request of `caller`, which may read the streams in `exports`. Zone and epoch are those of the
+    store."""
 
     caller: Caller
     exports: frozenset[str]
@@ -59,7 +60,7 @@ class ConsumerCore:
         stream = admit_fetch(request, zone, self.exports, consumer)
         if isinstance(stream, Refuse):
             return stream
-        # 0054: offsets of another copy of this log are not taken for its own, as those of another epoch are not.
+        # 0054: offsets of another copy of this log are refused, as those of another epoch are.
         if refusal := (yield from self._check_timeline(request, stream)):
             return refusal
         # 0047: offsets of another epoch, or beyond the end, neither release facts nor select any.
@@ -67,39 +68,39 @@ class ConsumerCore:
             return refusal
         if consumer is None:
             consumer = yield from effects.RegisterConsumer(name, zone, stream, request.starts)
-        # 0036: the lease comes before everything that acts in the consumer's name.
-        shown = LeaseClaim(self.caller.instance, request.lease, request.lease_after)
-        lease = yield from self._take_lease(name, consumer, shown)
-        if must_claim_again(lease, shown):
+        # 0036: the lease is checked before anything is done in the consumer's name.
+        claim = LeaseClaim(self.caller.instance, request.lease, request.lease_after)
+        lease = yield from self._take_lease(name, consumer, claim)
+        if must_claim_again(lease, claim):
             return (yield from self._name_lease(request, consumer, lease))
-        # 0036: from here on the caller shows the lease it holds. Showing 0 again would take back what another instance
-        # got since.
-        shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
+        # 0036: from here on the claim names the lease that the caller holds. Claiming 0 again would take the lease back
+        # from another instance.
+        claim = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
         confirming: Confirming | None = None
         if request.confirm is not None:  # written while the page is read
-            confirming = yield from effects.StartConfirm(name, zone, request.confirm, shown, request.epoch)
+            confirming = yield from effects.StartConfirm(name, zone, request.confirm, claim, request.epoch)
         position, frontier = request.after_offset, consumer.frontier
         if position is None:
-            if confirming is not None:  # 0022: the page begins at the frontier, which must be durable first
+            if confirming is not None:  # 0022: the page begins after the frontier, which must be durable first
                 frontier = yield from effects.AwaitConfirm(confirming, zone)
             position = frontier
-        # 0054: an image of this store that is made from now on has this timeline.
+        # 0054: an image of this store that is made after this step contains the timeline.
         timeline = yield from effects.BeginTimeline(stream)
         read, waited_ns = yield from self._read_when_due(request, stream, position, arrived_ms + request.wait_ms)
         if confirming is not None:
-            # A page that is read ahead does not wait for an fsync. It still reports a confirmation that has failed by
-            # now.
+            # A page that is read ahead does not wait for the fsync of the confirmation. If the confirmation has already
+            # failed, the request fails.
             is_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
             yield from effects.CheckConfirm(confirming) if is_ahead else effects.AwaitConfirm(confirming, zone)
-        # The consumer is looked up again. 0036: while this fetch waited or read, another instance may have taken the
-        # lease. Another request may have moved the frontier; what is read here is durable.
+        # Look the consumer up again. 0036: another instance may have taken the lease while this fetch waited or read.
+        # Another request may have moved the frontier; the value read here is durable.
         if (now := (yield from effects.FindConsumer(name))) is not None:
-            yield from self._take_lease(name, now, shown)
+            yield from self._take_lease(name, now, claim)
             frontier = now.frontier
         if not isinstance(read, PageRead):
             return read
         yield from effects.NoteServed(name, max(position, read.last_offset) >= read.end_offset)
-        return self._page(stream, frontier, read, shown.epoch, timeline)._replace(waited_ns=waited_ns)
+        return self._page(stream, frontier, read, claim.epoch, timeline)._replace(waited_ns=waited_ns)
 
     def confirm(self, request: ConfirmReceipt) -> Steps:
         """ConfirmReceipt: the frontier, once the confirmation is durable."""
@@ -112,10 +113,10 @@ class ConsumerCore:
             return refusal
         # 0036: the store compares the lease once more in the transaction that confirms.
         lease = yield from self._take_lease(name, consumer, LeaseClaim(self.caller.instance, request.lease))
-        shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
-        confirming = yield from effects.StartConfirm(name, self.caller.zone, request.confirm, shown, request.epoch)
+        claim = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
+        confirming = yield from effects.StartConfirm(name, self.caller.zone, request.confirm, claim, request.epoch)
         frontier = yield from effects.AwaitConfirm(confirming, self.caller.zone)
-        return Reply(ConfirmAnswer(**self._own, cursor_advanced_to=frontier, lease=shown.epoch), [])
+        return Reply(ConfirmAnswer(**self._store_name, cursor_advanced_to=frontier, lease=claim.epoch), [])
 
     def get_cursor(self, request: GetCursor) -> Steps:
         """GetCursor: a consumer's stream and frontier, and the end of the stream."""
@@ -124,7 +125,7 @@ class ConsumerCore:
             return consumer
         now = yield from effects.GetStreamState(consumer.stream, self.caller.zone)
         answer = CursorAnswer(
-            **self._own,
+            **self._store_name,
             consumer_name=request.consumer_name,
             stream=consumer.stream,
             frontier=consumer.frontier,
@@ -133,19 +134,19 @@ class ConsumerCore:
         return Reply(answer, [])
 
     def unregister(self, request: UnregisterConsumer) -> Steps:
-        """UnregisterConsumer: the consumer is gone. Also where its stream is no longer exported to the zone."""
+        """UnregisterConsumer: remove the consumer, even if its stream is no longer exported to the zone."""
         name, zone = request.consumer_name, self.caller.zone
         if (refusal := check_consumer_name(name, zone)) is not None:
             return refusal
         # 0036: the store compares the lease in the transaction that removes the consumer.
-        shown = LeaseClaim(self.caller.instance, request.lease)
-        was_registered = yield from effects.Unregister(name, zone, shown)
-        return Reply(UnregisterAnswer(**self._own, was_registered=was_registered), [])
+        claim = LeaseClaim(self.caller.instance, request.lease)
+        was_registered = yield from effects.Unregister(name, zone, claim)
+        return Reply(UnregisterAnswer(**self._store_name, was_registered=was_registered), [])
 
     # --------------------------------------------------------------------------------------------------------- internal
 
     @property
-    def _own(self) -> StoreName:
+    def _store_name(self) -> StoreName:
         """The first fields of every answer."""
         return {"store_zone": self.store_zone, "epoch": self.epoch}
 
@@ -157,7 +158,7 @@ class ConsumerCore:
     def _check_offsets(
         self, request: FetchFacts | ConfirmReceipt, stream: str, after_offset: int | None, confirm: Confirm | None
     ) -> _Some[Refuse | None]:
-        """Why the offsets of a request cannot be of this log."""
+        """Why the offsets of a request cannot belong to this log."""
         now = yield from effects.GetStreamState(stream, self.caller.zone)
         refusal = check_offsets(LogView(self.epoch, now.end_offset), request.epoch, after_offset, confirm)
         if refusal is not None and request.epoch == self.epoch:
@@ -169,7 +170,7 @@ class ConsumerCore:
     def _refuse_claim(self, request: FetchFacts | ConfirmReceipt, refusal: Refuse) -> _Some[Refuse]:
         """The peer claims facts of this epoch that are not here: it is wrong, or this store is an old copy.
 
-        0047: its word alone moves nothing but an incident; a proof begins a new epoch, under which the node goes on.
+        0047: an unproven claim only records an incident; a proven one begins a new epoch, under which the node goes on.
         """
         zone = self.caller.zone
         why = f"consumer {request.consumer_name} of {zone}: {refusal.message}"
@@ -181,14 +182,14 @@ class ConsumerCore:
         return refusal
 
     def _check_timeline(self, request: FetchFacts, stream: str) -> _Some[Refuse | None]:
-        """A refusal where what the caller has read of this epoch is not in this store."""
+        """Refuse a caller that has read facts of this epoch that are not in this store."""
         if request.epoch != self.epoch:
             return None
         zone = self.caller.zone
-        # 0041: first what the caller holds of our own facts. A store that lacks them is an old copy, gives their names
-        # to other facts, and must begin a new epoch before any reader gets those.
+        # 0041: first compare our own facts that the caller holds. A store that lacks them is an old copy. It would give
+        # their sequences to other facts, so it must begin a new epoch before any reader gets those.
         if (held := request.origin_head) is not None:
-            end = held.last_sequence, bytes.fromhex(held.digest)
+            end = BatchEnd(held.last_sequence, bytes.fromhex(held.digest))
             if (why := (yield from effects.CompareHistory(stream, zone, end))) is not None:
                 return (yield from self._refuse_claim(request, Refuse("history_differs", why)))
         if request.timeline is None or request.after_offset is None:
@@ -201,22 +202,22 @@ class ConsumerCore:
         yield from effects.ReportPeerAhead(zone, f"{why}: {hint}")
         return refusal
 
-    def _take_lease(self, name: str, consumer: Consumer, shown: LeaseClaim) -> _Some[Lease]:
-        """The lease in force after the caller has shown its own, durable. From memory where the caller changes nothing,
-        which is nearly always; else the store decides, and raises for a caller that is refused."""
-        if decide_lease(consumer.lease, shown) == consumer.lease:
+    def _take_lease(self, name: str, consumer: Consumer, claim: LeaseClaim) -> _Some[Lease]:
+        """The lease in force after the claim, durable. Nearly always the claim changes nothing, and the answer comes
+        from memory; otherwise the store decides, and raises an error for a caller that is refused."""
+        if decide_lease(consumer.lease, claim) == consumer.lease:
             return consumer.lease
-        lease = yield from effects.HoldLease(name, self.caller.zone, shown)
+        lease = yield from effects.HoldLease(name, self.caller.zone, claim)
         if lease != consumer.lease:
             yield from effects.AnnounceLease(name, self.caller.zone, consumer.lease, lease)
         return lease
 
     def _name_lease(self, request: FetchFacts, consumer: Consumer, lease: Lease) -> _Some[Reply]:
-        """An answer with nothing but the lease in force: the caller asked for the one after another (0036)."""
+        """An answer with only the lease in force: the caller named another one in `lease_after` (0036)."""
         now = yield from effects.GetStreamState(consumer.stream, self.caller.zone)
         position = consumer.frontier if request.after_offset is None else request.after_offset
         answer = FetchAnswer(
-            **self._own,
+            **self._store_name,
             stream=consumer.stream,
             frontier=consumer.frontier,
             end_offset=now.end_offset,
@@ -228,11 +229,11 @@ class ConsumerCore:
     def _read_when_due(
         self, request: FetchFacts, stream: str, position: int, until_ms: int
     ) -> _Some[tuple[PageRead | Refuse | Drop, int]]:
-        """The page once there is one or the wait is over, and the time waited, in ns."""
+        """The page, once there are facts or the wait is over; and the time waited, in ns."""
         zone, waited_ns = self.caller.zone, 0
         while True:
             now = yield from effects.GetStreamState(stream, zone)
-            if now.epoch != self.epoch:  # 0047: a new epoch has begun while this fetch waited
+            if now.epoch != self.epoch:  # 0047: a new epoch began while this fetch waited
                 return Refuse("epoch_changed", f"epoch {self.epoch} of this store is over"), waited_ns
             due = decide_fetch(request, stream, position, now.end_offset, now.parked_of_zone, until_ms, now.now_ms)
             if isinstance(due, Refuse):
@@ -249,7 +250,7 @@ class ConsumerCore:
 
     def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None, timeline: str) -> Reply:
         answer = FetchAnswer(
-            **self._own,
+            **self._store_name,
             stream=stream,
             frontier=frontier,
             end_offset=read.end_offset,

@@ -1,8 +1,8 @@
-"""What the consumer core asks its shell to do, as frozen values. Core: values only.
+"""The effects of the consumer core: what its shell is to do, as frozen values. A core: values only.
 
 The core yields an effect and is sent its result: `consumer = yield from FindConsumer(name)`. The type parameter of an
-effect is the type of its result. An effect whose store call fails ends the request: the shell raises the store's error
-and does not resume the core.
+effect is the type of its result. If the store call of an effect fails, the request ends: the shell raises the store's
+error and does not resume the core.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from agent.lease import Lease, LeaseClaim
-from agent.pages import Consumer
+from agent.pages import BatchEnd, Consumer
 from agent.replication.protocol.messages import Confirm, ConfirmReceipt, FetchFacts
 from agent.replication.serving.outcomes import Outcome, Refuse
 from agent.replication.serving.page import ReadPlan
@@ -20,12 +20,9 @@ from agent.replication.serving.reading import PageRead
 
 T = TypeVar("T")
 
-BatchEnd = tuple[int, bytes]
-"""The sequence with which a batch ends, and the batch's digest."""
-
 
 class Effect(Generic[T]):
-    """Something to do, with a result of type T."""
+    """An action of the shell with a result of type T."""
 
     __slots__ = ()
 
@@ -39,7 +36,7 @@ Steps = Generator[Effect[Any], Any, Outcome]
 
 
 class Confirming(Protocol):
-    """A confirmation on its way to the disk. The core only hands it back to the shell."""
+    """A confirmation that is being stored. The core only passes it back to the shell."""
 
     def done(self) -> bool: ...
     def result(self) -> int: ...
@@ -80,7 +77,7 @@ class GetStreamState(Effect[StreamState]):
 
 @dataclass(frozen=True, slots=True)
 class ReportPeerAhead(Effect[None]):
-    """Record, at most once in a while for each zone, that a peer claims facts of this epoch that are not here."""
+    """Record that a peer claims facts of this epoch that are not here, with a limited frequency for each zone."""
 
     zone: str
     why: str
@@ -88,8 +85,8 @@ class ReportPeerAhead(Effect[None]):
 
 @dataclass(frozen=True, slots=True)
 class IsProven(Effect[bool]):
-    """Whether a request proves its claim: that this store has written facts of this epoch that it does not hold. From
-    memory."""
+    """Whether a request proves its claim that this store has written facts of this epoch that it lacks. Reads the
+    disk."""
 
     zone: str
     request: FetchFacts | ConfirmReceipt
@@ -104,7 +101,7 @@ class BeginEpoch(Effect[None]):
 
 @dataclass(frozen=True, slots=True)
 class CompareTimeline(Effect[Refuse | None]):
-    """The refusal of an offset that was read on a timeline and is none in this store's log; None where it is one. From
+    """The refusal of an offset that was read on another timeline than this store's; None if it is valid here. From
     memory."""
 
     stream: str
@@ -114,7 +111,7 @@ class CompareTimeline(Effect[Refuse | None]):
 
 @dataclass(frozen=True, slots=True)
 class CompareHistory(Effect[str | None]):
-    """How the batch that a peer names contradicts the stored ones; None where it does not. Reads the disk."""
+    """How the batch that a peer names contradicts the stored ones; None if it does not. Reads the disk."""
 
     stream: str
     zone: str
@@ -123,7 +120,7 @@ class CompareHistory(Effect[str | None]):
 
 @dataclass(frozen=True, slots=True)
 class RegisterConsumer(Effect[Consumer]):
-    """Register a consumer, durably, if the zone may have one more. The store raises its error where it may not."""
+    """Register a consumer, durably. The store raises an error if the zone may not have another one."""
 
     name: str
     zone: str
@@ -133,22 +130,21 @@ class RegisterConsumer(Effect[Consumer]):
 
 @dataclass(frozen=True, slots=True)
 class Unregister(Effect[bool]):
-    """Remove a consumer, durably, and end its parked fetch; False where there was none. The store raises its error for
-    a caller that is fenced."""
+    """Remove a consumer, durably, and end its parked fetch; False if there was none. The store raises an error for a
+    fenced caller."""
 
     name: str
     zone: str
-    shown: LeaseClaim
+    claim: LeaseClaim
 
 
 @dataclass(frozen=True, slots=True)
 class HoldLease(Effect[Lease]):
-    """Have the store decide about a consumer's lease, durably. The store raises its error for a caller that is
-    fenced."""
+    """Let the store decide a claim to a consumer's lease, durably. The store raises an error for a fenced caller."""
 
     name: str
     zone: str
-    shown: LeaseClaim
+    claim: LeaseClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +159,12 @@ class AnnounceLease(Effect[None]):
 
 @dataclass(frozen=True, slots=True)
 class StartConfirm(Effect[Confirming]):
-    """Hand a confirmation to the store, without waiting until it is durable."""
+    """Pass a confirmation to the store without waiting until it is durable."""
 
     name: str
     zone: str
     confirm: Confirm
-    shown: LeaseClaim
+    claim: LeaseClaim
     epoch: str | None
 
 
@@ -182,21 +178,21 @@ class AwaitConfirm(Effect[int]):
 
 @dataclass(frozen=True, slots=True)
 class CheckConfirm(Effect[None]):
-    """Raise the store's error where a confirmation has failed by now. Does not wait."""
+    """Raise the store's error if a confirmation has already failed. Does not wait."""
 
     confirming: Confirming
 
 
 @dataclass(frozen=True, slots=True)
 class BeginTimeline(Effect[str]):
-    """Make it durable that a stream is served in this life of the store, unless it is already; the timeline."""
+    """The timeline of this life of the store, once it is durable for this stream."""
 
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
 class Park(Effect[Parked]):
-    """Wait until a stream grows beyond an offset, until `until_ms`, or until a newer fetch of the consumer comes."""
+    """Wait until a stream grows beyond an offset, until `until_ms`, or until a newer fetch of the consumer arrives."""
 
     name: str
     zone: str
@@ -218,7 +214,7 @@ class ReadPage(Effect[PageRead | Refuse]):
 
 @dataclass(frozen=True, slots=True)
 class NoteServed(Effect[None]):
-    """A page is about to be sent, which reaches the end of the log or not. Returns at once."""
+    """Record that a page is about to be sent, and whether it reaches the end of the log. Returns at once."""
 
     name: str
     is_at_end: bool

@@ -10,14 +10,15 @@ from agent.replication.protocol.messages import Answer
 
 
 class StoreName(TypedDict):
-    """The fields of every answer that say which store it comes from."""
+    """The fields of every answer that name the answering store."""
 
     store_zone: str
     epoch: str
 
 
 class Reply(NamedTuple):
-    """An answer and the pieces of its attachment; `waited_ns` of the time it took went by until facts were written."""
+    """An answer and the pieces of its attachment. `waited_ns` is the part of the time that the request waited for
+    facts."""
 
     answer: Answer
     attachment: list[bytes]
@@ -27,8 +28,8 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """An error answer: a code of the table in `protocol.errors`, and a message that names the cause; the timeline of
-    this store where the requester has read another."""
+    """An error answer: a code of the table in `protocol.errors`, a message that names the cause, and this store's
+    timeline if the requester has read another one."""
 
     code: str
     message: str

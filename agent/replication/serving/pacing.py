@@ -1,16 +1,15 @@
-"""Paces what is served to each zone: how many requests begin, how many bytes of answers are read and sent, how long is
-searched for it. A core: no IO, no clock.
+"""Limits the rates of each zone: requests, bytes of answers, time of searches, confirmations. A core: no IO, no clock.
 
-What a request costs is known only afterwards, so a token bucket may be overdrawn by one request, and the next one of
-the zone waits until the debt is gone. No other zone waits.
+The cost of a request is known only afterwards. So a token bucket may be overdrawn by one request, and the next request
+of the zone waits until the debt is paid off. No other zone waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.replication.protocol.limits import CHANGES_PER_SECOND_MAX, CONFIRM_COMMITS_PER_SECOND, SEARCH_MS_PER_SECOND
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
+from agent.replication.serving.limits import CHANGES_PER_SECOND_MAX, CONFIRM_COMMITS_PER_SECOND, SEARCH_MS_PER_SECOND
 from agent.settings.peers import PeerLimits
 
 
@@ -29,21 +28,21 @@ class Pacer:
         return self._requests_of(zone).ready_ms(now_ms, Priority.BACKLOG)
 
     def request_begins(self, zone: str, now_ms: int) -> None:
-        """A request of a zone begins."""
+        """Count a request of a zone that begins."""
         self._requests_of(zone).spend(1, now_ms)
 
     def changed(self, zone: str, now_ms: int) -> None:
-        """A request of a zone makes a commit that brings no fact. It counts as so many requests that the zone can make
-        CHANGES_PER_SECOND_MAX of them."""
+        """Count a commit without a fact for a request of a zone. It costs as many requests as limit the zone to
+        CHANGES_PER_SECOND_MAX such commits."""
         bucket = self._requests_of(zone)
         bucket.spend(max(1, bucket.bytes_per_second_max // CHANGES_PER_SECOND_MAX), now_ms)
 
     def confirm_ready_ms(self, zone: str, now_ms: int) -> int:
-        """When a confirmation for which a zone waits may have a commit of its own."""
+        """When a confirmation for which a zone waits may be committed at once."""
         return self._confirms_of(zone).ready_ms(now_ms, Priority.BACKLOG)
 
     def confirms(self, zone: str, now_ms: int) -> None:
-        """A confirmation of a zone has one."""
+        """Count a confirmation of a zone that is committed at once."""
         self._confirms_of(zone).spend(1, now_ms)
 
     def answer_ready_ms(self, zone: str, now_ms: int) -> int:
@@ -52,7 +51,7 @@ class Pacer:
         return now_ms if bucket is None else bucket.ready_ms(now_ms, Priority.BACKLOG)
 
     def answered(self, zone: str, size: int, now_ms: int) -> None:
-        """An answer of `size` bytes goes to a zone."""
+        """Count an answer of `size` bytes to a zone."""
         if (bucket := self._bytes_of(zone)) is not None:
             bucket.spend(size, now_ms)
 
@@ -61,7 +60,7 @@ class Pacer:
         return self._searches_of(zone).ready_ms(now_ms, Priority.BACKLOG)
 
     def searched(self, zone: str, took_ms: int, now_ms: int) -> None:
-        """A search for a zone has taken so long."""
+        """Count the time of a search for a zone."""
         self._searches_of(zone).spend(took_ms, now_ms)
 
     def _requests_of(self, zone: str) -> TokenBucket:

@@ -170,8 +170,8 @@ class _Selection:
         self._plan = plan
         self._facts_left = plan.limit
         self._room_left = room
-        self._beyond = max(0, room - plan.bytes_max)  # of the room, what only the rest of a run may take
-        self._definition_bytes_left = min(room - self._beyond, DEFINITIONS_BYTES_MAX)
+        self._run_only_bytes = max(0, room - plan.bytes_max)  # of the room, what only the rest of a run may take
+        self._definition_bytes_left = min(room - self._run_only_bytes, DEFINITIONS_BYTES_MAX)
         self._ends = ends
         self._signers = signers
         self._signers_sent = set[bytes]()
@@ -183,7 +183,7 @@ class _Selection:
 
     @property
     def _bytes_left(self) -> int:
-        return self._room_left if self._is_inside else self._room_left - self._beyond
+        return self._room_left if self._is_inside else self._room_left - self._run_only_bytes
 
     @property
     def _is_inside(self) -> bool:
@@ -254,7 +254,7 @@ class _Selection:
         self._facts_left -= count
         self._room_left -= size
         self._needed.append(self._definitions.get(batch.origin, 0))
-        return piece.last_offset == batch.last_offset
+        return piece.is_to_end
 
     def _size(self, batch: StoredBatch) -> int:
         size = len(batch.sealed) + BATCH_OVERHEAD_BYTES

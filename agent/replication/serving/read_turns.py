@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from agent.replication.protocol.limits import READ_MS_PER_SECOND, READS_MAX, READS_OF_ZONE_MAX, SHARED_MS
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.replication.serving.fair_queue import FairQueue
+from agent.replication.serving.limits import READ_MS_PER_SECOND, READS_MAX, READS_OF_ZONE_MAX, SHARED_MS
 
 T = TypeVar("T")
 

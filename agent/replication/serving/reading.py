@@ -26,7 +26,7 @@ INLINE_FACTS_MAX = 4096
 """Of a page that is read inline: about four batches of a busy node, or the tail of an idle one."""
 SLOW_READ_NS = 2_000_000
 """A read that took longer waited for the disk. From memory a read takes 0.1 ms."""
-INLINE_PAUSES = 500
+INLINE_PAUSE_FACTOR = 500
 """Times what a slow read took, before the next inline one: of a page of many small batches, or of a slow disk, the
 event loop waits for a five hundredth of its time at most."""
 
@@ -93,7 +93,7 @@ class InlineReads:
     def took(self, began_ns: int, ended_ns: int) -> None:
         """An inline read has ended."""
         if (took_ns := ended_ns - began_ns) > SLOW_READ_NS:
-            self.paused_until_ns = ended_ns + INLINE_PAUSES * took_ns
+            self.paused_until_ns = ended_ns + INLINE_PAUSE_FACTOR * took_ns
 
 
 def read_page(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:

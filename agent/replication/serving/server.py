@@ -16,10 +16,9 @@ from functools import partial
 from typing import Any
 
 from agent.replication.mqtt import Incoming, Link
-from agent.replication.protocol.arrived_answer import RefusesRequest, takes_every_request
+from agent.replication.protocol.arrived_answer import RefusesRequest, accept_every_request
 from agent.replication.protocol.codec import answer_parts, decode_request, encode_error
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError
-from agent.replication.protocol.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX
 from agent.replication.protocol.messages import (
     CHANGING,
     WRITING,
@@ -36,6 +35,7 @@ from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.latest_page import LookUp
+from agent.replication.serving.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX
 from agent.replication.serving.operations import (
     STATELESS,
     Alarm,
@@ -95,13 +95,12 @@ class Server:
         telemetry: Telemetry | None = None,
         is_proven: IsProven = never_proven,
         ends_known: Callable[[str], Sequence[SignedEnd]] = lambda _stream: (),
-        refuses_request: RefusesRequest = takes_every_request,
+        refuses_request: RefusesRequest = accept_every_request,
         limits: Mapping[str, PeerLimits] | None = None,
         turns: Turns | None = None,
     ) -> None:
         self._refused_as = dict(refusals or {})
         self._refuses_request = refuses_request
-        self._link = link
         self._store = store
         self._peers = frozenset([*exports, *(appends or {})])
         self._store_errors = store_errors
@@ -168,7 +167,7 @@ class Server:
             self._drop(caller.reason, incoming.topic)
         elif self._group is None or self._open_requests[caller.zone] >= REQUESTS_OPEN_MAX:
             self._drop(DropReason.TOO_MANY_REQUESTS, incoming.topic)
-        elif not self._context.takes_request(caller.zone):
+        elif not self._context.accepts_request(caller.zone):
             self._drop(DropReason.ANSWERS_NOT_READ, incoming.topic)
         else:
             self._open_requests[caller.zone] += 1

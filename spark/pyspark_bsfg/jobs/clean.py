@@ -50,6 +50,12 @@ def tag_is(pattern: str) -> Column:
     return F.col("tag").like(escaped.replace("*", "%")) if "*" in pattern else F.col("tag") == pattern
 
 
+def floored(number: Column, divisor: int) -> Column:
+    """The quotient of a long, rounded down, in integers: a double errs at the edge of a window."""
+    below = F.when(number % F.lit(divisor) < 0, 1).otherwise(0)
+    return F.call_function("div", number, F.lit(divisor)) - below
+
+
 def _broken(rule: Rule) -> Column:
     outside = F.lit(False)
     if rule.min is not None:

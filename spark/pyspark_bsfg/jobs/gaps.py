@@ -23,7 +23,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
 from pyspark.sql.types import DateType, LongType, StringType, StructField, StructType
 
-from pyspark_bsfg.jobs.clean import tag_is
+from pyspark_bsfg.jobs.clean import floored, tag_is
 from pyspark_bsfg.jobs.settings import Expected
 
 VERSION = 1
@@ -68,8 +68,8 @@ def found_within(facts: DataFrame, limit_s: Column) -> DataFrame:
         "usable_before": F.last(usable, ignorenulls=True).over(days.rowsBetween(Window.unboundedPreceding, -1)),
     })  # fmt: skip
     limit_ns = limit_s * _SECOND_NS
-    missing = told.where(F.col("here.ns") - F.col("before.ns") > limit_ns)
-    is_stale = usable.isNotNull() & (F.col("here.ns") - F.col("usable_before.ns") > limit_ns)
+    missing = told.where(_from_to("before.ns", "here.ns") > limit_ns)
+    is_stale = usable.isNotNull() & (_from_to("usable_before.ns", "here.ns") > limit_ns)
     stale = told.where(is_stale & (F.col("usable_before.offset") != F.col("before.offset")))
     groups = samples.groupBy("date", "zone", "tag")
     each = groups.agg(F.min("here").alias("begin"), F.max("here").alias("end"))
@@ -97,7 +97,7 @@ def report(within: DataFrame, incidents: DataFrame, limit_s: Column, as_of_ns: i
         *("zone", "tag", "kind"),
         _time("begin").alias("begin"),
         _time("end").alias("end"),
-        ((F.col("end.ns") - F.col("begin.ns")) / float(_SECOND_NS)).alias("seconds"),
+        (_from_to("begin.ns", "end.ns") / float(_SECOND_NS)).alias("seconds"),
         *("expected_s", "declared_by"),
     )
 
@@ -111,7 +111,7 @@ def _across_dates(within: DataFrame, kind: str, edge: str, limit_s: Column) -> D
     """Between the last row of one date and the first of the next one that has any."""
     dates = Window.partitionBy("zone", "tag").orderBy("begin")
     told = within.where(F.col("kind") == edge).withColumn("before", F.lag("end").over(dates))
-    found = told.where(F.col("begin.ns") - F.col("before.ns") > limit_s * _SECOND_NS)
+    found = told.where(_from_to("before.ns", "begin.ns") > limit_s * _SECOND_NS)
     return _rows(found, kind, "before", "begin").select(*GAP)
 
 
@@ -125,7 +125,7 @@ def _open_ended(within: DataFrame, limit_s: Column, as_of_ns: int) -> DataFrame:
     now = F.struct(F.lit(as_of_ns).cast("long").alias("ns"), *unknown)
 
     def open_since(kind: str, since: str) -> DataFrame:
-        rows = last.where(F.lit(as_of_ns) - F.col(f"{since}.ns") > limit_s * _SECOND_NS)
+        rows = last.where(_from_to(f"{since}.ns", F.lit(as_of_ns)) > limit_s * _SECOND_NS)
         ends = (F.col(since).alias("begin"), now.alias("end"))
         return rows.where("seen.ns > sound.ns" if kind == "stale" else "true").select(
             "zone", "tag", F.lit(kind).alias("kind"), *ends
@@ -184,14 +184,17 @@ def _uncovered_ns(losses: str) -> Column:
     nothing = F.struct(F.col("begin.ns").alias("reached_ns"), F.lit(0).cast("long").alias("longest_ns"))
 
     def with_loss(found: Column, loss: Column) -> Column:
-        longest = F.greatest(found["longest_ns"], loss["first_ns"] - found["reached_ns"])
+        begin_ns = F.greatest(found["reached_ns"], loss["first_ns"])
+        longest = F.greatest(found["longest_ns"], _from_to(found["reached_ns"], begin_ns))
         return F.struct(
             F.greatest(found["reached_ns"], loss["last_ns"]).alias("reached_ns"), longest.alias("longest_ns")
         )
 
-    return F.aggregate(
-        losses, nothing, with_loss, lambda found: F.greatest(found["longest_ns"], F.col("end.ns") - found["reached_ns"])
-    )
+    def with_rest(found: Column) -> Column:
+        end_ns = F.greatest(found["reached_ns"], F.col("end.ns"))
+        return F.greatest(found["longest_ns"], _from_to(found["reached_ns"], end_ns))
+
+    return F.aggregate(losses, nothing, with_loss, with_rest)
 
 
 def _names() -> Column:
@@ -214,9 +217,15 @@ def _is_of_origin() -> Column:
 
 
 def _nanoseconds(text: Column) -> Column:
-    return F.unix_micros(F.try_to_timestamp(text)) * 1000
+    return F.try_multiply(F.unix_micros(F.try_to_timestamp(text)), F.lit(1000))
+
+
+def _from_to(earlier: Column | str, later: Column | str) -> Column:
+    """The ns between two times, at most what a long holds: clocks may be centuries off."""
+    begin, end = (F.col(one) if isinstance(one, str) else one for one in (earlier, later))
+    between = F.coalesce(F.try_subtract(end, begin), F.lit(2**63 - 1))
+    return F.when(begin.isNotNull() & end.isNotNull(), between)
 
 
 def _time(end: str) -> Column:
-    ns = F.col(f"{end}.ns")
-    return F.timestamp_micros(F.call_function("div", ns - F.pmod(ns, F.lit(1000)), F.lit(1000)))
+    return F.timestamp_micros(floored(F.col(f"{end}.ns"), 1000))

@@ -183,8 +183,8 @@ def _newest_ns(within: Source) -> int:
     files = [path for part in within.parts.values() for path in part.paths]
     now_ns = round(datetime.now(UTC).timestamp() * 1000) * 1_000_000
     ends = [pq.read_table(path, columns=["end"], partitioning=None)["end"].combine_chunks() for path in files]
-    found = [pc.max(pc.struct_field(end, "ns")).as_py() for end in ends]
-    return min(max(found, default=0), now_ns)
+    found = [pc.struct_field(end, "ns") for end in ends]
+    return max((pc.max(one.filter(pc.less_equal(one, now_ns))).as_py() or 0 for one in found), default=0)
 
 
 def _told(report: Path) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
 from pyspark.sql.types import DateType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
-from pyspark_bsfg.jobs.clean import severity, tag_is
+from pyspark_bsfg.jobs.clean import floored, severity, tag_is
 from pyspark_bsfg.jobs.settings import DAY_S, Counter
 
 VERSION = 1
@@ -48,20 +48,24 @@ _MINUTE_NS = 60 * _SECOND_NS
 def by_minute(facts: DataFrame, hold_s: int, counters: Sequence[Counter] = ()) -> DataFrame:
     """Rows of COLUMNS to ROLLED, a row for each minute, of all dates that are in the facts or after them."""
     told = _with_increase(_with_order(facts), counters)
-    held_until = F.col("source_time_ns") + F.lit(hold_s * _SECOND_NS)
+    since = F.col("source_time_ns")
+    # NULL at the end of all times: a sum beyond int64 would end the job.
+    held_until = F.try_add(since, F.lit(hold_s * _SECOND_NS))
     until = F.least(F.coalesce("next_ns", held_until), held_until)
-    until = F.when(F.col("number").isNotNull(), until).otherwise(F.col("source_time_ns"))
-    first = _whole(F.col("source_time_ns"), _MINUTE_NS)
-    last = F.greatest(first, _whole(until - F.lit(1), _MINUTE_NS))
-    spread = told.withColumns({"until_ns": until, "minute": F.explode(F.sequence(first, last))})
-    begin_ns = F.col("minute") * F.lit(_MINUTE_NS)
+    until = F.when(F.col("number").isNotNull(), F.coalesce(until, since)).otherwise(since)
+    first = floored(since, _MINUTE_NS)
+    last = F.when(until > since, floored(until - F.lit(1), _MINUTE_NS)).otherwise(first)
+    spread = told.withColumns({"until_ns": until, "first": first, "last": last})
+    spread = spread.withColumn("minute", F.explode(F.sequence("first", "last")))
+    minute, minute_ns = F.col("minute"), F.lit(_MINUTE_NS)
+    is_fact = minute == F.col("first")
+    begin_ns = F.when(is_fact, since).otherwise(minute * minute_ns)
+    end_ns = F.when(minute == F.col("last"), F.col("until_ns")).otherwise((minute + F.lit(1)) * minute_ns)
     pieces = spread.withColumns({
-        "start": F.timestamp_seconds(F.col("minute") * 60),
-        "date": F.date_from_unix_date(_whole(F.col("minute"), DAY_S // 60).cast("int")),
-        "is_fact": F.col("minute") == first,  # the later pieces of a fact only cover
-        "covered_ns": F.greatest(
-            F.least("until_ns", begin_ns + F.lit(_MINUTE_NS)) - F.greatest("source_time_ns", begin_ns), F.lit(0)
-        ),
+        "start": F.timestamp_seconds(minute * 60),
+        "date": F.date_from_unix_date(floored(minute, DAY_S // 60).cast("int")),
+        "is_fact": is_fact,  # the later pieces of a fact only cover
+        "covered_ns": end_ns - begin_ns,
     })  # fmt: skip
     figures = _figures(pieces.groupBy(*KEY))
     return _with_shares(figures, 60)
@@ -69,7 +73,7 @@ def by_minute(facts: DataFrame, hold_s: int, counters: Sequence[Counter] = ()) -
 
 def coarser(rows: DataFrame, window_s: int) -> DataFrame:
     """Rows of ROLLED to wider windows, of at most a day."""
-    begin_s = _whole(F.unix_seconds("start"), window_s) * window_s
+    begin_s = floored(F.unix_seconds("start"), window_s) * window_s
     weighted = F.sum(F.col("mean") * F.col("value_count")) / F.sum("value_count")
     time_weighted = F.sum(F.col("time_mean") * F.col("covered_s"))
     made = (
@@ -107,7 +111,8 @@ def _with_order(facts: DataFrame) -> DataFrame:
 def _with_increase(facts: DataFrame, counters: Sequence[Counter]) -> DataFrame:
     """What a counter has added since the reading before; NULL for other tags, and where there is none within a day."""
     grown, found = F.col("number") - F.col("before"), F.lit(None).cast("double")
-    is_near = F.col("source_time_ns") - F.col("before_ns") <= F.lit(DAY_S * _SECOND_NS)
+    between_ns = F.try_subtract(F.col("source_time_ns"), F.col("before_ns"))
+    is_near = between_ns <= F.lit(DAY_S * _SECOND_NS)
     for counter in reversed(counters):  # the first that matches decides
         increase = F.when(grown >= 0, grown)
         if counter.modulus:
@@ -116,7 +121,7 @@ def _with_increase(facts: DataFrame, counters: Sequence[Counter]) -> DataFrame:
             increase = increase.when(wrapped <= counter.modulus / 2, wrapped)
         found = F.when(tag_is(counter.tag), increase.otherwise(F.col("number"))).otherwise(found)
     increase = F.when(is_near & F.col("number").isNotNull(), found)
-    between_s = (F.col("source_time_ns") - F.col("before_ns")) / F.lit(float(_SECOND_NS))
+    between_s = between_ns / F.lit(float(_SECOND_NS))
     return facts.withColumns({"increase": increase, "increase_s": F.when(increase.isNotNull(), between_s)})
 
 
@@ -150,8 +155,3 @@ def _with_shares(rows: DataFrame, window_s: int) -> DataFrame:
         "rate": F.when(F.col("increase_s") > 0, F.col("increase") / F.col("increase_s")),
     })  # fmt: skip
     return made.select(*ROLLED.fieldNames())
-
-
-def _whole(number: Column, divisor: int) -> Column:
-    """The quotient of a long, rounded down, in integers: a double errs at the edge of a window."""
-    return F.call_function("div", number - F.pmod(number, F.lit(divisor)), F.lit(divisor))

@@ -16,6 +16,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pyspark_bsfg.errors import OptionError, SettingsError
+from pyspark_bsfg.options import local_path
 from pyspark_bsfg.streaming.options import StreamOptions
 
 Format = Literal["delta", "parquet"]
@@ -221,8 +222,7 @@ def _plain(kind: type, value: Any, path: str, problems: list[str], limits: Mappi
     elif limits and not limits["least"] <= value <= limits["most"]:
         problems.append(f"{path} = {value!r}: from {limits['least']} to {limits['most']}")
     elif kind is Path:
-        folder = value.removeprefix("file://") if value.startswith("file:///") else value
-        if "://" not in folder:
+        if (folder := local_path(value)) is not None:
             return Path(folder).absolute()
         # As a path it would be a folder of that name below the current one.
         problems.append(f"{path} = {value!r}: it is a folder on storage that all hosts mount; [export] writes to s3://")

@@ -1,7 +1,7 @@
 """Which facts a table has, by stream, zone, epoch and sequence, as ranges. Core: no IO.
 
-Needed only where a table may have facts that come again at other offsets: a new checkpoint on a table that is not
-empty, and a store that was restored and is read once more.
+Needed only where a table may have facts that come again at other offsets: several checkpoints that write one table, and
+a store that was restored and is read once more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Identities:
                 spans.append((sequence, sequence))
 
     def sealed(self) -> Identities:
-        """The same, with ranges in order and joined: call it once, before `has`."""
+        """The same, with ranges in order and joined: call it after `add`, before `has`."""
         for origin, spans in self._spans.items():
             joined: Spans = []
             for first, last in sorted(spans):

@@ -25,7 +25,7 @@ from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.landing.files import FilesSink, file_schema
 from pyspark_bsfg.landing.identities import Identities
 from pyspark_bsfg.landing.manifest import File, Incident, Manifest, missing, unread
-from pyspark_bsfg.landing.tables import Format, identities, table
+from pyspark_bsfg.landing.tables import WRITERS, Format, exclusive, identities, table
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import TABLE
 from pyspark_bsfg.streaming.checkpoint import batch_offsets, read_binding, sync_folder, write_json
@@ -75,6 +75,8 @@ class Lander:
         self._incidents = table(incidents_of(folder), kind, INCIDENTS_SCHEMA)
         self._kind = kind
         self._known = Identities()
+        self._files_known: set[str] = set()
+        self._is_shared = False
         self.totals = Totals()
         self._claim()
 
@@ -84,14 +86,17 @@ class Lander:
         assert binding.start is not None, "the source wrote it before it planned a batch"
         start, end = batch_offsets(self._checkpoint, batch)
         start = start or binding.start
-        if start.epoch != end.epoch:
-            # The facts that the store still has come again, at other offsets.
-            self._compare_identities()
-            return
-        key = f"{binding.app}-{end.epoch}"
-        span = OffsetRange(max(start.offset, self._facts.landed(key)) + 1, end.offset)
-        if span.facts:
-            self._land(facts, key, span, end.epoch)
+        with exclusive(self._folder):
+            if start.epoch != end.epoch:
+                # The facts that the store still has come again, at other offsets.
+                self._join(f"{binding.app}-{end.epoch}")
+                self._files_known.clear()
+                return
+            self._know_others()
+            key = f"{binding.app}-{end.epoch}"
+            span = OffsetRange(max(start.offset, self._facts.landed(key)) + 1, end.offset)
+            if span.facts:
+                self._land(facts, key, span, end.epoch)
         self.totals.batches += 1
         self.totals.end_offset = end.offset
 
@@ -119,6 +124,8 @@ class Lander:
             rest = OffsetRange(max(span.first, done + 1), span.last)
             self._incidents.commit(key, rest, [_written(self._incidents.root(key, rest), fresh)])
         self._facts.commit(key, span, found.files)
+        if self._is_shared:
+            self._files_known |= {Path(one.path).name for one in found.files}
         self.totals.facts_landed += found.rows
         self.totals.facts_known += found.known
         self.totals.facts_missing += lost
@@ -137,26 +144,47 @@ class Lander:
         return unread(self._stream, holes, first_held, time.time_ns() // 1000, otherwise)
 
     def _claim(self) -> None:
-        """The checkpoint belongs to this table. One that is new, on a table with facts, compares identities from now
-        on."""
+        """The checkpoint belongs to this table, and the table is written from this checkpoint, perhaps among others."""
         path = self._checkpoint / FILE
-        try:
-            known = json.loads(path.read_text("utf-8")) if path.exists() else None
-        except (OSError, ValueError) as error:
-            raise JobRefused(f"{path} is damaged: {error}", "restore it, or use a new checkpoint") from error
-        if known is None:
-            known = {"table": str(self._folder), "compares_identities": bool(self._facts.paths())}
+        known = _read_json(path, {}, "restore it, or use a new checkpoint")
+        table = known.get("table", str(self._folder))
+        if table != str(self._folder):
+            raise JobRefused(f"checkpoint {self._checkpoint} belongs to table {table}", "use that, or a new checkpoint")
+        if "writer" not in known:
+            known = {"table": table, "writer": uuid.uuid4().hex}
             write_json(path, known)
-        if known["table"] != str(self._folder):
-            raise JobRefused(
-                f"checkpoint {self._checkpoint} belongs to table {known['table']}", "use that, or a new checkpoint"
-            )
-        if known["compares_identities"]:
-            self._known = identities(self._facts.paths())
+        with exclusive(self._folder):
+            self._join(known["writer"])
 
-    def _compare_identities(self) -> None:
-        write_json(self._checkpoint / FILE, {"table": str(self._folder), "compares_identities": True})
-        self._known = identities(self._facts.paths())
+    def _join(self, writer: str) -> None:
+        """Add a name to the writers of the table. A table with facts and without names has been written before."""
+        path = self._folder / WRITERS
+        writers = self._writers()
+        if not path.exists() and self._facts.paths():
+            writers = ["earlier"]
+        if writer not in writers:
+            write_json(path, [*writers, writer])
+
+    def _know_others(self) -> None:
+        """Know which facts the table has, if others write it too, or one store is read a second time."""
+        self._is_shared = len(self._writers()) > 1
+        if self._is_shared:
+            found = {Path(path).name: path for path in self._facts.paths()}
+            fresh = found.keys() - self._files_known
+            self._known = identities((found[name] for name in fresh), self._known)
+            self._files_known = set(found)
+
+    def _writers(self) -> list[str]:
+        writers: list[str] = _read_json(self._folder / WRITERS, [], "remove it: each fact is looked up from then on")
+        return writers
+
+
+def _read_json(path: Path, default: Any, hint: str) -> Any:
+    """Raises JobRefused."""
+    try:
+        return json.loads(path.read_text("utf-8")) if path.exists() else default
+    except (OSError, ValueError) as error:
+        raise JobRefused(f"{path} is damaged: {error}", hint) from error
 
 
 def incidents_of(folder: Path) -> Path:

@@ -14,12 +14,14 @@ fact once also if the program is killed before the merged ones are removed, whic
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -39,7 +41,10 @@ Format = Literal["delta", "parquet"]
 _BATCH = re.compile(r"batch=(?P<key>[0-9a-z-]+)\.(?P<first>\d+)-(?P<last>\d+)")
 SMALL_BYTES = 64 * 1024 * 1024  # larger files, and folders, are not merged again
 ROW_GROUP = 128 * 1024
-_ASIDE = "_aside"  # Spark and others pass over folders that begin with an underscore
+# Spark and others pass over names that begin with an underscore.
+_ASIDE, _LOCK = "_aside", "_bsfg-land.lock"
+WRITERS = "_bsfg-land.json"
+"""Who has written a table: a list with a name for each checkpoint."""
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +79,25 @@ def table(folder: Path, kind: Format, schema: Any, partitions: Sequence[str] = (
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sync_folder(folder.parent)
-        if any(path.name != _ASIDE for path in folder.iterdir()) and _is_delta(folder) != (kind == "delta"):
+        if any(path.name not in {_ASIDE, _LOCK, WRITERS} for path in folder.iterdir()) and _is_delta(folder) != (
+            kind == "delta"
+        ):
             raise JobRefused(f"{folder} is not empty and holds no {kind} table", "name another folder, or its format")
         return _Delta(folder, schema, partitions) if kind == "delta" else _Folders(folder).tidied()
     except OSError as error:
         raise JobRefused(f"{folder} cannot be used: {error.strerror}", "name a folder this user may write") from error
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Of several jobs that write a table, one at a time is in such a block. Raises JobRefused."""
+    with (folder / _LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            hint = "use storage that has file locks, such as a local disk or NFS 4"
+            raise JobRefused(f"{folder} cannot be locked: {error.strerror}", hint) from error
+        yield
 
 
 def paths(folder: Path) -> list[str]:
@@ -101,9 +120,8 @@ def table_files(folder: Path) -> list[tuple[str, int]]:
     return [(str(folder / row["path"]), row["num_records"]) for row in added.to_pylist()]
 
 
-def identities(files: Sequence[str]) -> Identities:
-    """The facts in some files of a table, by zone, epoch and sequence."""
-    found = Identities()
+def identities(files: Iterable[str], found: Identities) -> Identities:
+    """`found`, with the facts in some files of a table, by zone, epoch and sequence."""
     for path in files:
         zone = Path(path).parent.name.partition("=")[2]
         for batch in pq.ParquetFile(path).iter_batches(columns=["stream", "epoch", "sequence"]):
@@ -246,8 +264,9 @@ class _Folders:
 
     def tidied(self) -> _Folders:
         """Without what a program that was killed has left of a merge."""
-        for path in self._named()[1]:
-            self._remove(path)
+        with exclusive(self._folder):
+            for path in self._named()[1]:
+                self._remove(path)
         return self
 
     def landed(self, key: str) -> int:
@@ -265,10 +284,11 @@ class _Folders:
         listed = {aside / one.path for one in files}
         if self.landed(key) >= span.first or not all(path.exists() for path in listed):
             raise JobRefused(f"{self._folder}: another writer lands facts of {key}", "one land job for each checkpoint")
-        for path in aside.rglob("*.parquet"):
-            if path not in listed:  # of a task that ran twice
-                path.unlink()
-        sync_folder(aside)
+        strangers = [path for path in aside.rglob("*.parquet") if path not in listed]  # of a task that ran twice
+        for path in strangers:
+            path.unlink()
+        for where in {path.parent for path in strangers}:  # after a power cut they must not be part of the table
+            sync_folder(where)
         aside.rename(self._folder / _name(key, span))
         sync_folder(self._folder)
 
@@ -276,6 +296,10 @@ class _Folders:
         return [str(path) for _, folder in self._batches() for path in sorted(folder.rglob("*.parquet"))]
 
     def compact(self, files_min: int) -> int:
+        with exclusive(self._folder):
+            return self._compacted(files_min)
+
+    def _compacted(self, files_min: int) -> int:
         old = 0
         for key, folders in self._small_runs():
             if len(folders) < max(files_min, 2):
@@ -333,6 +357,8 @@ class _Folders:
 
 def merge(root: Path, files: Sequence[str]) -> list[File]:
     """Write the facts of some files of a table below `root` again, as one file for each date and zone, durable."""
+    if not files:
+        return []
     parts: dict[tuple[date, str], list[str]] = {}
     for path in files:
         on, of = (one.name.partition("=")[2] for one in (Path(path).parents[1], Path(path).parent))

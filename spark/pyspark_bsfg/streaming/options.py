@@ -12,7 +12,7 @@ from typing import get_args
 
 from agent.message import CONSUMER
 from pyspark_bsfg.errors import OptionError
-from pyspark_bsfg.options import NAMES, OFFSET_MAX, PARTITIONS_MAX, UNIX_MS_MAX, Options, unknown
+from pyspark_bsfg.options import NAMES, OFFSET_MAX, PARTITIONS_MAX, UNIX_MS_MAX, Options, local_path, unknown
 from pyspark_bsfg.streaming.offsets import OnNewEpoch, Start
 
 # A micro-batch costs some 0.8 s whatever its size, a fact a microsecond; more would only be more to repeat.
@@ -138,8 +138,7 @@ def _flag(texts: Mapping[str, str], key: str, default: str) -> bool:
 
 def _local_folder(text: str) -> str:
     """A checkpoint as a folder of the driver's host. Raises OptionError for an address of another kind."""
-    path = text.removeprefix("file://") if text.startswith("file:///") else text
-    if "://" in path:
+    if (path := local_path(text)) is None:
         raise OptionError(
             f"checkpointLocation {text}", "for readStream it is a folder that the driver's host has mounted"
         )

@@ -40,7 +40,7 @@ from agent.replication.protocol.messages import (
     Request,
     StreamsAnswer,
 )
-from agent.replication.pulling import Beliefs, MessageJudge
+from agent.replication.pulling import MessageJudge, TrustPolicy
 from agent.settings.signing import SigningSettings
 from agent.signing.certificates import SignerTrust
 from agent.signing.errors import SigningError
@@ -87,7 +87,7 @@ class MqttNode:
             raise NodeUnavailable(str(error), error.hint) from error
         if (known := _unused.pop(at, None)) is None or not known.conversation.is_alive:
             access = Access("spark", zone, at.host, at.port, partial(client_context, *files))
-            judge = MessageJudge(None if trust is None else Beliefs(trust))
+            judge = MessageJudge(None if trust is None else TrustPolicy(trust))
             conversation = Conversation(access, at.peer, at.request_timeout_s, at.attempts, judge.refuses_answer)
             known = _Known(conversation, {})
         try:

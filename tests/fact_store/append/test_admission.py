@@ -142,7 +142,7 @@ def test_a_fenced_producer_stores_nothing(tmp_path: Path) -> None:
 
 def test_a_higher_epoch_is_in_force_once_shown(tmp_path: Path) -> None:
     """An epoch higher than any acquired is remembered in the transaction of its message, within one list of messages
-    too, and whatever became of the message."""
+    too, and whatever became of the message; also where the commit has nothing else to store."""
     with plant(tmp_path) as store:
         asked = [
             Precondition("line1", 5),
@@ -159,6 +159,9 @@ def test_a_higher_epoch_is_in_force_once_shown(tmp_path: Path) -> None:
         assert [one.lease_epoch for one in found] == [0, 5, 0, 0, 9]
     with plant(tmp_path) as store:
         assert done(store.appends.acquire_lease(OPERATIONAL, "line1")) == 10
+        repeat = store.appends.append_message(OPERATIONAL, message("a"), precondition=Precondition("line1", 20))
+        assert done(repeat).outcome == "noop_already_applied"
+        assert store.appends.lease_epoch(OPERATIONAL, "line1") == 20
         assert ids_in(store) == ["a", "c"]
 
 

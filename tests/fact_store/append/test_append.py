@@ -14,6 +14,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.append.append import content_digest
 from agent.fact_store.log.errors import FactsRefused, StoreBusy, StoreClosed
 from agent.fact_store.log.records import Appended
+from agent.fact_store.retention import housekeeping
 from agent.message import Message, MessageError, Sample
 from agent.settings.store import StoreSettings
 from tests.fact_store.making import (
@@ -35,6 +36,7 @@ from tests.fact_store.making import (
     sealed_in,
     tag,
     values_in,
+    writer_sleeps,
 )
 
 
@@ -61,11 +63,13 @@ def test_appends_that_queue_up_share_a_batch(tmp_path: Path) -> None:
         assert values_in(store) == list(range(1, 32))
 
 
-def test_a_full_batch_is_committed_at_once(tmp_path: Path) -> None:
+def test_a_full_batch_is_committed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples without a waiter are committed as soon as they fill a batch, and a large append is cut evenly."""
+    monkeypatch.setattr(housekeeping, "LOOK_EVERY_NS", 60_000_000_000)  # so that no timer wakes the writer
     settings = StoreSettings(commit_interval_ms=60_000, batch_facts_target=100)
     with plant(tmp_path, settings) as store:
         first = store.appends.append_samples(TELEMETRY, samples(99))
+        writer_sleeps(store)
         done(store.appends.append_samples(TELEMETRY, samples(151, 100)))
         assert first.done()
         counts = [batch.parse(one).header.count for one in sealed_in(store)]

@@ -95,6 +95,7 @@ def test_each_commit_ends_with_a_head(tmp_path: Path) -> None:
         most = max(len(one.sealed) for one in page.batches)
         assert len(signed) > 3
         assert all(size < RUN_BYTES_MAX + most for size in runs(page.batches))
+        assert min(list(runs(page.batches))[1:-1]) >= RUN_BYTES_MAX, "no more signatures than needed"
         (order,) = store.read(OPERATIONAL, 0, 10, EVERYTHING).batches
         assert proves(order)
         assert store.signed_zones() == {"plant"}
@@ -148,9 +149,10 @@ def test_facts_from_before_the_key_are_signed_when_the_store_opens(tmp_path: Pat
     """A store that recorded without a key, and again after it was lost, has runs of at most 128 KiB and a batch once it
     is opened with a key; nothing else of the batches changes."""
     with opened(tmp_path, None) as store:
-        fill(store, 40_000)
+        fill(store, 60_000)
         before = [one.sealed for one in read_file(store, TELEMETRY).batches]
     with opened(tmp_path) as store:
+        assert min(list(runs(read_file(store, TELEMETRY).batches))[:-1]) >= RUN_BYTES_MAX, "no more than needed"
         fill(store)
     with opened(tmp_path, None) as store:
         fill(store, 40_000, seed=2)

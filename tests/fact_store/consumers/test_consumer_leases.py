@@ -62,15 +62,15 @@ def test_a_fenced_instance_confirms_nothing(tmp_path: Path) -> None:
     with plant(tmp_path) as store:
         registered(store)
         done(store.consumers.hold_lease(NAME, LeaseClaim("one", 0)))
-        assert done(store.consumers.confirm(NAME, 2, shown=LeaseClaim("one", nth(store, 1)))) == 2
+        assert done(store.consumers.confirm(NAME, 2, claim=LeaseClaim("one", nth(store, 1)))) == 2
         taking = store.consumers.hold_lease(NAME, LeaseClaim("two", 0))
-        confirming = store.consumers.confirm(NAME, 8, shown=LeaseClaim("one", nth(store, 1)))
+        confirming = store.consumers.confirm(NAME, 8, claim=LeaseClaim("one", nth(store, 1)))
         assert done(taking) == Lease(nth(store, 2), "two")
         error = failed(confirming)
         assert isinstance(error, ConsumerFenced)
         assert f"lease {nth(store, 2)} in force, {nth(store, 1)} was shown" in str(error)
-        assert done(store.consumers.confirm(NAME, 3, shown=LeaseClaim("two", nth(store, 2)))) == 3
-        assert isinstance(failed(store.consumers.confirm(NAME, 9, shown=LeaseClaim("foreign"))), ConsumerFenced)
+        assert done(store.consumers.confirm(NAME, 3, claim=LeaseClaim("two", nth(store, 2)))) == 3
+        assert isinstance(failed(store.consumers.confirm(NAME, 9, claim=LeaseClaim("foreign"))), ConsumerFenced)
         assert done(store.consumers.confirm(NAME, 4)) == 4
 
 
@@ -82,7 +82,7 @@ def test_a_lease_that_was_never_granted_changes_nothing(tmp_path: Path) -> None:
         for epoch in (1, nth(store, 0), nth(store, 1), LEASE_EPOCH_MAX):
             claim = LeaseClaim("one", epoch)
             assert isinstance(failed(store.consumers.hold_lease(NAME, claim)), LeaseUnknown)
-            assert isinstance(failed(store.consumers.confirm(NAME, 5, shown=claim)), LeaseUnknown)
+            assert isinstance(failed(store.consumers.confirm(NAME, 5, claim=claim)), LeaseUnknown)
             assert isinstance(failed(store.consumers.unregister(NAME, "idmz", claim)), LeaseUnknown)
         assert lease(store) == NO_LEASE
         assert done(store.consumers.hold_lease(NAME, LeaseClaim("two", 0))) == Lease(nth(store, 1), "two")

@@ -15,9 +15,10 @@ import pytest
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.append.group_commit import CommitPace
 from agent.fact_store.log.errors import StoreFailed
+from agent.fact_store.retention import housekeeping
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
-from tests.fact_store.making import NEVER, OPERATIONAL, TELEMETRY, done, failed, message, samples, tag
+from tests.fact_store.making import NEVER, OPERATIONAL, TELEMETRY, done, failed, message, samples, tag, writer_sleeps
 from tests.sim import first_seed, scaled
 from tests.waiting import wait_until
 
@@ -92,10 +93,12 @@ def test_it_has_a_commit_where_none_comes(tmp_path: Path) -> None:
         assert time.monotonic_ns() - began_ns >= CommitPace(5_000_000, 20).deferred_ns
 
 
-def test_a_call_that_waits_hastens_it(tmp_path: Path) -> None:
+def test_a_call_that_waits_hastens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that begins to wait brings the commit."""
+    monkeypatch.setattr(housekeeping, "LOOK_EVERY_NS", 60_000_000_000)  # so that no timer wakes the writer
     with plant(tmp_path, SMALL) as store:
         riding = ride(store, 10)
+        writer_sleeps(store)
         store.consumers.hasten()
         assert done(riding) == 10
 

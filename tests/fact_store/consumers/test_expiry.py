@@ -14,7 +14,7 @@ from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.consumers.expiry import RETRY_NS, ConsumerExpiry
 from agent.fact_store.log import lifecycle
 from agent.fact_store.log.catalog import Catalog
-from agent.fact_store.log.errors import ConsumerInUse, StreamIsLocal, UnknownConsumer
+from agent.fact_store.log.errors import ConfirmBeyondLog, ConsumerInUse, StoreBusy, StreamIsLocal, UnknownConsumer
 from agent.fact_store.log.frontier import Confirmed
 from agent.fact_store.log.lifecycle import Event, Lifecycle
 from agent.fact_store.log.records import ConsumerState
@@ -67,6 +67,32 @@ def test_an_unseen_consumer_is_offline_until_its_next_fetch(tmp_path: Path) -> N
         store.consumers.seen(NAME, is_at_end=True, waits_ms=3_600_000)
         wait_until(lambda: state(store) is Lifecycle.ONLINE, "back")
         assert store.consumers.get(NAME).frontier == 3  # type: ignore[union-attr]
+
+
+def test_each_return_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that is lost again and again comes back by each next fetch; a fetch that the store was too busy to
+    record does not keep the next one from being recorded."""
+
+    def busy(*_: object, **__: object) -> None:
+        raise StoreBusy("the queue is full")
+
+    with plant(tmp_path, HASTY) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(store._writer, "submit", busy)
+            store.consumers.seen(NAME, is_at_end=False)
+        for _ in range(2):
+            store.consumers.seen(NAME, is_at_end=False)
+            wait_until(lambda: state(store) is Lifecycle.OFFLINE, "lost")
+        store.consumers.seen(NAME, is_at_end=True, waits_ms=3_600_000)
+        wait_until(lambda: state(store) is Lifecycle.ONLINE, "back")
+
+
+def test_a_refused_confirmation_is_no_sign_of_life(tmp_path: Path) -> None:
+    """An instance that is refused keeps its consumer neither from being lost nor in sync."""
+    with plant(tmp_path) as store:
+        assert isinstance(failed(store.consumers.confirm(NAME, 11)), ConfirmBeyondLog)
+        assert store.consumers.seen_unix_ms(NAME) is None
+        assert [one.caught_up_ns for one in store.consumers.followers(TELEMETRY)] == [None]
 
 
 def test_when_it_was_seen_survives_a_restart(tmp_path: Path) -> None:

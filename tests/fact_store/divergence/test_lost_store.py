@@ -15,9 +15,11 @@ from click.testing import CliRunner
 from agent.batch import open_messages, parse
 from agent.cli import bsfg
 from agent.fact_store import FactStore
+from agent.fact_store import store as store_module
 from agent.fact_store.divergence.quarantine import keep_log, mark_suspect, quarantined_files
 from agent.fact_store.divergence.witness import read_witness
-from agent.fact_store.log.errors import StoreDamaged
+from agent.fact_store.log.errors import StoreDamaged, StoreError
+from agent.fact_store.sqlite.connection import connect
 from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, TELEMETRY, done, message, samples, tag, values_in
 
 
@@ -58,8 +60,9 @@ def notices(store: FactStore) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.parametrize("how", ["deleted", "emptied"])
-def test_a_missing_file_is_reported(tmp_path: Path, how: str) -> None:
-    """The node begins a new store, and reports which epoch was there and how far each stream went, once."""
+def test_a_missing_file_is_reported(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node begins a new store, and reports which epoch was there and how far each stream went, once; after a day the
+    incident alone remains."""
     with node(tmp_path) as store:
         fill(store)
         before = store.epoch
@@ -80,6 +83,30 @@ def test_a_missing_file_is_reported(tmp_path: Path, how: str) -> None:
                 {"stream": OPERATIONAL, "end_offset": 0, "known_end_offset": 1},
                 {"stream": TELEMETRY, "end_offset": 0, "known_end_offset": 10},
             ]
+    monkeypatch.setattr(store_module, "LOSSES_MS", 0)
+    with node(tmp_path) as store:
+        assert store.integrity().losses == 0
+        assert [one.kind for one in store.incidents()] == ["missing"]
+
+
+def test_an_opening_that_failed_costs_nothing(tmp_path: Path) -> None:
+    """The writer was open already and then no reader: the log stays, so that the next opening misses nothing and begins
+    no new epoch."""
+
+    def connect_writer_only(uri: str) -> sqlite3.Connection:
+        if uri.endswith("mode=ro"):
+            raise sqlite3.OperationalError("unable to open database file")
+        return connect(uri)
+
+    killed(tmp_path)
+    before = read_witness(tmp_path / "facts.db")
+    assert before is not None
+    with pytest.raises(StoreError, match="unable to open"):
+        FactStore.open(tmp_path / "facts.db", "plant", connect_to=connect_writer_only, unattended=True)
+    with node(tmp_path) as store:
+        assert store.epoch.hex() == before.epoch
+        assert store.end_offset(TELEMETRY) == before.ends[TELEMETRY]
+        assert not store.incidents()
 
 
 def test_a_first_start_reports_nothing(tmp_path: Path) -> None:

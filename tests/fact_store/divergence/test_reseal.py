@@ -348,6 +348,32 @@ def test_a_page_read_before_the_epoch_is_dropped(copy: Path) -> None:
         assert values_in(store) == BEFORE + ANEW
 
 
+def test_facts_read_by_their_sequences_keep_their_origin(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever fetches a range of sequences has read the facts as well; and a page of them that was being read when the
+    epoch began is dropped."""
+
+    def read(store: FactStore) -> Page:
+        return store.read_sequences(TELEMETRY, store.origin, 21, 30, 10, 10**6)
+
+    with opened(copy) as store:
+        grow(store)
+        assert read(store).batches
+        begin_anew(store)
+        (notice,) = notices(store, "epoch_began")
+        assert [one["stream"] for one in notice["sealed_anew"]] == [OPERATIONAL]
+        fill(store, 1101)
+        page = store.reader.read_sequences(TELEMETRY, store.origin, 1, 10, 10, 10**6)
+        assert page.batches
+
+        def slow(*_: object, **__: object) -> Page:
+            begin_anew(store)
+            return page
+
+        monkeypatch.setattr(store.reader, "read_sequences", slow)
+        with pytest.raises(EpochChanging):
+            read(store)
+
+
 def test_a_failed_epoch_does_not_stop_readers(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the disk is full when a new epoch is begun, the store continues, can be read, and the request can be
     repeated."""

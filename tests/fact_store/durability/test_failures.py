@@ -58,7 +58,8 @@ def test_a_failed_commit_ends_the_writer(
     tmp_path: Path, statement: str, error: Callable[[], sqlite3.Error], expected: type[StoreError]
 ) -> None:
     """After an I/O error at any statement all waiting futures fail, nothing more is taken, reading goes on, and the
-    store says why it ended; opened again it holds exactly what was acknowledged."""
+    store says why it ended; it stays marked as open, so that its log is examined, and opened again it holds exactly
+    what was acknowledged."""
     with faulty(tmp_path) as (store, faults):
         faults.arm(statement, 1, error)
         waiting = [
@@ -74,10 +75,31 @@ def test_a_failed_commit_ends_the_writer(
         with pytest.raises(expected):
             store.appends.append_samples(TELEMETRY, samples(1))
         assert values_in(store) == [1, 2, 3]
+    with contextlib.closing(connect(f"{(tmp_path / 'facts.db').as_uri()}?mode=ro")) as file:
+        assert file.execute("SELECT is_open FROM store").fetchone() == (1,)
     with plant(tmp_path) as store:
         assert values_in(store) == [1, 2, 3]
         assert done(store.appends.append_samples(TELEMETRY, samples(1, 4))) == Appended(4, 4)
         chain_is_whole(store)
+
+
+@pytest.mark.parametrize("error, expected", [(disk_error, StoreFailed), (busy_error, None)])
+def test_an_error_between_two_commits(
+    tmp_path: Path, error: Callable[[], sqlite3.Error], expected: type[StoreError] | None
+) -> None:
+    """An I/O error while free space is measured ends the store, as one of a commit does; a lock of another program does
+    not. What was answered before is there in both cases."""
+    with faulty(tmp_path) as (store, faults):
+        faults.arm("PRAGMA page_count", 1, error)
+        assert done(store.appends.append_samples(TELEMETRY, samples(1, 4))) == Appended(4, 4)
+        wait_until(lambda: faults.start is None, "free space to be measured")
+        if expected is not None:
+            assert isinstance(store.ended.exception(LIMIT_S), expected)
+        else:
+            assert done(store.appends.append_samples(TELEMETRY, samples(1, 5))) == Appended(5, 5)
+            assert store.failure is None
+    with plant(tmp_path) as store:
+        assert values_in(store)[:4] == [1, 2, 3, 4]
 
 
 def test_lack_of_space_is_survived(tmp_path: Path) -> None:

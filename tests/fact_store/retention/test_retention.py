@@ -30,6 +30,8 @@ from tests.fact_store.making import (
     TELEMETRY,
     Elsewhere,
     done,
+    failed,
+    message,
     parsed,
     samples,
     tag,
@@ -191,8 +193,8 @@ def test_time_switched_off_does_not_count(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
-    """At its limit a stream refuses appends with advice; acknowledged facts stay, confirmations and reads work, and
-    once confirmed facts are released, appends are stored again by themselves."""
+    """At its limit a stream refuses appends with advice, of samples and of messages; acknowledged facts stay,
+    confirmations and reads work, and once confirmed facts are released, appends are stored again by themselves."""
     with store_of(tmp_path, bytes_max=1024 * 1024, keep_hours=24) as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(8)]
@@ -203,6 +205,7 @@ def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
         assert TELEMETRY in str(error)
         assert str(error).endswith("(bsfg consumer list), free space, or raise its bytes_max")
         assert error.retryable
+        assert isinstance(failed(store.appends.append_message(TELEMETRY, message("a"))), StoreFull)
         assert store.end_offset(TELEMETRY) == acknowledged
         page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
         assert page.batches[-1].last_offset == acknowledged

@@ -13,8 +13,9 @@ from agent.replication.broker.diagnosis import (
     judge_round_trips,
     judge_streams,
 )
-from agent.replication.protocol.codec import VERSION, encode_answer, encode_error
+from agent.replication.protocol.codec import VERSION, encode_error
 from agent.replication.protocol.messages import StreamEntry, StreamsAnswer, UnregisterAnswer
+from tests.replication.answers import encode_answer
 
 EPOCH = "00" * 16
 

@@ -10,9 +10,10 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
-from agent.replication.protocol.codec import encode_answer, encode_error
+from agent.replication.protocol.codec import encode_error
 from agent.replication.protocol.errors import PeerRefused, TransportError
 from agent.replication.protocol.messages import ListStreams, StreamsAnswer
+from tests.replication.answers import encode_answer
 from tests.waiting import wait_until_async
 
 EPOCH = "1" * 32

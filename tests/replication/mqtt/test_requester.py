@@ -15,8 +15,8 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import REQUESTS_KNOWN_MAX, Reply, Requester
 from agent.replication.mqtt.transport import Connection
-from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, takes_every_message
-from agent.replication.protocol.codec import ANSWER_BYTES_MAX, encode_answer, encode_error
+from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, accept_every_message
+from agent.replication.protocol.codec import ANSWER_BYTES_MAX, encode_error
 from agent.replication.protocol.errors import (
     ConnectionLost,
     MalformedMessage,
@@ -27,6 +27,7 @@ from agent.replication.protocol.errors import (
 from agent.replication.protocol.messages import ListStreams, StreamsAnswer
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.signing.messages import MessagePlace
+from tests.replication.answers import encode_answer
 
 EPOCH = "0" * 32
 
@@ -93,7 +94,7 @@ def answer_of(zone: str = "plant-a") -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def play(monkeypatch: pytest.MonkeyPatch, refuses: RefusesMessage = takes_every_message) -> AsyncIterator[Scene]:
+async def play(monkeypatch: pytest.MonkeyPatch, refuses: RefusesMessage = accept_every_message) -> AsyncIterator[Scene]:
     """Run a scenario while the link is connected."""
     opened: list[RecordingConnection] = []
 

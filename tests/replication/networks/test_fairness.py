@@ -17,10 +17,10 @@ from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.transport import Connection
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import TransportError
-from agent.replication.protocol.limits import READS_MAX, REQUESTS_OPEN_MAX, SEARCHES_WAITING_MAX
 from agent.replication.protocol.messages import FetchFacts, FetchRange, GetLatest, LatestAnswer, Request
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import LatestValues
+from agent.replication.serving.limits import READS_MAX, REQUESTS_OPEN_MAX, SEARCHES_WAITING_MAX
 from agent.replication.serving.server import Server
 from agent.settings.peers import PeerLimits
 from agent.settings.store import StoreSettings

@@ -12,7 +12,7 @@ import pytest
 from agent.batch import open_samples, parse
 from agent.fact_store import FactStore
 from agent.node.restore_proof import RestoreProof
-from agent.replication.pulling import Beliefs
+from agent.replication.pulling import TrustPolicy
 from agent.settings.store import StoreSettings
 from agent.signing.keys import ZoneSigner
 from tests.replication.nodes import IMPATIENT, STREAM, Node, sealed
@@ -34,9 +34,9 @@ def values(store: FactStore) -> list[float]:
 def plant_at(broker: Mosquitto, folder: Path, *, is_proven: bool = False) -> Node:
     """The plant's node, which serves idmz. `is_proven`: it signs its facts, so that idmz can prove its claims."""
     settings = StoreSettings(batch_facts_target=50)  # the resealed facts are six batches
-    beliefs = Beliefs(own_zone="plant-a", own_certificates=(MADE.der,))
+    policy = TrustPolicy(own_zone="plant-a", own_certificates=(MADE.der,))
     signer = ZoneSigner(signing_key(MADE), MADE.der) if is_proven else None
-    node = Node.open(broker, "plant-a", folder, settings, signer=signer, beliefs=beliefs)
+    node = Node.open(broker, "plant-a", folder, settings, signer=signer, policy=policy)
     node.serve({"idmz": [STREAM]}, is_proven=RestoreProof(node.store, node.judge))
     return node
 

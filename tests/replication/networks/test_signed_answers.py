@@ -12,9 +12,9 @@ import pytest
 
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.transport import Connection
-from agent.replication.protocol.pull_events import Asking
 from agent.replication.protocol.topics import request_topic
-from agent.replication.pulling import Beliefs, Puller
+from agent.replication.pulling import Puller, TrustPolicy
+from agent.replication.pulling.pull_events import Asking
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import ZoneSigner
 from agent.signing.messages import MessagePlace, sign_answer, split_answer
@@ -114,9 +114,9 @@ async def forging(broker: Mosquitto, epoch: str) -> AsyncIterator[Forger]:
         await seeing.close()
 
 
-def pulling(broker: Mosquitto, folder: Path, beliefs: Beliefs | None = None) -> tuple[Node, Puller]:
+def pulling(broker: Mosquitto, folder: Path, policy: TrustPolicy | None = None) -> tuple[Node, Puller]:
     """The node of idmz with its pull of the plant."""
-    idmz = Node.open(broker, "idmz", folder / "idmz", beliefs=beliefs)
+    idmz = Node.open(broker, "idmz", folder / "idmz", policy=policy)
     return idmz, idmz.pull("plant-a", receiver=IMPATIENT)
 
 
@@ -129,7 +129,7 @@ async def test_a_stranger_stops_no_pull_in_the_peers_name(broker: Mosquitto, tmp
     once the plant has signed facts."""
     plant = Node.open(broker, "plant-a", tmp_path / "plant", signer=SIGNERS["plant-a"])
     plant.serve({"idmz": [STREAM]})
-    idmz, puller = pulling(broker, tmp_path, Beliefs(TRUST, {"plant-a": rule}))  # type: ignore[dict-item]
+    idmz, puller = pulling(broker, tmp_path, TrustPolicy(TRUST, {"plant-a": rule}))  # type: ignore[dict-item]
     await plant.append(0, 50)
     async with plant.running(), idmz.running():
         await idmz.wait_end(50)
@@ -167,7 +167,7 @@ async def test_a_peer_that_cannot_sign_is_named(broker: Mosquitto, tmp_path: Pat
     """Where signatures are demanded of a peer without a key, its pull says so, with what to do, and tries again."""
     plant = Node.open(broker, "plant-a", tmp_path / "plant")
     plant.serve({"idmz": [STREAM]})
-    idmz, puller = pulling(broker, tmp_path, Beliefs(TRUST, {"plant-a": "required"}))
+    idmz, puller = pulling(broker, tmp_path, TrustPolicy(TRUST, {"plant-a": "required"}))
     async with plant.running(), idmz.running():
         await wait_until_async(lambda: puller.statistics().lost_reason is not None, "the reason")
         reason = puller.statistics().lost_reason or ""

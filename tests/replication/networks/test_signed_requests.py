@@ -8,7 +8,7 @@ import pytest
 
 from agent.replication.protocol.messages import ErrorAnswer
 from agent.replication.protocol.topics import request_topic, response_topic
-from agent.replication.pulling import Beliefs
+from agent.replication.pulling import TrustPolicy
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import ZoneSigner
 from agent.signing.messages import MessagePlace, sign_request
@@ -54,8 +54,8 @@ async def test_a_stranger_confirms_and_appends_nothing_in_a_zones_name(
     removes the consumer: unsigned, with a key of another zone, with the signature of another request. The plant refuses
     all of it, and the zone itself, which signs, goes on. It may ask for what changes nothing. Without the rule it is
     refused from the zone's first signed request on."""
-    beliefs = Beliefs(TRUST, {"idmz": rule})  # type: ignore[dict-item]
-    plant = Node.open(broker, "plant-a", tmp_path / "plant", beliefs=beliefs)
+    policy = TrustPolicy(TRUST, {"idmz": rule})  # type: ignore[dict-item]
+    plant = Node.open(broker, "plant-a", tmp_path / "plant", policy=policy)
     plant.serve({"idmz": [STREAM]}, {"idmz": [STREAM]})
     idmz = idmz_at(broker, tmp_path)
     await plant.append(0, 50)
@@ -94,8 +94,8 @@ async def test_a_zone_without_a_key_goes_on_unsigned(broker: Mosquitto, tmp_path
     """Where nobody has keys nothing is demanded, and where signatures are required of a zone that has none, its
     requests are refused by name and nothing is lost."""
     for number, rule in enumerate(("if_present", "required")):
-        beliefs = Beliefs(TRUST, {"idmz": rule})  # type: ignore[dict-item]
-        plant = Node.open(broker, "plant-a", tmp_path / f"plant{number}", beliefs=beliefs)
+        policy = TrustPolicy(TRUST, {"idmz": rule})  # type: ignore[dict-item]
+        plant = Node.open(broker, "plant-a", tmp_path / f"plant{number}", policy=policy)
         server = plant.serve({"idmz": [STREAM]})
         idmz = Node.open(broker, "idmz", tmp_path / f"idmz{number}")
         puller = idmz.pull("plant-a", receiver=IMPATIENT)

@@ -25,7 +25,9 @@ from agent.replication.protocol.messages import (
     NewMessage,
     Request,
 )
-from agent.replication.protocol.pull_events import (
+from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
+from agent.replication.pulling.pull_events import (
     Appended,
     AppendFailed,
     ArrivedPage,
@@ -37,8 +39,6 @@ from agent.replication.protocol.pull_events import (
     ReceiverSettings,
     Tick,
 )
-from agent.replication.protocol.topics import request_topic, response_topic
-from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.pulling.pull_spans import CONFIRMS_MAX, PullSpans
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.pulling.throttled_requester import ThrottledRequester

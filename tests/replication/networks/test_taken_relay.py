@@ -13,7 +13,7 @@ from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.pages import KeptHead, PeerPosition, SignerCertificate
-from agent.replication.pulling import AntiEntropy, AntiEntropySettings, Beliefs, ThrottledRequester
+from agent.replication.pulling import AntiEntropy, AntiEntropySettings, ThrottledRequester, TrustPolicy
 from agent.settings.store import StoreSettings
 from agent.signing.certificates import SignerTrust
 from agent.signing.heads import HeadSigner, sign_head
@@ -44,9 +44,9 @@ def signer(authority: Made, zone: str) -> ZoneSigner:
     return ZoneSigner(signing_key(made), made.der)
 
 
-def believing(authority: Made, rule: Rule = "required") -> Beliefs:
+def believing(authority: Made, rule: Rule = "required") -> TrustPolicy:
     """The enterprise's configuration: the plant's facts need a signature."""
-    return Beliefs(SignerTrust((authority.certificate,)), {"plant-a": rule, "plant-b": rule}, "enterprise")
+    return TrustPolicy(SignerTrust((authority.certificate,)), {"plant-a": rule, "plant-b": rule}, "enterprise")
 
 
 def forged(link: Link, text: str, count: int = 3) -> list[Batch]:
@@ -109,7 +109,7 @@ def chain(
     """plant-a, which signs; the relay, which believes whatever it gets; the enterprise with its rule."""
     plant = Node.open(broker, "plant-a", folder / "p", SMALL, signer=plant_signer or signer(authority, "plant-a"))
     relay = Node.open(broker, "idmz", folder / "i")
-    enterprise = Node.open(broker, "enterprise", folder / "e", beliefs=believing(authority, rule))
+    enterprise = Node.open(broker, "enterprise", folder / "e", policy=believing(authority, rule))
     plant.serve({"idmz": [STREAM]})
     relay.pull("plant-a")
     relay.serve({"enterprise": [STREAM]})
@@ -180,7 +180,7 @@ async def test_once_proven_a_zone_must_prove_everything(broker: Mosquitto, tmp_p
         puller = enterprise.pullers[0]
         await wait_until_async(lambda: puller.statistics().offset == 103, "the first forged epoch to be passed")
         enterprise.store.close()
-        again = Node.open(broker, "enterprise", tmp_path / "e", beliefs=believing(authority, "if_present"))
+        again = Node.open(broker, "enterprise", tmp_path / "e", policy=believing(authority, "if_present"))
         assert again.store.signed_zones() == {"plant-a"}
         assert of_plant(again.store) == of_plant(plant.store)
         again.store.close()
@@ -192,7 +192,7 @@ async def test_a_comparison_brings_what_is_proven_and_nothing_else(
     """Facts declined because the plant's certificate was not yet trusted arrive by the next comparison after it is; the
     forged ones beside them never do, and each comparison counts on in the same incident."""
     plant, relay, enterprise = chain(broker, tmp_path, authority)
-    enterprise.judge._beliefs = Beliefs(SignerTrust(), {"plant-a": "required"}, "enterprise")
+    enterprise.judge._policy = TrustPolicy(SignerTrust(), {"plant-a": "required"}, "enterprise")
     requester = ThrottledRequester(enterprise.requester("idmz"))
     settings = AntiEntropySettings("idmz", (STREAM,), frozenset({"idmz", "plant-a"}), every_hours=0)
     comparer = AntiEntropy(requester, enterprise.store, settings, COMPARISON_ERRORS, judge=enterprise.judge)
@@ -206,7 +206,7 @@ async def test_a_comparison_brings_what_is_proven_and_nothing_else(
         first = await comparer.compare(STREAM, repair=True)
         assert (first.repaired_facts, len(first.missing)) == (0, 2)
         assert any("declined" in one for one in first.refused)
-        enterprise.judge._beliefs = believing(authority)
+        enterprise.judge._policy = believing(authority)
         second = await comparer.compare(STREAM, repair=True)
         assert second.repaired_facts == 300
         assert of_plant(enterprise.store) == of_plant(plant.store)

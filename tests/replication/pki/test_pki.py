@@ -21,6 +21,7 @@ from agent.replication import pki
 from agent.replication.pki import PkiError
 from agent.replication.pki.certificates import BACKDATED
 from tests.replication.pki.site import NOW
+from tests.support.disk_calls import DiskCalls
 
 # --- making -----------------------------------------------------------------------------------------------------------
 
@@ -125,6 +126,22 @@ def test_write_is_private_from_its_first_moment_and_whole(tmp_path: Path, monkey
         os.umask(before)
     assert seen == [0o600]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a.key": b"old"}
+
+
+def test_files_of_an_identity_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut after an identity was issued or renewed leaves it whole: files are synced before they get their
+    names, and the names after."""
+    calls = DiskCalls(monkeypatch)
+    pki.create_authority(tmp_path, NOW)
+    issued = pki.issue_zone(tmp_path, "idmz", NOW)
+    for file in (tmp_path / "ca.key", issued.key_file, issued.cert_file):
+        calls.check_durable(file)
+    renewed = DiskCalls(monkeypatch)
+    pki.renew(tmp_path, "idmz", NOW)
+    for file in (issued.key_file, issued.cert_file):
+        renewed.check_durable(file, is_content_new=False)  # it was synced under its name in next/
+        renewed.check_durable(file.parent / "next" / file.name)
+    assert renewed.position(issued.key_file) < renewed.position(issued.cert_file)
 
 
 def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

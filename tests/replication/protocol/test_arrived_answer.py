@@ -9,7 +9,7 @@ import pytest
 from agent.pages import BATCHES_MAX
 from agent.replication.protocol import arrived_answer
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
-from agent.replication.protocol.codec import encode_answer, encode_error
+from agent.replication.protocol.codec import encode_error
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, UnprovenAnswer
 from agent.replication.protocol.messages import (
     Answer,
@@ -25,6 +25,7 @@ from agent.replication.protocol.messages import (
 from agent.signing.heads import HEAD_BYTES
 from agent.signing.keys import SigningKey, ZoneSigner
 from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, sign_answer
+from tests.replication.answers import encode_answer
 
 SIGNER = ZoneSigner(SigningKey.generate(), b"certificate")
 PLACE = MessagePlace("plant", "idmz", "i1", b"c" * 16)

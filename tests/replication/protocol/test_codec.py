@@ -17,7 +17,6 @@ from agent.replication.protocol.codec import (
     REQUEST_BYTES_MAX,
     decode_answer,
     decode_request,
-    encode_answer,
     encode_error,
     encode_request,
 )
@@ -47,6 +46,7 @@ from agent.replication.protocol.messages import (
     StreamsAnswer,
     operation_of,
 )
+from tests.replication.answers import encode_answer
 from tests.replication.message_fields import Place, integers
 
 EPOCH = "0123456789abcdef" * 2

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import ranges
+from agent.pages import HeldRange
 from agent.replication.protocol.digest_diff import (
-    DigestRange,
     Forked,
     Interval,
     known_end,
@@ -33,13 +33,13 @@ def history(sizes: list[int], salt: int = 0, prefix: tuple[Batch, ...] = ()) -> 
     return found
 
 
-def held(batches: list[Batch]) -> list[DigestRange]:
+def held(batches: list[Batch]) -> list[HeldRange]:
     """The ranges that some batches of one chain make."""
-    found = list[DigestRange]()
+    found = list[HeldRange]()
     for first, last, digest in batches:
         if found and found[-1].last_sequence + 1 == first:
             first = found.pop().first_sequence  # noqa: PLW2901 - the joined range takes its place
-        found.append(DigestRange(first, last, digest))
+        found.append(HeldRange(first, last, b"", digest))
     return found
 
 
@@ -116,8 +116,8 @@ def test_the_number_of_exchanges_is_logarithmic(batches: int, count: int) -> Non
 
 def test_the_end_of_a_range_is_known_without_its_batch() -> None:
     """What retention has released still vouches at the end of a range."""
-    assert known_end([DigestRange(1, 10, b"a"), DigestRange(20, 30, b"b")], 30) == b"b"
-    assert known_end([DigestRange(1, 10, b"a")], 9) is None
+    assert known_end([HeldRange(1, 10, b"", b"a"), HeldRange(20, 30, b"", b"b")], 30) == b"b"
+    assert known_end([HeldRange(1, 10, b"", b"a")], 9) is None
 
 
 @given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)))

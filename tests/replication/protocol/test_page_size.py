@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.replication.protocol.pacing import BYTES_MAX, BYTES_MIN, BYTES_START, QUICK_MS, SLOW_MS, PageSize
-from agent.replication.protocol.pull_events import (
+from agent.replication.pulling.pull_events import (
     Appended,
     ArrivedPage,
     Event,

@@ -9,7 +9,7 @@ import pytest
 
 from agent.batch import Definitions, Link, Origin, seal_samples
 from agent.message import TagDefinition
-from agent.replication.protocol.codec import decode_answer, decode_request, encode_answer, encode_request
+from agent.replication.protocol.codec import decode_answer, decode_request, encode_request
 from agent.replication.protocol.errors import ERRORS
 from agent.replication.protocol.messages import (
     ANSWERS,
@@ -20,7 +20,8 @@ from agent.replication.protocol.messages import (
     FetchFacts,
     operation_of,
 )
-from agent.replication.protocol.pull_events import ASKING_TRANSITIONS, STORING_TRANSITIONS
+from agent.replication.pulling.pull_events import ASKING_TRANSITIONS, STORING_TRANSITIONS
+from tests.replication.answers import encode_answer
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/reference/protocol.md"

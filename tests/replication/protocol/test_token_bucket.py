@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.replication.protocol.pull_events import (
+from agent.replication.protocol.token_bucket import (
+    OVERDRAWN_MS_MAX,
+    PAGE_BYTES_MIN,
+    REPAIR_SAVED_MS,
+    REPAIR_WAITS_MS_MAX,
+    SAVED_MS_MAX,
+    Priority,
+    TokenBucket,
+)
+from agent.replication.pulling.pull_events import (
     Appended,
     ArrivedPage,
     Asking,
@@ -17,15 +26,6 @@ from agent.replication.protocol.pull_events import (
     PageArrived,
     ReceiverSettings,
     Tick,
-)
-from agent.replication.protocol.token_bucket import (
-    OVERDRAWN_MS_MAX,
-    PAGE_BYTES_MIN,
-    REPAIR_SAVED_MS,
-    REPAIR_WAITS_MS_MAX,
-    SAVED_MS_MAX,
-    Priority,
-    TokenBucket,
 )
 from agent.replication.pulling.receiver import Receiver
 from agent.settings.peers import BYTES_PER_SECOND_MIN

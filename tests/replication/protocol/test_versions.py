@@ -17,12 +17,12 @@ from agent.health.snapshot import NodeSnapshot, PeerStatus
 from agent.replication.broker.diagnosis import Outcome
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.mqtt import requester
-from agent.replication.protocol.codec import encode_answer
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import GetBounds, ListStreams
-from agent.replication.protocol.pull_events import Asking
+from agent.replication.pulling.pull_events import Asking
 from agent.replication.pulling.puller import Puller
 from agent.replication.serving import server
+from tests.replication.answers import encode_answer
 from tests.replication.broker.zones import target_of
 from tests.replication.nodes import STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto

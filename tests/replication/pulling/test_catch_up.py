@@ -34,7 +34,7 @@ def test_a_small_lag_is_no_catch_up() -> None:
 def test_pace_and_time_left() -> None:
     """Facts per second are those that arrive; the time left counts that the peer's log grows meanwhile."""
     tracker = CatchUpTracker()
-    assert tracker.update(0, 0, 500_000) is CatchUpEvent.STARTED
+    assert tracker.update(0, 0, 500_000) == (CatchUpEvent.STARTED, CatchUp(0, 0, 500_000))
     assert tracker.now == CatchUp(0, 0, 500_000)
     assert tracker.update(10_000, 100_000, 520_000) is None
     assert tracker.now == CatchUp(0, 100_000, 520_000, 10_000.0, 420_000 / 8_000)
@@ -79,22 +79,20 @@ def test_catch_up_is_logged_at_start_periodically_and_at_the_end() -> None:
     tracker, said = CatchUpTracker(), list[tuple[int, CatchUpEvent]]()
     for second in range(101):
         if (one := tracker.update(second * 1_000, second * (FAR - NEAR_FACTS) // 100, FAR)) is not None:
-            said.append((second, one))
+            said.append((second, one[0]))
     apart = LOG_EVERY_MS // 1_000
     between = [(apart * number, CatchUpEvent.PROGRESS) for number in (1, 2, 3)]
     assert said == [(0, CatchUpEvent.STARTED), *between, (100, CatchUpEvent.FINISHED)]
-    tracker.forget()
+    assert tracker.now is None
     assert tracker.update(200_000, FAR, FAR + BEHIND_FACTS_MIN - 1) is None
-    assert tracker.update(201_000, FAR, 2 * FAR) is CatchUpEvent.STARTED
-    assert tracker.now == CatchUp(FAR, FAR, 2 * FAR)
+    assert tracker.update(201_000, FAR, 2 * FAR) == (CatchUpEvent.STARTED, CatchUp(FAR, FAR, 2 * FAR))
 
 
 def test_a_new_epoch_of_the_peer_starts_another_catch_up() -> None:
     """An offset that goes back is another life of the peer's store."""
     tracker = CatchUpTracker()
     tracker.update(0, 400_000, 500_000)
-    assert tracker.update(1_000, 0, 100_000) is CatchUpEvent.STARTED
-    assert tracker.now == CatchUp(0, 0, 100_000)
+    assert tracker.update(1_000, 0, 100_000) == (CatchUpEvent.STARTED, CatchUp(0, 0, 100_000))
 
 
 @pytest.mark.system

@@ -28,7 +28,6 @@ from agent.replication.protocol.messages import (
     Request,
     SequencesAnswer,
 )
-from agent.replication.protocol.page_check import PageRefused
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import (
@@ -39,6 +38,7 @@ from agent.replication.pulling.anti_entropy import (
     AntiEntropySettings,
     Comparison,
 )
+from agent.replication.pulling.page_check import PageRefused
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
 from tests.fact_store.making import Elsewhere, parsed, samples, tag

@@ -19,7 +19,7 @@ from agent.pages import CERTIFICATES_OF_KEY_MAX, PeerPosition, ReceivedDefinitio
 from agent.replication.mqtt.requester import Reply
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
 from agent.replication.protocol.messages import CERTIFICATES_MAX, HEADS_MAX, GetHeads, HeadsAnswer
-from agent.replication.pulling import Beliefs, HeadsWatch, PageJudge, heads_watch
+from agent.replication.pulling import HeadsWatch, PageJudge, TrustPolicy, heads_watch
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.operations.heads import get_heads
 from agent.replication.serving.outcomes import Refuse
@@ -47,7 +47,7 @@ class Node:
         self.zone = zone
         self.store = FactStore.open(folder / f"{zone}.db", zone, settings=AT_ONCE, signer=signer)
         self.freshness = Freshness()
-        self.judge = PageJudge(self.store, Beliefs(SignerTrust(pins=PINS if trusts is None else trusts)))
+        self.judge = PageJudge(self.store, TrustPolicy(SignerTrust(pins=PINS if trusts is None else trusts)))
         self.forge = lambda answer, heads: (answer, heads)
 
     def record(self, first: int, count: int = 5) -> None:
@@ -65,7 +65,7 @@ class Node:
         context: Any = SimpleNamespace(
             store=self.store,
             exports={zone: frozenset({TELEMETRY})},
-            own={"store_zone": self.zone, "epoch": self.store.epoch.hex()},
+            store_name={"store_zone": self.zone, "epoch": self.store.epoch.hex()},
             ends_known=self.freshness.newest,
             in_turn=in_turn,
         )
@@ -148,7 +148,7 @@ def test_ends_of_other_zones_and_of_unknown_keys_are_not_taken(nodes: tuple[Node
     relay.ask(plant, "mill")
     assert relay.seen() == {}
     relay.ask(plant, "plant")
-    receiver.judge = PageJudge(receiver.store, Beliefs(SignerTrust(pins={"plant": PINS["evil"]})))
+    receiver.judge = PageJudge(receiver.store, TrustPolicy(SignerTrust(pins={"plant": PINS["evil"]})))
     receiver.ask(relay, "idmz", "plant")
     assert receiver.seen() == {}
     plant.ask(relay, "idmz", "plant")
@@ -232,8 +232,8 @@ def test_the_certificates_of_a_key_are_judged_once(
     heads = [sign_head(ZoneSigner(key, false[0]), TELEMETRY, one, 1, bytes(16), NOW_MS) for one in origins]
     ends = [(str(one), 1, "00" * 16) for one in origins]
     plant.forge = lambda answer, _: (HeadsAnswer(**own(answer), stream=TELEMETRY, ends=ends, signers=false), heads)
-    judged, signer = [], Beliefs.signer
-    monkeypatch.setattr(Beliefs, "signer", lambda *asked: judged.append(asked) or signer(*asked))
+    judged, signer = [], TrustPolicy.signer
+    monkeypatch.setattr(TrustPolicy, "signer", lambda *asked: judged.append(asked) or signer(*asked))
     relay.ask(plant, "plant")
     assert relay.seen() == {}
     assert len(judged) == CERTIFICATES_OF_KEY_MAX

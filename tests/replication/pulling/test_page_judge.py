@@ -17,7 +17,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.sqlite import transaction
 from agent.pages import CERTIFICATES_OF_KEY_MAX, PeerPosition
 from agent.replication.pulling import message_judge
-from agent.replication.pulling.message_judge import OTHERS_PER_SECOND, Beliefs
+from agent.replication.pulling.message_judge import UNKNOWN_PER_SECOND, TrustPolicy
 from agent.replication.pulling.page_judge import (
     DECLINED_MAX,
     EVIDENCE_BYTES_MAX,
@@ -58,8 +58,8 @@ def judge_of(
 ) -> PageJudge:
     """A judge that believes the authority, at a time at which the certificates are valid."""
     trusted = SignerTrust((AUTHORITY.certificate,)) if trust is None else trust
-    beliefs = Beliefs(trusted, {"plant": rule}, "enterprise")  # type: ignore[dict-item]
-    return PageJudge(store, beliefs, clock_ms=lambda: NOW_MS, **more)  # type: ignore[arg-type]
+    policy = TrustPolicy(trusted, {"plant": rule}, "enterprise")  # type: ignore[dict-item]
+    return PageJudge(store, policy, clock_ms=lambda: NOW_MS, **more)  # type: ignore[arg-type]
 
 
 def put(store: FactStore, judged: JudgedPage, last: int) -> None:
@@ -142,8 +142,8 @@ def test_without_trust_proofs_are_passed_on(store: FactStore) -> None:
 def test_our_own_facts_come_back_with_our_own_signature(store: FactStore) -> None:
     """A node that signs believes its own certificate without any authority, and takes facts in its name only so."""
     own: Made = make("enterprise")
-    beliefs = Beliefs(SignerTrust(), {}, "enterprise", (own.der,))
-    judge = PageJudge(store, beliefs, clock_ms=lambda: NOW_MS)
+    policy = TrustPolicy(SignerTrust(), {}, "enterprise", (own.der,))
+    judge = PageJudge(store, policy, clock_ms=lambda: NOW_MS)
     run = chain(2, "enterprise", epoch=b"f" * 16)
     assert judge.judge("idmz", STREAM, page(run, {}), []).batches == []
     assert len(judge.judge("idmz", STREAM, signed(run, signing_key(own)), []).batches) == 2
@@ -254,8 +254,8 @@ def test_changing_certificates_are_looked_at_so_often(store: FactStore, monkeypa
         assert judge.refuses_answer(place, answer, MessageProof(forged, bytes(64))) is not None
         judge.refuses_answer(place, answer, good._replace(certificate=PLANT.der[:-4] + at.to_bytes(4, "big")))
         now_ms += 2
-    assert OTHERS_PER_SECOND <= len(read) <= 6 * OTHERS_PER_SECOND, "in two seconds, some of them twice"
-    assert list(judge._counted) == [("plant", PLANT.der)], "false certificates of its key displace it never"
+    assert UNKNOWN_PER_SECOND <= len(read) <= 6 * UNKNOWN_PER_SECOND, "in two seconds, some of them twice"
+    assert list(judge._accepted) == [("plant", PLANT.der)], "false certificates of its key displace it never"
     read.clear()
     assert judge.refuses_answer(place, answer, good) is None
     other = sign_answer(ZoneSigner(signing_key(MILL), MILL.der), place._replace(serving_zone="mill"), answer)
@@ -286,7 +286,7 @@ def test_the_dates_of_a_certificate_limit_what_is_written(
     root = make("facts authority", is_ca=True, begins=NOW - 40 * YEAR, ends=NOW + 40 * YEAR)
     outside = make("plant", root, key=PLANT.key, begins=NOW + begins * YEAR, ends=NOW + ends * YEAR)
     trust = SignerTrust((root.certificate,))
-    judge = PageJudge(store, Beliefs(trust, {"plant": "required"}, "enterprise"), clock_ms=lambda: NOW_MS)
+    judge = PageJudge(store, TrustPolicy(trust, {"plant": "required"}, "enterprise"), clock_ms=lambda: NOW_MS)
     signer, place = ZoneSigner(KEY, outside.der), MessagePlace("enterprise", "plant", "i", b"c" * 16)
     proof = split_request(sign_request(signer, place, b"{}"))[1]
     assert proof is not None
@@ -308,16 +308,16 @@ def test_other_signers_are_believed_from_the_next_page_on(store: FactStore, monk
     signed_zones = store.signed_zones
 
     def withdrawn() -> frozenset[str]:
-        judge.believe(SignerTrust(), RULES)
+        judge.set_trust(SignerTrust(), RULES)
         return signed_zones()
 
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(store, "signed_zones", withdrawn)
         assert judge.judge("idmz", STREAM, signed(run[:2], KEY), [PLANT.der]).declined == ()
     assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).batches == []
-    judge.believe(SignerTrust((AUTHORITY.certificate,)), RULES)
+    judge.set_trust(SignerTrust((AUTHORITY.certificate,)), RULES)
     assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).declined == ()
-    judge.believe(SignerTrust(), RULES)
+    judge.set_trust(SignerTrust(), RULES)
     assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).batches == []
 
 
@@ -332,7 +332,7 @@ def test_a_key_whose_certificate_is_renewed_each_year(store: FactStore) -> None:
     trust, now_ms = SignerTrust((root.certificate,)), 0
 
     def life() -> PageJudge:
-        return PageJudge(store, Beliefs(trust, RULES, "enterprise"), clock_ms=lambda: now_ms)
+        return PageJudge(store, TrustPolicy(trust, RULES, "enterprise"), clock_ms=lambda: now_ms)
 
     def declined(judge: PageJudge, at_ms: int, certificates: Sequence[bytes] = ()) -> bool:
         (one,) = chain(1, epoch=at_ms.to_bytes(16, "big"))

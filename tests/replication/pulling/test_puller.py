@@ -32,8 +32,8 @@ from agent.pages import (
     ReceivedDefinition,
     StoredHead,
 )
-from agent.replication.protocol.arrived_answer import ArrivedAnswer, takes_every_message
-from agent.replication.protocol.codec import encode_answer, encode_error
+from agent.replication.protocol.arrived_answer import ArrivedAnswer, accept_every_message
+from agent.replication.protocol.codec import encode_error
 from agent.replication.protocol.errors import ConnectionLost
 from agent.replication.protocol.messages import (
     Confirm,
@@ -42,15 +42,16 @@ from agent.replication.protocol.messages import (
     FetchFacts,
     OriginHead,
 )
-from agent.replication.protocol.page_check import check_batches
-from agent.replication.protocol.pull_events import Asking, ReceiverSettings
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import Puller, PullSettings, message_judge, pull_runner, puller
 from agent.replication.pulling.catch_up import BEHIND_FACTS_MIN
+from agent.replication.pulling.page_check import check_batches
+from agent.replication.pulling.pull_events import Asking, ReceiverSettings
 from agent.settings.peers import BYTES_PER_SECOND_MIN
 from agent.signing.certificates import Refusal, RefusalReason
 from agent.signing.messages import MessagePlace
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
+from tests.replication.answers import encode_answer
 from tests.waiting import wait_until_async
 
 PLACE = MessagePlace("plant", "idmz", "1", bytes(16))
@@ -178,7 +179,7 @@ class Scene:
 
     async def answer(self, payload: bytes, number: int = -1, *, is_proven: bool = True) -> None:
         """Answer a request, by default the newest."""
-        refuses = takes_every_message if is_proven else (lambda *_: "nobody signed it")
+        refuses = accept_every_message if is_proven else (lambda *_: "nobody signed it")
         self.peer.on_answer[number](ArrivedAnswer(payload, PLACE, refuses))
         await settle()
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from agent.pages import BatchEnd
 from agent.replication.protocol.pacing import BYTES_MIN, backoff_ms
-from agent.replication.protocol.page_check import DEFINITIONS_WAITING_BYTES_MAX
-from agent.replication.protocol.pull_events import (
+from agent.replication.pulling.page_check import DEFINITIONS_WAITING_BYTES_MAX
+from agent.replication.pulling.pull_events import (
     Append,
     Appended,
     AppendFailed,
@@ -194,7 +194,7 @@ def test_another_epoch_starts_at_offset_0() -> None:
     driver(LinkUp())
     failed = FetchFailed(1, "epoch_changed", "other store", is_retryable=True, epoch=TWO)
     assert kinds(driver(failed)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
-    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, {}, 0, 262_144, lease_after=0, must_show=True)
+    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, {}, 0, 262_144, lease_after=0, must_claim_history=True)
     assert driver.answer(page(11, 20), fetch=0) == []
     assert kinds(driver.answer(page(1, 5, epoch=TWO))) == [Append]
 
@@ -275,7 +275,7 @@ def test_another_copy_of_the_log_is_read_from_its_beginning() -> None:
     old = driver.fetches[-1].fetch_id
     assert other_copy(driver, "b") == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
     asked = driver.fetches[-1]
-    assert (asked.epoch, asked.after_offset, asked.timeline, asked.must_show) == (ONE, 0, "b", True)
+    assert (asked.epoch, asked.after_offset, asked.timeline, asked.must_claim_history) == (ONE, 0, "b", True)
     driver(PageArrived(old, page(1, 5, timeline="a")))
     driver(Appended())
     assert (driver.core.stored_offset, driver.core.counters.pages_dropped) == (0, 1)
@@ -343,7 +343,7 @@ def test_the_batch_that_a_page_contradicts_is_shown_at_once() -> None:
     forked = AppendFailed("forked", is_retryable=False, contradicted=held)
     assert kinds(driver(forked)) == [NoteKind.PAGE_REFUSED, Fetch]
     asked = driver.fetches[-1]
-    assert (asked.after_offset, asked.must_show, asked.contradicted) == (10, True, held)
+    assert (asked.after_offset, asked.must_claim_history, asked.contradicted) == (10, True, held)
     driver.answer(page(11, 20, more=True))
     driver(forked)
     assert driver.core.asking is Asking.BLOCKED
@@ -637,7 +637,7 @@ def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
     driver(LinkUp())
     assert kinds(driver.answer(page(0, 0, frontier=10, more=True, lease_in_force=4))) == [Fetch]
     asked = driver.fetches[-1]
-    assert (asked.lease, asked.lease_after, asked.wait_ms, asked.must_show) == (0, 4, 0, True)
+    assert (asked.lease, asked.lease_after, asked.wait_ms, asked.must_claim_history) == (0, 4, 0, True)
     assert Fetch not in kinds(driver.answer(page(0, 0, frontier=10, more=True, lease_in_force=5)))
     assert driver.core.asking is Asking.BACKOFF
     assert kinds(driver(Tick(), PATIENCE.backoff_ms_max)) == [Fetch]
@@ -683,19 +683,19 @@ def test_the_origin_head_is_sent_after_a_silence() -> None:
     driver = Driver(ONE, 10)
     driver.core = Receiver(PATIENCE, ONE, 10, timeline=first)
     driver(LinkUp())
-    assert (driver.fetches[-1].must_show, driver.fetches[-1].timeline) == (True, first)
+    assert (driver.fetches[-1].must_claim_history, driver.fetches[-1].timeline) == (True, first)
     driver.answer(page(11, 20, more=True, timeline=second))
-    assert (driver.fetches[-1].must_show, driver.fetches[-1].timeline) == (False, second)
+    assert (driver.fetches[-1].must_claim_history, driver.fetches[-1].timeline) == (False, second)
     driver(LinkDown("gone"))
     driver(LinkUp())
     driver(Tick(), PATIENCE.spread_ms)
-    assert (driver.fetches[-1].must_show, driver.fetches[-1].timeline) == (True, second)
+    assert (driver.fetches[-1].must_claim_history, driver.fetches[-1].timeline) == (True, second)
     driver(Appended())
     driver.answer(page(0, 0, frontier=10), fetch=-1)
-    assert not driver.fetches[-1].must_show
+    assert not driver.fetches[-1].must_claim_history
     driver.now_ms += 1_000
     driver.answer(page(0, 0, frontier=20), fetch=-1)
-    assert (driver.fetches[-1].must_show, driver.fetches[-1].timeline) == (True, second)
+    assert (driver.fetches[-1].must_claim_history, driver.fetches[-1].timeline) == (True, second)
     driver(FetchFailed(driver.fetches[-1].fetch_id, "epoch_changed", "other", is_retryable=True, epoch=TWO))
     assert driver.fetches[-1].timeline is None
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.config import ConfigFile
 from agent.fact_store.store import FactStore
 from agent.node.node import Node, compare
 from agent.replication.mqtt.requester import Reply
@@ -89,7 +90,8 @@ async def test_all_requests_to_a_peer_share_one_token_bucket(tmp_path: Path) -> 
     brokers = (BrokerSettings("site", "127.0.0.1", 8883, tmp_path, tmp_path, tmp_path),)
     settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers, peer=PEERS)
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        runtime = Node(settings, store, {})._runtimes["site"]
+        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        runtime = node._runtimes["site"]
         shared = runtime.bandwidths["plant-a"]
         assert [puller._bandwidth for puller in runtime.pullers] == [shared, shared, None]
         compared = runtime.comparers["plant-a"]._requester

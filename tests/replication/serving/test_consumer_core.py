@@ -170,7 +170,7 @@ def test_only_a_page_with_facts_goes_out_before_the_confirmation(page: PageRead 
 
 def test_an_unknown_consumer_is_registered_and_leased_before_it_is_served() -> None:
     """Registration, then the lease that the request asks for, then the page; which lease it is stands in the answer."""
-    shell = Shell(None, answers={HoldLease: lambda effect: Lease(1, effect.shown.holder)})
+    shell = Shell(None, answers={HoldLease: lambda effect: Lease(1, effect.claim.holder)})
     answer = answer_of(shell.run(CORE.fetch(fetch(stream=STREAM, lease=0, epoch=None), 0)))
     lease = Lease(1, "one")
     assert shell.acts[:4] == [
@@ -190,7 +190,7 @@ def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> No
         answers={HoldLease: lambda _: next(leases)},
     )
     shell.run(CORE.fetch(fetch(lease=0, confirm=CONFIRM, after_offset=10), 0))
-    assert [one.shown for one in shell.acts if isinstance(one, HoldLease | StartConfirm)] == [
+    assert [one.claim for one in shell.acts if isinstance(one, HoldLease | StartConfirm)] == [
         LeaseClaim("one", 0),
         LeaseClaim("one", 4),
         LeaseClaim("one", 4),
@@ -228,7 +228,7 @@ def test_a_claim_after_an_old_lease_gets_the_lease_in_force(after: int) -> None:
     """Nothing is confirmed, begun or read for a caller that claims the lease after another one than that in force."""
     shell = Shell(
         Registered("idmz", STREAM, 10, Lease(3, "two")),
-        answers={HoldLease: lambda effect: Lease(4, effect.shown.holder)},
+        answers={HoldLease: lambda effect: Lease(4, effect.claim.holder)},
     )
     answer = answer_of(shell.run(CORE.fetch(fetch(lease=0, lease_after=after, confirm=CONFIRM), 0)))
     if after == 3:
@@ -331,7 +331,7 @@ def test_a_page_at_the_end_of_the_log_says_so() -> None:
 
 
 def test_a_confirmation_answers_with_a_durable_frontier() -> None:
-    """ConfirmReceipt: offsets checked, lease shown, range kept whole, then the wait."""
+    """ConfirmReceipt: offsets checked, lease claim, range kept whole, then the wait."""
     shell = Shell()
     request = ConfirmReceipt(consumer_name=NAME, offset=10, first_offset=4, epoch=EPOCH, lease=3)
     outcome = shell.run(CORE.confirm(request))

@@ -17,7 +17,6 @@ import pytest
 from agent.batch import Origin
 from agent.lease import Lease, LeaseClaim
 from agent.pages import Page, StoredBatch
-from agent.replication.protocol.limits import CONFIRM_COMMITS_PER_SECOND
 from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
@@ -28,6 +27,7 @@ from agent.replication.protocol.messages import (
 )
 from agent.replication.protocol.token_bucket import SAVED_MS_MAX
 from agent.replication.serving.admission import Caller
+from agent.replication.serving.limits import CONFIRM_COMMITS_PER_SECOND
 from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse, Reply
@@ -89,13 +89,13 @@ class Store:
         last: int,
         first: int | None = None,
         *,
-        shown: LeaseClaim | None = None,
+        claim: LeaseClaim | None = None,
         epoch: bytes | None = None,
         is_awaited: bool,
     ) -> Future[Any]:
         assert epoch == self.epoch
         assert not is_awaited, "who waits hastens it"
-        return self._later("confirm", name, last, first, shown)
+        return self._later("confirm", name, last, first, claim)
 
     def hasten(self) -> None:
         self.asked.append(("hasten",))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.replication.protocol.messages import FetchRange, RangeAnswer
-from agent.replication.serving.reading import INLINE_FACTS_MAX, INLINE_PAUSES, SLOW_READ_NS, InlineReads
+from agent.replication.serving.reading import INLINE_FACTS_MAX, INLINE_PAUSE_FACTOR, SLOW_READ_NS, InlineReads
 from agent.settings.store import StoreSettings
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
@@ -31,7 +31,7 @@ def test_one_slow_read_pauses_inline_reads() -> None:
     assert reads.allows(1, SLOW_READ_NS)
     for slow_ns in (SLOW_READ_NS + 1, 20 * SLOW_READ_NS):
         reads.took(0, slow_ns)
-        over = slow_ns + INLINE_PAUSES * slow_ns
+        over = slow_ns + INLINE_PAUSE_FACTOR * slow_ns
         assert not reads.allows(1, over - 1)
         assert reads.allows(1, over)
         reads.took(over, over + 1)
@@ -77,11 +77,11 @@ async def test_a_disk_that_has_to_be_waited_for_is_waited_for_in_threads(
             assert isinstance(reply.answer, RangeAnswer)
             assert reply.answer.covered() == (first, first + 99)
 
-        monkeypatch.setattr("agent.replication.serving.reading.INLINE_PAUSES", 0)
+        monkeypatch.setattr("agent.replication.serving.reading.INLINE_PAUSE_FACTOR", 0)
         async with asyncio.timeout(20):
             while not (disk.by and disk.by[-1]):  # this machine may be slow for a while, too
                 await ask(1)
-        monkeypatch.setattr("agent.replication.serving.reading.INLINE_PAUSES", 10**6)
+        monkeypatch.setattr("agent.replication.serving.reading.INLINE_PAUSE_FACTOR", 10**6)
         slow.set()
         disk.by.clear()
         for first in (1, 101, 201, 1, 101):

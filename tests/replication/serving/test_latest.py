@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +21,8 @@ from agent.query.latest.latest_query import find_latest
 from agent.query.latest.latest_rows import latest_record
 from agent.query.scan.scanner import Scanner
 from agent.replication.mqtt.requester import Requester
-from agent.replication.protocol.codec import decode_answer, encode_answer
+from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
-from agent.replication.protocol.limits import SEARCHES_WAITING_MAX
 from agent.replication.protocol.messages import CLAIM_MAX, GetLatest, LatestAnswer, LatestEntry, TagKey
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.latest_page import (
@@ -36,10 +35,12 @@ from agent.replication.serving.latest_page import (
     SearchCache,
     page_of,
 )
+from agent.replication.serving.limits import SEARCHES_WAITING_MAX
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.operations.latest import Latest
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.server import Server
+from tests.replication.answers import encode_answer
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -176,6 +177,34 @@ async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.
             one.cancel()
         await asyncio.wait(waiting)
     assert not searches._open.total()
+
+
+async def test_a_search_whose_time_comes_while_others_are_begun_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A zone had a long search, and the clock reaches the end of its wait between two looks at it: the next search is
+    begun by an alarm, without another request."""
+    link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
+    store: Any = SimpleNamespace(zone="plant-a", epoch=bytes(16), signer=None, end_offset=lambda _: 0)
+    context = Context(link, store, {"idmz": frozenset({STREAM})})
+    alarms, times_ms = list[Callable[[], object]](), [0]
+
+    def call_later(_delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
+        alarms.append(callback)
+        return lambda: None
+
+    monkeypatch.setattr(context, "call_later", call_later)
+    monkeypatch.setattr(context, "now_ms", lambda: times_ms.pop(0) if len(times_ms) > 1 else times_ms[0])
+    context.pacer.searched("idmz", 1_000, 0)
+    ready_ms = context.pacer.search_ready_ms("idmz", 0)
+    searches = Latest(context, lambda *_: LatestValues([], value, 0, 7))
+    times_ms[:] = [ready_ms - 1, ready_ms]
+    searching = asyncio.create_task(searches._searched("idmz", GetLatest(stream=STREAM)))
+    await asyncio.sleep(0)
+    assert alarms, "the search waits for something that comes"
+    alarms.pop()()
+    async with asyncio.timeout(10):
+        assert (await searching).found.queue_depth == 7
 
 
 @pytest.mark.system

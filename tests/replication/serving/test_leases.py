@@ -16,7 +16,7 @@ from agent.lease import LeaseClaim
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import Confirm, ConfirmAnswer, ConfirmReceipt, FetchAnswer, FetchFacts
-from agent.replication.protocol.pull_events import Asking
+from agent.replication.pulling.pull_events import Asking
 from agent.replication.pulling.puller import Puller
 from tests.replication.nodes import IMPATIENT, STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto

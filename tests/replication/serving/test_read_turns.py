@@ -12,13 +12,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from agent.replication.protocol.limits import (
+from agent.replication.protocol.token_bucket import SAVED_MS_MAX
+from agent.replication.serving.limits import (
     READ_MS_PER_SECOND,
     READS_OF_ZONE_MAX,
     SHARED_MS,
     UNSENT_BYTES_MAX,
 )
-from agent.replication.protocol.token_bucket import SAVED_MS_MAX
 from agent.replication.serving.operations.context import Context, Turns
 from agent.replication.serving.read_turns import ReadTurns
 from agent.settings.peers import PeerLimits

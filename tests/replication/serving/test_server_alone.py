@@ -19,7 +19,6 @@ from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.codec import decode_answer, encode_request
-from agent.replication.protocol.limits import CHANGES_PER_SECOND_MAX, READS_OF_ZONE_MAX
 from agent.replication.protocol.messages import (
     AppendFact,
     ErrorAnswer,
@@ -38,6 +37,7 @@ from agent.replication.protocol.messages import (
 )
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import server as server_module
+from agent.replication.serving.limits import CHANGES_PER_SECOND_MAX, READS_OF_ZONE_MAX
 from agent.replication.serving.operations import context as context_module
 from agent.replication.serving.server import Server
 from agent.settings.store import StreamSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.replication.protocol.pull_events import (
+from agent.replication.pulling.pull_events import (
     Appended,
     AppendFailed,
     Effect,
@@ -72,7 +72,7 @@ class ForgetsLeftEpochs(Receiver):
     """Forgets its position in an epoch that it has left."""
 
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
-        self._left.clear()
+        self._former_logs.clear()
         return super().handle(event, now_ms, jitter)
 
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.replication.protocol.codec import decode_answer, encode_answer, encode_error
+from agent.replication.protocol.codec import decode_answer, encode_error
 from agent.replication.protocol.messages import ErrorAnswer, FetchAnswer, operation_of
 from agent.signing.messages import MessagePlace, sign_answer, split_answer
+from tests.replication.answers import encode_answer
 from tests.replication.simulation.trust import signer_of
 
 if TYPE_CHECKING:

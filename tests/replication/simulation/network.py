@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.replication.protocol.pull_events import ReceiverSettings
+from agent.replication.pulling.pull_events import ReceiverSettings
 from agent.replication.pulling.receiver import Receiver
 from tests.replication.simulation import comparing, serving, stepped, trust
 from tests.replication.simulation.broker import TakenOverBroker

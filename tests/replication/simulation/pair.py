@@ -22,11 +22,11 @@ from typing import Any, Literal
 from agent.batch import DIGEST_BYTES, Origin
 from agent.lease import NO_LEASE, Denied, Lease, decide_lease
 from agent.pages import Hole, Page, StoredBatch
-from agent.replication.protocol.codec import decode_answer, encode_answer
+from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
 from agent.replication.protocol.messages import Answer, Confirm, FetchAnswer, FetchFacts
-from agent.replication.protocol.page_check import check_page
-from agent.replication.protocol.pull_events import (
+from agent.replication.pulling.page_check import check_page
+from agent.replication.pulling.pull_events import (
     Append,
     Appended,
     AppendFailed,
@@ -50,6 +50,7 @@ from agent.replication.serving.consumer_core import ConsumerCore
 from agent.replication.serving.outcomes import Outcome, Refuse
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageQuery, PageRead, read_page
+from tests.replication.answers import encode_answer
 from tests.replication.consumers import Registered
 
 STREAM = "facts.telemetry"

@@ -16,11 +16,11 @@ from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import TransportError, UnprovenAnswer
 from agent.replication.protocol.messages import FetchFacts
-from agent.replication.protocol.page_check import PageRefused
-from agent.replication.protocol.pull_events import Asking, FetchFailed, LinkDown, LinkUp, Note, Tick
 from agent.replication.pulling.artifact_pull import ArtifactPull
-from agent.replication.pulling.catch_up import CatchUpEvent
+from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent
+from agent.replication.pulling.page_check import PageRefused
 from agent.replication.pulling.page_judge import JudgedPage
+from agent.replication.pulling.pull_events import Asking, FetchFailed, LinkDown, LinkUp, Note, Tick
 from agent.replication.pulling.pull_runner import PullEvent, PullRunner, PullSettings
 from agent.signing.messages import MessagePlace
 from tests.replication.simulation.checkers import STREAM, Offered, Violation
@@ -247,7 +247,7 @@ class Pull:
     def stored(self, result: PutResult) -> None:
         """Checked when it became durable."""
 
-    def caught_up(self, event: CatchUpEvent) -> None:
+    def caught_up(self, event: CatchUpEvent, progress: CatchUp) -> None:
         """Logs are not checked."""
 
 

@@ -26,10 +26,11 @@ from agent.batch import Batch, Definitions, Kind, Link, Origin, open_samples, pa
 from agent.fact_store.log.errors import StoreError
 from agent.message import TagDefinition
 from agent.pages import KeptHead, ReceivedDefinition
-from agent.replication.protocol.codec import decode_answer, encode_answer
+from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.messages import FetchAnswer
 from agent.signing.heads import sign_head
 from agent.signing.messages import MessagePlace, sign_answer, split_answer
+from tests.replication.answers import encode_answer
 from tests.replication.simulation.checkers import STREAM, Key
 from tests.replication.simulation.trust import signer_of
 

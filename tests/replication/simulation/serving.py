@@ -178,8 +178,8 @@ class WatchedConsumers:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumers, name)
 
-    def hold_lease(self, consumer: str, shown: LeaseClaim) -> Future[Lease]:
-        holding, node = self._consumers.hold_lease(consumer, shown), self._serving.node
+    def hold_lease(self, consumer: str, claim: LeaseClaim) -> Future[Lease]:
+        holding, node = self._consumers.hold_lease(consumer, claim), self._serving.node
 
         def leased(future: Future[Lease]) -> None:
             if future.exception() is None:
@@ -194,7 +194,7 @@ class WatchedConsumers:
         last_offset: int,
         first_offset: int | None = None,
         *,
-        shown: LeaseClaim | None = None,
+        claim: LeaseClaim | None = None,
         epoch: bytes | None = None,
         is_awaited: bool = True,
     ) -> Future[int]:
@@ -208,7 +208,7 @@ class WatchedConsumers:
                 check.confirmation_durable(node, consumer, instance, request.lease)
 
         confirming = self._consumers.confirm(
-            consumer, last_offset, first_offset, shown=shown, epoch=epoch, is_awaited=is_awaited
+            consumer, last_offset, first_offset, claim=claim, epoch=epoch, is_awaited=is_awaited
         )
         confirming.add_done_callback(confirmed)
         return confirming

@@ -25,10 +25,10 @@ from agent.pages import Hole, Page
 from agent.replication.protocol import codec
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import FetchFacts
-from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import AntiEntropy
-from agent.replication.pulling.page_judge import Beliefs, PageJudge
+from agent.replication.pulling.page_judge import PageJudge, TrustPolicy
+from agent.replication.pulling.pull_events import ReceiverSettings
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.serving import consumer_core, page, reading
 from agent.replication.serving.admission import decide_fetch
@@ -254,7 +254,7 @@ def believes_unsigned_facts(patch: pytest.MonkeyPatch) -> None:
     """A node that demands no signature."""
 
     def judge(store: FactStore, zones: Iterable[str]) -> PageJudge:
-        return PageJudge(store, Beliefs(rules=dict.fromkeys(zones, "off")))
+        return PageJudge(store, TrustPolicy(rules=dict.fromkeys(zones, "off")))
 
     patch.setattr(node, "judge_of", judge)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.pages import Hole, Page
-from agent.replication.protocol.pull_events import (
+from agent.replication.pulling.pull_events import (
     Append,
     Effect,
     Event,

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from agent.lease import NO_LEASE, Denied, Lease, LeaseClaim, decide_lease
-from agent.replication.protocol.page_check import check_page
-from agent.replication.protocol.pull_events import (
+from agent.replication.pulling.page_check import check_page
+from agent.replication.pulling.pull_events import (
     Asking,
     Event,
     Fetch,

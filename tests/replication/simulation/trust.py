@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent.fact_store import FactStore
-from agent.replication.pulling.page_judge import Beliefs, PageJudge
+from agent.replication.pulling.page_judge import PageJudge, TrustPolicy
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import SIGNATURE_BYTES, SignerPublic, SigningKey, ZoneSigner
 from tests.signing.signers import make
@@ -48,4 +48,4 @@ def judge_of(store: FactStore, zones: Iterable[str]) -> PageJudge:
     pins = {zone: frozenset({hashlib.sha256(signer_of(zone).certificate).digest()}) for zone in zones}
     rules = dict.fromkeys(pins, "required")
     own = (signer_of(store.zone).certificate,)
-    return PageJudge(store, Beliefs(SignerTrust(pins=pins), rules, store.zone, own))  # type: ignore[arg-type]
+    return PageJudge(store, TrustPolicy(SignerTrust(pins=pins), rules, store.zone, own))  # type: ignore[arg-type]

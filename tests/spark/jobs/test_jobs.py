@@ -247,6 +247,23 @@ def test_every_gap_is_found_and_set_against_declarations(spark: SparkSession, ho
     assert tuple(row) == (*expected, found["land"]["facts_landed"] - 2)
 
 
+def test_a_clock_that_is_far_off_changes_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
+    """Facts at both ends of the range of times, and of the next century, are counted in their own minutes and leave
+    those of the others as they are. The report still ends at the newest fact that is not of the future."""
+    runs = [[instant(second) for second in range(0, 600, 30)], [Sample(2, NOON_NS + n * SECOND_NS, n) for n in (0, 30)]]
+    odd = [Sample(tag, at_ns, 1) for tag in (1, 2, 3) for at_ns in (-(2**63), 2**63 - 1, NOON_NS + 10**5 * HOUR_NS)]
+    making.store(tmp_path / "facts.db", [*runs, odd])
+    found = jobs(spark, tmp_path)
+    told = [Told("enterprise", n, one) for n, one in enumerate((one for run in runs for one in run), 1)]
+    made = {key: row for key, row in rolled(tmp_path / "lake" / "rollup" / "1m").items() if key[0].year == 2026}
+    assert made == oracle.rollup(told, 60, HOLD_S, {COUNT: MODULUS}, {})
+    assert found["rollup 1d"]["facts"] == len(told) + len(odd)
+    assert found["gaps"]["as_of_unix_ms"] * 10**6 == NOON_NS + 570 * SECOND_NS
+    report = pq.read_table(tmp_path / "lake" / "gaps" / "part.parquet").to_pylist()
+    assert {row["kind"] for row in report} == {"missing"}
+    assert min(row["seconds"] for row in report) > 0
+
+
 def test_a_date_that_would_shrink_is_kept(spark: SparkSession, holed: Path) -> None:
     """Files of the landed table that somebody took away do not take facts out of what was computed: the date is kept
     and named, until fewer are accepted."""

@@ -97,6 +97,7 @@ def test_the_page_names_every_setting() -> None:
         ('[clean]\ntable = "/c"\nrule = [1]', "clean.rule[1] = 1: write [clean.rule[1]]"),
         ('[clean]\ntable = "/c"\n[export]\ntable = "facts"', "export.table = 'facts': it is namespace.name"),
         ('[clean]\ntable = "s3://lake/clean"', "clean.table = 's3://lake/clean': it is a folder on storage that all"),
+        ('[clean]\ntable = "dbfs:/lake/clean"', "clean.table = 'dbfs:/lake/clean': it is a folder on storage that all"),
         ("=", "not TOML"),
     ],
 )

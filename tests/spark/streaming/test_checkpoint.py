@@ -8,6 +8,7 @@ import pytest
 from pyspark_bsfg.errors import JobRefused, SparkError
 from pyspark_bsfg.streaming.checkpoint import batch_offsets, bind, last_committed, query_id, read_binding, write_binding
 from pyspark_bsfg.streaming.offsets import StreamOffset
+from tests.support.disk_calls import DiskCalls
 
 EPOCH = "a" * 32
 
@@ -57,6 +58,13 @@ def test_a_binding_is_kept(tmp_path: Path) -> None:
     (tmp_path / "new" / "bsfg.json").write_text("{")
     with pytest.raises(JobRefused, match="is damaged"):
         read_binding(tmp_path / "new")
+
+
+def test_a_binding_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut after a consumer was registered must not leave it without its checkpoint."""
+    calls = DiskCalls(monkeypatch)
+    bind(tmp_path / "new", "enterprise", "facts.telemetry", "local.lake")
+    calls.check_durable(tmp_path / "new" / "bsfg.json")
 
 
 def test_the_id_of_a_query_is_sparks(tmp_path: Path) -> None:

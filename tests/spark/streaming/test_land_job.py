@@ -6,6 +6,7 @@ A crash is an exception here, which leaves on disk what a kill leaves; `test_kil
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,28 @@ def test_a_restored_store_and_a_new_checkpoint_add_nothing_twice(spark: SparkSes
     elsewhere = Order(order(tmp_path).options, tmp_path / "elsewhere", tmp_path / "checkpoint", is_available_now=True)
     with pytest.raises(JobRefused, match=r"belongs to table .*lake/facts"):
         run(spark, elsewhere)
+
+
+def test_two_jobs_land_into_one_table_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    """A job with a checkpoint of its own lands what came while another one follows the same stream: each fact is once
+    in the table, whichever job was faster."""
+    path, ended, batches = tmp_path / "facts.db", threading.Event(), []
+    making.store(path, [[Sample(1, NOON_NS, float(n)) for n in range(1, 101)]])
+
+    def beside(first: Totals) -> None:
+        if first.end_offset == 100 and not batches:
+            batches.append(run(spark, order(tmp_path, checkpoint="another")))
+            with FactStore.open(path, "enterprise") as store:
+                append(store, 101, 150)
+            batches.append(run(spark, order(tmp_path, checkpoint="another")))
+        if first.end_offset == 150:
+            ended.set()
+
+    following = replace(order(tmp_path), is_available_now=False, every_s=5.0)
+    first, _ = land.run(spark, following, ended, beside)
+    assert batches[0].facts_known == 100
+    assert first.facts_landed + batches[1].facts_landed == 150
+    assert len(identities(tmp_path)) == len(set(identities(tmp_path))) == 150
 
 
 def test_a_query_that_fails_is_started_again(

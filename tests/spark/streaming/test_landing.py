@@ -29,6 +29,7 @@ from tests.spark import making
 from tests.spark.making import NOON_NS, SECOND_NS
 from tests.spark.streaming.feeding import gap as gap_of
 from tests.spark.streaming.rows import landed_rows
+from tests.support.disk_calls import DiskCalls
 
 HALF_DAY_NS = 12 * 3600 * SECOND_NS
 COLUMNS = ("zone", "date", "sequence", "value", "offset")
@@ -94,6 +95,31 @@ def test_a_table_has_each_fact_in_its_partition(tmp_path: Path, two_plants: Path
 
 
 @FORMATS
+def test_what_is_landed_is_durable(
+    tmp_path: Path, two_plants: Path, kind: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer is confirmed next, and the node may release the facts: each file, its name and the names of its
+    folders are synced, and so is what names them in the table."""
+    target, calls = facts_table(tmp_path / "facts", kind), DiskCalls(monkeypatch)
+    span = OffsetRange(1, 41)
+    root = target.root("k", span)
+    found = written(root, record_batches(two_plants))
+    for one in found.files:
+        calls.check_synced(root / one.path, root, *[root / where for where in Path(one.path).parents])
+    stray = root / "date=2020-01-01" / "zone=plant-a" / "part-0.parquet"
+    stray.parent.mkdir(parents=True)
+    stray.touch()
+    target.commit("k", span, found.files)
+    if kind == "parquet":
+        calls.check_synced(stray.parent)  # without the file of a task that ran twice
+        (landed,) = [path for path in (tmp_path / "facts").iterdir() if path.name.startswith("batch=")]
+        calls.check_durable(landed)
+    else:
+        log = tmp_path / "facts" / "_delta_log"
+        calls.check_synced(log / f"{1:020}.json", log, tmp_path / "facts")
+
+
+@FORMATS
 def test_a_range_is_taken_once(tmp_path: Path, two_plants: Path, kind: Format) -> None:
     """A second commit of a range, by a job that was thought dead, is refused and changes nothing; files that no commit
     names are no part of the table; another writer has a count of its own."""
@@ -151,6 +177,19 @@ def test_small_files_are_merged(tmp_path: Path, two_plants: Path, kind: Format) 
         assert deltalake.DeltaTable(tmp_path / "facts").to_pyarrow_table().num_rows == 41
 
 
+@FORMATS
+def test_ranges_without_a_file_are_merged_too(tmp_path: Path, kind: Format) -> None:
+    """Batches whose facts the table has already, as after a new checkpoint, have no file; the end that they record
+    stays."""
+    target = facts_table(tmp_path / "facts", kind)
+    for first in (1, 11, 21):
+        span = OffsetRange(first, first + 9)
+        target.commit("k", span, written(target.root("k", span), []).files)
+    assert target.compact(2) == 0
+    assert (target.landed("k"), target.paths()) == (30, [])
+    assert len(list((tmp_path / "facts").glob("batch=*"))) == (kind == "parquet")
+
+
 def test_a_merge_that_was_killed_counts_no_fact_twice(
     tmp_path: Path, two_plants: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +235,7 @@ def test_what_is_there_is_left_out(tmp_path: Path, two_plants: Path) -> None:
     batches = record_batches(two_plants)
     rest = written(tmp_path / "rest", batches, after=30)
     assert (rest.rows, rest.seen, rest.known) == (11, [OffsetRange(31, 41)], 0)
-    known = tables.identities([str(tmp_path / "rest" / one.path) for one in rest.files])
+    known = tables.identities((str(tmp_path / "rest" / one.path) for one in rest.files), Identities())
     found = written(tmp_path / "new", batches, known=Identities.of(known.to_json()))
     assert (found.rows, found.seen, found.known) == (30, [OffsetRange(1, 41)], 11)
 

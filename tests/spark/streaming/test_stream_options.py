@@ -31,6 +31,12 @@ def test_options_are_read_in_any_case() -> None:
     assert StreamOptions.of(PATH | {"startingoffsets": "12"}).start == 12
 
 
+@pytest.mark.parametrize("text", ["/x/c", "file:/x/c", "file:///x/c", "FILE:/x/c"])
+def test_a_checkpoint_is_where_spark_has_it(text: str) -> None:
+    """In each form that Spark takes for a folder of this host: what is confirmed follows from the files there."""
+    assert StreamOptions.of(DURABLE | {"checkpointLocation": text}).checkpoint == "/x/c"
+
+
 @pytest.mark.parametrize(
     "given, names",
     [
@@ -48,6 +54,8 @@ def test_options_are_read_in_any_case() -> None:
         ({"consumer": "local.lake"}, "without checkpointLocation"),
         ({"consumer": "Lake!", "checkpointLocation": "/c"}, "consumer 'Lake!'"),
         (DURABLE | {"checkpointLocation": "hdfs://x/c"}, "hdfs://x/c.*mounted"),
+        (DURABLE | {"checkpointLocation": "dbfs:/c"}, "dbfs:/c.*mounted"),
+        ({"kafka.security.protocol": "SSL"}, "kafka.security.protocol of Kafka.*transport mqtt"),
         (DURABLE | {"startingTimestamp": "5", "startingOffsets": "3"}, "give one of them"),
         ({"failOnDataLoss": "no"}, "failOnDataLoss 'no'; it is true or false"),
         ({"onNewEpoch": "ignore"}, "onNewEpoch 'ignore'; known are fail, reread"),

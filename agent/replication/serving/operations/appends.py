@@ -34,7 +34,7 @@ async def append(context: Context, caller: Caller, request: AppendFact) -> Outco
     except MessageError as error:
         return refuse_message(parsed.messages, error)
     outcomes = [AppendedEntry.of(each) for each in await context.wrap(appending)]
-    return Reply(AppendAnswer(**context.own, outcomes=outcomes), [])
+    return Reply(AppendAnswer(**context.store_name, outcomes=outcomes), [])
 
 
 async def acquire_lease(context: Context, caller: Caller, request: AcquireLease) -> Outcome:
@@ -53,10 +53,10 @@ async def acquire_lease(context: Context, caller: Caller, request: AcquireLease)
         epoch = await context.wrap(store.appends.acquire_lease_after(stream, producer, request.lease_after))
     if epoch is None:
         in_force = store.appends.lease_epoch(stream, producer)
-        return Reply(LeaseAnswer(**context.own, lease_in_force=in_force), [])
+        return Reply(LeaseAnswer(**context.store_name, lease_in_force=in_force), [])
     fields = {"peer": caller.zone, "stream": request.stream, "producer": request.producer, "lease_epoch": epoch}
     _log.info("lease_acquired", extra=fields)
-    return Reply(LeaseAnswer(**context.own, lease_epoch=epoch), [])
+    return Reply(LeaseAnswer(**context.store_name, lease_epoch=epoch), [])
 
 
 def _may(context: Context, caller: Caller, stream: str) -> bool:

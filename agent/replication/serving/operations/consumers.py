@@ -27,7 +27,7 @@ from agent.telemetry import Side, Span, Started, Telemetry
 
 _log = logging.getLogger(__name__)
 
-CLAIM_REPORTED_NS = 600 * 1_000_000_000
+CLAIM_REPORTED_MS = 600_000
 """Between two reports that a zone claims facts which are not here: each is a commit, and a peer repeats its claim with
 each request."""
 
@@ -42,7 +42,7 @@ class Consumers:
         self._context = context
         self._waiters = Waiters()
         self._bootstraps = BootstrapSpans(context.telemetry)
-        self._claims_reported_ns: dict[str, int] = {}
+        self._claims_reported_ms: dict[str, int] = {}
         self._hastening = set[str]()  # zones that wait for their next commit
 
     def parked(self) -> int:
@@ -56,8 +56,7 @@ class Consumers:
 
     async def fetch(self, caller: Caller, request: FetchFacts) -> Outcome:
         """FetchFacts. Raises the store's errors."""
-        arrived_ms = self._context.now_ns() // 1_000_000
-        outcome = await self._run(self._core(caller).fetch(request, arrived_ms))
+        outcome = await self._run(self._core(caller).fetch(request, self._context.now_ms()))
         if isinstance(outcome, Refuse):
             self._bootstraps.refused(request.consumer_name, outcome.code)
             if outcome.code == "epoch_changed" and request.epoch is not None:
@@ -79,7 +78,7 @@ class Consumers:
     # --------------------------------------------------------------------------------------------------------- internal
 
     def _core(self, caller: Caller) -> ConsumerCore:
-        return ConsumerCore(caller, self._context.exports[caller.zone], **self._context.own)
+        return ConsumerCore(caller, self._context.exports[caller.zone], **self._context.store_name)
 
     async def _run(self, steps: Steps) -> Outcome:
         """Carry out one effect after another until the core says how the request ends."""
@@ -99,8 +98,7 @@ class Consumers:
             case effects.FindConsumer(name):
                 return store.consumers.get(name)
             case effects.GetStreamState(stream, zone):
-                now_ms = context.now_ns() // 1_000_000
-                return StreamState(context.epoch, store.end_offset(stream), self._waiters.count(zone), now_ms)
+                return StreamState(context.epoch, store.end_offset(stream), self._waiters.count(zone), context.now_ms())
             case effects.ReadPage(plan, zone, known, signers, former):
                 return await context.page(zone, PageQuery(plan, zone, known, context.packet_bytes_max, signers, former))
             case effects.NoteServed(name, is_at_end):
@@ -119,7 +117,7 @@ class Consumers:
             case effects.CheckConfirm(confirming):
                 return confirming.result() if confirming.done() else None
             case effects.CompareTimeline(stream, timeline, offset):
-                return context.refuses_position(stream, timeline, offset)
+                return context.refuse_position(stream, timeline, offset)
             case effects.ReportPeerAhead(zone, why):
                 return self._report_ahead(zone, why)
             case effects.IsProven(zone, request):
@@ -131,15 +129,15 @@ class Consumers:
                 return await context.in_thread(zone, store.contradiction, stream, held)
             case effects.RegisterConsumer():
                 return await self._register(effect)
-            case effects.Unregister(name, zone, shown):
+            case effects.Unregister(name, zone, claim):
                 context.changed(zone)
-                was_registered = await context.wrap(store.consumers.unregister(name, zone, shown))
+                was_registered = await context.wrap(store.consumers.unregister(name, zone, claim))
                 self._waiters.supersede((zone, name))
                 _log.info("consumer_unregistered", extra={"consumer": name, "peer": zone})
                 return was_registered
-            case effects.HoldLease(name, zone, shown):
+            case effects.HoldLease(name, zone, claim):
                 context.changed(zone)
-                return await context.wrap(store.consumers.hold_lease(name, shown))
+                return await context.wrap(store.consumers.hold_lease(name, claim))
             case effects.AnnounceLease(name, zone, before, lease):
                 was = {"lease_before": before.epoch, "lease": lease.epoch, "instance": lease.holder}
                 _log.info("lease_taken", extra={"consumer": name, "peer": zone, **was})
@@ -147,9 +145,9 @@ class Consumers:
         raise AssertionError(effect)
 
     def _report_ahead(self, zone: str, why: str) -> None:
-        now_ns = self._context.now_ns()
-        if now_ns - self._claims_reported_ns.get(zone, -CLAIM_REPORTED_NS) >= CLAIM_REPORTED_NS:
-            self._claims_reported_ns[zone] = now_ns
+        now_ms = self._context.now_ms()
+        if now_ms - self._claims_reported_ms.get(zone, -CLAIM_REPORTED_MS) >= CLAIM_REPORTED_MS:
+            self._claims_reported_ms[zone] = now_ms
             _log.warning("peer_claims_more", extra={"peer": zone, "reason": why})
             self._context.store.peer_is_ahead(zone, why)
 
@@ -172,7 +170,7 @@ class Consumers:
                 effect.name,
                 confirm.last_offset,
                 confirm.first_offset,
-                shown=effect.shown,
+                claim=effect.claim,
                 epoch=None if effect.epoch is None else bytes.fromhex(effect.epoch),
                 is_awaited=False,
             )

@@ -19,15 +19,15 @@ from typing import TypeVar
 
 from agent.replication.mqtt import Link
 from agent.replication.protocol.errors import TransportError
-from agent.replication.protocol.limits import (
+from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, FetchSequences, GetDigests
+from agent.replication.protocol.ports import ServingStore
+from agent.replication.serving.fair_queue import FairQueue
+from agent.replication.serving.limits import (
     UNREAD_BYTES_MAX,
     UNREAD_OF_LINK_BYTES_MAX,
     UNSENT_BYTES_MAX,
     UNSENT_OF_LINK_BYTES_MAX,
 )
-from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, FetchSequences, GetDigests
-from agent.replication.protocol.ports import ServingStore
-from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.outcomes import Refuse, StoreName
 from agent.replication.serving.pacing import Pacer
 from agent.replication.serving.read_turns import ReadTurns
@@ -138,7 +138,7 @@ class Context:
         return self.store.epoch.hex()
 
     @property
-    def own(self) -> StoreName:
+    def store_name(self) -> StoreName:
         """The first fields of every answer."""
         return {"store_zone": self.store.zone, "epoch": self.epoch}
 
@@ -149,16 +149,16 @@ class Context:
             await self.wrap(beginning)
         return self.store.consumers.timeline.hex()
 
-    def refuses_position(self, stream: str, timeline: str, offset: int) -> Refuse | None:
+    def refuse_position(self, stream: str, timeline: str, offset: int) -> Refuse | None:
         """Why an offset that was read on a timeline is none in this store's log; None where it is. From memory."""
         why = self.store.consumers.why_other_timeline(stream, bytes.fromhex(timeline), offset)
         return None if why is None else Refuse("timeline_differs", why, self.store.consumers.timeline.hex())
 
-    def refuses_copy(self, request: GetDigests | FetchSequences) -> Refuse | None:
+    def refuse_other_copy(self, request: GetDigests | FetchSequences) -> Refuse | None:
         """Refuse to go on with a comparison that has read another copy of this log."""
         if request.timeline is None or request.end_offset is None:
             return None
-        return self.refuses_position(request.stream, request.timeline, request.end_offset)
+        return self.refuse_position(request.stream, request.timeline, request.end_offset)
 
     def changed(self, zone: str) -> None:
         """A request of a zone makes a commit that brings no fact: the zone's next requests wait for that."""
@@ -228,7 +228,7 @@ class Context:
             return None  # `_send_waiting` gives places
         return self.pacer.answer_ready_ms(zone, now_ms)
 
-    def takes_request(self, zone: str) -> bool:
+    def accepts_request(self, zone: str) -> bool:
         """Whether a further request of a zone is taken, as its answers are sent."""
         return not self._is_unsent(zone, UNREAD_BYTES_MAX, UNREAD_OF_LINK_BYTES_MAX)
 

@@ -26,7 +26,7 @@ def _newest_ends(context: Context, caller: Caller, request: GetHeads) -> Reply:
     known = set(map(bytes.fromhex, request.signers_known))
     signers = {end.certificate for end in ends if end.certificate and key_id_in(end.head) not in known}
     answer = HeadsAnswer(
-        **context.own,
+        **context.store_name,
         stream=stream,
         ends=[(str(end.origin), end.last_sequence, end.digest.hex()) for end in ends],
         signers=sorted(signers),

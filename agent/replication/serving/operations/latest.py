@@ -8,15 +8,14 @@ refused as busy. The later pages of a question come from the search that answere
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 
-from agent.replication.protocol.limits import SEARCHES_WAITING_MAX
 from agent.replication.protocol.messages import GetLatest, LatestAnswer
 from agent.replication.serving.admission import Caller, not_exported
 from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.latest_page import KEPT_MS, LatestQuery, LookUp, Search, SearchCache, page_of
-from agent.replication.serving.operations.context import Context
+from agent.replication.serving.limits import SEARCHES_WAITING_MAX
+from agent.replication.serving.operations.context import Alarm, Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
 
 HEAD_BYTES = 2048
@@ -30,6 +29,8 @@ class Latest:
         self._context = context
         self._look_up = look_up
         self._turns: FairQueue[asyncio.Future[bool]] = FairQueue(1, 1, self._may_search)
+        self._alarm = Alarm(context.call_later, self._begin_next)
+        self._begins_ms = 0
         self._kept = SearchCache()
         self._open = Counter[str]()
 
@@ -55,7 +56,7 @@ class Latest:
         page = searched.found, after, request.limit, min(request.bytes_max, room)
         values, more = await context.in_thread(zone, page_of, *page)
         answer = LatestAnswer(
-            **context.own,
+            **context.store_name,
             stream=request.stream,
             end_offset=searched.end_offset,
             queue_depth=searched.found.queue_depth,
@@ -67,8 +68,8 @@ class Latest:
 
     async def _searched(self, zone: str, request: GetLatest) -> Search:
         """The search for a request: a new one for the first page, and for a later page if it is no longer kept."""
-        context, question = self._context, LatestQuery.of(request)
-        searched = None if request.after is None else self._kept.get(zone, question, _now_ms())
+        context, query = self._context, LatestQuery.of(request)
+        searched = None if request.after is None else self._kept.get(zone, query, context.now_ms())
         if searched is not None:
             return searched
         turn = context.future()
@@ -77,32 +78,26 @@ class Latest:
         try:
             if not turn.done():
                 await turn
-            began_ms, end_offset = _now_ms(), context.store.end_offset(request.stream)
-            asked = request.stream, question.is_about, request.fresh_ms, request.depth_facts
-            searched = Search(await context.in_executor(self._look_up, *asked), end_offset, _now_ms())
-            context.pacer.searched(zone, _now_ms() - began_ms, _now_ms())
+            began_ms, end_offset = context.now_ms(), context.store.end_offset(request.stream)
+            asked = request.stream, query.is_about, request.fresh_ms, request.depth_facts
+            searched = Search(await context.in_executor(self._look_up, *asked), end_offset, context.now_ms())
+            context.pacer.searched(zone, searched.at_ms - began_ms, searched.at_ms)
         finally:
             if not self._turns.withdraw(zone, turn):
                 self._turns.end(zone)
             self._begin_next()
-        self._kept.put(zone, question, searched)
-        asyncio.get_running_loop().call_later(KEPT_MS / 1000, lambda: self._kept.forget(_now_ms()))
+        self._kept.put(zone, query, searched)
+        context.call_later(KEPT_MS / 1000, lambda: self._kept.forget(context.now_ms()))
         return searched
 
     def _may_search(self, zone: str) -> bool:
-        now_ms = _now_ms()
-        return self._context.pacer.search_ready_ms(zone, now_ms) <= now_ms
+        return self._context.pacer.search_ready_ms(zone, self._begins_ms) <= self._begins_ms
 
     def _begin_next(self) -> None:
+        # One time for all that follows, as in `Context._give_places`.
+        now_ms = self._begins_ms = self._context.now_ms()
         while (turn := self._turns.take()) is not None:
             if not turn.done():  # else its request is being cancelled
                 turn.set_result(False)
-        now_ms = _now_ms()
         due = [self._context.pacer.search_ready_ms(zone, now_ms) for zone in self._turns.zones_waiting()]
-        if any(at_ms > now_ms for at_ms in due):
-            at_ms = min(at_ms for at_ms in due if at_ms > now_ms)
-            self._context.call_later((at_ms - now_ms) / 1000, self._begin_next)
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
+        self._alarm.set(min((at_ms for at_ms in due if at_ms > now_ms), default=None), now_ms)

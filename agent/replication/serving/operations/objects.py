@@ -25,7 +25,7 @@ def _read(context: Context, request: GetObject, length: int, exports: frozenset[
     if exports.isdisjoint(artifacts.streams(request.digest)):
         return Refuse("unknown_artifact", f"no fact that you may read refers to {request.digest}")
     size, data = artifacts.read_chunk(request.digest, request.offset, length)
-    answer = ObjectAnswer(**context.own, size=size, offset=request.offset, bytes=len(data))
+    answer = ObjectAnswer(**context.store_name, size=size, offset=request.offset, bytes=len(data))
     return Reply(answer, [data] if data else [])
 
 
@@ -39,4 +39,4 @@ async def put_object(context: Context, caller: Caller, request: PutObject) -> Ou
     held = await context.in_thread(
         caller.zone, put, caller.zone, request.digest, request.size, request.offset, request.data
     )
-    return Reply(PutAnswer(**context.own, received=held.received, is_complete=held.is_complete), [])
+    return Reply(PutAnswer(**context.store_name, received=held.received, is_complete=held.is_complete), [])

@@ -20,7 +20,7 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
     plan = admit_sequences(request, caller.zone, context.exports[caller.zone])
     if isinstance(plan, Refuse):
         return plan
-    if refusal := context.refuses_copy(request):
+    if refusal := context.refuse_other_copy(request):
         return refusal
     timeline = await context.timeline(request.stream)
     asked = PageQuery(plan, "", request.definitions_known, context.packet_bytes_max, request.signers_known)
@@ -29,7 +29,7 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
     if isinstance(read, Refuse):
         return read
     answer = SequencesAnswer(
-        **context.own,
+        **context.store_name,
         stream=request.stream,
         origin=request.origin,
         batches=read.entries,
@@ -57,7 +57,7 @@ async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> 
     if isinstance(read, Refuse):
         return read
     answer = RangeAnswer(
-        **context.own,
+        **context.store_name,
         stream=request.stream,
         end_offset=read.end_offset,
         batches=read.entries,

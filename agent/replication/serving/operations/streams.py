@@ -31,7 +31,7 @@ RANGES_PER_ANSWER = 1000
 async def list_streams(context: Context, caller: Caller, _: ListStreams) -> Outcome:
     """Every stream exported to the caller, by name."""
     unix_ms = time.time_ns() // 1_000_000
-    return Reply(StreamsAnswer(**context.own, streams=_exported(context, caller), unix_ms=unix_ms), [])
+    return Reply(StreamsAnswer(**context.store_name, streams=_exported(context, caller), unix_ms=unix_ms), [])
 
 
 async def get_bounds(context: Context, caller: Caller, request: GetBounds) -> Outcome:
@@ -39,7 +39,7 @@ async def get_bounds(context: Context, caller: Caller, request: GetBounds) -> Ou
     for entry in _exported(context, caller):
         if entry.name == request.stream:
             first, end = entry.first_offset, entry.end_offset
-            answer = BoundsAnswer(**context.own, stream=entry.name, first_offset=first, end_offset=end)
+            answer = BoundsAnswer(**context.store_name, stream=entry.name, first_offset=first, end_offset=end)
             return Reply(answer, [])
     return not_exported(request.stream, caller.zone)
 
@@ -60,7 +60,7 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
     stream = request.stream
     if stream not in context.exports[caller.zone]:
         return not_exported(stream, caller.zone)
-    if refusal := context.refuses_copy(request):
+    if refusal := context.refuse_other_copy(request):
         return refusal
     timeline = await context.timeline(stream)
     if request.origin is None or request.first_sequence is None or request.last_sequence is None:
@@ -71,7 +71,9 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
     found = await context.in_thread(caller.zone, context.store.batch_ends, stream, origin, targets)
     ends = [(one.last_sequence, one.digest.hex()) for one in found if one.last_sequence <= request.last_sequence]
     end_offset = context.store.end_offset(stream)
-    return Reply(DigestsAnswer(**context.own, stream=stream, end_offset=end_offset, ends=ends, timeline=timeline), [])
+    return Reply(
+        DigestsAnswer(**context.store_name, stream=stream, end_offset=end_offset, ends=ends, timeline=timeline), []
+    )
 
 
 def _ranges(context: Context, stream: str, timeline: str, after_origin: str) -> DigestsAnswer:
@@ -87,5 +89,5 @@ def _ranges(context: Context, stream: str, timeline: str, after_origin: str) -> 
             ranges.append((name, one.first_sequence, one.last_sequence, *digests))
     end_offset = context.store.end_offset(stream)
     return DigestsAnswer(
-        **context.own, stream=stream, timeline=timeline, end_offset=end_offset, ranges=ranges, more=more
+        **context.store_name, stream=stream, timeline=timeline, end_offset=end_offset, ranges=ranges, more=more
     )

@@ -28,7 +28,7 @@ from agent.replication.protocol.messages import (
     GetDigests,
     SequencesAnswer,
 )
-from agent.replication.protocol.pull_events import ArrivedPage, Content
+from agent.replication.pulling.pull_events import ArrivedPage, Content
 from agent.signing.runs import Offered
 
 DEFINITION_BYTES_MAX = 32 * 1024

@@ -1,7 +1,7 @@
-"""The receiver's states with their transitions, its events, and its effects.
+"""The receiver's states and their transitions, its events and its effects. A core: values only.
 
-`receiver` decides and `pull_runner` acts, in these terms. All are frozen values, so that a test compares a decision
-with the expected one. The diagram in DESIGN.md is drawn from the two tables.
+`receiver` decides and `pull_runner` acts in these terms. All are frozen values, so a test can compare a decision with
+the expected one. The diagram in DESIGN.md is drawn from the two tables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent.pages import BatchEnd
 from agent.replication.protocol.pacing import BYTES_MAX
 
 Content = TypeVar("Content")
-"""What goes with a page from where it was received to the store. The receiver's core does not look at it."""
+"""The part of a page that the receiver's core passes on to the store without reading it."""
 
 
 class Asking(Enum):
@@ -23,19 +23,19 @@ class Asking(Enum):
 
     OFFLINE = "no connection to the broker"
     WAITING = "a fetch is open"
-    HOLDING = "nothing asked: an accepted page must be stored first"
-    BACKOFF = "the last fetch failed or came empty too soon, or the connection has just returned; asks in a while"
+    HOLDING = "no fetch is open: an accepted page must be stored first"
+    BACKOFF = "the last fetch failed, its answer was empty too soon, or the connection has just returned; asks later"
     BLOCKED = "the peer or our store refused for good; asks again rarely"
-    PACED = "the bytes a second that this peer may send are used up; asks in a while"
-    FENCED = "another instance of this node has taken our place; asks no more until the process is started again"
+    PACED = "the bytes a second that this peer may send are used up; asks later"
+    FENCED = "another instance of this node holds the lease; asks no more until the process is restarted"
 
 
 class Storing(Enum):
     """The state towards the store."""
 
     IDLE = "no page to store"
-    APPENDING = "a page is on its way to disk"
-    PAUSED = "the store is full or busy; the same page is offered again in a while"
+    APPENDING = "a page is being stored"
+    PAUSED = "the store is full or busy; the same page is offered again later"
 
 
 ASKING_TRANSITIONS: dict[Asking, frozenset[Asking]] = {
@@ -60,33 +60,34 @@ class ReceiverSettings:
 
     start: Literal["oldest", "end"] = "oldest"
     wait_ms: int = 2_000
-    """How long a fetch waits at the peer.  Asking twice as rarely saves a millisecond of CPU in four seconds."""
+    """How long a fetch waits at the peer. A longer wait would save little: half as many requests, a millisecond of CPU
+    in four seconds."""
     answer_timeout_ms: int = 3_000
-    """Beyond `wait_ms`, and doubled by each failure up to eightfold.  Both together are how long it takes to ask again
-    a peer that was killed while our fetch was parked there.  An answer that comes later is used all the same."""
+    """Time for the answer beyond `wait_ms`; each failure doubles it, up to eightfold. After both times a peer that was
+    killed while our fetch waited there is asked again. A later answer is used all the same."""
     backoff_ms_min: int = 250
     backoff_ms_max: int = 5_000
-    """A request is one small packet, so a peer that returns is found within seconds."""
+    """Requests are small packets, so the back-off stays short and a peer that returns is found within seconds."""
     spread_ms: int = 250
-    """The pulls of a node ask again over this time after a reconnect; asking at once, all their pages would come at
-    once too."""
+    """After a reconnect the pulls of a node ask again spread over this time, so that their pages do not all come at
+    once."""
     returning_ms: int = 10_000
-    """For so long after a reconnect the peer's own connection is probably returning too ..."""
+    """For this long after a reconnect, the peer's own connection is probably returning too."""
     backoff_ms_returning: int = 1_000
-    """... and it is asked at least this often."""
+    """Longest back-off during that time."""
     blocked_ms: int = 60_000
-    """Between two tries of what an operator must repair."""
+    """Between two attempts at something that an operator must repair."""
     restart_ms: int = 1_000
-    """Between two logs of the peer that are begun: a peer that names another epoch with each answer would otherwise be
-    asked as fast as it answers, with a line in the log for each."""
+    """Between two restarts at another log of the peer. Otherwise a peer that names another epoch in each answer would
+    be asked as fast as it answers, with a log line each time."""
     pause_ms_min: int = 100
     pause_ms_max: int = 5_000
     history_claim_after_ms: int = 1_000
-    """A request shows what is held of the peer unless the last answered one was sent within this time: no store is
-    stopped, restored from an old copy, started and filled again in less."""
+    """A request claims what is held of the peer unless the last answered request was sent within this time: it takes
+    longer to stop a store, restore it from an old copy, start it and fill it again."""
     page_bytes_max: int = BYTES_MAX
     empty_ms_min: int = 200
-    """A page without facts that comes sooner than this did not wait; asking again at once would spin."""
+    """A page without facts that arrives sooner than this did not wait at the peer. Asking again at once would loop."""
 
 
 # --------------------------------------------------------------------------------------------------------------- events
@@ -94,11 +95,12 @@ class ReceiverSettings:
 
 @dataclass(frozen=True, slots=True)
 class ArrivedPage(Generic[Content]):
-    """A page as the decision needs it; `content` goes through to the store untouched.
+    """A page as the receiver needs it; `content` is passed on to the store unread.
 
-    `first_offset` and `last_offset` are 0 for a page without offsets; `definitions` maps each origin it defines tags of
-    to the highest number in it, and `definition_bytes` is the memory that they take.  `end_offset` is where the peer's log ends, for information.  `lease` is ours at the
-    peer, 0 where it gives none.  `timeline` is the peer's, None where it names none.
+    `first_offset` and `last_offset` are 0 for a page without offsets. `definitions` has the highest number of a tag
+    definition in the page for each origin, `definition_bytes` their size in memory. `end_offset` is the end of the
+    peer's log, for information. `lease` is this node's lease at the peer, 0 if the page grants none. `timeline` is the
+    peer's, None if it names none.
     """
 
     epoch: str
@@ -111,14 +113,14 @@ class ArrivedPage(Generic[Content]):
     definition_bytes: int = 0
     lease: int = 0
     lease_in_force: int | None = None
-    """The requester holds no lease yet, and the page has nothing else: the lease in force, after which to ask."""
+    """The lease in force, which the next request must name. The requester holds no lease yet, and the page is empty."""
     timeline: str | None = None
     content: Content = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The broker is connected, and our response topic is subscribed."""
+    """The broker is connected, and the response topic is subscribed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class PageArrived(Generic[Content]):
-    """A page came in answer to one of our fetches, the newest or an older one."""
+    """A page arrived in answer to one of the fetches, the newest or an older one."""
 
     fetch_id: int
     page: ArrivedPage[Content]
@@ -140,8 +142,8 @@ class PageArrived(Generic[Content]):
 class FetchFailed:
     """A fetch failed: refused by the peer, not delivered by the broker, or answered with something unreadable.
 
-    `epoch` is the peer's, which is a new one where the reason is that it has changed; `timeline` the peer's where the
-    reason is that it is another copy of the log that was read.
+    `epoch` is the peer's present epoch, if an answer named it. `timeline` is the peer's, if it refused the request
+    because its log is another copy than the one that was read.
     """
 
     fetch_id: int
@@ -154,16 +156,16 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The page handed to the store is durable. `definitions_held`: facts of it were declined, and tag definitions that
-    only these needed are not stored; so many the store has of each origin. None where it has stored all."""
+    """The page is durable. `definitions_held`: how many tag definitions the store has of each origin, if some of the
+    page were not stored because the facts that need them were declined; None if all were stored."""
 
     definitions_held: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AppendFailed:
-    """The page handed to the store was not stored, and nothing of it. `contradicted`: the end of a batch held here that
-    the peer, in its present epoch, contradicts."""
+    """The page was not stored, nor any part of it. `contradicted`: the end of a batch held here that the peer's page,
+    of its present epoch, contradicts."""
 
     reason: str
     is_retryable: bool
@@ -192,27 +194,27 @@ class Fetch:
     wait_ms: int
     bytes_max: int
     lease: int = 0
-    """The lease held at the peer; 0 asks for one."""
+    """The lease held at the peer; 0 requests one."""
     lease_after: int | None = None
-    """With lease 0: the lease after which to get one, the last that is known to have been in force."""
-    must_show: bool = False
-    """Whether to show what is held of the peer, so that it notices if its store was restored from an old copy."""
+    """With lease 0: the last lease that is known to have been in force; the new one must follow it."""
+    must_claim_history: bool = False
+    """Whether to claim what is held of the peer, so that it notices if its store was restored from an old copy."""
     timeline: str | None = None
-    """The peer's, of the accepted pages."""
+    """The peer's timeline, as named by the accepted pages."""
     contradicted: BatchEnd | None = None
-    """The batch of the peer's own to be shown; None: the last that is held."""
+    """The batch of the peer's own facts to claim; None: the last one held."""
 
 
 @dataclass(frozen=True, slots=True)
 class Append(Generic[Content]):
-    """Store this page, the definitions that came in pages before it, and the position behind it, in one transaction."""
+    """Store this page, the definitions of the pages before it, and the position after it, in one transaction."""
 
     page: ArrivedPage[Content]
     definitions_before: tuple[ArrivedPage[Content], ...]
 
 
 class NoteKind(Enum):
-    """Each is one line in the log, under this name."""
+    """The name of the log event."""
 
     PEER_LOST = "peer_lost"
     PEER_RETURNED = "peer_returned"
@@ -234,15 +236,14 @@ class Note:
 
 Effect = Fetch | Append[Content] | Note
 
-# ------------------------------------------------------------------------------------------------------- what it keeps
+# ---------------------------------------------------------------------------------------------------------------- state
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFetch:
-    """A request whose answer is awaited, and until when."""
+    """A request whose answer is awaited until `deadline_ms`."""
 
     fetch_id: int
-    after_offset: int | None
     sent_ms: int
     deadline_ms: int
     wait_ms: int
@@ -259,4 +260,4 @@ class ReceiverCounters:
     unproven: int = 0
     restarts: int = 0
     paced_ms: int = 0
-    """For how long no request was sent because the peer's bandwidth was used up."""
+    """How long no request was sent because the peer's bandwidth was used up."""

@@ -19,7 +19,7 @@ from agent.replication.protocol.messages import (
     GetDigests,
     SequencesAnswer,
 )
-from agent.replication.protocol.page_check import (
+from agent.replication.pulling.page_check import (
     DEFINITION_BYTES_MAX,
     PageContent,
     PageRefused,

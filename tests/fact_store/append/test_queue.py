@@ -1,0 +1,55 @@
+"""The writer's queue: its room in pieces and in bytes, and what the group commit learns of what waits."""
+
+import pytest
+
+from agent.columns import SampleColumns
+from agent.fact_store.append.queue import AppendSamples, Call, WriteQueue
+from agent.fact_store.log.errors import FactsRefused, StoreBusy
+from tests.fact_store.making import TELEMETRY, samples
+
+
+def call(size: int = 0, queued_ns: int = 0) -> Call:
+    """A deferred call whose arguments take so many bytes."""
+    return Call("call", size, queued_ns, lambda _: None, is_deferred=True)
+
+
+def append(queued_ns: int, size: int = 1) -> AppendSamples:
+    """One sample of so many bytes."""
+    return AppendSamples(TELEMETRY, SampleColumns.of(samples(1)), 1, size, queued_ns)
+
+
+def test_what_never_fits_is_refused_for_good() -> None:
+    """Work of more bytes than the queue holds is refused by name: with StoreBusy its caller would try for ever. It
+    takes no room."""
+    queue = WriteQueue(10, 100)
+    for work in (call(101), append(0, 101)):
+        with pytest.raises(FactsRefused, match="101 bytes at once"):
+            queue.reserve(work)
+    queue.reserve(call(100))
+    queue.reserve(append(0, 100))
+
+
+def test_calls_are_bounded_in_bytes() -> None:
+    """Pages of peers wait within the bytes of the queue, whatever the number of calls; the end of one makes room."""
+    queue, page = WriteQueue(10, 100), call(60)
+    queue.reserve(page)
+    with pytest.raises(StoreBusy, match="60 bytes wait"):
+        queue.reserve(call(41))
+    queue.reserve(call(40))
+    queue.release(page)
+    queue.reserve(call(60))
+
+
+def test_waiting_counts_from_the_oldest() -> None:
+    """What comes later puts off neither the commit of samples nor that of deferred calls: both would otherwise wait
+    for as long as others come. What is taken counts no more."""
+    queue = WriteQueue(10, 100)
+    for at_ns in (5, 6, 7):
+        waiting = queue.put_samples(append(at_ns))
+        queue.put_call(call(queued_ns=at_ns))
+    assert (waiting.facts, waiting.oldest_ns, waiting.newest_ns) == (3, 5, 7)
+    assert queue.deferred_ns == 5
+    assert not queue.is_urgent
+    queue.take((TELEMETRY,))
+    assert queue.deferred_ns is None
+    assert queue.put_samples(append(8)).oldest_ns == 8
