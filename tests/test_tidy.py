@@ -71,7 +71,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
         "agent.settings",
     ),  # appends through a port
     "agent.replication": (*FOUNDATION, "agent.file_watch"),  # stores through a port
-    "agent.health": ("agent.errors", "agent.message"),  # reads figures that the node hands it
+    "agent.health": ("agent.errors", "agent.message", "agent.settings"),  # reads figures that the node hands it
     "agent.hardware": ("agent.errors", "agent.nftables", "agent.health"),  # the sum of what a node writes
     "agent.config": ("agent.errors", "agent.settings"),  # loads none of the parts
     "agent.local_socket": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.config"),

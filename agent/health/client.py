@@ -13,7 +13,7 @@ from agent.health.address import PORT_FILE
 from agent.message import check_depth
 from agent.settings.node import HealthSettings, IdentitySettings
 
-ANSWER_BYTES_MAX = 64 * 1024 * 1024  # a hundred times what a node with a thousand consumers says
+ANSWER_BYTES_MAX = 64 * 1024 * 1024  # a hundred times the answer of a node with a thousand consumers
 _HTTP_S_MAX = 2.0
 
 

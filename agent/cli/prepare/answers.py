@@ -1,4 +1,4 @@
-"""Reads, checks and writes the answers of `bsfg setup` as a TOML file."""
+"""Reads the answers of `bsfg setup` from a TOML file, checks their form, and writes answers as such a file."""
 
 from __future__ import annotations
 
