@@ -156,7 +156,7 @@ def _attacked(folder: Path) -> Iterator[Attacked]:
     zones = (SERVING, ASKING, HOSTILE)
     with contextlib.ExitStack() as stack:
         honest = stack.enter_context(Mosquitto.started(folder / "site", zones, (f"{SERVING}:{ASKING}",)))
-        hostile = stack.enter_context(honest.beside("hostile", (f"{SERVING}:{HOSTILE}",)))
+        hostile = stack.enter_context(honest.second_process("hostile", (f"{SERVING}:{HOSTILE}",)))
         node_folder, health_port = folder / SERVING, free_port()
         node_folder.mkdir()
         config = node_folder / "node.toml"

@@ -30,7 +30,7 @@ class Gateway:
         self.folder, self.file, self.log = folder, folder / "node.toml", folder / "log"
         self.bsfg = partial(command.bsfg, folder)
         first = stack.enter_context(Mosquitto.started(folder / "site", links=("plant-a:idmz", "plant-a:plant-b")))
-        second = stack.enter_context(first.beside("second", ("enterprise:plant-a",)))
+        second = stack.enter_context(first.second_process("second", ("enterprise:plant-a",)))
         self.brokers: dict[str, Mosquitto] = {"first": first, "second": second}
         self.sources: dict[str, Program] = {
             "meter": stack.enter_context(running("modbus_server")),
