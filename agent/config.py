@@ -3,7 +3,7 @@
 Each problem names its path in the file, the value found and what to do, so an operator corrects the file in one
 attempt. This module opens no socket, store or certificate; `bsfg check` opens them afterwards.
 
-The sections are read by the types of their fields, and each is asked which of its rules are broken.
+The sections are read by the types of their fields, and each section reports its broken rules.
 
     ConfigError     node.toml cannot be used; `problems` lists every reason (the operator corrects them; no retry)
 """
@@ -67,8 +67,8 @@ class Checked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """The sections of a node.toml that are good by themselves, whatever is wrong with the others; `settings` only if
-    there is no problem at all."""
+    """The sections of a node.toml that are valid by themselves, even if others are not. `settings` is None if there is
+    any problem."""
 
     file: Path
     problems: tuple[Problem, ...]
@@ -93,7 +93,7 @@ def load(file: Path) -> NodeSettings:
 
 
 class ConfigFile:
-    """A node.toml that a process reads again, and what it held when it was last read and taken."""
+    """A node.toml that a process reads repeatedly, and a digest of the content that it last accepted."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -107,7 +107,7 @@ class ConfigFile:
         return settings
 
     def is_changed(self) -> bool:
-        """Whether the file holds something else than was read."""
+        """Whether the content of the file differs from the content that was last accepted."""
         return self._present_digest() != self._digest
 
     def _present_digest(self) -> bytes:
@@ -118,7 +118,7 @@ class ConfigFile:
 
 
 def load_sections(file: Path) -> Sections:
-    """What of `file` can be used, and every problem of the rest. Raises ConfigError for a file that is no TOML."""
+    """The valid sections of `file`, and every problem of the others. Raises ConfigError if the file is not TOML."""
     return _sections(_parsed(file), file)
 
 
@@ -168,8 +168,7 @@ def _parsed(file: Path) -> Mapping[str, object]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(file, [Problem("file", MISSING, f"cannot be read: {error}")]) from error
     except tomllib.TOMLDecodeError as error:
-        # The likeliest reason by far: printed lines were pasted at the end, and `bsfg init` wrote their section
-        # already.
+        # Usually, printed lines were pasted at the end although `bsfg init` has already written their section.
         hint = "; move the lines into the section that is there already" if "twice" in str(error) else ""
         raise ConfigError(file, [Problem("file", MISSING, f"is not TOML: {error}{hint}")]) from error
 
@@ -234,7 +233,7 @@ def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> Device
     of_profile = _Reader(file.parent)
     profile = of_profile.table(DeviceProfile, found, "")
     reader.problems += [Problem(f"{file}: {one.path}", one.value, one.why) for one in of_profile.problems]
-    if profile is _WRONG:  # go on with what is right: a wrong key must not make others seem to be missing
+    if profile is _WRONG:  # continue with the valid keys: an invalid one must not make others appear to be missing
         wrong = {one.path for one in of_profile.problems}
         right = {"description": "", **{name: value for name, value in found.items() if name not in wrong}}
         profile = _Reader(file.parent).table(DeviceProfile, right, "")
@@ -247,7 +246,7 @@ class _Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.problems: list[Problem] = []
-        self.places: dict[str, str] = {}  # where a value stands that is not in node.toml, by its path there
+        self.places: dict[str, str] = {}  # file and name of a value from a profile, by its path in node.toml
 
     def table(self, kind: type[SettingsT], found: object, path: str) -> SettingsT:
         """The settings in one table, or `_WRONG`. Rules are checked even if a plain value is wrong, with its default in
