@@ -76,7 +76,8 @@ def test_a_refused_opening_has_nothing_open(tmp_path: Path) -> None:
 
 
 def test_closing_syncs_the_witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An orderly stop leaves nothing to the kernel: after a power cut an older copy of the store is still recognised."""
+    """An orderly stop leaves nothing to the kernel: after a power cut an older copy of the store is still
+    recognised."""
     with node(tmp_path) as store:
         calls = DiskCalls(monkeypatch)
         fill(store)

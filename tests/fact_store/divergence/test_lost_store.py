@@ -61,8 +61,8 @@ def notices(store: FactStore) -> dict[str, dict[str, object]]:
 
 @pytest.mark.parametrize("how", ["deleted", "emptied"])
 def test_a_missing_file_is_reported(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node begins a new store, and reports which epoch was there and how far each stream went, once; after a day the
-    incident alone remains."""
+    """The node begins a new store, and reports which epoch was there and how far each stream went, once; after a day
+    the incident alone remains."""
     with node(tmp_path) as store:
         fill(store)
         before = store.epoch
