@@ -516,7 +516,7 @@ def called(node: ast.AST) -> str:
 
 
 def limits_something(limit: ast.expr) -> bool:
-    """Whether an argument is a limit: a name is taken at its word, a literal must be above 0."""
+    """Whether an argument is a limit: any name counts as one, a literal must be above 0."""
     try:
         return (ast.literal_eval(limit) or 0) > 0
     except ValueError:
@@ -541,7 +541,7 @@ def opening(module: Module) -> str:
 
 
 def imports_run_downwards(module: Module) -> Iterator[str]:
-    """A part imports itself and the parts that KNOWS grants it, nothing beside or above it."""
+    """A part imports only itself and the parts that KNOWS grants it, none beside or above it."""
     own = part_of(module.name)
     if own is None:
         return
