@@ -341,13 +341,13 @@ def test_all_spans_of_a_pull(broker: Mosquitto, tmp_path: Path, caplog: pytest.L
         async with plant.running(), idmz.running():
             await idmz.wait_end(1_000)
             await wait_until_async(lambda: puller.statistics().frontier == 1_000, "the confirmation")
-            waited = ends(puller._telemetry, Span.FETCH)[1] + 1
+            waited = ends(puller._runner.spans._telemetry, Span.FETCH)[1] + 1
             await wait_until_async(
-                lambda: ends(puller._telemetry, Span.FETCH)[1] > waited, "a fetch to come back empty"
+                lambda: ends(puller._runner.spans._telemetry, Span.FETCH)[1] > waited, "a fetch to come back empty"
             )
         plant.store.close()
         idmz.store.close()
-        return puller._telemetry, server._telemetry
+        return puller._runner.spans._telemetry, server._telemetry
 
     asking, serving = asyncio.run(scenario())
     pages, stored, _, _ = ends(asking, Span.APPEND)
