@@ -3,7 +3,7 @@
 Each problem names its path in the file, the value found and what to do, so an operator corrects the file in one
 attempt. This module opens no socket, store or certificate; `bsfg check` opens them afterwards.
 
-The sections are read by the types of their fields; then each section reports which of its rules are broken.
+The sections are read by the types of their fields, and each section reports its broken rules.
 
     ConfigError     node.toml cannot be used; `problems` lists every reason (the operator corrects them; no retry)
 """
@@ -67,7 +67,8 @@ class Checked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """The valid sections of a node.toml, even if others have problems; `settings` is None if there is any problem."""
+    """The sections of a node.toml that are valid by themselves, even if others are not. `settings` is None if there is
+    any problem."""
 
     file: Path
     problems: tuple[Problem, ...]
@@ -92,7 +93,7 @@ def load(file: Path) -> NodeSettings:
 
 
 class ConfigFile:
-    """A node.toml that a process reads again, and its digest when it was last read successfully."""
+    """A node.toml that a process reads repeatedly, and a digest of the content that it last accepted."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -106,7 +107,7 @@ class ConfigFile:
         return settings
 
     def is_changed(self) -> bool:
-        """Whether the file has changed since it was last read successfully."""
+        """Whether the content of the file differs from the content that was last accepted."""
         return self._present_digest() != self._digest
 
     def _present_digest(self) -> bytes:
@@ -117,8 +118,7 @@ class ConfigFile:
 
 
 def load_sections(file: Path) -> Sections:
-    """The sections of `file` that can be used, and the problems of the others. Raises ConfigError for a file that is
-    not TOML."""
+    """The valid sections of `file`, and every problem of the others. Raises ConfigError if the file is not TOML."""
     return _sections(_parsed(file), file)
 
 
@@ -168,8 +168,8 @@ def _parsed(file: Path) -> Mapping[str, object]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(file, [Problem("file", MISSING, f"cannot be read: {error}")]) from error
     except tomllib.TOMLDecodeError as error:
-        # The most likely reason: printed lines were pasted at the end, although `bsfg init` has written their section.
-        hint = "; move the lines into the section that exists already" if "twice" in str(error) else ""
+        # Usually, printed lines were pasted at the end although `bsfg init` has already written their section.
+        hint = "; move the lines into the section that is there already" if "twice" in str(error) else ""
         raise ConfigError(file, [Problem("file", MISSING, f"is not TOML: {error}{hint}")]) from error
 
 
@@ -194,8 +194,8 @@ def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str,
 
 
 def _with_own_certificates(table: Mapping[str, object]) -> Mapping[str, object]:
-    """The table with our own certificate for each secured OPC UA source that names none. All share one certificate,
-    which is made at the first connection in the state folder, where a node may write."""
+    """The table with a certificate of our own for each secured OPC UA source that names none: one for all of them, made
+    at the first connection, in the state folder, because that is where a node may write."""
     sources, node = table.get("opcua"), table.get("node")
     if not isinstance(sources, list):
         return table
@@ -206,7 +206,7 @@ def _with_own_certificates(table: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _needs_certificate(source: object) -> bool:
-    """Whether a source is secured and names neither certificate nor key; one without the other is an error."""
+    """Whether it is secured and names neither certificate nor key; one without the other is a mistake."""
     return (
         isinstance(source, Mapping)
         and source.get("security_policy") != "None"
@@ -233,7 +233,7 @@ def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> Device
     of_profile = _Reader(file.parent)
     profile = of_profile.table(DeviceProfile, found, "")
     reader.problems += [Problem(f"{file}: {one.path}", one.value, one.why) for one in of_profile.problems]
-    if profile is _WRONG:  # continue with the valid keys: a wrong key must not make others appear to be missing
+    if profile is _WRONG:  # continue with the valid keys: an invalid one must not make others appear to be missing
         wrong = {one.path for one in of_profile.problems}
         right = {"description": "", **{name: value for name, value in found.items() if name not in wrong}}
         profile = _Reader(file.parent).table(DeviceProfile, right, "")
@@ -246,11 +246,11 @@ class _Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.problems: list[Problem] = []
-        self.places: dict[str, str] = {}  # by path in node.toml: where a value comes from that is not in that file
+        self.places: dict[str, str] = {}  # file and name of a value from a profile, by its path in node.toml
 
     def table(self, kind: type[SettingsT], found: object, path: str) -> SettingsT:
-        """The settings in one table, or `_WRONG`. Rules are checked even if a value is wrong, with its default in its
-        place, so that one problem does not hide another."""
+        """The settings in one table, or `_WRONG`. Rules are checked even if a plain value is wrong, with its default in
+        place of it, so that one problem does not hide another."""
         if not isinstance(found, Mapping):
             self._wrong(path, found, "must be a table")
             return typing.cast(SettingsT, _WRONG)

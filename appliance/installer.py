@@ -44,7 +44,7 @@ if [ -e {home}/.installing ]; then
     exit 1
 fi
 if [ ! -x /usr/bin/{python} ]; then
-    echo "bsfg: this package needs Debian's {python}, which is not here; install the package for this release" >&2
+    echo "bsfg: this package needs Debian's {python}, which is not installed; install the package for this release" >&2
     exit 1
 fi
 unset PYTHONPATH PYTHONHOME
@@ -131,7 +131,7 @@ def _check(about: dict[str, str], root: Path) -> None:
             raise Refused(f"{name} is not as it was built; copy the bundle again")
     here = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     if here != about["python"]:
-        raise Refused(f"this bundle is for {about['python']} (Debian {about['debian']}), and here is {here}")
+        raise Refused(f"this bundle is for {about['python']} (Debian {about['debian']}), and this machine has {here}")
     machine = MACHINES.get(os.uname().machine, os.uname().machine)
     if machine != about["architecture"]:
         raise Refused(f"this bundle is for {about['architecture']}, and this machine is {machine}")
@@ -139,7 +139,7 @@ def _check(about: dict[str, str], root: Path) -> None:
         raise Refused("bsfg is installed as a Debian package; upgrade it with the .deb, or remove it: dpkg -r bsfg")
     link = root / "opt" / "bsfg"
     if link.exists() and not link.is_symlink():
-        raise Refused(f"{link} was not made by this program; move it away")
+        raise Refused(f"{link} was not created by this program; move it away")
     (root / "opt").mkdir(exist_ok=True)
     wanted = FREE_BYTES_PER_PACKED * sum(file.stat().st_size for file in HERE.rglob("*") if file.is_file())
     free = shutil.disk_usage(root / "opt").free
@@ -148,13 +148,14 @@ def _check(about: dict[str, str], root: Path) -> None:
 
 
 def _unused(opt: Path, name: str) -> Path:
-    """A folder that is not there, also when one version is installed again: the current one is never written to."""
+    """A folder that does not exist, even if the same version is installed again: the current one is never written
+    to."""
     names = (name, *(f"{name}.{number}" for number in range(1, 9)))
     return next(opt / one for one in names if not (opt / one).exists())
 
 
 def _point(link: Path, name: str) -> None:
-    """Let the link lead to `name`, in one step."""
+    """Point the link to `name`, in one step."""
     new = link.with_name("bsfg.new")
     new.unlink(missing_ok=True)
     new.symlink_to(name)
@@ -175,7 +176,7 @@ def _place_units(root: Path, units: Path) -> None:
 
 
 def _settle(root: Path) -> None:
-    """User, folders, and nodes that run the new program. A machine without systemd does this by hand."""
+    """Create user and folders, and restart the nodes. Without systemd, an operator does this by hand."""
     if root != Path("/"):
         return
     for command in (
@@ -190,12 +191,12 @@ def _settle(root: Path) -> None:
 
 
 def back(root: Path) -> str:
-    """Make the version before the current one again. The facts stay as they are."""
+    """Make the previous version the current one again. Facts are not changed."""
     link = root / "opt" / "bsfg"
     note = link / "before"
     name = note.read_text(encoding="utf-8") if note.exists() else ""
     if not name or not link.with_name(name).is_dir():
-        raise Refused("there is no version before this one; install its bundle")
+        raise Refused("there is no previous version here; install the bundle of that version")
     _point(link, name)
     _place_units(root, link / "share" / "systemd")
     _settle(root)

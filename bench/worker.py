@@ -1,7 +1,7 @@
 """One process of a benchmark: `python -m bench.worker ROLE OPTIONS`, with the options as one JSON object.
 
-The roles of the product stand beside the benchmarks that use them; the roles of the limits stand in
-`replication/bare_loop.py`. A role's module is imported only when it is played, so that its memory is measured without
+The roles of the product are in the modules of the benchmarks that use them; the roles of the limits are in
+`replication/bare_loop.py`. Only the module of the role that runs is imported, so that its memory is measured without
 the others.
 """
 

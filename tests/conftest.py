@@ -1,7 +1,6 @@
-"""What holds for every test: no setting of the person running them leaks in, asserts are on, and long files start
-first.
+"""Rules for all tests: no setting of the developer reaches them, asserts are on, and long files start first.
 
-A fixture belongs to the folder that needs it; one that several folders need is here.
+A fixture belongs to the folder that needs it; a fixture that several folders need is here.
 """
 
 import asyncio
@@ -22,16 +21,16 @@ from xdist.scheduler import LoadFileScheduling
 from tests.sim import IS_LONG
 from tests.support.memory import memory_folder
 
-# Time is no verdict: on a busy machine any example may take long (by default, 200 ms are a failure). New examples are
-# for `make sim`, as new seeds are.
+# No deadline, because any example may take long on a busy machine (by default, 200 ms is a failure). Only `make sim`
+# uses new examples, as it uses new seeds.
 settings.register_profile("bsfg", deadline=None, derandomize=not IS_LONG, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bsfg")
 
 
 def pytest_configure() -> None:
-    """Refuse an interpreter without asserts, forget every BSFG_ variable before a test can read one, and hear Ctrl-C,
-    which a shell's background jobs ignore and their children with them. How long a callback took is no test's affair:
-    the machine may stall in it, which asyncio's debug mode writes to its log."""
+    """Refuse an interpreter without asserts, remove every BSFG_ variable before a test can read one, and handle Ctrl-C,
+    which a shell's background jobs and their children ignore. Drop asyncio's log lines about slow callbacks, because a
+    stalled machine causes them, too."""
     if sys.flags.optimize:
         pytest.exit("python -O removes the asserts that the product and its tests rely on", returncode=2)
     for name in [name for name in os.environ if name.startswith("BSFG_")]:
@@ -58,7 +57,7 @@ class SharedSpark(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedSpark | None:
-    """For `--dist loadfile`; another wish of the command line holds."""
+    """For `--dist loadfile` only; other values of `--dist` are not changed."""
     return SharedSpark(config, log) if config.getoption("dist") == "loadfile" else None
 
 

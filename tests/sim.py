@@ -2,8 +2,8 @@
 sim`.
 
 `SIM=1` in the environment (what `make sim` sets) takes the long figure of each `scaled`, and a new seed each time.
-`make test` gives its verdict on a change, so it draws the same numbers each time. `SEED=n` starts every seeded test
-from that seed. docs/reference/tests.md says what each figure is.
+`make test` judges a change, so it draws the same numbers each time. `SEED=n` starts every seeded test from that seed.
+docs/reference/tests.md says what each figure is.
 """
 
 import os
@@ -16,12 +16,12 @@ IS_LONG = os.environ.get("SIM", "") not in {"", "0"}
 
 
 def patient(test: Callable[..., None]) -> Callable[..., None]:
-    """Marks a test that `make sim` runs, and that takes its time also on a machine that does much else."""
+    """Marks a test that `make sim` runs, with a time limit for a busy machine."""
     return pytest.mark.sim(pytest.mark.timeout(scaled(900, 100_000))(test))
 
 
 def scaled(short: int, long: int) -> int:
-    """So many rounds, states or steps: `short` in `make test`, `long` in `make sim`."""
+    """A number of rounds, states or steps: `short` in `make test`, `long` in `make sim`."""
     return long if IS_LONG else short
 
 

@@ -106,8 +106,8 @@ def problems_of_text(text: str, folder: Path) -> dict[str, str]:
 
 
 def test_all_problems_are_reported_together() -> None:
-    """Nine mistakes in five sections are nine lines: neither a wrong type nor a misspelt name hides a broken rule
-    beside it."""
+    """Nine mistakes in five sections are nine lines: neither a wrong type nor a misspelt name hides another broken
+    rule."""
     found = problems_of(
         {
             "node": {"zone": "Plant A", "stat_dir": "x"},

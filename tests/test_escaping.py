@@ -1,4 +1,4 @@
-"""Foreign text: what reaches a terminal, a log or a spreadsheet does nothing there, and nothing of it is lost."""
+"""Foreign text has no effect in a terminal, a log or a spreadsheet, and keeps all its characters."""
 
 import json
 import logging
@@ -32,8 +32,8 @@ def does_something(text: str) -> list[str]:
 
 @given(any_text)
 def test_printable_text_has_no_control_characters(text: str) -> None:
-    """Whatever the text: no control character, no bidirectional override, no line end; other text is left as it is, and
-    twice is once."""
+    """No text leaves a control character, a bidirectional override or a line end. Other text is not changed, and
+    escaping twice changes nothing more."""
     shown = printable(text)
     assert does_something(shown) == []
     assert printable(shown) == shown
@@ -52,7 +52,7 @@ def test_json_keeps_its_meaning(value: object) -> None:
 
 @given(any_text | st.text("=+-@\t\r'1a.,e ", max_size=8))
 def test_a_cell_is_no_formula_and_comes_back(text: str) -> None:
-    """No cell begins with what a spreadsheet calculates, except a number; the reader has the text again."""
+    """No cell, except a number, begins with a character that starts a formula; a reader gets the text back."""
     cell = csv_cell(text)
     assert cell_text(cell) == text
     if cell[:1] in set("=+-@\t\r"):
@@ -76,7 +76,7 @@ def says() -> None:
 
 
 def test_no_command_prints_control_characters() -> None:
-    """Whatever a command prints passes one place: standard output and standard error, also of logs."""
+    """All output of a command passes one place: standard output and standard error, logs included."""
     group = LazyGroup("bsfg", lazy={"says": f"{__name__}:says"})
     done = CliRunner().invoke(group, ["says"])
     assert done.exception is None
@@ -87,7 +87,7 @@ def test_no_command_prints_control_characters() -> None:
 
 
 def test_an_error_ends_the_command_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So does the text of an error."""
+    """The text of an error is escaped, too."""
 
     class Wrong(BsfgError):
         hint = HOSTILE
@@ -111,8 +111,8 @@ def test_a_log_line_is_one_line() -> None:
 
 
 def test_no_peer_fills_the_log() -> None:
-    """Of one event about one peer so many lines are written in a minute, and the next line counts those left out. Other
-    events, other peers, and what concerns no peer are not affected."""
+    """The lines a minute of one event about one peer are limited, and the next line counts those left out. Other
+    events, other peers, and lines about no peer are not affected."""
     limit = LineLimit()
 
     def lines(count: int, at_s: float, event: str = "peer_epoch_changed", **fields: object) -> list[logging.LogRecord]:

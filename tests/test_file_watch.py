@@ -1,4 +1,4 @@
-"""When files that others replace are looked at."""
+"""When files that other programs replace are read again."""
 
 import asyncio
 from pathlib import Path
@@ -35,7 +35,7 @@ async def test_a_changed_file_is_read_when_it_is_quiet(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("hints, waits", [([False], 1), ([True, True, False], 3)])
 def test_each_hint_begins_the_quiet_moment_anew(hints: list[bool], waits: int) -> None:
-    """As long as hints come, the moment begins anew."""
+    """Each hint restarts the wait for a quiet moment."""
     waited = 0
 
     class Hints:

@@ -29,8 +29,8 @@ LOADS_NONE_OF = [
 
 @pytest.mark.parametrize("modules, unwanted", LOADS_NONE_OF, ids=["config", "light commands", "latest", "node"])
 def test_a_program_loads_what_it_uses(modules: str, unwanted: tuple[str, ...], tmp_path: Path) -> None:
-    """A command would be over before what it does not need is loaded: asyncua and pymodbus take 30 MB and half a
-    second, the fact store and what it needs 20 MB."""
+    """No program loads a library that it does not use: asyncua and pymodbus take 30 MB and half a second, the fact
+    store and its imports 20 MB."""
     program = f"import sys, {modules}; print('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
     loaded = set(done.stdout.split())

@@ -1,4 +1,4 @@
-"""docs/reference/invariants.md and tests.md name tests; each of them must be there."""
+"""docs/reference/invariants.md and tests.md name tests; each of these tests must exist."""
 
 import ast
 import re
@@ -36,7 +36,7 @@ def test_all_twenty_invariants_have_a_test_or_a_reason() -> None:
 
 
 def test_every_invariant_in_a_name_is_listed() -> None:
-    """A test named after an invariant stands on the page."""
+    """Every test that is named after an invariant is on the page."""
     named = {name for _, name in TEST.findall(text("invariants.md"))}
     for path in (ROOT / "tests").rglob("test_*.py"):
         for found in re.findall(r"^def (test_invariant_\d+\w*)", path.read_text(encoding="utf-8"), re.MULTILINE):

@@ -1,4 +1,4 @@
-"""JSON from outside, on every path: nested at most JSON_DEPTH_MAX deep, and no number is rounded without a word."""
+"""JSON from outside, on every path: nested at most JSON_DEPTH_MAX deep, and no number is rounded silently."""
 
 import asyncio
 import json
@@ -45,8 +45,8 @@ def depth_of(value: Any) -> int:
 
 @given(VALUES, st.integers(90, 105))
 def test_depth_is_counted_outside_of_texts_only(value: Any, around: int) -> None:
-    """Whatever quotes, backslashes and brackets the texts of a value hold: its depth is that of its arrays and
-    objects."""
+    """The depth of a value is that of its arrays and objects, whatever quotes, backslashes and brackets its texts
+    contain."""
     nested = reduce(lambda inner, _: [inner], range(around), [value, [0] * 101, ["long"] * 50])
     is_deep = depth_of(nested) > JSON_DEPTH_MAX
     with pytest.raises(MessageError, match="nested deeper") if is_deep else nullcontext():
@@ -87,7 +87,7 @@ def error_of(parse: Callable[[bytes], object], inner: bytes) -> str:
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_every_parser_has_the_same_limit(name: str) -> None:
-    """A hundred levels are no matter of depth, one more is refused as such, and a hundred thousand end nothing."""
+    """A hundred levels are accepted, one more is refused for its depth, and a hundred thousand end no process."""
     for levels, is_deep in ((JSON_DEPTH_MAX - 1, False), (JSON_DEPTH_MAX, True), (30_000, True)):
         found = error_of(PARSERS[name], b"[" * levels + b'"%s"' % (b"0" * 201) + b"]" * levels)
         assert (f"nested deeper than {JSON_DEPTH_MAX}" in found) == is_deep, (levels, found)
@@ -95,7 +95,7 @@ def test_every_parser_has_the_same_limit(name: str) -> None:
 
 
 def test_a_state_file_that_is_nested_too_deeply_counts_as_unreadable(tmp_path: Path) -> None:
-    """As one that was damaged otherwise does."""
+    """It is handled like a file with any other damage."""
     file = tmp_path / "facts.db.suspect"
     for levels, is_read in ((JSON_DEPTH_MAX - 1, True), (JSON_DEPTH_MAX, False), (100_000, False)):
         nested = "[" * levels + f'"{"0" * 201}"' + "]" * levels
@@ -104,7 +104,7 @@ def test_a_state_file_that_is_nested_too_deeply_counts_as_unreadable(tmp_path: P
 
 
 def test_no_module_parses_json_past_the_limit() -> None:
-    """Every module that calls a JSON parser checks the depth, or parses what this process wrote or has checked."""
+    """Every module that calls a JSON parser checks the depth, or parses JSON that this process wrote or has checked."""
     parses = re.compile(r"json\.loads?\(|msgspec\.json\.(?:decode|Decoder)\(")
     checked = {
         "node/stored_samples.py", "query/scan/messages.py", "fact_store/append/checkpoint.py",  # objects of stored facts, checked where they came in

@@ -57,8 +57,8 @@ def test_every_row_of_the_table_of_leases(held: Lease, shown: LeaseClaim, after:
     ],
 )
 def test_a_name_that_is_registered_again(held: Lease, shown: LeaseClaim, after: Lease | Denied) -> None:
-    """It begins with epochs that it never had; what was granted before is unknown. A name that was registered when
-    epochs began with 1 goes on as it was."""
+    """It begins with epochs that it never had, so leases granted before are unknown. A name that was registered when
+    epochs began with 1 keeps its epochs."""
     assert decide_lease(held, shown, 100) == after
 
 
@@ -105,7 +105,7 @@ class Process:
         self.is_fenced = False
 
     def asks(self) -> LeaseClaim:
-        """Its next claim."""
+        """The next claim of the process."""
         return LeaseClaim(self.name, self.epoch, None if self.epoch else self.after)
 
     def hears(self, answer: Lease | Denied, asked: LeaseClaim) -> None:

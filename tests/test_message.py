@@ -45,7 +45,7 @@ def test_numbers_as_in_the_rfc(bits: str, text: str) -> None:
 
 @pytest.mark.parametrize("bits", ["7fffffffffffffff", "7ff0000000000000", "fff0000000000000"])
 def test_numbers_the_rfc_refuses(bits: str) -> None:
-    """NaN and infinities have no JSON."""
+    """NaN and infinities have no form in JSON."""
     with pytest.raises(MessageError, match="canonical"):
         canonical_json(struct.unpack(">d", bytes.fromhex(bits))[0])
 
@@ -164,7 +164,7 @@ def test_structures_have_a_depth_that_is_the_same_everywhere(opening: bytes) -> 
     ],
 )
 def test_an_integer_that_would_be_rounded_is_refused(digits: str) -> None:
-    """An application that sends one is told so by AppendFact and `bsfg append`, which make its JSON canonical."""
+    """AppendFact and `bsfg append`, which make JSON canonical, report it to the application that sent it."""
     with pytest.raises(MessageError, match=r"beyond 2\^53|canonical"):
         message.parse_json("object_json", b'{"a":%s}' % digits.encode())
 

@@ -1,4 +1,4 @@
-"""What the README shows, run."""
+"""Runs the commands that the README shows, and checks the links between pages."""
 
 import os
 import re

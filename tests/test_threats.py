@@ -1,4 +1,5 @@
-"""docs/operate/threats.md: every part of a site has its section, every requirement its state, every test is there."""
+"""docs/operate/threats.md: every part of a site has a section, every requirement a state, and every named test
+exists."""
 
 import ast
 import re

@@ -1,9 +1,9 @@
-"""The rules of the house, as tests: what DESIGN and STYLE ask for and a reader would otherwise have to notice.
+"""The rules of the project's code and documents, as tests: what a reviewer would otherwise have to notice.
 
 Each rule is a function over one parsed module that yields its complaints; its docstring is the rule and is printed when
 it is broken. Each is also run on a sample that breaks it and on one that does not (`BAD`, `GOOD` at the end), because a
-rule that cannot fail holds nothing. Exceptions stand in the tables at the top, with their reason, or as a comment
-`# tidy: <reason>` on the line itself; there is no third way.
+rule that cannot fail has no effect. An exception is listed in a table at the top, with its reason, or marked with a
+comment `# tidy: <reason>` on the line itself.
 """
 
 import ast
@@ -19,9 +19,9 @@ from tools.wrap_prose import wrapped
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# --- what the house looks like ----------------------------------------------------------------------------------------
+# --- the structure of the project -------------------------------------------------------------------------------------
 
-# Who may import whom, floor by floor: a part knows only parts named above it.
+# The parts that each part may import, layer by layer: only parts named above it.
 GROUND = (
     "agent.errors",
     "agent.escaping",
@@ -71,7 +71,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
         "agent.settings",
     ),  # appends through a port
     "agent.replication": (*FOUNDATION, "agent.file_watch"),  # stores through a port
-    "agent.health": ("agent.errors", "agent.message"),  # reads figures that the node hands it
+    "agent.health": ("agent.errors", "agent.message", "agent.settings"),  # reads figures that the node hands it
     "agent.hardware": ("agent.errors", "agent.nftables", "agent.health"),  # the sum of what a node writes
     "agent.config": ("agent.errors", "agent.settings"),  # loads none of the parts
     "agent.local_socket": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.config"),
@@ -87,7 +87,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
 }
 
 # The floors inside a part, lowest first: a folder imports only folders of lower floors; `a|b` share a floor and do not
-# import each other. Modules that stand in the part itself are its top floor.
+# import each other. Modules directly in the part are its top floor.
 FLOORS: dict[str, tuple[str, ...]] = {
     "agent.fact_store": (
         *(
@@ -130,8 +130,8 @@ OPEN = {
     "agent.demo.plant",
 }
 
-# Rooms behind a face that others may enter: a face that offered them would load a protocol library for everybody, or
-# would name what only one group of commands needs.
+# Subpackages that others may import past a face: a face that offered them would load a protocol library for every
+# user, or would name what only one group of commands needs.
 ENTERED = (
     "agent.ingest.modbus.explore",
     "agent.ingest.opcua.explore",
@@ -380,7 +380,7 @@ IO_MODULES = {
     *("socket", "sqlite3", "ssl", "subprocess", "threading", "time", "asyncua", "paho", "pymodbus"),
 }
 
-# The one place that catches everything, because it must outlive whatever a source does (STYLE 12).
+# The only place that catches every exception, because it must survive any failure of a source (STYLE 12).
 SUPERVISORS: dict[str, int] = {"agent/ingest/supervisor.py": 1}
 
 # Programs that wait for other programs, in a thread of their own and with nothing else to do.
@@ -475,7 +475,7 @@ def modules() -> list[Module]:
 
 
 def part_of(name: str) -> str | None:
-    """The part of the house that a dotted name belongs to, or None for what is not ours."""
+    """The part of the project that a dotted name belongs to, or None for a name of another project."""
     words = name.split(".")
     if words[0] == "agent":
         return ".".join(words[:2])
@@ -483,7 +483,7 @@ def part_of(name: str) -> str | None:
 
 
 def floor_of(part: str, path: str) -> int:
-    """On which floor of a part a file stands; the part's own modules are the top floor."""
+    """The floor of a file in its part; modules directly in the part are the top floor."""
     folder = path.removeprefix(part.replace(".", "/") + "/").partition("/")[0]
     return height_of(part, folder)
 
@@ -516,7 +516,7 @@ def called(node: ast.AST) -> str:
 
 
 def limits_something(limit: ast.expr) -> bool:
-    """Whether an argument is a limit: a name is taken at its word, a literal must be above 0."""
+    """Whether an argument is a limit: any name counts as one, a literal must be above 0."""
     try:
         return (ast.literal_eval(limit) or 0) > 0
     except ValueError:
@@ -541,7 +541,7 @@ def opening(module: Module) -> str:
 
 
 def imports_run_downwards(module: Module) -> Iterator[str]:
-    """A part imports itself and the parts that KNOWS grants it, nothing beside or above it."""
+    """A part imports only itself and the parts that KNOWS grants it, none beside or above it."""
     own = part_of(module.name)
     if own is None:
         return
@@ -836,7 +836,7 @@ def test_faces_offer_what_others_use() -> None:
 
 
 def test_cores_lean_on_nothing_that_does_io() -> None:
-    """A core's own imports from the house do no IO either, however many steps away."""
+    """The modules of the project that a core imports, directly or indirectly, do no IO either."""
     by_name = {module.name: module for module in modules()}
 
     def leans_on(name: str, seen: set[str]) -> Iterator[str]:
@@ -863,7 +863,7 @@ def test_a_declared_core_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("one, other, shared", SIBLINGS)
 def test_siblings_share_file_names(one: str, other: str, shared: set[str]) -> None:
-    """Two adapters of one kind have their common rooms under the same names."""
+    """Two adapters of one kind use the same names for the modules that both have."""
     for folder in (one, other):
         assert shared <= {path.name for path in (ROOT / folder).glob("*.py")}, folder
 

@@ -1,7 +1,7 @@
-"""Waiting in tests: for a condition, with a limit, never for a while.
+"""Waiting in tests: for a condition with a limit, never for a fixed time.
 
-The one place that may pause. A test that needs a pause for any other reason is testing the clock of the machine it runs
-on; give the code under test a clock instead.
+This is the only module of the tests that may pause. A test that needs a pause for another reason tests the clock of the
+machine; give the code under test a clock instead.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 
-LIMIT_S = 40.0  # far above what anything here takes, so that only a real hang meets it on a busy machine
+LIMIT_S = 40.0  # far above the time of any condition, so that only a real hang reaches it on a busy machine
 STEP_S = 0.01
 
 

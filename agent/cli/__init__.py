@@ -24,7 +24,7 @@ from agent.escaping import printable_lines
 DEFAULT_CONFIG = Path("node.toml")
 
 EXTRAS = ("rich", "pyspark", "pyarrow")
-"""Packages of commands that a gateway does not need, and therefore does not have."""
+"""Packages that a gateway does not have, because only the demonstration, Spark and Parquet need them."""
 
 _COMMANDS = {
     "init": "agent.cli.prepare.init:init",
@@ -67,8 +67,8 @@ class LazyGroup(click.Group):
         return list(self._lazy)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """What a command prints may hold text of a peer or a device."""
-        from agent.cli.terminal import printable_streams  # a part of this package
+        """Run the command with control characters escaped in its output, which may hold text of a peer or a device."""
+        from agent.cli.terminal import printable_streams  # late, because that module imports the product
 
         with printable_streams():
             return super().invoke(ctx)
@@ -112,8 +112,8 @@ def main() -> None:
         if package not in EXTRAS:
             raise
         sys.exit(
-            f"bsfg: the package {package} is not installed: demonstration and Spark are not for a gateway; elsewhere, "
-            f"pip install {' '.join(EXTRAS)} into the Python of this bsfg"
+            f"bsfg: the package {package} is not installed; only the demonstration, Spark and Parquet need it, and a "
+            f"gateway does without; elsewhere, run pip install {' '.join(EXTRAS)} with the Python of this bsfg"
         )
     except BsfgError as error:
         text = str(error)

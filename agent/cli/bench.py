@@ -37,7 +37,7 @@ def _facts(default: int) -> _Option:
 
 
 def _seconds(default: float) -> _Option:
-    return _option("--seconds", click.FloatRange(min=0.1), default, "Length of each part.")
+    return _option("--seconds", click.FloatRange(min=0.1), default, "Length of each part of the run.")
 
 
 def _repeats(default: int) -> _Option:
@@ -67,16 +67,16 @@ def _benchmark(module: str, text: str, options: Sequence[_Option]) -> None:
 
 _benchmark(
     "store.append",
-    "Durable appends in batches of 1000 samples, beside raw file appends with fdatasync.",
+    "Durable appends in batches of 1000 samples, compared with raw file appends with fdatasync.",
     [_facts(2_000_000), _seconds(3.0), _SEED],
 )
 _benchmark(
     "replication.replicate",
-    "A backlog from store to store through a broker, beside a bare loop that moves the same bytes.",
+    "A backlog from store to store through a broker, compared with a bare loop that moves the same bytes.",
     [
         _facts(8_000_000),
         _repeats(3),
-        _option("--batch-facts", click.IntRange(1, 16_384), 2000, "Facts of a batch."),
+        _option("--batch-facts", click.IntRange(1, 16_384), 2000, "Facts in a batch."),
         _SEED,
     ],
 )
@@ -87,7 +87,7 @@ _benchmark(
 )
 _benchmark(
     "replication.hostile",
-    "The lag of an honest zone while another zone floods the node that serves both, beside its lag while nothing does.",
+    "The lag of an honest zone while another zone floods the node that serves both, compared with its lag without a flood.",
     [
         _seconds(20.0),
         click.option(
@@ -100,12 +100,12 @@ _benchmark(
 )
 _benchmark(
     "replication.fetch",
-    "FetchFacts of 1000 facts at random offsets, beside bare round trips of equal bytes.",
+    "FetchFacts of 1000 facts at random offsets, compared with bare round trips of equal bytes.",
     [_facts(1_000_000), _seconds(5.0), _SEED],
 )
 _benchmark(
     "replication.drain",
-    "A day's backlog is drained while live facts keep coming, beside a bare loop that moves the same bytes.",
+    "A day's backlog is drained while live facts keep coming, compared with a bare loop that moves the same bytes.",
     [_facts(86_400_000), _seconds(5.0), _SEED],
 )
 _benchmark(
@@ -123,47 +123,47 @@ _benchmark(
         _option("--target", click.IntRange(0, 16_384), 0, "batch_facts_target; 0: the default."),
         _option(
             *("--keep-hours", click.FloatRange(0, 168), 24.0),
-            "keep_hours of the stream; with 0 as many facts are deleted as come in.",
+            "keep_hours of the stream; with 0 as many facts are deleted as are appended.",
         ),
     ],
 )
 _benchmark(
     "store.retention",
-    "Appends while as many facts are deleted, beside a store that keeps everything.",
+    "Appends while as many facts are deleted, compared with a store that keeps everything.",
     [_facts(2_000_000), _seconds(5.0), _SEED],
 )
 _benchmark(
     "store.growth",
-    "A store that grows: the rate at its end beside that at its start; then kill -9, and opening it.",
+    "A growing store: the append rate at its end compared with its start; then kill -9, and the time to open it.",
     [
         _facts(5_000_000),
-        _option("--gigabytes", click.FloatRange(min=0), 0, "Fill up to this size before opening."),
+        _option("--gigabytes", click.FloatRange(min=0), 0, "Fill the store up to this size before opening it."),
         _SEED,
     ],
 )
 _benchmark(
     "store.ids",
-    "Messages with random ids: the rate at the end of millions, beside that of a store that is new.",
+    "Messages with random ids: the append rate at the end of the run, compared with that of a new store.",
     [_option("--ids", click.IntRange(min=40_000), 1_000_000, "Messages to append."), _SEED],
 )
 _benchmark(
     "store.producers",
-    "A thousand producers that each await their own message, beside as many bare futures and one fsync for all.",
-    [_option("--producers", click.IntRange(min=1), 1000, "Tasks."), _seconds(10.0)],
+    "A thousand producers that each await their own message, compared with as many bare futures and one fsync for all.",
+    [_option("--producers", click.IntRange(min=1), 1000, "Number of producer tasks."), _seconds(10.0)],
 )
 _benchmark(
     "store.sql",
-    "An hour of one tag in SQL over sealed batches, beside a flat table in plain SQLite.",
+    "An hour of one tag in SQL over sealed batches, compared with a flat table in plain SQLite.",
     [_facts(2_000_000), _repeats(5), _SEED],
 )
 _benchmark(
     "spark.spark",
-    "Facts of a store file in Spark, beside the same rows in Parquet and prebuilt in Arrow.",
+    "Facts of a store file in Spark, compared with the same rows in Parquet and prebuilt in Arrow.",
     [_facts(2_000_000), _repeats(5), _SEED],
 )
 _benchmark(
     "spark.stream",
-    "The land job: a backlog into a Delta table, beside Spark's own Parquet writer; then from append to row.",
+    "The land job: a backlog into a Delta table, compared with Spark's own Parquet writer; then from append to row.",
     [_facts(2_000_000), _seconds(20.0), _SEED],
 )
 
@@ -181,13 +181,18 @@ _benchmark(
     help="Items of the subscription, or tags of the device; may be given more than once.",
 )
 @_seconds(5.0)
-@click.option("--minutes", type=click.FloatRange(min=0), default=0, help="Then so long at a steady rate, for memory.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0),
+    default=0,
+    help="Then run for so many minutes at a steady rate, to measure memory.",
+)
 @_FOLDER
 @json_option
 def ingest(
     source: str, items: tuple[int, ...], seconds: float, minutes: float, below: Path | None, as_json: bool
 ) -> None:
-    """Values of a source from the socket to the committed store, beside the library that receives them."""
+    """Values of a source from the socket to the committed store, compared with the library that receives them."""
     _print(importlib.import_module(f"bench.ingest.{source}").run(items, seconds, minutes, below), as_json=as_json)
 
 

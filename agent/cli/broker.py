@@ -73,7 +73,7 @@ def broker() -> None:
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
-    help="Of new links: the first free one from 8883 by default. Pairs of zones on one port share a process.",
+    help="Port of new links; by default the first free one from 8883. Pairs of zones on one port share a process.",
 )
 @click.option(
     "--source", "sources", multiple=True, help="With --link: network from which its zones connect; repeatable."
@@ -101,8 +101,8 @@ def config(
 ) -> None:
     """Write to FOLDER everything that Mosquitto needs for the links in FOLDER/broker.toml.
 
-    --link adds to them, --remove-link removes; others stay. Without options all files are written again, from
-    broker.toml and the present certificates. What changes is printed before. If anything is wrong, nothing is written.
+    --link adds links, --remove-link removes them; other links stay. Without options, all files are written again from
+    broker.toml and the present certificates. The changes are printed first. If anything is wrong, nothing is written.
     """
     from agent.replication.broker import changes, read_site_file, write_site
 
@@ -218,12 +218,14 @@ def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bo
 
 
 def _reloads(config_file: Path, pid: int | None) -> Iterator[Diagnostic]:
-    """The reload of each broker configured there."""
+    """Reload each broker that the file or folder configures."""
     from agent.replication.broker import config_files, reload_broker
 
     files = config_files(config_file)
     if pid is not None and len(files) > 1:
-        raise click.UsageError(f"--pid is of one broker, and {config_file} configures {len(files)}: name one file")
+        raise click.UsageError(
+            f"--pid names one broker, and {config_file} configures {len(files)}: name one mosquitto.conf"
+        )
     return chain.from_iterable(reload_broker(file, pid, time.sleep) for file in files)
 
 
@@ -236,11 +238,13 @@ def _reloads(config_file: Path, pid: int | None) -> Iterator[Diagnostic]:
     help="Also check what a reload would read: the folder of this machine's brokers, or one mosquitto.conf.",
 )
 @click.option("--link", "links", type=_LinkType(), multiple=True, help=_HELP + " Links of other zones are ignored.")
-@click.option("--host", default="localhost", show_default=True, help="Of the broker.")
-@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Of the broker.")
-@click.option("--ca", "ca_file", type=click.Path(path_type=Path), help="By default ca.pem of the authority's folder.")
-@click.option("--cert", "cert_file", type=click.Path(path_type=Path), help="By default the zone's in that folder.")
-@click.option("--key", "key_file", type=click.Path(path_type=Path), help="By default the zone's in that folder.")
+@click.option("--host", default="localhost", show_default=True, help="Host of the broker.")
+@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port of the broker.")
+@click.option("--ca", "ca_file", type=click.Path(path_type=Path), help="CA certificate; by default ca.pem in --pki.")
+@click.option(
+    "--cert", "cert_file", type=click.Path(path_type=Path), help="Certificate; by default the zone's in --pki."
+)
+@click.option("--key", "key_file", type=click.Path(path_type=Path), help="Key; by default the zone's in --pki.")
 @pki_option
 @json_option
 def check(

@@ -36,7 +36,7 @@ def list_(config_file: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([msgspec.to_builtins(one) for one in answer.consumers]))
     elif not answer.consumers:
-        click.echo("no consumers: facts stay until their ttl_hours are over")
+        click.echo("no consumers: facts are kept until ttl_hours have passed")
     else:
         for line in table.lines(_COLUMNS, [_row(one) for one in answer.consumers], "table"):
             click.echo(line)
@@ -44,8 +44,8 @@ def list_(config_file: Path, as_json: bool) -> None:
 
 @consumer.command()
 @config_option
-@click.option("--stream", required=True, help="The stream that it reads; cannot be changed later.")
-@click.option("--zone", help="The zone that it belongs to.  [default: this node's zone]")
+@click.option("--stream", required=True, help="The stream that the consumer reads. It cannot be changed later.")
+@click.option("--zone", help="The zone that the consumer belongs to.  [default: this node's zone]")
 @start_option
 @click.argument("name")
 @json_option
@@ -63,15 +63,15 @@ def add(config_file: Path, stream: str, zone: str | None, start: Start, name: st
 @config_option
 @to_option
 @answer_s_option
-@click.option("--force", is_flag=True, help="Also if it fetched or confirmed recently.")
+@click.option("--force", is_flag=True, help="Remove it even if it fetched or confirmed recently.")
 @click.option("--now", is_flag=True, help="Remove it at once, without the delay of ten minutes.")
 @click.argument("name")
 @json_option
 def remove(
     config_file: Path, peer: str | None, answer_s: float, force: bool, now: bool, name: str, as_json: bool
 ) -> None:
-    """Remove the consumer NAME and print which facts were kept for it. With --to, a consumer of this zone at a peer, at
-    once."""
+    """Remove the consumer NAME and print which facts were kept for it. With --to, remove a consumer of this zone at a
+    peer; this takes effect at once."""
     settings = load(config_file)
     if peer is not None:
         from agent.cli.facts.peer_requests import unregister_consumer  # MQTT is slow to import
@@ -88,11 +88,11 @@ def remove(
     if answer.state == "deleted":
         click.echo(f"{name} is removed")
     else:
-        click.echo(f"{name} is removed in 10 minutes, unless it fetches or confirms before")
+        click.echo(f"{name} will be removed in 10 minutes, unless it fetches or confirms before then")
     if was.behind_facts:
         old = "" if was.held_hours is None else f", the oldest {was.held_hours:.1f} h old"
         click.echo(
-            f"not confirmed by it: {was.behind_facts} facts, {_size(was.held_bytes)}{old}; they may now be released"
+            f"it had not confirmed {was.behind_facts} facts, {_size(was.held_bytes)}{old}; they may now be released"
         )
 
 

@@ -15,7 +15,7 @@ source = LazyGroup(
 )
 tags = LazyGroup(
     "tags",
-    help="Begin, check, compare and translate tag files.",
+    help="Create, check and compare tag files, and import the tag lists of other products.",
     lazy={
         "template": "agent.cli.tags.template:template",
         "check": "agent.cli.tags.check:check",
@@ -25,7 +25,7 @@ tags = LazyGroup(
 )
 opcua = LazyGroup(
     "opcua",
-    help="Try, browse and read OPC UA servers; keep trusted certificates.",
+    help="Test, browse and read OPC UA servers; manage trusted certificates.",
     lazy={
         "test": "agent.cli.opcua.probe:test",
         "browse": "agent.cli.opcua.browse:browse",
@@ -75,7 +75,7 @@ store = LazyGroup(
 )
 hardware = LazyGroup(
     "hardware",
-    help="Check gateways against a load, and make packet filter rules and names of serial ports.",
+    help="Check whether a gateway sustains a load; print packet filter rules, and udev rules for serial ports.",
     lazy={
         "check": "agent.cli.hardware.check:check",
         "list": "agent.cli.hardware.check:list_",

@@ -1,5 +1,5 @@
-"""Requests to the node of this machine: over its socket while it runs; otherwise the command opens the store and
-answers them itself. The store's code is imported only then."""
+"""Sends requests to the node of this machine over its socket. If no node runs, the command opens the store and answers
+the request itself; only then is the store's code imported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.settings.node import NodeSettings
 
 _RequestT = TypeVar("_RequestT", bound=local_socket.Request)
 _AnswerT = TypeVar("_AnswerT", bound=local_socket.Answer)
-Alone = Callable[[NodeSettings, _RequestT], Coroutine[Any, Any, local_socket.Answer]]
+AnswerWithoutNode = Callable[[NodeSettings, _RequestT], Coroutine[Any, Any, local_socket.Answer]]
 
 ANSWER_S = 10.0  # twice the default acks_timeout of a stream
 LOCKED_S = 10.0
@@ -30,7 +30,7 @@ def start_of(_: click.Context, parameter: click.Parameter, value: str) -> Start:
             return "oldest"
         case "end":
             return "end"
-    from agent.query.scan import TimeUnreadable, parse_moment_ns  # with the store
+    from agent.query.scan import TimeUnreadable, parse_moment_ns  # late: it loads the store
 
     try:
         return parse_moment_ns(value, time.time_ns()) // 1_000_000
@@ -47,7 +47,9 @@ start_option = click.option(
 )
 
 
-to_option = click.option("--to", "peer", metavar="ZONE", help="Ask the node of this peer.  [default: our own node]")
+to_option = click.option(
+    "--to", "peer", metavar="ZONE", help="Send the request to the node of this peer.  [default: this node]"
+)
 answer_s_option = click.option(
     "--answer-s",
     type=click.FloatRange(0.1, 3600),
@@ -59,7 +61,7 @@ answer_s_option = click.option(
 
 async def answer_from_store(settings: NodeSettings, request: local_socket.Request) -> local_socket.Answer:
     """Answer a request while no node runs. Raises NoNode for one that only a node can answer."""
-    if isinstance(request, local_socket.NODE_REQUESTS):  # the store stays closed: a starting node needs it
+    if isinstance(request, local_socket.NODE_REQUESTS):  # the store is not opened: a starting node needs its lock
         raise local_socket.NoNode
     from agent.local_socket.serving import RequestHandler, open_store
 
@@ -72,17 +74,18 @@ def ask(
     request: _RequestT,
     kind: type[_AnswerT],
     waits_ms: int = 0,
-    alone: Alone[_RequestT] = answer_from_store,
+    without_node: AnswerWithoutNode[_RequestT] = answer_from_store,
 ) -> _AnswerT:
-    """Send a request to the running node; without one, answer it with `alone`. Raises LocalError when it is refused.
+    """Send a request to the running node; if no node runs, answer it with `without_node`. Raises LocalError when the
+    request is refused.
 
-    `kind` is that of the answer, `waits_ms` how long the store may wait for acknowledgements before it answers.
+    `kind` is the type of the answer. `waits_ms` is how long the store may wait for acknowledgements before it answers.
     """
-    return local_socket.accepted(asyncio.run(_answer(settings, request, waits_ms, alone)), kind)
+    return local_socket.accepted(asyncio.run(_answer(settings, request, waits_ms, without_node)), kind)
 
 
 async def _answer(
-    settings: NodeSettings, request: _RequestT, waits_ms: int, alone: Alone[_RequestT]
+    settings: NodeSettings, request: _RequestT, waits_ms: int, without_node: AnswerWithoutNode[_RequestT]
 ) -> local_socket.Answer:
     """Raises StoreLocked where another process holds the store for LOCKED_S without serving the socket."""
     deadline = time.monotonic() + LOCKED_S
@@ -93,8 +96,8 @@ async def _answer(
             from agent.fact_store import StoreLocked
 
             try:
-                return await alone(settings, request)
-            except StoreLocked:  # by a node that starts or stops, or by another command
+                return await without_node(settings, request)
+            except StoreLocked:  # by another command, or by a node that starts or stops
                 if time.monotonic() >= deadline:
                     raise
         await asyncio.sleep(LOCKED_STEP_S)

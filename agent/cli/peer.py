@@ -66,26 +66,31 @@ def test(name: str, config_file: Path, as_json: bool) -> None:
     from agent.replication.broker import Outcome, check_peer
 
     settings = load(config_file)
-    wanted = [each for each in settings.peer if each.zone == name]
-    if not wanted:
-        known = ", ".join(sorted({each.zone for each in settings.peer})) or "none"
-        raise click.UsageError(f"{config_file} names no peer {name!r}; it names {known}")
+    tested = named_peer(settings, name)
+    at = broker_of(settings, tested)
+    if not as_json:
+        click.echo(f"{settings.node.zone} to {name} at broker {at.name} ({at.host}:{at.port})")
     bad = 0
-    for each in wanted:
-        at = broker_of(settings, each)
-        if not as_json:
-            click.echo(f"{settings.node.zone} to {name} at broker {at.name} ({at.host}:{at.port})")
-        for step in check_peer(target_at(settings, at), peer_of(each)):
-            bad += step.is_bad
-            if as_json:
-                printed = {"broker": at.name, "step": step.step, "outcome": step.outcome.value}
-                click.echo(json.dumps({**printed, "what": step.what, "hint": step.hint, **step.figures}))
-                continue
-            hint = f"\n{'':23}-> {step.hint}" if step.hint else ""
-            word = {Outcome.GOOD: "ok", Outcome.NOTE: "note", Outcome.BAD: "failed"}[step.outcome]
-            click.echo(f"  {word:<7} {step.step:<13} {step.what}{hint}")
+    for step in check_peer(target_at(settings, at), peer_of(tested)):
+        bad += step.is_bad
+        if as_json:
+            printed = {"broker": at.name, "step": step.step, "outcome": step.outcome.value}
+            click.echo(json.dumps({**printed, "what": step.what, "hint": step.hint, **step.figures}))
+            continue
+        hint = f"\n{'':23}-> {step.hint}" if step.hint else ""
+        word = {Outcome.GOOD: "ok", Outcome.NOTE: "note", Outcome.BAD: "failed"}[step.outcome]
+        click.echo(f"  {word:<7} {step.step:<13} {step.what}{hint}")
     if bad:
         sys.exit(1)
+
+
+def named_peer(settings: NodeSettings, zone: str) -> PeerSettings:
+    """The peer of this zone. Raises UsageError where node.toml names none."""
+    found = next((each for each in settings.peer if each.zone == zone), None)
+    if found is None:
+        known = ", ".join(sorted(each.zone for each in settings.peer)) or "none"
+        raise click.UsageError(f"node.toml names no peer {zone!r}; it names {known}")
+    return found
 
 
 def broker_of(settings: NodeSettings, each: PeerSettings) -> BrokerSettings:
@@ -101,7 +106,7 @@ def target_at(settings: NodeSettings, at: BrokerSettings) -> BrokerTarget:
 
 
 def peer_of(each: PeerSettings) -> Peer:
-    """What a test of a peer has to know of it."""
+    """The properties of a peer that its test needs."""
     from agent.replication.broker import Peer
 
     return Peer(each.zone, bool(each.exports or each.appends), each.pulls, bool(each.pulls or each.asks))
@@ -158,11 +163,9 @@ def _lines(zone: str, one: local_socket.ComparedStream) -> Iterator[str]:
 
 
 def _state(settings: NodeSettings) -> dict[str, str]:
-    """The state of each peer in the running node, by zone; empty when no node runs."""
+    """Whether each peer is connected, by zone, from the running node; empty when no node runs."""
     try:
-        found = ask_health_of(
-            settings.node.state_dir, settings.node.zone, settings.health.listen_host, settings.health.listen_port
-        )
+        found = ask_health_of(settings.node, settings.health)
     except BsfgError:
         return {}
     states: dict[str, str] = {}

@@ -2,7 +2,7 @@
 running node.
 
 Logs go to standard error, one JSON object a line when that is not a terminal: a constant event name and its fields.
-Normal operation logs little, and no peer can make it much.
+Normal operation logs little, and lines that peers cause are limited.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from agent.config import ConfigError, ConfigFile, load_sections
 from agent.escaping import printable, printable_lines
 
 RELOAD_WAITS_MS = 60_000
-"""Sources that end deliver what they still hold, each for ten seconds at most, all at once; then pulls end."""
+"""Removed sources deliver the values that they hold, in parallel, for ten seconds at most; then removed pulls end."""
 
 _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
 LINES_MAX = 30
-"""Of one event about one peer or broker, a minute. Peers cause most of these lines, and the journal drops the lines of
-a service that writes too many, whichever they are."""
+"""Log lines a minute of one event about one peer or broker. Peers cause most of these lines, and the journal drops
+lines of any kind from a service that writes too many."""
 MINUTE_S = 60.0
 
 
 class LineLimit(logging.Filter):
-    """Leaves out what an event about one peer or broker has beyond LINES_MAX; its next line counts them
-    (`left_out`)."""
+    """Drops the lines of one event about one peer or broker beyond LINES_MAX a minute. The field `left_out` of the next
+    line counts them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def run(config_file: Path) -> None:
     file = ConfigFile(config_file)
     file.load()
     set_up_logging()
-    from agent.node import run_node  # the protocol drivers weigh 40 MB; a config error must not wait for them
+    from agent.node import run_node  # late: the drivers take 40 MB, and a config error must not wait for them
 
     asyncio.run(run_node(file))
 
@@ -105,14 +105,16 @@ def run(config_file: Path) -> None:
 def reload(config_file: Path, as_json: bool) -> None:
     """Make the running node read node.toml again, and print the changes that it applied. Exit status 1 when the file is
     refused."""
-    sections = load_sections(config_file)  # what else is wrong with the file, the node says
+    sections = load_sections(config_file)  # the node reports the other problems of the file
     node = sections.node
     if node is None:
         raise ConfigError(config_file, sections.problems)
     try:
         found = asyncio.run(local_socket.ask(node.state_dir, local_socket.Reload(), RELOAD_WAITS_MS))
     except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise local_socket.LocalError(f"no node runs on {node.state_dir}", "bsfg run, or systemctl start") from error
+        raise local_socket.LocalError(
+            f"no node runs in {node.state_dir}", "start it: bsfg run, or systemctl start bsfg@ZONE"
+        ) from error
     answer = local_socket.accepted(found, local_socket.Reloaded)
     if as_json:
         click.echo(json.dumps({"applied": answer.applied, "needs_restart": answer.needs_restart}))

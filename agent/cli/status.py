@@ -1,7 +1,7 @@
-"""`bsfg status`: the state of the running node, the worst first.
+"""`bsfg status`: the state of the running node, the worst problem first.
 
-The node is asked at its health page, so this prints what a monitoring system sees. A node that does not answer is a bad
-result.
+The command reads the node's health page, so it prints what a monitoring system sees. The exit status is 1 if the node
+does not answer.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from agent.health.verdict import duration
 @json_option
 def status(config_file: Path, as_json: bool) -> None:
     """Print the state of the running node. Exit status 0 when no action is needed, 1 otherwise."""
-    sections = load_sections(config_file)  # a node that runs has a status, whatever has become of its file
+    sections = load_sections(config_file)  # problems in node.toml do not hide the state of a running node
     node, health = sections.node, sections.health
     if node is None or health is None:
         raise ConfigError(config_file, sections.problems)
-    found = ask_health_of(node.state_dir, node.zone, health.listen_host, health.listen_port)
+    found = ask_health_of(node, health)
     click.echo(json.dumps(found) if as_json else text(found))
     sys.exit(1 if found["alert"] else 0)
 
@@ -72,7 +72,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _events(found: dict[str, Any] | None) -> str:
-    """The events of a source, if it is asked for any."""
+    """The event counts of a source; empty if no events are configured."""
     if found is None:
         return ""
     lost = f" ({found['lost_total']:,} lost)" if found["lost_total"] else ""
@@ -80,7 +80,7 @@ def _events(found: dict[str, Any] | None) -> str:
 
 
 def _with_trouble(link: str, trouble: str) -> str:
-    """Add the reason for a missing connection; the reasons above it give the whole text."""
+    """The state of a connection, with the cause of the failure if one is known."""
     return f"{link} ({trouble.rstrip('. ')})" if trouble else link
 
 
@@ -95,7 +95,7 @@ def _catch_up(peer: dict[str, Any]) -> str:
 
 
 def _artifacts(store: dict[str, Any]) -> list[str]:
-    """The bytes of artifacts, if there are any or one waits; by zone, those that no fact refers to."""
+    """The bytes of artifacts, if there are any or one waits for room, and by zone those that no fact refers to."""
     limit, lacking = store["artifact_bytes_max"], store["artifact_bytes_lacking"]
     if not store["artifact_bytes"] and not lacking:
         return []

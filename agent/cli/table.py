@@ -24,7 +24,7 @@ Form = Literal["table", "csv", "json"]
 
 
 def lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Form) -> Iterator[str]:
-    """The rows as lines of text, the names of the columns first (in JSON with each value)."""
+    """The rows as lines of text. A table and CSV begin with the column names; JSON repeats them in each row."""
     match form:
         case "json":
             yield from (
@@ -59,7 +59,7 @@ def _aligned(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> Iterator[
 
 
 def _cell(value: Any) -> str:
-    """One line of limited length."""
+    """A value as one line of limited length."""
     if value is None:
         return ""
     text = f"x'{value.hex()}'" if isinstance(value, bytes) else str(value)
@@ -68,7 +68,7 @@ def _cell(value: Any) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal."""
+    """The width of a text in terminal columns."""
     if text.isascii():
         return len(text)
     return sum(

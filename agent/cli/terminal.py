@@ -44,7 +44,7 @@ class PrintableStream(io.TextIOBase):
 
     @property
     def buffer(self) -> BinaryIO:
-        """For bytes, which are files and not text."""
+        """The inner byte stream; bytes are written unchanged."""
         return self.inner.buffer
 
     def write(self, text: str) -> int:
@@ -58,8 +58,8 @@ class PrintableStream(io.TextIOBase):
         self.inner.flush()
 
     def close(self) -> None:
-        """Nothing: the stream inside belongs to others, and may be closed already when this one is collected, which
-        Python 3.13 reports."""
+        """Do nothing: the inner stream belongs to the caller. It may be closed already when this object is collected,
+        which Python 3.13 reports."""
 
     def isatty(self) -> bool:
         return self.inner.isatty()
@@ -70,7 +70,7 @@ class PrintableStream(io.TextIOBase):
 
 @contextlib.contextmanager
 def printable_streams() -> Iterator[None]:
-    """Standard output and standard error print no control characters meanwhile."""
+    """Escape control characters on standard output and standard error while the block runs."""
     with (
         contextlib.redirect_stdout(PrintableStream(unwrapped(sys.stdout))),
         contextlib.redirect_stderr(PrintableStream(unwrapped(sys.stderr))),
@@ -79,12 +79,12 @@ def printable_streams() -> Iterator[None]:
 
 
 def unwrapped(stream: TextIO) -> TextIO:
-    """The stream itself, for a program that makes its own control sequences of text that is not foreign."""
+    """The inner stream, for output whose control sequences this program writes itself."""
     return stream.inner if isinstance(stream, PrintableStream) else stream
 
 
 def echo_csv(line: str) -> None:
-    """Print a line of CSV; without escapes where it is not for a terminal."""
+    """Print a line of CSV. Control characters are escaped only on a terminal."""
     click.echo(line, file=sys.stdout if sys.stdout.isatty() else unwrapped(sys.stdout))
 
 
@@ -96,14 +96,14 @@ def redraw(text: str) -> None:
 
 
 def value_text(value: Value) -> str:
-    """A tag's value on one line; floats with the digits that they have."""
+    """A tag's value on one line: a float32 with seven digits, a float64 with twelve."""
     if isinstance(value, float):
         return f"{value:.7g}" if _is_single(value) else f"{value:.12g}"
     return "" if value is None else f"0x{value.hex()}" if isinstance(value, bytes) else str(value)
 
 
 def _is_single(value: float) -> bool:
-    """Whether a number is one of float32, which has seven digits."""
+    """Whether a number is exactly a float32."""
     try:
         (single,) = struct.unpack("f", struct.pack("f", value))
     except OverflowError:
@@ -124,7 +124,7 @@ def print_check(what: str, problems: Sequence[str], summary: str, notes: Sequenc
 
 
 def print_step(step: ProbeStep, *, as_json: bool) -> None:
-    """A step of a test of a source."""
+    """Print one step of a source test."""
     if as_json:
         click.echo(json.dumps({**asdict(step), "outcome": step.outcome.value}, ensure_ascii=False))
         return
@@ -141,7 +141,7 @@ def _step_lines(step: ProbeStep) -> Iterator[str]:
 
 
 class Progress:
-    """How far long work is, in one line of a terminal; silent in a pipe."""
+    """Shows the progress of long work on one line of a terminal, and prints nothing into a pipe."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty()
@@ -152,7 +152,7 @@ class Progress:
         self.show(f"{count:,} {what}")
 
     def show(self, text: str) -> None:
-        """Show the text, unless the one before is too new."""
+        """Show the text, at most once every PROGRESS_S seconds."""
         if self._is_shown and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_S
             self._has_written = True

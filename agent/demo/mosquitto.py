@@ -5,9 +5,9 @@ tests.
         broker.host, broker.port, broker.identity("plant-a").cert_file
         broker.freeze(); broker.thaw(); broker.kill(); broker.restart()
 
-The configuration is the product's; only port, folder and user differ, and all pairs of zones share one process, which
-the product allows and does not choose. The user is the one who starts it, since
-Mosquitto started as root changes to another user, which could not read the folder.
+The configuration is the product's; only port, folder and user differ. All pairs of zones share one process, which the
+product allows but does not choose. The broker runs as the user who starts it, because Mosquitto started as root changes
+to another user, which could not read the folder.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Mosquitto(Child):
         links: Sequence[str] = ("plant-a:idmz", "plant-b:idmz", "idmz:enterprise"),
         connections: int = 0,
     ) -> Iterator[Mosquitto]:
-        """Make everything below `folder`, run the broker for the length of the block, leave no process behind."""
+        """Create all files below `folder`, run the broker while the block runs, and stop it at the end."""
         now = datetime.now(UTC)
         pki_folder = folder / "pki"
         pki.create_authority(pki_folder, now)
@@ -76,7 +76,7 @@ class Mosquitto(Child):
             broker.kill()
 
     @contextlib.contextmanager
-    def beside(self, name: str, links: Sequence[str]) -> Iterator[Mosquitto]:
+    def second_process(self, name: str, links: Sequence[str]) -> Iterator[Mosquitto]:
         """A second process with the same authority and zones, on a port of its own, for other links."""
         plan = replace(self._plan, links=tuple(parse_link(link) for link in links))
         other = self._start_on_a_free_port(self.files.folder.with_name(name), self.pki_folder, plan, self._identities)
@@ -117,7 +117,7 @@ class Mosquitto(Child):
         super().start()
         try:
             self.wait_ready(lambda: " running\n" in self.log_text() and accepts(self.port))
-        except BaseException:  # tidy: nothing is handled here, only the process must not outlive the failure
+        except BaseException:  # tidy: handles nothing; the process must not outlive the failure
             self.kill()
             raise
 

@@ -135,7 +135,7 @@ class Child:
             return log.read().decode(errors="replace")
 
     def log_tail(self) -> str:
-        """The end of that, indented, for an error message."""
+        """The end of the output since its last start, indented, for an error message."""
         lines = self.log_text().splitlines()[-LOG_TAIL_LINES:]
         return "\n".join(f"    {line}" for line in lines) or "    (it printed nothing)"
 

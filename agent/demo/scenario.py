@@ -39,7 +39,7 @@ _COMMAND_S_MAX = 30.0
 
 
 _ROWS_SHOWN = 8
-_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a short life is half as long without the second compiler
+_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a short run takes half the time without the second compiler
 _JOBS = """
 [source]
 path = "{store}"
@@ -192,7 +192,7 @@ def run_demo(
 
 
 def rollup(store: Path, out: Path) -> dict[str, Any]:
-    """Run the jobs in a process of their own; what the rollup's files then have."""
+    """Run the Spark jobs in a process of their own. Returns what the files of the rollup then contain."""
     import pyarrow.compute as pc
     import pyarrow.dataset as ds
 
@@ -217,8 +217,8 @@ def rollup(store: Path, out: Path) -> dict[str, Any]:
 
 
 def _plant(folder: Path) -> tuple[tuple[Child, ...], layout.PlantAddress]:
-    """The two simulated servers, not started; they write their tag maps themselves. Fixed ports: they may come
-    again."""
+    """The two simulated servers, not started. They write their tag maps. Their ports are fixed, so that they can be
+    restarted."""
     for zone in layout.ZONES:
         (folder / zone).mkdir(parents=True, exist_ok=True)
     tags = folder / layout.PLANT / "tags.d"
@@ -301,5 +301,5 @@ def _wait_for_interrupt(zones: RunningZones) -> None:
 
 
 def new_folder() -> Path:
-    """A temporary folder with a short name: a Unix socket will lie in it."""
+    """A temporary folder with a short name, because the path of a Unix socket in it is limited."""
     return Path(tempfile.mkdtemp(prefix="bsfg-demo-"))

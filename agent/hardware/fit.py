@@ -24,8 +24,8 @@ from agent.health.flash import (
 SECONDS_PER_YEAR = SECONDS_PER_DAY * 365
 HOURS_WANTED = 24.0  # the specification: survive an enterprise outage of a day and more
 YEARS_WANTED = 10.0  # a gateway's service life in a cabinet
-FREE_FLOOR = 0.1  # of the disk, never used: on a full one SQLite cannot delete either
-SYNC_SHARE_MAX = 0.5  # of the time between two commits; above it the log runs after the sources
+FREE_FLOOR = 0.1  # of the disk, never used: on a full disk SQLite cannot even delete
+SYNC_SHARE_MAX = 0.5  # of the time between two commits; above it commits cannot keep up with the sources
 
 
 @dataclass(frozen=True)  # without slots, so that a command line can name its defaults
@@ -46,7 +46,7 @@ class Disk:
     erase_cycles: int | None = None
     write_amplification: float | None = None
     sync_p99_ms: float | None = None
-    wears: bool = True  # a virtual disk does not: its host's does
+    wears: bool = True  # false for a virtual disk: the disk of its host wears
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def assess(disk: Disk, load: Load) -> Fit:
     fit = Fit(
         hours_that_fit=None if usable is None else usable / stored_per_s / 3600,
         flash_years=None if worn_out is None else worn_out / (written_per_s * SECONDS_PER_YEAR),
-        facts_per_s_max=_most(usable, worn_out, load),
+        facts_per_s_max=_facts_per_s_max(usable, worn_out, load),
         bytes_stored_per_day=stored_per_s * SECONDS_PER_DAY,
         bytes_written_per_day=written_per_s * SECONDS_PER_DAY,
         sync_share=None if disk.sync_p99_ms is None else disk.sync_p99_ms / (1000 / commits),
@@ -104,18 +104,18 @@ def _wear(disk: Disk) -> tuple[int, float]:
     return disk.erase_cycles or EXAMPLE_CYCLES, disk.write_amplification or EXAMPLE_AMPLIFICATION
 
 
-def _most(usable: float | None, worn_out: float | None, load: Load) -> float | None:
-    """Facts a second with which a day still fits and the flash lasts ten years, at the same interval."""
+def _facts_per_s_max(usable: float | None, worn_out: float | None, load: Load) -> float | None:
+    """The facts a second at which a day of facts fits and the flash lasts ten years, at the same interval."""
     limits = []
     if usable is not None:
         limits.append(usable / (HOURS_WANTED * 3600 * load.bytes_per_fact))
     if worn_out is not None:
-        limits.append(_most_written(worn_out / (YEARS_WANTED * SECONDS_PER_YEAR), load))
+        limits.append(_facts_per_s_written(worn_out / (YEARS_WANTED * SECONDS_PER_YEAR), load))
     return math.floor(min(limits)) if limits else None
 
 
-def _most_written(allowed_per_s: float, load: Load) -> float:
-    """The rate that writes so many bytes a second, by bisection: how often a node commits depends on the rate."""
+def _facts_per_s_written(allowed_per_s: float, load: Load) -> float:
+    """The facts a second that write so many bytes a second, by bisection, because the commit rate depends on them."""
     low, high = 0.0, allowed_per_s / (load.bytes_per_fact * BYTES_PER_BYTE)
     while high - low > 0.5:
         middle = (low + high) / 2
@@ -141,7 +141,7 @@ def _sums(disk: Disk, load: Load, fit: Fit, commits: float) -> Iterator[str]:
             f"= {fit.hours_that_fit:,.0f} h"
         )
     if not disk.wears:
-        yield "years of flash: a virtual disk; ask for the wear of its host's"
+        yield "years of flash: not known for a virtual disk; ask for the wear of its host's disk"
     elif fit.flash_years is None:
         yield "years of flash: not known without the size of the disk; run this on the gateway"
     else:

@@ -31,7 +31,7 @@ _TIMEX_BYTES = 256  # more than struct timex has on any machine
 class Machine:
     """Properties of this machine as the kernel reports them."""
 
-    architecture: str  # Debian's word, of the programs and not of the kernel
+    architecture: str  # Debian's name, of the programs and not of the kernel
     cpu_cores: int
     memory_bytes: int
     device_tree: tuple[str, ...]
@@ -54,7 +54,7 @@ class MeasuredDisk:
     sync_p50_ms: float
     sync_p99_ms: float
     write_mb_per_s: float
-    life_time: str  # of an eMMC, its own register: "0x01 0x02" is up to 10 and 20 % used; empty where it has none
+    life_time: str  # the eMMC's register: "0x01 0x02" is up to 10 and 20 % used; empty without one
 
 
 def read_machine(root: Path = Path("/")) -> Machine:
@@ -83,7 +83,7 @@ def _text(file: Path) -> str:
 
 
 def _architecture() -> str:
-    """Of the programs: a 64-bit kernel may run 32-bit ones."""
+    """The architecture of the programs: a 64-bit kernel may run 32-bit programs."""
     kernel = os.uname().machine
     if struct.calcsize("P") == 4:
         kernel = {"aarch64": "armv7l", "x86_64": "i686"}.get(kernel, kernel)
@@ -103,7 +103,7 @@ def _has_entropy() -> bool:
 
 
 def _serial_ports(root: Path) -> list[str]:
-    """Ports with a device behind them; a PC's kernel names four of the first kind whether they are there or not."""
+    """Ports with a device behind them. A PC's kernel lists four ports of type 0 even if they do not exist."""
     ports = []
     for tty in sorted((root / "sys/class/tty").glob("*")):
         kind = _text(tty / "type")

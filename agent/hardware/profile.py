@@ -35,9 +35,7 @@ class Gateway:
     architecture: str
     cpu_cores: int | None = None
     memory_bytes: int | None = None
-    real_time_clock: str | None = (
-        None  # "battery", "none" or "capacitor": decides what the clock says after a cold start
-    )
+    real_time_clock: str | None = None  # "battery", "capacitor" or "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import contextlib
 import ipaddress
 
 PORT_FILE = "health.port"
-"""In the state folder: the port at which the node that runs, or ran last, serves its page."""
-IN_USE_HINT = "set listen_port in [health] to 0, which takes a free port, or to another"
+"""The file in the state folder that holds the port of the health page, written by the node at its start."""
+IN_USE_HINT = "set listen_port in [health] to 0, which takes a free port, or to another port"
 
 OPEN_HINT = (
     "anyone who reaches this address reads the zones, streams and devices of this node; listen on 127.0.0.1 with a "

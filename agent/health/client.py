@@ -11,8 +11,9 @@ from typing import Any
 from agent.errors import BsfgError
 from agent.health.address import PORT_FILE
 from agent.message import check_depth
+from agent.settings.node import HealthSettings, IdentitySettings
 
-ANSWER_BYTES_MAX = 64 * 1024 * 1024  # a hundred times what a node with a thousand consumers says
+ANSWER_BYTES_MAX = 64 * 1024 * 1024  # a hundred times the answer of a node with a thousand consumers
 _HTTP_S_MAX = 2.0
 
 
@@ -22,14 +23,15 @@ class NodeSilent(BsfgError):
     hint = "is it running? `bsfg run --config FILE`, or `systemctl status bsfg@ZONE`"
 
 
-def ask_health_of(state_dir: Path, zone: str, host: str, port: int) -> dict[str, Any]:
-    """As `ask_health`, of the node of `zone`; port 0: the one that it has noted in its state folder."""
-    port = port or noted_port(state_dir) or 0
+def ask_health_of(node: IdentitySettings, health: HealthSettings) -> dict[str, Any]:
+    """As `ask_health`, for the node with these settings. If its port is 0, the port is read from its state folder."""
+    host, port = health.listen_host, health.listen_port or noted_port(node.state_dir) or 0
     if not port:
-        raise NodeSilent(f"no node has run here, or another user runs it: {state_dir / PORT_FILE} cannot be read")
+        raise NodeSilent(f"no node has run here, or another user runs it: {node.state_dir / PORT_FILE} cannot be read")
     found = ask_health(host, port)
-    if found.get("zone") != zone:
-        raise NodeSilent(f"at {host} port {port} the node of zone {found.get('zone')!r} answers, not that of {zone!r}")
+    if found.get("zone") != node.zone:
+        other = f"the node of zone {found.get('zone')!r} answers, not that of {node.zone!r}"
+        raise NodeSilent(f"at {host} port {port} {other}")
     return found
 
 

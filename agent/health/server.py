@@ -19,7 +19,7 @@ from agent.health.page import END_OF_REQUEST, REQUEST_BYTES_MAX, answer
 from agent.health.snapshot import NodeSnapshot
 
 CONNECTIONS_MAX = 16  # a scraper, a load balancer and a few operators
-CONNECTIONS_OF_ADDRESS_MAX = 4  # so that one address cannot take the places of others
+CONNECTIONS_OF_ADDRESS_MAX = 4  # so that one address cannot take all connections
 REQUEST_TIMEOUT_S = 3.0
 BACKLOG_MAX = 128  # a full one costs a new client a second, until it repeats its first packet
 
@@ -33,7 +33,8 @@ class HealthPageUnavailable(BsfgError):
 
 
 def note_port(state_dir: Path, port: int) -> None:
-    """Write the port where commands find it. Failing ends nothing: it is logged, and the log has the port as well."""
+    """Write the port to the state folder, where commands find it. A failure is only logged; the log has the port
+    too."""
     try:
         (state_dir / PORT_FILE).write_text(f"{port}\n")
     except OSError as error:
@@ -49,7 +50,7 @@ async def serve(
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = str((writer.get_extra_info("peername") or ("",))[0])
-        # A request is answered as soon as it is whole: who is still here is silent, or does not read.
+        # A complete request is answered at once, so a connection that is still open is silent or does not read.
         of_address = [one for one, theirs in open_connections.items() if theirs == address]
         for oldest, limit in ((of_address, CONNECTIONS_OF_ADDRESS_MAX), (list(open_connections), CONNECTIONS_MAX)):
             if len(oldest) >= limit:

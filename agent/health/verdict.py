@@ -36,10 +36,11 @@ class Level(Enum):
 
 _ROOM_HINT = "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room"
 SHIFT_HOURS, USED_PERCENT_MIN = 8.0, 5.0
-"""The hours until a store is full count from a twentieth of it on, or when less than a shift is left: a minute into an
-outage, hours of room on an empty disk say nothing but its size."""
+"""`hours_until_full` is judged only if this share of the store is used, or if less than a shift is left. Early in an
+outage, the hours on an almost empty store only reflect the size of the disk."""
 QUOTA_PERCENT = 90
-"""Of what a zone may have of artifacts that no fact refers to: a producer that appends its facts stays far below."""
+"""The share of a zone's quota for unreferenced artifacts from which on there is a warning. A producer that appends its
+facts stays far below it."""
 RANK = {level: rank for rank, level in enumerate(Level)}
 
 
@@ -375,7 +376,7 @@ def _consumer_reasons(consumer: ConsumerStatus, ttl_hours: float | None) -> Iter
 
 
 def _catches_up(consumer: ConsumerStatus) -> bool:
-    """It will have everything within a day, the time after which a standstill is an outage."""
+    """Whether it will have everything within a day. After a day without progress there is an outage."""
     return consumer.seconds_left is not None and consumer.seconds_left < THRESHOLDS["consumer_age"].alert
 
 

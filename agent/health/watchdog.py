@@ -1,4 +1,4 @@
-"""Core: whether the watchdog may be fed, from proof of work alone.
+"""Core: decides from proof of work alone whether the watchdog may be fed.
 
 A timer that feeds the watchdog proves only that timers work. So each part that must not hang increments a counter of
 its own and reports whether it has work. A part with work whose counter does not move for longer than its limit is
@@ -37,7 +37,7 @@ class Decision:
 
 
 class WatchdogCore:
-    """Keeps for each part when its counter last moved or it last had no work."""
+    """Keeps for each part the time when its counter last moved or when it last had no work."""
 
     def __init__(self) -> None:
         self._moved: dict[str, tuple[int, int]] = {}  # name -> counter, now_ns

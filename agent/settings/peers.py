@@ -1,5 +1,5 @@
-"""[[broker]] and [[peer]] of node.toml: where this node connects, what it exchanges with nodes of other zones, and what
-one of them may take of it.
+"""[[broker]] and [[peer]] of node.toml: where this node connects, what it exchanges with nodes of other zones, and the
+limits of each peer.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ class PeerSettings:
 
     @property
     def hold_limit(self) -> HoldLimit:
-        """What its consumers may hold back from being released."""
+        """The limit of the facts that its consumers hold back from being released."""
         return HoldLimit(self.hold_bytes_max, self.hold_hours_max)
 
     @property
     def limits(self) -> PeerLimits:
-        """What it may take of this node's serving."""
+        """The limits of its requests to this node."""
         consumers_max = self.consumers_max or len(self.exports) + CONSUMERS_BESIDE_STREAMS
         return PeerLimits(consumers_max, self.requests_per_second_max, self.answer_bytes_per_second_max)
 

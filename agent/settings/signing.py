@@ -60,7 +60,7 @@ class OriginSettings:
         if len(self.pinned) > PINS_MAX:
             yield "pinned", f"at most {PINS_MAX} certificates of one zone"
         if self.pinned and self.signatures == "off":
-            yield "pinned", 'means nothing with signatures = "off"; remove one of the two'
+            yield "pinned", 'has no effect with signatures = "off"; remove one of the two'
 
     @property
     def pins(self) -> frozenset[bytes]:

@@ -31,7 +31,7 @@ Parity = Literal["none", "even", "odd"]
 ByteOrder = Literal["ABCD", "CDAB", "BADC", "DCBA"]
 SecurityPolicy = Literal["None", "Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss"]
 SecurityMode = Literal["None", "Sign", "SignAndEncrypt"]
-APPLICATION_URI = "urn:bsfg:agent"  # who we are to OPC UA servers; our certificate holds it
+APPLICATION_URI = "urn:bsfg:agent"  # our identity at OPC UA servers; our certificate contains it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class OpcuaSourceSettings:
     """[[opcua]]: one OPC UA server and how its tags are subscribed to.
 
     The server's certificate is pinned, by file or by the SHA-256 of its DER form, or it is judged by the trust folder.
-    Without encryption only when `insecure` says so in as many words. The user is a name with a password, a certificate
+    A connection without encryption needs `insecure`. The user is a name with a password, a certificate
     with its key, or anonymous.
     """
 
@@ -61,12 +61,14 @@ class OpcuaSourceSettings:
     user_certificate_file: Path | None = None
     user_private_key_file: Path | None = None
     mode: Literal["subscribe", "poll"] = "subscribe"
-    poll_interval_ms: int = 1_000  # in mode "poll": every value is read so often
+    poll_interval_ms: int = 1_000  # in mode "poll": how often every value is read
     publishing_interval_ms: int = 500
     sampling_interval_ms: int = 250
     queue_size: int = 0  # per item, at the server; 0: what a publishing interval and a stall of 10 s need
-    items_per_subscription_max: int = 5_000  # what one subscription that the server ends costs; the server's is obeyed
-    publish_requests: int = 4  # on their way at once: on a 50 ms link 4 x 1,000 values each 50 ms, 80,000 values/s
+    items_per_subscription_max: int = (
+        5_000  # lost together when a server ends a subscription; the server's limit is obeyed
+    )
+    publish_requests: int = 4  # outstanding at once: on a 50 ms link 4 x 1,000 values each 50 ms, 80,000 values/s
     request_timeout_ms: int = 10_000  # 4 s is short for a large browse on a small PLC
     liveness_timeout_ms: int = 15_000  # the server's clock must be seen to move within this time
     items_per_call_max: int = 1_000  # S7-1200 slows fifty-fold above 200; the server's own limit is obeyed when lower
@@ -206,7 +208,7 @@ class ModbusSourceSettings:
     connect_pause_ms: int = 0  # after connecting, before the first request
     request_pause_ms: int = 0  # between an answer and the next request
     registers_per_read_max: int = REGISTERS_PER_READ_MAX
-    hole_max: int = 16  # unasked registers read along: 32 bytes cost less than a second request
+    hole_max: int = 16  # unused registers inside one read: 32 bytes cost less than a second request
     byte_order: ByteOrder = "ABCD"
     connections_max: int = 2  # the second is opened only while a unit is silent, to ask it without delaying the others
     unit_retry_ms: int = 2_000  # first question to a silent unit; doubles up to unit_retry_max_ms
@@ -215,7 +217,7 @@ class ModbusSourceSettings:
     reconnect_delay_max_ms: int = 60_000
 
     def undelivered_ms(self, _: Iterable[Any]) -> int:
-        """As of OPC UA: a poll that was not made is later than every sample."""
+        """As for OPC UA. Always 0: the value of a later poll is newer than every sample."""
         return 0
 
     @property

@@ -70,12 +70,12 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one; of an even number the lower, so that it is one that was measured."""
+    """The median; of an even number of values the lower middle one, which was measured."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
 def rounded(value: float, digits: int = 3) -> float:
-    """`value` to that many significant digits: more would only be noise."""
+    """`value` to so many significant digits; further digits would be noise."""
     return float(f"{value:.{digits}g}")
 
 
@@ -132,8 +132,8 @@ def fsync_ns(file: int, number: int) -> int:
 
 
 def results(futures: Iterable[Future[T]], in_flight: int) -> Iterator[T]:
-    """The results of futures in their order. A further future is taken, which may begin its work, only while fewer than
-    `in_flight` are waited for."""
+    """The results of futures in their order. The next future, whose work may begin when it is taken, is taken only
+    while fewer than `in_flight` are outstanding."""
     source, pending = iter(futures), deque[Future[T]](maxlen=in_flight)
     while True:
         if len(pending) == in_flight:

@@ -1,2 +1,2 @@
-"""Benchmarks of ingest: the values of a source, from the socket to the committed store, with what the library that
-receives them costs beside it."""
+"""Benchmarks of ingest: the values of a source, from the socket to the committed store, compared with the cost of the
+library that receives them."""

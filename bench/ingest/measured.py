@@ -47,7 +47,7 @@ def figures(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def growth(found: Mapping[str, Any]) -> dict[str, float]:
-    """The most memory in the first and the last fifth of a long run, its beginning left out."""
+    """The peak memory in the first and in the last fifth of a long run, without its warm-up."""
     rss: list[float] = found["rss_mib"]
     flat = rss[int(len(rss) * SOAK_WARM_SHARE) :]
     fifth = max(1, len(flat) // 5)
@@ -55,8 +55,8 @@ def growth(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 async def measured_ingest(sources: tuple[SourceSettings, ...], options: Options) -> tuple[dict[str, Any], Ingest]:
-    """The product with these sources, into a real store in the folder `into`: what counts is what is committed, from
-    when each tag has had a value. Making twenty thousand items takes seconds, and few values come meanwhile."""
+    """The product with these sources, into a real store in the folder `into`. Committed values count, once each tag has
+    had a value, because creating twenty thousand items takes seconds with few values."""
     folder = Path(options["into"])
     with closing(FactStore.open(folder / "facts.db", SERVING, settings=StoreSettings(ballast_bytes=0))) as store:
         ingest = Ingest(SERVING, sources, load_tag_maps(sources), store.appends, (StoreBusy, StoreFull))

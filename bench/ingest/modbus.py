@@ -1,14 +1,15 @@
-"""`ingest --source modbus`: values of a Modbus device from the socket to the committed store, beside bare block reads.
+"""`ingest --source modbus`: values of a Modbus device from the socket to the committed store, compared with bare block
+reads.
 
 A server process answers from prepared registers (`modbus_server`). Its clients take turns, each a process of its own:
 the product, whose values count when they are committed (plan, decoding, sampling, hand-over, sealing and fsync
 included), and pymodbus, which reads the same registers in blocks of 125 and drops them. Both ask again as soon as they
-can. What is compared is processor time a tag; once with mixed types, once with words only, where the library has least
-to do for each tag.
+can. The comparison is the processor time a tag, once with mixed types and once with words only, which need the least
+work of the library.
 
 Then 50 devices with 200 tags each are polled once a second by the product on one core. How late each poll begins is
 measured in the server: the time of a poll's first request against the most punctual poll of that device. With
-`--minutes` this goes on for so long, and memory is looked at.
+`--minutes` this continues for so long, and memory is measured.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The clients of `ingest --source modbus`, each a process of its own: the product with one device or with many, and
 pymodbus alone.
 
-The product is a source as a node runs it: plan, decoding, sampling, recorder, and a real store that commits. What
-counts is what is committed. pymodbus reads the same registers in blocks of 125 and keeps none.
+The product is a source as a node runs it: plan, decoding, sampling, recorder, and a real store that commits. Only
+committed values count. pymodbus reads the same registers in blocks of 125 and keeps none.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Every connection is a device of its own with as many units as are asked for. Of 
 one an Int32, three are Floats and one is a bit of a word, as in an energy meter; half of the Floats have all their
 digits. All values change with each poll. A request costs this process some 15 us, a tenth of what it costs a client.
 
-When it ends it tells when each device was asked for its first register: the grid of its polls, seen from outside.
+At its end it reports when the first register of each device was requested: the times of the polls, measured outside
+the client.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Device(asyncio.Protocol):
     connections: set[asyncio.Transport] = set()  # noqa: RUF012 of all devices, the open ones
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin its grid."""
+        """Begin to record the polls of this connection."""
         assert isinstance(transport, asyncio.Transport)
         self._transport, self._unread, self._round = transport, b"", 0
         self._polls_s = Device.polls_s.setdefault(len(Device.polls_s), [])
@@ -125,7 +126,7 @@ async def _serve(options: Options) -> None:
     async with server:
         emit("READY")
         await stopped.wait()
-        # While the loop ends it would go on answering, and its account below would lack these answers.
+        # Otherwise answers sent while the loop ends would be missing from the report below.
         for transport in Device.connections:
             transport.abort()
     polls = [moments for moments in Device.polls_s.values() if moments]

@@ -1,13 +1,12 @@
-"""`ingest`: OPC UA values from the socket to the committed store, beside asyncua's own two ways of receiving them.
+"""`ingest`: OPC UA values from the socket to the committed store, compared with asyncua's two ways of receiving them.
 
 A server process publishes prepared notifications as fast as its client asks (`opcua_server`). Its clients take turns,
 each a process of its own: the product, whose values count when they are committed (decoding, sampling, hand-over,
-sealing and fsync included), asyncua's handler, and asyncua's callback for whole responses, both of which only count. So
-the limit does far less than what is compared with it: it is what the library alone costs before anything is done with a
-value.
+sealing and fsync included), asyncua's handler, and asyncua's callback for whole responses, both of which only count.
+The limit does far less than the product: it is the cost of the library alone, before anything is done with a value.
 
-What is compared is processor time a value. How many values a second arrive is printed too, and depends on the server's
-process as well. With `--minutes` the product runs on for that long at a steady rate, and its memory is looked at.
+The comparison is the processor time a value. The rate of values is printed too, but it also depends on the server's
+process. With `--minutes` the product then runs for that long at a steady rate, and its memory is measured.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from bench.common.measuring import Report, machine, median, rounded
 from bench.common.testbed import Worker, scratch_folder, start_worker
 from bench.ingest.measured import client, figures, growth
 
-ITEMS = (1_000, 5_000, 20_000)
 ENCRYPTED_TURNS = 3  # the difference is small beside what a shared machine does in a few seconds
 SECONDS_MIN = 1.0  # shorter runs only show that it works
 SOAK_ITEMS, SOAK_VALUES_PER_S = 10_000, 20_000.0

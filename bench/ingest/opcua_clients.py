@@ -1,8 +1,8 @@
 """The clients of `ingest`, each a process of its own: the product, and asyncua in the two ways it offers.
 
-The product is a source as a node runs it: session, decoding, sampling, recorder, and a real store that commits. What
-counts is what is committed. The library's clients only count their values: its handler is called for each, and its
-batch callback gets a whole notification decoded.
+The product is a source as a node runs it: session, decoding, sampling, recorder, and a real store that commits. Only
+committed values count. The library's clients only count their values: its handler is called for each, and its batch
+callback gets a whole decoded notification.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def handler(options: Options) -> None:
 
 
 def batch(options: Options) -> None:
-    """asyncua with the callback of its session, which gets each PublishResponse decoded, and counts."""
+    """asyncua with the callback of its session, which counts the values of each decoded PublishResponse."""
     asyncio.run(_library(options, "batch"))
 
 
@@ -81,7 +81,7 @@ async def _library(options: Options, way: str) -> None:
     logging.disable(logging.ERROR)
     counter = _Counter()
     emit("READY")
-    # Its own four seconds are too short to create 20,000 items on a machine that does something else besides.
+    # The default of four seconds is too short to create 20,000 items on a busy machine.
     async with Client(options["url"], timeout=START_S, watchdog_intervall=START_S) as client:
         index = await client.get_namespace_index(NAMESPACE)
         nodes = [ua.NodeId(number, index) for number in range(1, options["items"] + 1)]  # type: ignore[arg-type]

@@ -1,12 +1,13 @@
-"""The server of `ingest`: publishes prepared values as fast as it is asked, or at a rate, from a process of its own.
+"""The server of `ingest`, a process of its own: publishes prepared values as fast as the client asks, or at a rate.
 
-asyncua's server does what happens once (channel, session, address space, Read). Subscriptions and Publish are answered
-here, with notifications packed by `struct`: the library's server takes 20 us a value. Of ten neighbouring items eight
-are Doubles, one an Int32 and one a Boolean, as the values of a machine lie in a tag file. Each round changes all of
-them. In data set A half of the Doubles have all their digits, half are rounded to 0.01, and each value has its own
-source time; in B all are rounded, and the values of one notification have one time, as from a PLC.
+asyncua's server answers the requests that come once (channel, session, address space, Read). This module answers
+subscriptions and Publish, with notifications packed by `struct`, because the library's server takes 20 us a value. Of
+ten neighbouring items eight are Doubles, one an Int32 and one a Boolean, as the values of a machine lie in a tag file.
+Each round changes all of them. In data set A half of the Doubles have all their digits, half are rounded to 0.01, and
+each value has its own source time; in B all are rounded, and the values of one notification have one time, as from a
+PLC.
 
-Not here: sampling, queues, deadbands, acknowledgements.
+It has no sampling, queues, deadbands or acknowledgements.
 """
 
 from __future__ import annotations
@@ -103,11 +104,11 @@ class Generator:
         self.values = 0
 
     def subscribe(self) -> None:
-        """Begin anew: another client."""
+        """Start again, for another client."""
         self.__init__(self._rate, self._data_set)  # type: ignore[misc] # nothing of the client before is kept
 
     def monitor(self, parameters: ua.CreateMonitoredItemsParameters) -> list[ua.MonitoredItemCreateResult]:
-        """Take items in; every node exists."""
+        """Add items; every node exists."""
         results = []
         for item in parameters.ItemsToCreate:
             handle = item.RequestedParameters.ClientHandle
@@ -123,13 +124,13 @@ class Generator:
         return results
 
     def due_s(self) -> float:
-        """How long the next notification has to wait for its time."""
+        """The time until the next notification is due."""
         if not self._rate or not self._started_s:
             return 0.0
         return self._started_s + self.values / self._rate - time.monotonic()
 
     def take(self, request_handle: int, acknowledgements: int) -> bytes:
-        """The PublishResponse that is next."""
+        """The next PublishResponse."""
         body = self._prepared or self._pack()
         self._prepared = None
         self._sequence += 1

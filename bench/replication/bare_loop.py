@@ -5,7 +5,7 @@
     receive_blobs   asks for pages, one ahead, stores their blobs in a second SQLite, one FULL commit a page, confirms
 
 They use what the product uses: paho, MQTT 5, the same broker with mutual TLS 1.3, TCP_NODELAY, SQLite in WAL mode with
-synchronous=FULL. They check nothing and survive no fault. In exchange they do what is fastest: one loop in paho's
+synchronous=FULL. They check nothing and survive no fault. They use the fastest way: one loop in paho's
 network thread, the next page requested before one is stored, a page published before the confirmation in its request is
 stored.
 """
@@ -82,7 +82,7 @@ class BareRequester:
         self._client = BareClient.connected(broker, back, lambda message: self._answers.put(bytes(message.payload)))
 
     def round_trip_ns(self, request_bytes: int, answer_bytes: int) -> int:
-        """How long a request of so many bytes took to be answered with so many."""
+        """The time from a request of so many bytes to its answer of so many bytes."""
         payload = _SIZE.pack(answer_bytes) + bytes(max(0, request_bytes - _SIZE.size))
         start_ns = time.perf_counter_ns()
         self._client.client.publish(self._topic, payload, properties=self._properties)
@@ -204,7 +204,7 @@ class BlobReceiver:
 
 
 def open_blobs(file: Path) -> sqlite3.Connection:
-    """A file of numbered blobs and one cursor, made if need be, as durable as the product's."""
+    """A file of numbered blobs and one cursor, created if it does not exist, as durable as the product's."""
     database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")

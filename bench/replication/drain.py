@@ -5,8 +5,8 @@ makes of such a plant. A receiver pulls it, and at the same time a second stream
 facts/s are appended to the first stream, then 100,000 for a second receiver, and a probe every 10 ms to both streams. A
 probe is timed from the start of its append to its durable confirmation at the sender.
 
-    in_stream       a probe behind the backlog: what a fact waits in a stream that is drained in order
-    own_stream      a probe in a stream of its own: what draining another stream costs it
+    in_stream       a probe behind the backlog: how long a fact waits in a stream that is drained in order
+    own_stream      a probe in a separate stream: how much the drain of another stream delays it
 
 `during` are probes begun before the last fact of the backlog was confirmed; `after`, probes begun once the receiver had
 also reached the end of the log. The drain ends when the confirmation of the backlog's last fact is durable. The limit
@@ -44,7 +44,7 @@ PLACES = {"in_stream": STREAM, "own_stream": LIVE_STREAM}
 
 
 def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
-    """Drain `facts` facts beside each rate of live ones, watch for `seconds` afterwards, and drain equal blobs bare."""
+    """Drain `facts` facts at each rate of live facts, measure for `seconds` afterwards, and drain equal blobs bare."""
     facts -= facts % BATCH_FACTS
     with open_testbed(below) as testbed:
         described = machine(testbed.folder)
@@ -179,7 +179,7 @@ class Draining:
         self._streams = {consumer_of(stream): stream for stream in STREAMS}
 
     def confirmed(self, consumer: str, frontier: int, now_ns: int) -> None:
-        """A confirmation is durable; called in the writer's thread."""
+        """Called in the writer's thread when a confirmation is durable."""
         stream = self._streams[consumer]
         self.probes[stream].confirmed(frontier, now_ns)
         if stream == STREAM:
@@ -188,7 +188,7 @@ class Draining:
                 self.drained_ns = now_ns
 
     def look(self, end_offset: int, behind_max: int) -> None:
-        """Note when the receiver, having drained the backlog, is no further behind than what comes in a second."""
+        """Note when the receiver has drained the backlog and is at most the facts of one second behind."""
         if self.drained_ns and not self.caught_up_ns and self._frontier >= end_offset - behind_max:
             self.caught_up_ns = time.monotonic_ns()
 

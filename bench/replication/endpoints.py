@@ -110,7 +110,7 @@ def _signing(options: Options) -> SigningSettings:
 
 
 def _judge(options: Options, store: FactStore) -> PageJudge:
-    """Demands the signature of that key; without one, a node as it is configured by default."""
+    """A judge that demands signatures of that key; without a key, the default of a node."""
     signing = _signing(options)
     if signing.certificate_file is None:
         return PageJudge(store)
@@ -198,7 +198,7 @@ async def serve_while(
 
 
 def pull_settings(stream: str = STREAM) -> PullSettings:
-    """As a node's: nothing is set that has a default."""
+    """The settings of a pull, with all defaults of a node."""
     return PullSettings(SERVING, stream, consumer_of(stream), frozenset({SERVING}))
 
 
@@ -273,7 +273,7 @@ class Probes:
 
 
 def lag(options: Options) -> None:
-    """Serve, and append a fact every 10 ms beside `load_facts_per_s` others; RESULT when all are confirmed."""
+    """Serve, and append a fact every 10 ms among `load_facts_per_s` others; RESULT when all are confirmed."""
     probes = Probes()
 
     def confirmed(_consumer: str, frontier: int, now_ns: int) -> None:

@@ -2,8 +2,8 @@
 not read, and bare sockets, each from a process of lowest priority, because in the field the attacker's processor is not
 the node's.
 
-It has a valid certificate and keeps to the topics that the broker gives it. Each flood is as fast as the answers come;
-what is refused or dropped is sent again.
+It has a valid certificate and keeps to the topics that the broker gives it. Each flood is as fast as the answers;
+requests that are refused or dropped are sent again.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _artifact(number: int) -> Mapping[str, Any]:
 
 
 def _requests(broker: BrokerAccess, counts: Counter[str], stopped: threading.Event, make_request: MakeRequest) -> None:
-    """OPEN requests at once in each of SESSIONS; each answer brings the next. What got no answer for RETRY_S is sent
-    again."""
+    """OPEN requests at once in each of SESSIONS; each answer triggers the next. A request without an answer for RETRY_S
+    is sent again."""
     lock, sessions = threading.Lock(), list[Session]()
 
     def next_of(index: int, message: MQTTMessage | None = None) -> None:
@@ -152,7 +152,7 @@ def _silent(broker: BrokerAccess, counts: Counter[str], stopped: threading.Event
 
 
 def _sockets(broker: BrokerAccess, counts: Counter[str], stopped: threading.Event) -> None:
-    """Connections without a word, opened again when they are closed."""
+    """Connections that send nothing, opened again when they are closed."""
     opened = list[socket.socket]()
     emit("READY")
     while not stopped.wait(RETRY_S):

@@ -1,9 +1,10 @@
-"""`hostile`: the lag of an honest zone while another zone floods the node that both are served by.
+"""`hostile`: the lag of an honest zone while another zone floods the node that serves both.
 
 The serving node is `bsfg run`, with Mosquitto processes as `bsfg broker config` writes them: one for each pair of
 zones. An application appends a message every 20 ms through the node's socket; the honest zone pulls and stores it. The
 lag is the time from the start of the append until the message is durable in the honest zone's store. It is measured
-quiet, then under each flood (floods.py), quiet again after each. The limit is the quiet lag of the same run.
+without a flood, then under each flood (floods.py), and without a flood after each. The limit is the lag without a flood
+in the same run.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HOSTILE = "hostile"
 STREAM = "facts.operational"
 FLOODS = ("requests", "ranges", "parked", "artifacts", "silent", "sockets")
 INTERVAL_S = 0.020
-BACKLOG_MESSAGES, BACKLOG_BYTES = 60, 40_000  # what a range of the flood brings: some pages
+BACKLOG_MESSAGES, BACKLOG_BYTES = 60, 40_000  # the answer to a range request of the flood: some pages
 RATIO_MAX, P99_MS_MAX = 2.0, 50.0
 SETTLE_S = 60.0
 
@@ -52,7 +53,7 @@ class Attacked:
 
 
 def run(seconds: float, floods: Sequence[str], below: Path | None) -> Report:
-    """Measure for `seconds` quiet, and as long under each of `floods` (none: all)."""
+    """Measure for `seconds` without a flood, and as long under each of `floods` (empty: all)."""
     floods = floods or FLOODS
     with scratch_folder(below) as folder, _attacked(folder) as attacked:
         described = machine(folder)
@@ -89,7 +90,7 @@ def _measured(attacked: Attacked, workers: Mapping[str, Child]) -> Iterator[dict
 
 
 def _append_for(attacked: Attacked, file: Path, seconds: float) -> dict[int, int]:
-    """Append for so long, and wait until all is in the honest zone's store; when the append of each offset began."""
+    """Append for `seconds`, and wait until the honest zone has stored everything. Returns when each append began."""
     begun_ns, due_ns = dict[int, int](), time.monotonic_ns()
     for _ in range(max(20, int(seconds / INTERVAL_S))):
         due_ns += int(INTERVAL_S * 1e9)
@@ -116,7 +117,7 @@ def _report(
 ) -> Report:
     calm = Latency.of([lag for part, some in lags_ns.items() if part.startswith("quiet") for lag in some])
     each = {kind: Latency.of(lags_ns[kind]) for kind in counts}
-    told = {
+    results = {
         kind: {
             **latency.to_dict(),
             "p99_ratio": rounded(latency.p99_ms / calm.p99_ms),
@@ -132,7 +133,7 @@ def _report(
         "limit": {"what": "the lag of the same zone while nothing floods", **calm.to_dict()},
         "ratio": rounded(worst.p50_ms / calm.p50_ms),
         "p99_ratio": rounded(worst.p99_ms / calm.p99_ms),
-        "floods": told,
+        "floods": results,
         "bytes_per_fact": rounded(bytes_per_fact),
         "peak_rss_mib": {"node": rss_mib},
         "seconds": seconds,
@@ -142,7 +143,7 @@ def _report(
     ]
     for kind, latency in each.items():
         became = ", ".join(f"{what} {count:,}" for what, count in counts[kind].items())
-        lines.append(f"{kind:<10} {latency}, p99 {told[kind]['p99_ratio']} of quiet; {became}")
+        lines.append(f"{kind:<10} {latency}, p99 {results[kind]['p99_ratio']} of quiet; {became}")
         lines.append(f"{'cores':<10} " + ", ".join(f"{name} {used}" for name, used in shares[kind].items()))
     lines.append(f"memory     node {rss_mib:.0f} MiB at most")
     return Report("hostile", values, lines, described)
@@ -156,7 +157,7 @@ def _attacked(folder: Path) -> Iterator[Attacked]:
     zones = (SERVING, ASKING, HOSTILE)
     with contextlib.ExitStack() as stack:
         honest = stack.enter_context(Mosquitto.started(folder / "site", zones, (f"{SERVING}:{ASKING}",)))
-        hostile = stack.enter_context(honest.beside("hostile", (f"{SERVING}:{HOSTILE}",)))
+        hostile = stack.enter_context(honest.second_process("hostile", (f"{SERVING}:{HOSTILE}",)))
         node_folder, health_port = folder / SERVING, free_port()
         node_folder.mkdir()
         config = node_folder / "node.toml"

@@ -32,7 +32,7 @@ from bench.replication.bare_loop import BareRequester
 LOAD_FACTS_PER_S = 100_000
 ROUND_TRIPS = 2
 FSYNCS = 2
-BARE_INTERVAL_S = 0.005  # paced like the facts: a loop that never rests finds everything awake
+BARE_INTERVAL_S = 0.005  # a pause as between facts: without one, every process and CPU would stay awake
 BARE_BYTES = 400  # a request and a page of one fact are of this order
 IDLE_S = 5.0
 

@@ -3,7 +3,7 @@ away.
 
 The same broker and mutual TLS as the product's, but configured to keep sessions and write them to its disk. A reader
 subscribes and disconnects, a publisher sends the facts as JSON, the reader returns and takes them. Both rates are
-reported. Mosquitto keeps the queue in memory and saves it now and then, so a crash loses the newest messages; neither
+reported. Mosquitto keeps the queue in memory and saves it periodically, so a crash loses the newest messages; neither
 rate includes the cost of preventing that.
 """
 
@@ -38,7 +38,7 @@ STEP_S = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """How fast a broker's queue took facts in, and handed them out."""
+    """The rates at which a broker's queue accepted and delivered facts."""
 
     facts: int
     in_ns: int
@@ -46,7 +46,7 @@ class Queued:
 
     @property
     def facts_per_s(self) -> float:
-        """What its reader got after it came back."""
+        """The rate at which the reader got the facts after it reconnected."""
         return 1e9 * self.facts / self.out_ns
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def drain(facts: int, seed: int, below: Path | None) -> Queued:
 
 
 def _keep_sessions(broker: Mosquitto) -> None:
-    """Let the broker keep what the product's configuration forbids it to keep."""
+    """Let the broker keep sessions, which the product's configuration forbids."""
     file = broker.files.config_file
     kept = [line for line in file.read_text("utf-8").splitlines() if line.split(" ")[0] not in _REPLACED]
     kept += [f"{name} {value}" for name, value in _REPLACED.items()]
@@ -160,7 +160,7 @@ def _client(broker: Mosquitto, zone: str, name: str) -> Client:
 
 
 def _connect(client: Client, broker: Mosquitto) -> None:
-    """Connect to the session that was left, or begin one."""
+    """Connect to the existing session, or begin one."""
     properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
     properties.SessionExpiryInterval = SESSION_S
     properties.ReceiveMaximum = IN_FLIGHT

@@ -1,1 +1,1 @@
-"""Benchmarks of reading facts in Spark, beside Parquet and a source that has nothing to decode."""
+"""Benchmarks of reading facts in Spark, compared with Parquet and a source that has nothing to decode."""

@@ -1,7 +1,7 @@
 """The limit of any Python data source: one that yields Arrow record batches which were built beforehand.
 
-`spark.read.format("prebuilt").load(file)` maps an Arrow file into memory and hands Spark its record batches as they lie
-there; nothing is decoded. With a schema it leaves the other columns out. One task reads every `tasks`-th record batch.
+`spark.read.format("prebuilt").load(file)` maps an Arrow file into memory and hands Spark its record batches
+unchanged; nothing is decoded. With a schema it omits the other columns. One task reads every `tasks`-th record batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark_bsfg import FACTS
 
 @dataclass(frozen=True)
 class Turn(InputPartition):
-    """The record batches of one task: every one whose number leaves this rest."""
+    """The record batches of one task: those whose number has this remainder."""
 
     rest: int
 

@@ -1,14 +1,14 @@
-"""`spark`: facts of a store file and of a node over MQTT in Spark, beside the same rows in Parquet and prebuilt in
-Arrow.
+"""`spark`: facts of a store file and of a node over MQTT in Spark, compared with the same rows in Parquet and prebuilt
+in Arrow.
 
 A store is filled with data set A in batches of 1000, and its rows are written once as Parquet and once as an Arrow
 file. Each is then read in turns, by two tasks into Spark's `noop` sink, so that every row reaches the JVM and none is
-kept: all columns, 3 columns, a count of rows, the same count from column `facts` (beside counts of rows of the other
-sources), and an hour of the data (or a tenth, where that is less) by a filter on time. The limit is the Arrow file,
-read by a Python data source that has nothing to decode (`prebuilt.py`): what is above it is the cost of batches. The
-node serves the same file in a process of its own, through a broker with TLS. Included is everything from planning to
-the last row, with the processes of Python that Spark starts for each query. A first round of each warms the JVM and is
-not counted.
+kept: all columns, 3 columns, a count of rows, the same count from column `facts` (compared with counts of rows of the
+other sources), and an hour of the data (or a tenth, where that is less) by a filter on time. The limit is the Arrow
+file, read by a Python data source that has nothing to decode (`prebuilt.py`): the difference to it is the cost of
+batches. The node serves the same file in a process of its own, through a broker with TLS. The time includes everything
+from planning to the last row, with the Python processes that Spark starts for each query. A first round of each warms
+the JVM and is not counted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LOG_BYTES_SHOWN = 4000
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The same rows three times."""
+    """The files with the same rows in three formats."""
 
     store: Path
     arrow: Path
@@ -62,7 +62,7 @@ def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
 def measure(
     spark: SparkSession, testbed: Testbed, described: Mapping[str, Any], facts: int, repeats: int, seed: int
 ) -> Report:
-    """The benchmark in a session that runs already."""
+    """Run the benchmark in an existing session."""
     folder = testbed.folder
     files = _fill(folder, facts, seed)
     spark.dataSource.register(PrebuiltSource)
@@ -103,7 +103,7 @@ def measure(
 def bench_session(folder: Path) -> Iterator[tuple[SparkSession, Mapping[str, Any]]]:
     """A session of its own with TASKS tasks at once, and the machine as it was before."""
     described = machine(folder)
-    with _words_aside(folder / "spark.log"):
+    with _jvm_messages_in(folder / "spark.log"):
         spark = session("bench", f"local[{TASKS}]", {"spark.local.dir": str(folder / "spark")})
         try:
             yield spark, described
@@ -112,8 +112,8 @@ def bench_session(folder: Path) -> Iterator[tuple[SparkSession, Mapping[str, Any
 
 
 @contextmanager
-def _words_aside(log: Path) -> Iterator[None]:
-    """What the JVM writes to standard error as it starts goes to a file, and is shown only if the block fails."""
+def _jvm_messages_in(log: Path) -> Iterator[None]:
+    """Redirect to a file what the JVM writes to standard error at its start, and show it only if the block fails."""
     shown = os.dup(2)
     try:
         with log.open("wb") as aside:
@@ -224,7 +224,7 @@ def _in_turns(
 
 
 def _compared(facts: int, seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """A source of ours beside the limit and Parquet, as facts of the whole store a second."""
+    """A source of ours compared with the limit and Parquet, in facts of the whole store a second."""
     rate, mqtt, limit, parquet = (round(facts / median(seconds[name])) for name in ("bsfg", "mqtt", "arrow", "parquet"))
     return {
         "facts_per_s": rate,

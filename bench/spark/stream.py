@@ -1,10 +1,10 @@
 """`stream`: the land job, from a store file into a Delta table.
 
-A store is filled with data set A in batches of 1000 and landed to its end, beside Spark's own writer, which reads the
-same store in one query and writes the same rows as Parquet, without commits, checkpoints or syncs. Then one fact is
-recorded every 100 ms while the job runs on, and for each the time is taken from before its append to the table's commit
-that has it, by the clock of the file system. A first, small run warms the JVM and is not counted. The session has two
-tasks at once.
+A store is filled with data set A in batches of 1000 and landed to its end, compared with Spark's own writer, which
+reads the same store in one query and writes the same rows as Parquet, without commits, checkpoints or syncs. Then one
+fact is recorded every 100 ms while the job runs on, and the time of each is measured from before its append to the
+commit of the table that contains it, by the clock of the file system. A first, small run warms the JVM and is not
+counted. The session has two tasks at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
 def measure(
     spark: SparkSession, folder: Path, described: Mapping[str, Any], facts: int, seconds: float, seed: int
 ) -> Report:
-    """The benchmark in a session that runs already."""
+    """Run the benchmark in an existing session."""
     with new_store(folder / "store") as store:
         _fill(store, seed, WARM_FACTS)
         order = _order(folder, "warm")
@@ -96,8 +96,8 @@ def _seconds(step: Callable[[], object]) -> float:
 
 
 def _follow(spark: SparkSession, order: Order, store: FactStore, seconds: float) -> int:
-    """Record while the job runs, from when it has landed a first fact, and stop it when it has had time to land the
-    last; the offset of the first fact that counts."""
+    """Record facts while the job runs, once it has landed a first fact, and stop the job when it has had time to land
+    the last. Returns the offset of the first fact that counts."""
     stop, pause, first = threading.Event(), threading.Event(), store.end_offset(STREAM) + 2
     log = order.folder / "_delta_log"
 

@@ -12,8 +12,8 @@ the store sealed, appended to a plain file with one fdatasync a batch. `batches_
 a commit.
 
 A store that signs what it records takes the same sustained stretches; the two go first in turns. `signed` compares
-them: rate, CPU, and the bytes of its heads. Awaited batches go to a third store: the one that had just taken them would
-be the quicker of the two.
+them: rate, CPU, and the bytes of its heads. Awaited batches go to a third store, because the store that had just taken
+them would be faster than the other.
 
 Then single messages, which a node commits at once, take turns with single fsyncs of one page inside a preallocated
 file, the least that any durable write can cost. At the end the files of the closed stores are measured, for both data
@@ -144,7 +144,7 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
 
 
 def _append_in_turns(folder: Path, facts: int, seed: int) -> Stretches:
-    """Stretch after stretch: batches awaited, each in turn with the same bytes raw; then as many sustained."""
+    """For each stretch: awaited batches, each in turn with the same bytes raw; then as many sustained."""
     found = Stretches()
     stretch_batches = max(1, min(STRETCH_BATCHES, facts // BATCH_FACTS // 2))
     stretches = max(1, facts // BATCH_FACTS // stretch_batches // 2)
@@ -169,7 +169,7 @@ def _append_in_turns(folder: Path, facts: int, seed: int) -> Stretches:
 
 
 def append_sustained(store: FactStore, batches: list[list[Sample]], found: Stretches) -> None:
-    """Batches handed over with a few on their way, until the last is durable."""
+    """Append batches with a few in flight, until the last is durable."""
     commits = store.statistics().commits
     cpu_ns, start_ns = time.process_time_ns(), time.perf_counter_ns()
     for _ in results((store.appends.append_samples(STREAM, batch) for batch in batches), IN_FLIGHT):
@@ -180,7 +180,7 @@ def append_sustained(store: FactStore, batches: list[list[Sample]], found: Stret
 
 
 def append_awaited(store: FactStore, batches: Iterator[list[Sample]], file: int, found: Stretches) -> None:
-    """Batches as a source has them, each made just before it is appended; then its sealed bytes to `file`."""
+    """Append batches one after the other, each made just before, then its sealed bytes to `file`."""
     awaited_ns = awaited_cpu_ns = raw_ns = 0
     for batch in batches:
         cpu_ns, start_ns = time.process_time_ns(), time.perf_counter_ns()

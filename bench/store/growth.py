@@ -152,7 +152,7 @@ def _median_of(rows: Sequence[Sequence[int]]) -> _Part:
 
 
 def opening_times_s(path: Path, stream: str, end_offset: int) -> tuple[float, list[float]]:
-    """Seconds to open the store a killed writer left: cold once, and warm. Every acknowledged fact must be there."""
+    """Seconds to open the store of a killed writer: cold once, and warm. Every acknowledged fact must be in it."""
     durations = list(_opening_s(path, stream, end_offset))
     return durations[0], durations[1:]
 

@@ -1,4 +1,4 @@
-"""`sql`: one hour of one tag out of 500, asked of sealed batches, compared with the same question to a flat SQLite
+"""`sql`: a query for one hour of one tag out of 500 over sealed batches, compared with the same query on a flat SQLite
 table.
 
 A store is filled with data set A in batches of 1000. The question (count, mean, minimum and maximum of one tag in the
@@ -122,7 +122,7 @@ def _in_turns(
 
 
 def _equal(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Sums of doubles in another order, by two versions of SQLite, differ in the last digits."""
+    """Equal up to the last digits, in which sums of doubles in another order differ."""
     return one[0] == other[0] and all(abs(a - b) < 1e-9 * max(1.0, abs(b)) for a, b in zip(one, other, strict=True))
 
 

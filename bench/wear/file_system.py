@@ -1,8 +1,8 @@
 """A file system of a node's own, so that the bytes which reach its device can be counted.
 
-With root's rights: ext4 on a loop device, made for the run, with a journal and noatime as on a gateway. What the device
-was told to write stands in /sys/block/loopN/stat. Without them the node writes to the folder as it is, and only what
-its process caused (/proc/PID/io) is known: no journal, no metadata.
+As root, it is ext4 on a loop device, made for the run, with a journal and noatime as on a gateway; the bytes that the
+device wrote are in /sys/block/loopN/stat. Without root, the node writes to the folder as it is, and only the writes of
+its process (/proc/PID/io) are known, without journal and metadata.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from pathlib import Path
 SIZE_BYTES = 2 * 1024 * 1024 * 1024  # sparse: an hour of 11,000 facts/s takes a fifth of it
 _SECTOR_BYTES = 512
 _SECTORS_WRITTEN = 6  # seventh field: Documentation/admin-guide/iostats
-_PROGRAMS = ("losetup", "mkfs.ext4", "mount", "umount")
 _SBIN = "/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
-    """Where a node writes; `device` is None where its writes cannot be told from those of others."""
+    """Where a node writes. `device` is None if its writes cannot be distinguished from others."""
 
     folder: Path
     device: str | None
 
     def written_bytes(self) -> int | None:
-        """What the device was told to write so far, everything that was dirty included; None without a device."""
+        """The bytes that the device has written so far, dirty pages included; None without a device."""
         if self.device is None:
             return None
         descriptor = os.open(self.folder, os.O_RDONLY)

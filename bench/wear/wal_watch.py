@@ -1,7 +1,7 @@
 """Which pages a store writes: follows SQLite's write-ahead log from outside, frame by frame.
 
 Each frame names its page, and the last of a transaction is marked, so the log says what every commit wrote. A log that
-begins anew has been copied into the database: each page in it once. Page numbers become tables at the end (`dbstat`).
+restarts has been copied into the database, each of its pages once. Page numbers become tables at the end (`dbstat`).
 The watch runs in a process of its own: a node that opened these files twice would lose its locks. Formats:
 https://www.sqlite.org/fileformat2.html#the_write_ahead_log and walformat.html, 2.1 (the index, in native byte order).
 """
@@ -36,7 +36,7 @@ BLOCK_BYTES = 4096
 
 
 class WalWatch:
-    """Counts from its making on. `poll` is to be called more often than the log begins anew."""
+    """Counts from its creation on. Call `poll` more often than the log restarts."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
@@ -99,13 +99,13 @@ class WalWatch:
                 self._commit = []
 
     def _copy(self, until: int) -> None:
-        """The frames before `until` are in the database; a page that stands in several was written once."""
+        """Count the frames before `until` as copied to the database; a page in several frames was written once."""
         if until > self._copied:
             self.copied.update(set(self._pages[self._copied : until]))
             self._copied = until
 
     def causes(self) -> dict[str, int]:
-        """Bytes written to the log, by whose pages they are, and to the database by checkpoints."""
+        """Bytes written to the log, by the table of the page, and to the database by checkpoints."""
         names = _tables(self._store)
         frame_bytes = FRAME_HEADER_BYTES + self._page_bytes
         found: Counter[str] = Counter()
@@ -124,7 +124,7 @@ class WalWatch:
         return _CAUSES.get(names[page], OTHER) if page in names else _UNNAMED
 
     def confirmations_alone(self) -> int:
-        """Commits that a confirmation had to itself."""
+        """The number of commits that hold only a confirmation."""
         names = _tables(self._store)
         found = 0
         for commit in self.commits:

@@ -2,10 +2,10 @@
 
 Both nodes are `bsfg run`, each with a file system of its own (file_system.py). The first reads an OPC UA server that
 publishes a thousand values at a time, evenly, so that each tag changes once a second; the second pulls through a broker
-with mutual TLS and confirms. Time is not driven: commits come as they would in the plant. Of the log's frames each is
-put down to the table whose page it is (wal_watch.py); a commit without facts that has a confirmation is put down to
-that as a whole. What a process wrote besides log and database is `other files`, what the device was told beyond its
-process's writes is `file system` (its journal and metadata).
+with mutual TLS and confirms. Commits happen in real time, as in the plant. Each frame of the log is
+attributed to the table of its page (wal_watch.py); a commit without facts that has a confirmation is attributed to the
+confirmation as a whole. `other files` is what a process wrote besides log and database. `file system` is what the
+device wrote beyond the writes of the process: journal and metadata.
 
 The limit is the sealed bytes themselves, written once. The lag is the age of the oldest fact of each batch when the
 commit of that batch was seen, at either node, and of each confirmation, looked at every few milliseconds.
@@ -26,6 +26,7 @@ from typing import Any
 
 from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child, ProcessFailed, free_port
+from agent.health.flash import EXAMPLE_AMPLIFICATION, EXAMPLE_BYTES, EXAMPLE_CYCLES, SECONDS_PER_DAY, flash_years
 from bench.common.measuring import Latency, Report, machine, process_cpu_ns, rounded
 from bench.common.testbed import ASKING, SERVING, scratch_folder, start_worker
 from bench.ingest.opcua_clients import NAMESPACE
@@ -33,13 +34,11 @@ from bench.wear.file_system import FileSystem, own_file_system
 from bench.wear.wal_watch import WalWatch
 
 STREAM = "facts.telemetry"
-FLASH_BYTES, CYCLES, AMPLIFICATION = 8_000_000_000, 3_000, 2.0
 INTERVALS_MS = (250, 1000)
 WARM_S = 10.0
 LATE = 6.0  # a log takes 16 s to fill at four commits a second, a minute at one
 START_S = 120.0
 LOOK_S = 0.004
-SECONDS_A_DAY = 86_400
 
 
 @dataclass
@@ -66,8 +65,8 @@ class Node:
         return bool(self.before) and not self.after
 
     def look(self, warm_s: float, seconds: float) -> None:
-        """Begin and end the measurement where the log begins anew, so that it covers whole checkpoints and no growing
-        log; where that does not come in time, without it."""
+        """Begin and end the measurement when the log restarts, so that it covers whole checkpoints and no growing log;
+        if the log does not restart in time, begin and end it anyway."""
         now_s = time.monotonic()
         since_s = self.before.get("ns", self.started_ns) / 1e9
         limit_s = seconds if self.before else warm_s
@@ -81,7 +80,7 @@ class Node:
             self.watch.begin()
 
     def counters(self) -> dict[str, int]:
-        """What it has used so far."""
+        """What the node has used so far."""
         written = self.disk.written_bytes()
         io = dict(line.split(": ") for line in Path(f"/proc/{self.process.pid}/io").read_text("ascii").splitlines())
         found = {
@@ -110,7 +109,7 @@ def run(
         "limit": {"what": "the sealed bytes, written once", "bytes_per_fact": last["sealed_bytes_per_fact"]},
         "ratio": rounded(last[SERVING]["bytes_per_fact"] / last["sealed_bytes_per_fact"]),
         "rounds": rounds,
-        "flash": {"bytes": FLASH_BYTES, "cycles": CYCLES, "amplification": AMPLIFICATION},
+        "flash": {"bytes": EXAMPLE_BYTES, "cycles": EXAMPLE_CYCLES, "amplification": EXAMPLE_AMPLIFICATION},
         "tags": tags,
         "seconds": seconds,
     }
@@ -159,7 +158,7 @@ def _round(folder: Path, seconds: float, interval_ms: int, **options: Any) -> di
 def _started(
     here: Path, stack: contextlib.ExitStack, interval_ms: int, *, tags: int, target: int, keep_hours: float
 ) -> list[Node]:
-    """The server, the broker, and both nodes, level with each other for a while."""
+    """Start the server, the broker and both nodes, and wait until both have stored facts."""
     broker = stack.enter_context(Mosquitto.started(here / "site", (SERVING, ASKING), (f"{SERVING}:{ASKING}",)))
     port = free_port()
     source = _source_toml(here, tags, port)
@@ -237,7 +236,8 @@ def _watched(nodes: Sequence[Node], seconds: float) -> list[int]:
 
 
 def _take(node: Node, reader: sqlite3.Connection) -> list[tuple[int, int]]:
-    """Count the batches that a node has committed since; their last offsets and newest source times."""
+    """Count the batches that a node committed since the last call. Returns their last offsets and newest source
+    times."""
     found = []
     for last, count, oldest, newest, size in _batches(reader, node.seen):
         node.seen = last
@@ -266,12 +266,12 @@ def _figures(node: Node) -> dict[str, Any]:
     if "device" in used:
         causes["file system"] = used["device"] - sum(causes.values())
         written = used["device"]
-    bytes_a_day = written / took_s * SECONDS_A_DAY
+    years = flash_years(written / took_s, EXAMPLE_BYTES, EXAMPLE_CYCLES, EXAMPLE_AMPLIFICATION)
     return {
         "seconds": rounded(took_s),
         "bytes_per_fact": rounded(written / node.facts),
-        "gb_a_day": rounded(bytes_a_day / 1e9),
-        "flash_years": rounded(FLASH_BYTES * CYCLES / AMPLIFICATION / bytes_a_day / 365),
+        "gb_a_day": rounded(written / took_s * SECONDS_PER_DAY / 1e9),
+        "flash_years": rounded(years),
         "causes": {cause: rounded(size / node.facts) for cause, size in causes.items()},
         "process_bytes_per_fact": rounded(used["process"] / node.facts),
         "commits_per_s": rounded(len(node.watch.commits) / took_s),

@@ -58,7 +58,7 @@ def check_knows_the_unit(gateway: Gateway) -> None:
     bad = gateway.try_(f"bsfg check {config('plant-a')}")
     assert bad.status == 1
     assert re.search(r"ca\.pem.*[Pp]ermission", bad.text), bad.text
-    assert "/etc/bsfg/pki/own.der does not exist, and the node cannot make it there" in bad.text
+    assert "/etc/bsfg/pki/own.der does not exist, and the node cannot create it there" in bad.text
     gateway.run("chown -R root:bsfg /etc/bsfg/pki && chmod -R u=rwX,g=rX /etc/bsfg/pki")
     gateway.run("sed -i '/own\\.\\(der\\|key\\)/d' /etc/bsfg/plant-a.toml")
     gateway.run(f"bsfg check {config('plant-a')}")

@@ -42,7 +42,7 @@ def test_documented_commands_work() -> None:
     assert outputs[0] == "local.mes reads facts.operational from offset 1\n"
     assert [line.split()[0] for line in outputs[3].splitlines()[-2:]] == ["local.mes", "local.report"]
     assert "removed in 10 minutes" in outputs[-2]
-    assert "not confirmed by it: 1 facts, " in outputs[-2]
+    assert "it had not confirmed 1 facts, " in outputs[-2]
     assert outputs[-1] == "local.mes is removed\n"
 
 

@@ -233,7 +233,7 @@ def test_plan_shows_requests_and_why(bsfg: Bsfg, tmp_path: Path) -> None:
     "arguments, why",
     [
         (("probe", "tcp://h", "100"), "--base is missing"),
-        (("probe", "ftp://h", "100", "--base", "0"), "is no device; write tcp://host:502"),
+        (("probe", "ftp://h", "100", "--base", "0"), "is not a device; write tcp://host:502"),
         (("probe", "tcp://h", "--base", "0", "coil:1"), "is one bit"),
         (("probe", "tcp://h", "--base", "0", "1-99"), "name at most 32"),
         (("probe", "tcp://h", "--base", "0", "1", "--value", "231,4"), "write it with a point"),

@@ -74,7 +74,7 @@ def test_from_answers_to_two_zones(meter: Program, tmp_path: Path, monkeypatch: 
     assert (done.returncode, done.stderr) == (0, "")
     (fingerprint,) = re.findall(r"plant-a.csr: (\S+)", done.stdout)
     assert f"fingerprint of the key: {fingerprint}" in done.stdout.partition("$ bsfg pki sign plant-a")[2]
-    assert "keep the authority" in done.stdout.partition("left to do:")[2]
+    assert "move the authority" in done.stdout.partition("left to do:")[2]
     assert (idmz / "broker" / "idmz.plant-a" / "mosquitto.conf").exists()
     assert sorted(one.name for one in stick.iterdir()) == ["ca.pem", "plant-a.pem"]
     found = tomllib.loads((idmz / "node.toml").read_text())
@@ -135,7 +135,7 @@ def test_answers_that_differ_from_what_is_there(
 def test_settings_of_another_zone_are_refused(tmp_path: Path) -> None:
     """Before anything is made for the zone of the answers."""
     (tmp_path / "node.toml").write_text('[node]\nzone = "plant-a"\n')
-    with pytest.raises(SetupFailed, match="is of zone plant-a, not plant-b"):
+    with pytest.raises(SetupFailed, match="is for zone plant-a, not plant-b"):
         command_module.Setup({"zone": "plant-b"}, tmp_path / "node.toml").run()
 
 
@@ -181,13 +181,13 @@ def test_a_source_that_cannot_be_read_is_not_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, why",
     [
-        ('zone = "plant-a"\nspeed = 1\n', "speed is no answer"),
+        ('zone = "plant-a"\nspeed = 1\n', "speed is not an answer"),
         ('zone = "plant-a"\n[[modbus]]\nname = "m"\nhost = "h"\naddress_base = 7\n', "modbus[0].address_base"),
         ('zone = "plant-a"\n[[modbus]]\nname = "m"\nhost = { a = 1 }\n', "host = {'a': 1}: an answer is a text"),
         ('zone = "Plant A"\n', "a zone is 1 to 32"),
         ('zone = "plant-a"\n[broker]\nport = 8883\n', "[broker] needs host"),
         ('zone = "plant-a"\n[peer]\nzone = 7\n', "[peer] needs zone"),
-        ('zone = "plant-a"\n[opcua]\nname = "m"\n', "two brackets, [[opcua]]"),
+        ('zone = "plant-a"\n[opcua]\nname = "m"\n', "double brackets: [[opcua]]"),
         ('zone = "plant-a"\nstick = "gone"\n[broker]\nhost = "h"\n', "is the stick mounted?"),
         ("zone = \n", "answers.toml: "),
         ('zone = "plant-a"\n[peer]\nzone = "plant-a"\n', "the zone of the peer is that of this node"),

@@ -12,6 +12,7 @@ from agent.cli import bsfg
 from agent.cli.store import stats
 from agent.fact_store import StoreReader
 from agent.health.client import NodeSilent
+from agent.settings.node import HealthSettings, IdentitySettings
 from tests.fact_store.making import TELEMETRY, done, plant, samples
 
 HOUR_MS = 3_600_000
@@ -32,7 +33,7 @@ def config(tmp_path: Path) -> Path:
 def line_of(config: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any] | None) -> str | None:
     """The line, where the health page answers this."""
 
-    def ask(_state_dir: Path, _zone: str, _host: str, _port: int) -> dict[str, Any]:
+    def ask(_node: IdentitySettings, _health: HealthSettings) -> dict[str, Any]:
         if answer is None:
             raise NodeSilent("no answer")
         return answer

@@ -165,7 +165,7 @@ def test_what_a_new_file_would_change(bsfg: Bsfg, tmp_path: Path) -> None:
     refused = bsfg("tags", "diff", "bad.csv")
     assert (refused.returncode, "holds no tags" in refused.stderr) == (1, True)
     (tmp_path / "node.toml").write_text(NODE + OTHER)
-    assert "say which source's file it would replace" in bsfg("tags", "diff", "new.toml").stderr
+    assert "name the source whose file it would replace" in bsfg("tags", "diff", "new.toml").stderr
 
 
 def test_a_list_becomes_a_tag_file(bsfg: Bsfg, tmp_path: Path) -> None:

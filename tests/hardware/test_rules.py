@@ -196,4 +196,4 @@ def test_the_command_names_the_new_port(tmp_path: Path) -> None:
     assert "serial_port /dev/ttyNONE7" in done.stderr
     assert "plug the adapter in" in done.stderr
     (tmp_path / "node.toml").write_text(f'{section}host = "h"\n')
-    assert "no source with transport" in bsfg(tmp_path, "hardware", "udev").stderr
+    assert "no source of these files has transport" in bsfg(tmp_path, "hardware", "udev").stderr

@@ -19,6 +19,7 @@ from agent.health.client import NodeSilent, ask_health, ask_health_of
 from agent.health.page import END_OF_REQUEST, REQUEST_BYTES_MAX, answer
 from agent.health.server import CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS_MAX, HealthPageUnavailable, note_port, serve
 from agent.health.snapshot import NodeSnapshot
+from agent.settings.node import HealthSettings, IdentitySettings
 
 HOST = "127.0.0.1"
 LIMIT_S = 30
@@ -107,13 +108,14 @@ def test_a_command_asks_the_page(healthy: NodeSnapshot) -> None:
 def test_a_command_finds_the_port_of_its_own_node(healthy: NodeSnapshot, tmp_path: Path) -> None:
     """With port 0 the node has noted its port in its state folder. The node of another zone, which may have got that
     port since, is not taken for it; where no node ran, the message names the file."""
+    own, other = IdentitySettings("idmz", tmp_path), IdentitySettings("plant-a", tmp_path)
     with pytest.raises(NodeSilent, match=r"no node has run here.*health\.port"):
-        ask_health_of(tmp_path, "idmz", HOST, 0)
+        ask_health_of(own, HealthSettings(HOST, 0))
     with serving(lambda: healthy) as port:
         note_port(tmp_path, port)
-        assert ask_health_of(tmp_path, "idmz", HOST, 0)["zone"] == "idmz"
+        assert ask_health_of(own, HealthSettings(HOST, 0))["zone"] == "idmz"
         with pytest.raises(NodeSilent, match="the node of zone 'idmz' answers, not that of 'plant-a'"):
-            ask_health_of(tmp_path, "plant-a", HOST, 0)
+            ask_health_of(other, HealthSettings(HOST, 0))
 
 
 def test_only_get_and_only_these_paths(healthy: NodeSnapshot) -> None:

@@ -30,7 +30,7 @@ class Gateway:
         self.folder, self.file, self.log = folder, folder / "node.toml", folder / "log"
         self.bsfg = partial(command.bsfg, folder)
         first = stack.enter_context(Mosquitto.started(folder / "site", links=("plant-a:idmz", "plant-a:plant-b")))
-        second = stack.enter_context(first.beside("second", ("enterprise:plant-a",)))
+        second = stack.enter_context(first.second_process("second", ("enterprise:plant-a",)))
         self.brokers: dict[str, Mosquitto] = {"first": first, "second": second}
         self.sources: dict[str, Program] = {
             "meter": stack.enter_context(running("modbus_server")),
@@ -228,5 +228,5 @@ def test_nothing_to_reload(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text('[node]\nzone = "plant-a"\n')
     done = command.bsfg(tmp_path, "reload")
     assert done.returncode == 1
-    assert "no node runs on" in done.stderr
+    assert "no node runs in" in done.stderr
     assert not (tmp_path / "state").exists()

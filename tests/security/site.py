@@ -255,7 +255,7 @@ def running_site(
         first = stack.enter_context(Mosquitto.started(folder / "site", (*HONEST, EVIL), LINKS[PLANT]))
         brokers = {PLANT: first}
         for zone in (ENTERPRISE, EVIL):
-            brokers[zone] = stack.enter_context(first.beside(zone, LINKS[zone]))
+            brokers[zone] = stack.enter_context(first.second_process(zone, LINKS[zone]))
         attacker = Attacker(folder / "attacker", first.host, first.port, identities(brokers, taken))
         attacker.start()
         stack.callback(attacker.close)

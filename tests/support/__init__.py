@@ -1,1 +1,1 @@
-"""What several test folders share: real programs, started and stopped so that nothing stays behind."""
+"""Helpers for several test folders: real programs that are started and always stopped, and checks."""

@@ -1,7 +1,7 @@
 """Run a `bsfg` command in the test's own process: the same code from the arguments to the exit status, without a
 second's start.
 
-What only a process of its own can show (options of the interpreter, signals, memory) is tested with `process`.
+Tests of interpreter options, signals or memory need a process of their own and use `process`.
 """
 
 import contextlib
@@ -18,7 +18,8 @@ LIMIT_S = 60
 
 
 def bsfg(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What a person sees who types the command in `folder`. An error that would print a traceback is raised."""
+    """Run the command in `folder` and return its output and exit status. An error that would print a traceback is
+    raised."""
     code: object = 0
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8") as out,
@@ -51,7 +52,7 @@ def words(*arguments: str, python: tuple[str, ...] = ()) -> list[str]:
 
 def process(folder: Path, *arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """The same in a process of its own, under an interpreter with the options `python`. Without asyncio's debug mode,
-    in which a busy machine makes it write of slow callbacks."""
+    in which slow callbacks on a busy machine add log lines."""
     command = words(*arguments, python=python)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"}
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""What a page of the documentation shows, so that a test runs it."""
+"""Reads commands and messages from pages of the documentation, so that tests can run and check them."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""What every sample must be: checked by fakes of the store before they take one."""
+"""The rules for every sample, which fakes of the store check before they accept one."""
 
 from agent.message import (
     INT64_MIN,

@@ -1,4 +1,4 @@
-"""A store whose local socket is served, as a running node has both."""
+"""A store with a served local socket, as in a running node."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,7 @@
 """Runs tests on a machine that stalls: the process of pytest is stopped for half a second and more at random moments.
 
-Its children go on, as a broker and a device beside a busy machine do. A verdict that depends on how quickly the test
-itself gets its turn fails here, and should wait for a condition, or count what the product says it missed.
+Its children continue, as a broker and a device do beside a busy machine. A test whose result depends on how quickly it
+is scheduled fails here; it should wait for a condition, or count what the product reports as missed.
 
     python -m tests.support.stalls tests/foreign/modbus -x
 """

@@ -88,7 +88,7 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:
         end = reader.end_offset(stream)
         after = max(0, end - limit)
         while True:
-            # Without --follow it ends at the end that it found: a store that is written to grows while it is read.
+            # Without --follow, stop at the end found at the start: a running node keeps appending.
             for one in fact_messages(reader, stream, after, sys.maxsize if follow else end - after):
                 after = _print(one, stream)
             if not follow:

@@ -2,7 +2,7 @@
 
 Every row shows the staleness of its source. A tag of this node is marked `stale` or `removed` by the tag files of the
 node. Tags without a value within the search depth are listed on standard error, or with --json as rows without a value.
-With --summary come counts, a few values, and the tags that are not good by name.
+With --summary it prints counts, a few values, and the names of the tags that are not good.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _print_summary(summary: LatestSummary, tag_glob: str, chosen: Mapping[str, o
 
 
 def _named(what: str, tags: Sequence[str]) -> Iterator[str]:
-    """The first tags a line each, and how many more there are."""
+    """The first tags, one a line, and the number of the others."""
     yield from (f"  {what}: {tag}" for tag in tags[:SUMMARY_NAMED])
     if len(tags) > SUMMARY_NAMED:
         yield f"  and {len(tags) - SUMMARY_NAMED:,} more {what}"

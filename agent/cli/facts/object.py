@@ -118,7 +118,7 @@ def get(config_file: Path, peer: str | None, answer_s: float, digest: str, file:
     """Write the artifact DIGEST to FILE and check it against its digest."""
     settings = load(config_file)
     check_digest(digest)
-    with _whole(file, digest) as write:
+    with _verified_file(file, digest) as write:
         if peer is None:
             size, offset = 1, 0
             while offset < size:
@@ -136,7 +136,7 @@ def get(config_file: Path, peer: str | None, answer_s: float, digest: str, file:
 
 
 @contextlib.contextmanager
-def _whole(file: Path, digest: str) -> Iterator[Callable[[bytes], int]]:
+def _verified_file(file: Path, digest: str) -> Iterator[Callable[[bytes], int]]:
     """A function that writes bytes to a temporary file, which replaces `file` at the end if the digest matches."""
     running, target = hashlib.sha256(), _open_part(file)
 
@@ -163,7 +163,7 @@ def _open_part(file: Path) -> BufferedWriter:
     try:
         return file.with_name(f".{file.name}.{os.getpid()}.part").open("wb")
     except OSError as error:
-        raise FileUnusable(f"{file.parent} cannot hold a file: {error.strerror}") from error
+        raise FileUnusable(f"no file can be written in {file.parent}: {error.strerror}") from error
 
 
 @object_.command("list")

@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from agent import local_socket
+from agent.cli.peer import broker_of, named_peer
 from agent.node import access_of, command_judge, identity_of, record_of, requests_signer
 from agent.query.latest import LatestRecord
 from agent.query.scan import matches_glob
@@ -62,7 +63,7 @@ def acquire_lease(settings: NodeSettings, peer: str, stream: str, producer: str,
         answer = _ask(settings, peer, request, messages.LeaseAnswer, answer_s)
         if answer.lease_epoch is not None:
             return answer.lease_epoch
-        assert answer.lease_in_force is not None  # one of the two is there
+        assert answer.lease_in_force is not None  # every answer has one of the two
         after = answer.lease_in_force
     raise click.ClickException(f"other processes keep taking the lease of {producer}; stop all of them but one")
 
@@ -167,10 +168,6 @@ def _access_to(settings: NodeSettings, zone: str) -> Access:
 
     Raises UsageError where node.toml names no such peer.
     """
-    peer = next((each for each in settings.peer if each.zone == zone), None)
-    if peer is None:
-        known = ", ".join(sorted(each.zone for each in settings.peer)) or "none"
-        raise click.UsageError(f"node.toml names no peer {zone!r}; it names {known}")
-    at = next(broker for broker in settings.broker if broker.name == peer.broker)
+    at = broker_of(settings, named_peer(settings, zone))
     signer = requests_signer(settings)
     return access_of(at, identity_of(at, settings.node.zone), settings.node.zone, lambda: signer)

@@ -39,27 +39,29 @@ def list_() -> None:
 
 @click.command()
 @click.argument("profile", required=False)
-@click.option("--facts-per-s", type=_POSITIVE, default=Load.facts_per_s, show_default=True, help="The load.")
+@click.option(
+    "--facts-per-s", type=_POSITIVE, default=Load.facts_per_s, show_default=True, help="Load, in facts a second."
+)
 @click.option(
     "--bytes-per-fact",
     type=_POSITIVE,
     default=Load.bytes_per_fact,
     show_default=True,
-    help="Sealed; `bsfg store stats` shows those of a node.",
+    help="Bytes of a stored fact; `bsfg store stats` shows those of a node.",
 )
 @click.option(
     "--commit-interval-ms",
     type=_POSITIVE,
     default=Load.commit_interval_ms,
     show_default=True,
-    help="As in node.toml.",
+    help="The setting of node.toml.",
 )
-@click.option("--erase-cycles", type=click.IntRange(min=1), help="Of the flash, from its data sheet.")
+@click.option("--erase-cycles", type=click.IntRange(min=1), help="Erase cycles of the flash, from its data sheet.")
 @click.option("--write-amplification", type=click.FloatRange(min=1), help="Bytes worn per byte written.")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
-    help="Measure the disk that this folder is on.  [default: /var/lib/bsfg, or where you are]",
+    help="Measure the disk that this folder is on.  [default: /var/lib/bsfg, or the current folder]",
 )
 @json_option
 def check(
@@ -120,7 +122,7 @@ def _state_folder() -> Path:
 def _disk(
     profile: Profile | None, measured: MeasuredDisk | None, erase_cycles: int | None, write_amplification: float | None
 ) -> Disk:
-    """What is measured, and from the profile what cannot be."""
+    """The measured figures, and from the profile those that cannot be measured."""
     storage = profile.storage if profile else None
     capacity = measured.capacity_bytes if measured else storage.capacity_bytes if storage else None
     free = measured.free_bytes if measured else None
@@ -173,14 +175,14 @@ def _machine_concerns(profile: Profile | None, machine: Machine | None) -> Itera
 
 def _notes(profile: Profile | None, machine: Machine | None) -> Iterator[str]:
     if profile and profile.storage.kind != "virtual" and not profile.storage.power_loss_protected:
-        yield "the disk may lie about a sync when power fails: feed the gateway from a buffered supply"
+        yield "a power cut may undo writes that the disk has reported as synced: power the gateway from a buffered supply"
     clock = profile.gateway.real_time_clock if profile else None
     if clock == "none" or (machine and not machine.has_real_time_clock):
         yield "no battery clock: certificates are refused until the time is set; use a time server or fake-hwclock"
     if machine and not machine.clock_synchronised:
-        yield "the clock is not synchronised: facts carry its error; name a time server, `timedatectl` shows the state"
+        yield "the clock is not synchronised: the times of facts have its error; name a time server, `timedatectl` shows the state"
     if not machine.watchdogs if machine else profile and profile.watchdog is None:
-        yield "no hardware watchdog: a hung kernel stays hung"
+        yield "no hardware watchdog: nothing restarts a gateway whose kernel hangs"
     elif profile and profile.watchdog and profile.watchdog.timeout_s_max:
         yield f"RuntimeWatchdogSec in /etc/systemd/system.conf: {profile.watchdog.timeout_s_max:g} s at most"
 

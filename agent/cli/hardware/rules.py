@@ -2,7 +2,7 @@
 node.toml of each node of this machine. They are printed; nothing here changes the machine.
 
     AddressUnknown          the name of a device or broker does not resolve now
-    PortUnknown             a serial port that node.toml names is not there, or is named by what these rules make
+    PortUnknown             a serial port of node.toml does not exist, or has a name that these rules make
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PortUnknown(BsfgError):
 
 @click.command()
 @_configs
-@click.option("--user", default=unit.USER, show_default=True, help="Whose connections are restricted.")
+@click.option("--user", default=unit.USER, show_default=True, help="The user whose connections are restricted.")
 @click.option("--systemd", "is_drop_in", is_flag=True, help="Print the drop-in conduit.conf instead.")
 def conduits(configs: tuple[Path, ...], user: str, is_drop_in: bool) -> None:
     """Print nftables rules that let the nodes with these CONFIGS reach only their brokers and sources.
@@ -61,7 +61,7 @@ def conduits(configs: tuple[Path, ...], user: str, is_drop_in: bool) -> None:
 
 @click.command()
 @_configs
-@click.option("--group", default=unit.USER, show_default=True, help="Who may use the ports.")
+@click.option("--group", default=unit.USER, show_default=True, help="The group that may use the ports.")
 def udev(configs: tuple[Path, ...], group: str) -> None:
     """Print udev rules that give the serial port of each Modbus RTU source of these CONFIGS a permanent name.
 
@@ -69,7 +69,7 @@ def udev(configs: tuple[Path, ...], group: str) -> None:
     """
     sources = [one for file in configs or (DEFAULT_CONFIG,) for one in load(file).modbus if one.transport == "rtu"]
     if not sources:
-        raise click.UsageError('no source with transport = "rtu" is configured there')
+        raise click.UsageError('no source of these files has transport = "rtu"')
     ports: dict[str, tuple[str, SerialPort]] = {}  # several sources may share a line: the first names it
     for source in sources:
         ports.setdefault(source.serial_port, (source.name, _port(source)))
@@ -103,7 +103,7 @@ def _is_address(host: str) -> bool:
 
 
 def _resolvers() -> list[str]:
-    """The machine's own; none where it has none, and names are then in /etc/hosts."""
+    """The resolvers of this machine; none without RESOLV_CONF, when names come from /etc/hosts."""
     try:
         text = RESOLV_CONF.read_text("utf-8", "replace")
     except OSError:

@@ -27,17 +27,21 @@ _OPTIONS = (
     click.option(
         "--base",
         type=click.Choice(BASES),
-        help="How registers are counted: 0 as on the wire, 1 from one, 40001 with the table as the first digit.",
+        help="How registers are counted: from 0 as on the wire, from 1, or from 40001 with the table as first digit.",
     ),
-    click.option("--unit", "unit_id", type=click.IntRange(0, 255), help="The unit.  [default: 1, or the source's]"),
-    click.option("--timeout-ms", type=click.IntRange(10, 60_000), help="For each answer.  [default: 1000]"),
-    click.option("--pause-ms", type=click.IntRange(0, 10_000), help=f"Between reads.  [default: {PAUSE_MS}]"),
-    click.option("--baud-rate", type=click.IntRange(300, 4_000_000), help="Of a serial port.  [default: 19200]"),
-    click.option("--parity", type=click.Choice(get_args(Parity)), help="Of a serial port.  [default: even]"),
-    click.option("--stop-bits", type=click.IntRange(1, 2), help="Of a serial port.  [default: 1]"),
-    click.option("--ca", "ca_file", type=_FILE, help="For tls: who signed the device's certificate."),
+    click.option(
+        "--unit", "unit_id", type=click.IntRange(0, 255), help="Id of the unit.  [default: 1, or the source's]"
+    ),
+    click.option("--timeout-ms", type=click.IntRange(10, 60_000), help="Time limit for each answer.  [default: 1000]"),
+    click.option("--pause-ms", type=click.IntRange(0, 10_000), help=f"Pause between reads.  [default: {PAUSE_MS}]"),
+    click.option(
+        "--baud-rate", type=click.IntRange(300, 4_000_000), help="Baud rate of a serial port.  [default: 19200]"
+    ),
+    click.option("--parity", type=click.Choice(get_args(Parity)), help="Parity of a serial port.  [default: even]"),
+    click.option("--stop-bits", type=click.IntRange(1, 2), help="Stop bits of a serial port.  [default: 1]"),
+    click.option("--ca", "ca_file", type=_FILE, help="For tls: the authority that signed the device's certificate."),
     click.option("--cert", "cert_file", type=_FILE, help="For tls: our certificate."),
-    click.option("--key", "key_file", type=_FILE, help="Its key."),
+    click.option("--key", "key_file", type=_FILE, help="For tls: the key of our certificate."),
     click.option("--server-name", help="For tls: the name in the device's certificate."),
 )
 _TRANSPORTS: dict[str, Transport] = {"tcp": "tcp", "tls": "tls", "rtu+tcp": "rtu_over_tcp"}
@@ -45,7 +49,7 @@ _TRANSPORTS: dict[str, Transport] = {"tcp": "tcp", "tls": "tls", "rtu+tcp": "rtu
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The device to look at: settings as a source has them, and whether they are those of a source of node.toml."""
+    """The device to read: its settings in the form of a source, and whether they come from a source of node.toml."""
 
     settings: ModbusSourceSettings
     is_source: bool
@@ -77,17 +81,17 @@ def target_of(options: dict[str, Any], *, needs_base: bool = True) -> Target:
             "--base is missing: 0 if the documentation's first register is 0, 1 if it is 1, 40001 if the first digit is "
             "the table"
         )
-    line = _line(device)
-    name = re.sub(r"[^a-z0-9._-]+", "-", (line.get("host") or Path(device).name).lower()).strip("-._") or "device"
+    transport = _transport_settings(device)
+    name = re.sub(r"[^a-z0-9._-]+", "-", (transport.get("host") or Path(device).name).lower()).strip("-._") or "device"
     pause_ms = PAUSE_MS if pause_ms is None else pause_ms
     settings = ModbusSourceSettings(
-        name, Path(f"tags.d/{name}.csv"), int(base or 0), request_pause_ms=pause_ms, **line, **given
+        name, Path(f"tags.d/{name}.csv"), int(base or 0), request_pause_ms=pause_ms, **transport, **given
     )
     return Target(_checked(settings), is_source=False)
 
 
-def _line(device: str) -> dict[str, Any]:
-    """The settings of the line: transport, host and port, or a serial port."""
+def _transport_settings(device: str) -> dict[str, Any]:
+    """Transport, host and port, or the serial port."""
     if device.startswith("/"):
         return {"transport": "rtu", "serial_port": device}
     parts = urlsplit(device if "://" in device else f"tcp://{device}")
@@ -98,7 +102,7 @@ def _line(device: str) -> dict[str, Any]:
     is_plain = not (parts.username or parts.path.strip("/") or parts.query)
     if parts.scheme not in _TRANSPORTS or not parts.hostname or not port or not is_plain:
         raise click.UsageError(
-            f"{device!r} is no device; write tcp://host:502 (or tls://, rtu+tcp://), a serial port such as /dev/ttyS1, or "
+            f"{device!r} is not a device; write tcp://host:502 (or tls://, rtu+tcp://), a serial port such as /dev/ttyS1, or "
             "the name of a source of node.toml"
         )
     return {"transport": _TRANSPORTS[parts.scheme], "host": parts.hostname, "port": port}

@@ -34,8 +34,10 @@ COLUMNS = ("unit", "registers", "count", "used", "tags", "ends because")
     "--tags", "tags_file", type=click.Path(path_type=Path, dir_okay=False), help="A tag file, without a source."
 )
 @click.option("--base", type=click.Choice(BASES), help="How the registers of --tags are counted.")
-@click.option("--registers-per-read-max", type=click.IntRange(1, 125), help="Try another limit of a read.")
-@click.option("--hole-max", type=click.IntRange(0, 125), help="Try another largest hole.")
+@click.option("--registers-per-read-max", type=click.IntRange(1, 125), help="Plan with another limit for one read.")
+@click.option(
+    "--hole-max", type=click.IntRange(0, 125), help="Plan with another limit for unused registers inside one read."
+)
 @json_option
 def plan(
     config_file: Path,
@@ -53,7 +55,7 @@ def plan(
     )
     found = request_plan(settings, load_tag_map(settings).tags, learned)
     if as_json:
-        click.echo(json.dumps(_facts(settings, found), ensure_ascii=False))
+        click.echo(json.dumps(_json_object(settings, found), ensure_ascii=False))
         return
     for line in lines(COLUMNS, (_row(settings, one) for one in found.reads), "table"):
         click.echo(line)
@@ -64,7 +66,7 @@ def plan(
 def _settings(
     config_file: Path, name: str | None, tags_file: Path | None, base: str | None, given: dict[str, Any]
 ) -> tuple[ModbusSourceSettings, bytes | None]:
-    """The settings, and what the source has learned of its device, if it has run."""
+    """The settings, and what the source has learned about its device, if it has run."""
     if (name is None) == (tags_file is None):
         raise click.UsageError("name a SOURCE of node.toml, or a tag file with --tags FILE --base 0|1|40001")
     if tags_file is not None:
@@ -92,7 +94,7 @@ def _summary(found: RequestPlan) -> Iterator[str]:
         yield f"read separately: {parked.tag} ({parked.address}) is refused: {parked.why}"
 
 
-def _facts(settings: ModbusSourceSettings, found: RequestPlan) -> dict[str, object]:
+def _json_object(settings: ModbusSourceSettings, found: RequestPlan) -> dict[str, object]:
     return {
         "requests": [_request(settings, one) for one in found.reads],
         "intervals": [asdict(one) for one in found.intervals],

@@ -28,7 +28,7 @@ COUNT_MAX = 32  # registers of one call, each in some forty readings
 
 
 class NothingRead(BsfgError):
-    """The device gives none of the registers."""
+    """The device returned none of the registers."""
 
     hint = "other units and registers: bsfg modbus scan"
 
@@ -52,7 +52,9 @@ class _Look:
     show_default=True,
     help="How far from --value a reading may be: 1% of it, or 0.5 in its own unit.",
 )
-@click.option("--again", type=click.IntRange(0, 1000), default=0, help="Repeat so many times, and say what changed.")
+@click.option(
+    "--again", type=click.IntRange(0, 1000), default=0, help="Read so many more times, and report what changed."
+)
 @click.option("--interval-s", type=click.FloatRange(0.01, 3600), default=1.0, show_default=True, help="For --again.")
 @json_option
 def probe(
@@ -76,7 +78,7 @@ def probe(
     found = [] if wanted is None else _candidates(looks, wanted)
     doubts = [] if wanted is None else interpretation.doubts(found, wanted)
     if as_json:
-        click.echo(json.dumps(_facts(target, looks, found, doubts), ensure_ascii=False))
+        click.echo(json.dumps(_json_object(target, looks, found, doubts), ensure_ascii=False))
     else:
         for line in _lines(target, looks, found, doubts, wanted):
             click.echo(printable(line))
@@ -144,7 +146,7 @@ def _lines(
             span = span_text(look.place.table, refusal.first, refusal.end, base)
             yield f"not given: {look.place.table.value} {span}: {refusal.why}"
     if wanted is None:
-        yield "mark what equals the device's panel: --value 231.4"
+        yield "to mark the readings that equal the value on the device's panel: --value 231.4"
         return
     margin = f"{100 * wanted.tolerance:.4g} %" if wanted.is_relative else f"{wanted.tolerance:.4g}"
     if not found:
@@ -184,7 +186,7 @@ def _readings(look: _Look, address: int, base: int, marks: dict[tuple[Any, ...],
 
 
 def _marked(one: Interpretation, marks: dict[tuple[Any, ...], float]) -> str:
-    """A value, with a star where it meets the panel; `*0.1` where it does in this scale."""
+    """A value, with a star if it equals the value on the panel; `*0.1` if it does with this scale."""
     text = value_text(one.value)
     scale = marks.get((one.table, one.address, one.kind.name, one.kind.order))
     return text if scale is None else f"{text} *" if scale == 1 else f"{text} *{scale:g}"
@@ -230,7 +232,9 @@ def _to_paste(target: Target, best: Candidate) -> Iterator[str]:
 # --- for programs -----------------------------------------------------------------------------------------------------
 
 
-def _facts(target: Target, looks: Sequence[_Look], found: Sequence[Candidate], doubts: Sequence[str]) -> dict[str, Any]:
+def _json_object(
+    target: Target, looks: Sequence[_Look], found: Sequence[Candidate], doubts: Sequence[str]
+) -> dict[str, Any]:
     settings = target.settings
     readings = [
         _reading(one, settings.address_base)

@@ -29,13 +29,13 @@ COLUMNS = ("register", "type", "byte_order", "value", "words")
 @click.command()
 @device_options
 @click.argument("points", nargs=-1, required=True, metavar="[TABLE:]REGISTER[-LAST][:TYPE[:ORDER]]...")
-@click.option("--watch", is_flag=True, help="Read again and again, and print what has changed; ends with Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Read repeatedly and print the changes, until Ctrl-C.")
 @click.option("--interval-s", type=click.FloatRange(0.01, 3600), default=1.0, show_default=True, help="For --watch.")
 @json_option
 def read(points: tuple[str, ...], watch: bool, interval_s: float, as_json: bool, **options: Any) -> None:
     """Read registers of DEVICE: holding:100, holding:100-109, input:16:float32:CDAB, coil:0-7.
 
-    TABLE is coil, discrete, input or holding; with --base 40001 the first digit says it. TYPE and ORDER are those of
+    TABLE is coil, discrete, input or holding; with --base 40001 the first digit names it. TYPE and ORDER are those of
     tag files, uint16 by default.
 
     DEVICE is tcp://host:502, tls://host, rtu+tcp://host:port, a serial port such as /dev/ttyS1, or a source of
@@ -72,7 +72,7 @@ async def _read(target: Target, points: Sequence[str], every_s: float | None, *,
 def _lines(target: Target, answers: Sequence[RegisterAnswer], *, as_json: bool, is_table: bool) -> Iterator[str]:
     time, base = time_text(time_ns()), target.settings.address_base
     if as_json:
-        yield from (json.dumps({"time": time, **_facts(one, base)}, ensure_ascii=False) for one in answers)
+        yield from (json.dumps({"time": time, **_json_object(one, base)}, ensure_ascii=False) for one in answers)
         return
     rows = [_row(one, base) for one in answers]
     if is_table:
@@ -88,7 +88,7 @@ def _row(one: RegisterAnswer, base: int) -> tuple[str, ...]:
     return place, at.kind.name, "" if is_bits else at.kind.order_name, one.why or value_text(one.value), words
 
 
-def _facts(one: RegisterAnswer, base: int) -> dict[str, object]:
+def _json_object(one: RegisterAnswer, base: int) -> dict[str, object]:
     at = one.register
     return {
         "unit_id": at.unit_id,

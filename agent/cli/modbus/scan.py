@@ -28,7 +28,7 @@ BITS_PER_READ = 1_000  # far below what the standard allows, which many devices 
 @click.argument("registers", required=False, metavar="[TABLE:REGISTER-LAST]")
 @click.option("--units", help=f"Units to ask, as 1-16,255.  [default: {UNITS}]")
 @click.option(
-    "--reads-max", type=click.IntRange(1, 100_000), default=2_000, show_default=True, help="Most reads of registers."
+    "--reads-max", type=click.IntRange(1, 100_000), default=2_000, show_default=True, help="Maximum number of reads."
 )
 @json_option
 def scan(registers: str | None, units: str | None, reads_max: int, as_json: bool, **options: Any) -> None:
@@ -52,7 +52,7 @@ def scan(registers: str | None, units: str | None, reads_max: int, as_json: bool
     found = asyncio.run(_scan(target, places, reads_max))
     for place, done in found:
         if as_json:
-            click.echo(json.dumps(_facts(target, place, done)))
+            click.echo(json.dumps(_json_object(target, place, done)))
         else:
             for line in _lines(target, place, done):
                 click.echo(printable(line))
@@ -145,7 +145,7 @@ def _lines(target: Target, place: RegisterRange, done: RegisterScan) -> Iterator
         yield f"not looked at: {spans}; {todo}"
 
 
-def _facts(target: Target, place: RegisterRange, done: RegisterScan) -> dict[str, Any]:
+def _json_object(target: Target, place: RegisterRange, done: RegisterScan) -> dict[str, Any]:
     return {
         "unit_id": target.settings.unit_id,
         "table": place.table.value,

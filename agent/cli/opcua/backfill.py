@@ -29,8 +29,8 @@ from agent.query.scan import parse_moment_ns
 def backfill(config_file: Path, name: str, first: str, last: str, as_json: bool) -> None:
     """Read missing values of the source NAME between two times from its server's history.
 
-    Returns at once; the fact history_backfilled in facts.operational says when it is done and what was found. The last
-    ten seconds before now are left to the live values.
+    Returns at once. The fact history_backfilled in facts.operational records the end and the result. The last ten
+    seconds before now are not read, because live values cover them.
     """
     now_ns = time.time_ns()
     first_ns, last_ns = parse_moment_ns(first, now_ns), parse_moment_ns(last, now_ns)
@@ -43,4 +43,4 @@ def backfill(config_file: Path, name: str, first: str, last: str, as_json: bool)
         click.echo(json.dumps({"source": name, **times, "gaps_open": answer.gaps_open}))
     else:
         click.echo(f"{name}: {time_text(first_ns)} to {time_text(last_ns)} will be read from the server's history")
-        click.echo(f"gaps to fill now: {answer.gaps_open}; when it is done: bsfg tail facts.operational")
+        click.echo(f"gaps to fill now: {answer.gaps_open}; for the result: bsfg tail --stream facts.operational")

@@ -1,7 +1,7 @@
 """`bsfg opcua browse`: the variables of a server as a tree, as JSON, or as a tag file.
 
-The walk and the rows are made by `agent.ingest`; here they are filtered, shown and written. Progress goes to standard
-error, and only on a terminal.
+`agent.ingest` walks the server and makes the rows; this module filters, prints and writes them. Progress is shown on a
+terminal only, on standard error.
 """
 
 from __future__ import annotations
@@ -36,10 +36,16 @@ if TYPE_CHECKING:
 @click.option("--start", default="", metavar="NODE", help="The node to start from; by default the Objects folder.")
 @click.option("--filter", "text", default="", help="Only variables with this text in path or node id.")
 @click.option("--glob", "pattern", default="", help="Only variables whose path matches, as 'Line1/*/Temperature'.")
-@click.option("--depth", type=click.IntRange(1, 100), default=20, show_default=True, help="How deep to look.")
-@click.option("--max-nodes", type=click.IntRange(1, 2_000_000), default=200_000, show_default=True, help="Stop there.")
-@click.option("--properties", is_flag=True, help="Also properties, such as serial numbers and limits.")
-@click.option("--server-object", is_flag=True, help="Also the server's own state and diagnostics.")
+@click.option("--depth", type=click.IntRange(1, 100), default=20, show_default=True, help="Maximum depth.")
+@click.option(
+    "--max-nodes",
+    type=click.IntRange(1, 2_000_000),
+    default=200_000,
+    show_default=True,
+    help="Maximum number of nodes.",
+)
+@click.option("--properties", is_flag=True, help="Include properties, such as serial numbers and limits.")
+@click.option("--server-object", is_flag=True, help="Include the server's own state and diagnostics.")
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write a tag file.")
 @click.option("--scope", default="", help="The part of a tag's name before the slash, where no folder gives one.")
 @click.option("--force", is_flag=True, help="Replace an existing tag file.")
@@ -99,7 +105,7 @@ async def _browse(
 
 
 def _tree(found: Found) -> Iterator[str]:
-    """Folders as lines of their own, variables with what is known of them."""
+    """A line for each folder, and one for each variable with its type, unit and address."""
     above: tuple[str, ...] = ()
     for variable, row in found:
         shared = 0
@@ -121,11 +127,11 @@ def _tree(found: Found) -> Iterator[str]:
 def _remarks(walk: Walk, count: int) -> Iterator[str]:
     """What was left out, and why."""
     if not count:
-        yield "no variable found; look with a wider --filter, --glob or --depth, or as another user"
+        yield "no variable found; widen --filter, --glob or --depth, or connect as another user"
     if walk.is_cut:
-        yield f"stopped after {walk.nodes_total:,} nodes; look deeper with --max-nodes, or begin further down with --start"
+        yield f"stopped after {walk.nodes_total:,} nodes; raise --max-nodes, or begin at a lower node with --start"
     if walk.deeper_total:
-        yield f"{walk.deeper_total:,} nodes lie deeper than --depth and were not looked at"
+        yield f"{walk.deeper_total:,} nodes below --depth were not visited"
     for why, number in walk.failures.counts.most_common():
         yield f"{number:,} left out: {why}"
     for name in walk.failures.named:

@@ -25,9 +25,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.command()
 @pki_option
-@click.option("--certificate", "certificate_file", type=_FILE, help="The certificate, in place of --pki's.")
-@click.option("--key", "key_file", type=_FILE, help="Its key.")
-@click.option("--application-uri", default=APPLICATION_URI, show_default=True, help="Of a new one.")
+@click.option("--certificate", "certificate_file", type=_FILE, help="Our certificate, instead of the one in --pki.")
+@click.option("--key", "key_file", type=_FILE, help="The key of our certificate.")
+@click.option(
+    "--application-uri", default=APPLICATION_URI, show_default=True, help="Application URI of a new certificate."
+)
 @click.option(
     "--renew", is_flag=True, help="Make the next certificate, for the same key; the present one stays in use."
 )
@@ -42,9 +44,9 @@ def certificate(
     activate: bool,
     as_json: bool,
 ) -> None:
-    """Show our certificate and the file that a server imports; make it if there is none.
+    """Show our certificate and the file that a server imports. Create the certificate if there is none.
 
-    To renew: --renew, have every server trust the new file, then --activate. Nothing is interrupted that way.
+    To renew without an interruption: run with --renew, have every server trust the new file, then run with --activate.
     """
     if renew and activate:
         raise click.UsageError(
@@ -53,21 +55,21 @@ def certificate(
     own, key = certificate_file or pki_folder / "own.der", key_file or pki_folder / "own.key"
     if renew:
         shown = renew_certificate(own, key)
-        todo = "have every server trust this file, then call this again with --activate"
+        todo = "have every server trust this file, then run this command with --activate"
     elif activate:
         previous = activate_certificate(own, key)
         shown, todo = own, f"in use from the next connection on; the previous one is kept as {previous}"
     else:
         ensure_certificate(own, key, application_uri)
         shown, todo = own, "a server's operator imports this file as a trusted client"
-    facts, file = read_certificate(shown), file_to_import(shown)
-    days = facts.days_left(datetime.now(UTC))
+    details, file = read_certificate(shown), file_to_import(shown)
+    days = details.days_left(datetime.now(UTC))
     if as_json:
-        names = {"sha1": facts.sha1, "sha256": facts.sha256, "names": [*facts.uris, *facts.host_names]}
+        names = {"sha1": details.sha1, "sha256": details.sha256, "names": [*details.uris, *details.host_names]}
         click.echo(json.dumps({"file": str(file), **names, "days_left": round(days, 1)}))
         return
-    click.echo(f"{file}: {days:.0f} days left, valid {facts.validity}")
-    click.echo(f"  thumbprint  {facts.sha1} (SHA-1)")
-    click.echo(f"  SHA-256     {facts.sha256}")
-    click.echo(f"  names       {', '.join((*facts.uris, *facts.host_names))}")
+    click.echo(f"{file}: {days:.0f} days left, valid {details.validity}")
+    click.echo(f"  thumbprint  {details.sha1} (SHA-1)")
+    click.echo(f"  SHA-256     {details.sha256}")
+    click.echo(f"  names       {', '.join((*details.uris, *details.host_names))}")
     click.echo(f"  next: {todo}")

@@ -38,32 +38,47 @@ pki_option = click.option(
 )
 _OPTIONS = (
     click.argument("url", metavar="URL"),
-    click.option("--config", "config_file", type=_FILE, default=DEFAULT_CONFIG, help="For URL as a source's name."),
-    pki_option,
-    click.option("--certificate", "certificate_file", type=_FILE, help="Our certificate, in place of --pki's."),
-    click.option("--key", "private_key_file", type=_FILE, help="Its key."),
     click.option(
-        "--policy", type=click.Choice([p for p in get_args(SecurityPolicy) if p != "None"]), help="Only this policy."
+        "--config",
+        "config_file",
+        type=_FILE,
+        default=DEFAULT_CONFIG,
+        help="If URL is the name of a source: its node.toml.",
+    ),
+    pki_option,
+    click.option("--certificate", "certificate_file", type=_FILE, help="Our certificate, instead of the one in --pki."),
+    click.option("--key", "private_key_file", type=_FILE, help="The key of our certificate."),
+    click.option(
+        "--policy",
+        type=click.Choice([p for p in get_args(SecurityPolicy) if p != "None"]),
+        help="Use only this policy.",
     ),
     click.option(
-        "--mode", type=click.Choice([m for m in get_args(SecurityMode) if m != "None"]), help="Only this mode."
+        "--mode", type=click.Choice([m for m in get_args(SecurityMode) if m != "None"]), help="Use only this mode."
     ),
     click.option("--insecure", is_flag=True, help="Neither sign nor encrypt (policy None)."),
-    click.option("--server-certificate", "server_certificate_file", type=_FILE, help="Pin this certificate."),
-    click.option("--server-sha256", "server_certificate_sha256", default="", help="Pin the one with this SHA-256."),
+    click.option("--server-certificate", "server_certificate_file", type=_FILE, help="Pin this server certificate."),
     click.option(
-        "--application-uri", default=APPLICATION_URI, show_default=True, help="Our name, as our certificate holds it."
+        "--server-sha256", "server_certificate_sha256", default="", help="Pin the server certificate with this SHA-256."
     ),
-    click.option("--user", "user_name", default="", help="A user name; the password is asked for."),
-    click.option("--password-file", type=_FILE, help="The password, instead of asking for it."),
-    click.option("--user-certificate", "user_certificate_file", type=_FILE, help="A certificate as the user."),
-    click.option("--user-key", "user_private_key_file", type=_FILE, help="Its key."),
+    click.option(
+        "--application-uri",
+        default=APPLICATION_URI,
+        show_default=True,
+        help="Our application URI, as in our certificate.",
+    ),
+    click.option("--user", "user_name", default="", help="A user name; a prompt asks for the password."),
+    click.option("--password-file", type=_FILE, help="A file with the password, instead of a prompt."),
+    click.option(
+        "--user-certificate", "user_certificate_file", type=_FILE, help="A certificate that identifies the user."
+    ),
+    click.option("--user-key", "user_private_key_file", type=_FILE, help="The key of the user certificate."),
     click.option(
         *("--timeout-ms", "request_timeout_ms"),
         type=click.IntRange(500, 120_000),
         default=10_000,
         show_default=True,
-        help="How long an answer may take.",
+        help="Time limit for each answer.",
     ),
 )
 
@@ -88,7 +103,7 @@ def connection_of(options: dict[str, Any]) -> Connection:
     """The settings that the options mean. Raises SourceRefused for those that no source may have."""
     url, config_file, pki = options.pop("url"), options.pop("config_file"), options.pop("pki_folder")
     if "://" not in url:
-        if ":" in url or "/" in url:  # no name of a source; node.toml need not exist
+        if ":" in url or "/" in url:  # not a name of a source; node.toml need not exist
             raise click.UsageError(f"{url}: a URL begins with opc.tcp://, as opc.tcp://{url}")
         kind = "OPC UA source (a URL begins with opc.tcp://)"
         return Connection(named_source(load(config_file).opcua, url, config_file, kind), "", is_chosen=True)
@@ -97,7 +112,7 @@ def connection_of(options: dict[str, Any]) -> Connection:
     is_chosen = bool(policy or mode)
     if options["insecure"]:
         if is_chosen:
-            raise click.UsageError("--insecure goes with no --policy and no --mode")
+            raise click.UsageError("--insecure cannot be combined with --policy or --mode")
         policy = mode = "None"
     for name, file in (("certificate_file", "own.der"), ("private_key_file", "own.key")):
         options[name] = options[name] or (None if options["insecure"] else pki / file)
@@ -122,5 +137,5 @@ def connection_of(options: dict[str, Any]) -> Connection:
 
 def _prompt(user: str) -> str:
     if not sys.stdin.isatty():
-        raise click.UsageError(f"the password of {user} cannot be asked for here; give --password-file")
+        raise click.UsageError(f"there is no terminal to ask for the password of {user}; give --password-file")
     return str(click.prompt(f"password of {user}", hide_input=True, err=True))

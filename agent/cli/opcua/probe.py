@@ -54,7 +54,9 @@ def test(trust: bool, as_json: bool, **options: Any) -> None:
             not as_json
             and (pin := probe.settings.server_certificate_sha256) != given.settings.server_certificate_sha256
         ):
-            click.echo(f"{PINNED}{pin}")  # a pin is in no folder, so the answer would be lost
+            click.echo(
+                f"{PINNED}{pin}"
+            )  # a pin is stored in no folder: without this line the confirmation would be lost
         sys.exit(1)
 
 

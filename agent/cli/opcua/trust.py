@@ -20,7 +20,7 @@ from agent.ingest.opcua.security.trust_folder import TrustFolder
 @pki_option
 @click.option("--issuer", is_flag=True, help="FILE is an authority whose certificates are trusted.")
 @click.option("--crl", is_flag=True, help="FILE is the revocation list of an authority.")
-@click.option("--remove", is_flag=True, help="Trust THUMBPRINT no longer.")
+@click.option("--remove", is_flag=True, help="Stop trusting THUMBPRINT.")
 @json_option
 def trust(what: str | None, pki_folder: Path, issuer: bool, crl: bool, remove: bool, as_json: bool) -> None:
     """Trust a server's certificate: one that was rejected, by THUMBPRINT, or one in a FILE. Without either, list them.
@@ -36,14 +36,14 @@ def trust(what: str | None, pki_folder: Path, issuer: bool, crl: bool, remove: b
     file = Path(what)
     if issuer or crl or (not remove and file.is_file()):
         if not file.is_file():
-            raise click.UsageError(f"{what} is no file")
+            raise click.UsageError(f"{what} is not a file")
         name = "issuers" if issuer else "crl" if crl else "trusted"
         text = f"{name}: {folder.add(name, file.read_bytes())}"
     elif remove:
         text = f"no longer trusted: {folder.distrust(what).file}"
     else:
         text = f"trusted: {folder.trust(what).file}"
-    click.echo(json.dumps({"done": text}) if as_json else f"{text}; sources see it when they connect next")
+    click.echo(json.dumps({"done": text}) if as_json else f"{text}; sources apply it at their next connection")
 
 
 def _list(folder: TrustFolder, *, as_json: bool) -> None:
@@ -52,18 +52,18 @@ def _list(folder: TrustFolder, *, as_json: bool) -> None:
     for name in ("trusted", "issuers", "rejected"):
         for one in folder.certificates(name):
             count += 1
-            facts, days = one.facts, one.facts.days_left(now)
+            details, days = one.facts, one.facts.days_left(now)
             if as_json:
-                shown = {"list": name, "file": str(one.file), "subject": facts.subject, "sha1": facts.sha1}
-                click.echo(json.dumps({**shown, "sha256": facts.sha256, "days_left": round(days, 1)}))
+                shown = {"list": name, "file": str(one.file), "subject": details.subject, "sha1": details.sha1}
+                click.echo(json.dumps({**shown, "sha256": details.sha256, "days_left": round(days, 1)}))
                 continue
             left = f"{days:.0f} days left" if days > 0 else "ended"
-            click.echo(printable(f"{name:<9} {facts.sha1}  {facts.subject}, {left}"))
+            click.echo(printable(f"{name:<9} {details.sha1}  {details.subject}, {left}"))
     if not as_json:
         lists = len(folder.revocation_lists())
         if lists:
             click.echo(f"{'crl':<9} {lists} revocation list{'s' * (lists > 1)}")
         for file in folder.unreadable():
-            click.echo(printable(f"passed over: {file} holds no certificate or revocation list"))
+            click.echo(printable(f"ignored: {file} holds no certificate or revocation list"))
         if not count:
-            click.echo(f"{folder.folder} holds no certificates; bsfg opcua test URL shows a server's")
+            click.echo(f"{folder.folder} holds no certificates; bsfg opcua test URL shows the certificate of a server")

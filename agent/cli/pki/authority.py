@@ -56,16 +56,16 @@ def ca(
     """Create the authority of this site: once, on a machine that is neither a gateway nor a broker."""
     passphrase = new_passphrase(passphrase_file, no_passphrase=no_passphrase)
     now = datetime.now(UTC)
-    facts = authority.create_authority(
+    details = authority.create_authority(
         pki_folder, now, name=name, days=days, force=force, passphrase=passphrase, token=token
     )
     if as_json:
-        print_json(asdict(facts))
+        print_json(asdict(details))
         return
-    click.echo(f"authority {facts.subject} in {pki_folder}, until {facts.not_after:%Y-%m-%d}")
-    kept = f"keep {pki_folder / 'ca.key'} and its passphrase secret, and a copy of both at another place"
+    click.echo(f"authority {details.subject} in {pki_folder}, until {details.not_after:%Y-%m-%d}")
+    kept = f"keep {pki_folder / 'ca.key'} and its passphrase secret, and keep a copy of both at another place"
     if token:
-        kept = "no copy of the key can be made: keep a second token with an authority of its own"
+        kept = "the key cannot be copied: keep a second token with an authority of its own"
     click.echo(f"next: bsfg pki request ZONE on each node, bsfg pki sign here; {kept}")
 
 
@@ -197,11 +197,11 @@ def revoke(
 def crl(days: int | None, pki_folder: Path, passphrase_file: Path | None, as_json: bool) -> None:
     """Reissue the revocation list with the next number, before it expires and brokers refuse all clients."""
     passphrase = passphrase_of(pki_folder, passphrase_file)
-    facts = authority.reissue_crl(pki_folder, datetime.now(UTC), days=days, passphrase=passphrase)
+    details = authority.reissue_crl(pki_folder, datetime.now(UTC), days=days, passphrase=passphrase)
     if as_json:
-        print_json(plain_crl(pki_folder / "ca.crl", facts, []))
+        print_json(plain_crl(pki_folder / "ca.crl", details, []))
     else:
-        click.echo(f"{pki_folder / 'ca.crl'}: list {facts.number}, {crl_valid(facts)}")
+        click.echo(f"{pki_folder / 'ca.crl'}: list {details.number}, {crl_valid(details)}")
         click.echo("next: copy it to each broker as zones.crl, and run there: bsfg broker reload")
 
 

@@ -58,7 +58,7 @@ def new_passphrase_options(command: _Command) -> _Command:
 
 
 def new_passphrase(passphrase_file: Path | None, *, no_passphrase: bool) -> bytes | None:
-    """The passphrase of a new authority; None only if the operator said so."""
+    """The passphrase of a new authority; None only with --no-passphrase."""
     if passphrase_file is not None and no_passphrase:
         raise click.UsageError("--passphrase-file and --no-passphrase exclude each other")
     if no_passphrase:
@@ -86,37 +86,37 @@ def _ask_passphrase(*, is_new: bool) -> bytes:
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        alone = " or --no-passphrase" if is_new else ""
-        raise click.UsageError(f"no terminal to ask for the passphrase: give --passphrase-file{alone}") from None
+        alternative = " or --no-passphrase" if is_new else ""
+        raise click.UsageError(f"no terminal to ask for the passphrase: give --passphrase-file{alternative}") from None
     return str(typed).encode()
 
 
-def crl_valid(facts: authority.CrlDetails) -> str:
+def crl_valid(details: authority.CrlDetails) -> str:
     """The validity of a list."""
-    if facts.next_update is None:
+    if details.next_update is None:
         return "without expiry"
-    return f"until {facts.next_update:%Y-%m-%d %H:%M} UTC, {facts.days_left} days left"
+    return f"until {details.next_update:%Y-%m-%d %H:%M} UTC, {details.days_left} days left"
 
 
 def plain_crl(
-    file: Path, facts: authority.CrlDetails | None, problems: Iterable[authority.Problem]
+    file: Path, details: authority.CrlDetails | None, problems: Iterable[authority.Problem]
 ) -> dict[str, object]:
     """A revocation list for a program."""
     plain: dict[str, object] = {"file": str(file), "problems": [str(problem) for problem in problems]}
-    if facts is not None:
+    if details is not None:
         plain |= {
-            "crl_number": facts.number,
-            "issuer": facts.issuer,
-            "last_update": facts.last_update,
-            "next_update": facts.next_update,
-            "days_left": facts.days_left,
-            "revoked": [asdict(each) for each in facts.revoked],
+            "crl_number": details.number,
+            "issuer": details.issuer,
+            "last_update": details.last_update,
+            "next_update": details.next_update,
+            "days_left": details.days_left,
+            "revoked": [asdict(each) for each in details.revoked],
         }
     return plain
 
 
 def print_issued(name: str, issued: authority.Issued, *, as_json: bool) -> None:
-    """Print where a new identity is."""
+    """Print the files of a new identity."""
     if as_json:
         files = {"cert_file": issued.cert_file, "key_file": issued.key_file, "ca_file": issued.ca_file}
         print_json({**{key: str(file) for key, file in files.items()}, **asdict(issued.certificate)})

@@ -73,7 +73,7 @@ def sign(
     print_signed(name, issued, as_json=as_json)
     if not as_json:
         hosts = f", for {', '.join(issued.certificate.hosts)}" if for_broker else ""
-        click.echo(f"next: copy it and {issued.ca_file} there{hosts}; there: bsfg pki import")
+        click.echo(f"next: copy it and {issued.ca_file} to the machine of {name}{hosts}; there: bsfg pki import")
 
 
 @click.command(name="import")
@@ -111,7 +111,7 @@ def import_command(
 
 
 def print_request(made: authority.Request, *, as_json: bool) -> None:
-    """Print where a request is, and its fingerprint."""
+    """Print the file of a request, and the fingerprint of its key."""
     if as_json:
         print_json({key: str(value) for key, value in asdict(made).items()})
         return
@@ -120,7 +120,7 @@ def print_request(made: authority.Request, *, as_json: bool) -> None:
 
 
 def print_signed(name: str, issued: authority.Issued, *, as_json: bool) -> None:
-    """Print where a certificate is whose key is elsewhere."""
+    """Print the file of a certificate whose key is on another machine."""
     if as_json:
         print_json({"cert_file": str(issued.cert_file), "ca_file": str(issued.ca_file), **asdict(issued.certificate)})
         return

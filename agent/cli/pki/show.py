@@ -37,12 +37,12 @@ def show(files: tuple[Path, ...], pki_folder: Path, as_json: bool) -> None:
         ]
     usable = True
     for file, certificate, problems in shown:
-        facts = authority.describe(certificate, now)
-        usable = usable and facts.valid_now and not problems
+        details = authority.describe(certificate, now)
+        usable = usable and details.valid_now and not problems
         if as_json:
-            print_json({"file": str(file), **asdict(facts), "problems": [str(problem) for problem in problems]})
+            print_json({"file": str(file), **asdict(details), "problems": [str(problem) for problem in problems]})
         else:
-            _print_certificate(file, facts, problems)
+            _print_certificate(file, details, problems)
     if not files and ((pki_folder / "ca.crl").exists() or (pki_folder / "ca.key").exists()):
         usable = _show_crl(pki_folder, now, as_json=as_json) and usable
     if not usable:
@@ -58,7 +58,7 @@ def _folder_problems(folder: Path, file: Path, now: datetime) -> list[authority.
     ca_file = folder / "ca.pem"
     key_file: Path | None = file.with_suffix(".key")
     if not file.with_suffix(".key").exists() and (folder / "ca.key").exists():
-        key_file = None  # at the authority: the key is where it is used
+        key_file = None  # at the authority: the key is on the machine that uses it
     revoked = authority.check_not_revoked(file, folder / "ca.crl")
     match file.parent.name, file.name:
         case "zones", _:
@@ -81,39 +81,41 @@ def _time_problems(file: Path, now: datetime) -> list[authority.Problem]:
 
 
 def _show_crl(folder: Path, now: datetime, *, as_json: bool) -> bool:
-    """Show the revocation list; whether a broker would accept clients with it."""
+    """Print the revocation list. Returns whether a broker would accept clients with it."""
     file = folder / "ca.crl"
     problems = authority.check_crl(file, folder / "ca.pem", now=now)
     try:
-        facts = authority.describe_crl(authority.load_crl(file), now)
+        details = authority.describe_crl(authority.load_crl(file), now)
     except authority.PkiError:
-        facts = None
+        details = None
     if as_json:
-        print_json(plain_crl(file, facts, problems))
+        print_json(plain_crl(file, details, problems))
         return not problems
     click.echo(f"{file}")
-    if facts is not None:
-        click.echo(f"  list    {facts.number}, {len(facts.revoked)} revoked")
-        click.echo(f"  valid   {crl_valid(facts)}")
-        if not problems and facts.days_left is not None and facts.days_left < authority.WARN_DAYS:
-            click.echo("  SOON    after it has expired brokers refuse all clients; make the next: bsfg pki crl")
+    if details is not None:
+        click.echo(f"  list    {details.number}, {len(details.revoked)} revoked")
+        click.echo(f"  valid   {crl_valid(details)}")
+        if not problems and details.days_left is not None and details.days_left < authority.WARN_DAYS:
+            click.echo("  SOON    once it has expired, brokers refuse all clients; make the next list: bsfg pki crl")
     for problem in problems:
         click.echo(f"  PROBLEM {problem.why}; {problem.hint}")
     return not problems
 
 
-def _print_certificate(file: Path, facts: authority.CertificateDetails, problems: Iterable[authority.Problem]) -> None:
+def _print_certificate(
+    file: Path, details: authority.CertificateDetails, problems: Iterable[authority.Problem]
+) -> None:
     """One certificate, in rows."""
     click.echo(f"{file}")
     rows = {
-        "subject": facts.subject,
-        "zone": facts.zone,
-        "issuer": facts.issuer,
-        "for": ", ".join(facts.purposes) or ("signing certificates" if facts.is_ca else "anything"),
-        "hosts": ", ".join(facts.hosts),
-        "valid": f"{facts.not_before:%Y-%m-%d %H:%M} to {facts.not_after:%Y-%m-%d %H:%M} UTC, {facts.days_left} days left",
-        "serial": facts.serial,
-        "sha256": facts.fingerprint_sha256,
+        "subject": details.subject,
+        "zone": details.zone,
+        "issuer": details.issuer,
+        "for": ", ".join(details.purposes) or ("signing certificates" if details.is_ca else "anything"),
+        "hosts": ", ".join(details.hosts),
+        "valid": f"{details.not_before:%Y-%m-%d %H:%M} to {details.not_after:%Y-%m-%d %H:%M} UTC, {details.days_left} days left",
+        "serial": details.serial,
+        "sha256": details.fingerprint_sha256,
     }
     for name, value in rows.items():
         if value:

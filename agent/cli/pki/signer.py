@@ -48,7 +48,7 @@ _INSTANTS = ["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M%z"]
 
 @click.group()
 def signer() -> None:
-    """Keys that sign facts, and the certificates by which receivers accept them."""
+    """The keys that sign facts, and the certificates with which receivers verify them."""
 
 
 @signer.command(name="ca")
@@ -67,16 +67,17 @@ def ca_command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Create the facts authority of this site, on another machine than the authority for TLS, if there is one."""
+    """Create the facts authority of this site, on a machine other than that of the authority for TLS, if there is
+    one."""
     passphrase = new_passphrase(passphrase_file, no_passphrase=no_passphrase)
     now = datetime.now(UTC)
-    facts = authority.create_authority(
+    details = authority.create_authority(
         facts_folder, now, name=name, days=days, force=force, passphrase=passphrase, for_facts=True
     )
     if as_json:
-        print_json(asdict(facts))
+        print_json(asdict(details))
         return
-    click.echo(f"facts authority {facts.subject} in {facts_folder}, until {facts.not_after:%Y-%m-%d}")
+    click.echo(f"facts authority {details.subject} in {facts_folder}, until {details.not_after:%Y-%m-%d}")
     click.echo(
         f"next: name a copy of {facts_folder / 'ca.pem'} in node.toml of every receiver: [signing] facts_ca_file"
     )
@@ -175,8 +176,8 @@ def pin(cert_file: Path) -> None:
     Compare the fingerprint with the one that bsfg pki signer show prints on the zone's node.
     """
     found = authority.read_signer(cert_file)
-    facts = authority.describe(authority.load_certificates(cert_file)[0], datetime.now(UTC))
-    fingerprint = facts.fingerprint_sha256.replace(":", "")
+    details = authority.describe(authority.load_certificates(cert_file)[0], datetime.now(UTC))
+    fingerprint = details.fingerprint_sha256.replace(":", "")
     click.echo(f'[[origin]]\nzone = "{found.zone}"\nsignatures = "required"\npinned = ["{fingerprint}"]')
 
 
@@ -185,19 +186,21 @@ def pin(cert_file: Path) -> None:
 @click.option("--since", type=click.DateTime(_INSTANTS), required=True, help="As 2026-11-22T10:00:00+00:00.")
 @click.option("--note", default="", help="Why, for readers of the list.")
 @click.option(
-    "--file", "list_file", type=click.Path(path_type=Path, dir_okay=False), help="The list, in place of node.toml's."
+    "--file",
+    "list_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The list, instead of the one in node.toml.",
 )
 @config_option
 @json_option
 def compromise(what: str, since: datetime, note: str, list_file: Path | None, config_file: Path, as_json: bool) -> None:
     """Record that a signing key is compromised since a time.
 
-    Run it on every receiver. Facts that were verified before that time stay verified; facts verified since are suspect,
-    and no new facts with this key are accepted. Facts that the zone itself signed and that arrive late become suspect
-    too.
+    Run it on every receiver. Facts that were verified before that time stay verified. Facts verified since then are
+    suspect, including those that the zone itself signed and that arrived late. No new facts with this key are accepted.
     """
     if since.tzinfo is None:
-        raise click.UsageError("--since needs its zone: 2026-11-22T10:00:00+00:00")
+        raise click.UsageError("--since needs a time zone: 2026-11-22T10:00:00+00:00")
     key_id = _key_id(what)
     file = list_file or load(config_file).signing.compromised_file
     known = read_compromises(file)
@@ -209,7 +212,7 @@ def compromise(what: str, since: datetime, note: str, list_file: Path | None, co
         return
     click.echo(f"{file}: key {key_id.hex()} is compromised since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC")
     click.echo(
-        "next: the same at every receiver, whose node takes it over; on the zone's node: bsfg pki signer key --force"
+        "next: run this at every receiver, whose node then applies it; on the zone's node: bsfg pki signer key --force"
     )
 
 
@@ -226,16 +229,16 @@ def _key_id(what: str) -> bytes:
 def _print_signer(file: Path, found: Signer, problems: list[str] | None = None, *, as_json: bool) -> None:
     """One signer certificate, in rows."""
     certificate = authority.load_certificates(file)[0]
-    facts = authority.describe(certificate, datetime.now(UTC))
+    details = authority.describe(certificate, datetime.now(UTC))
     if as_json:
-        print_json({"file": str(file), "key_id": found.key_id.hex(), **asdict(facts), "problems": problems or []})
+        print_json({"file": str(file), "key_id": found.key_id.hex(), **asdict(details), "problems": problems or []})
         return
     rows = {
         "zone": found.zone,
         "key": found.key_id.hex(),
-        "issuer": "itself, to be pinned" if certificate.issuer == certificate.subject else facts.issuer,
-        "valid": f"{facts.not_before:%Y-%m-%d %H:%M} to {facts.not_after:%Y-%m-%d %H:%M} UTC, {facts.days_left} days left",
-        "sha256": facts.fingerprint_sha256,
+        "issuer": "itself, to be pinned" if certificate.issuer == certificate.subject else details.issuer,
+        "valid": f"{details.not_before:%Y-%m-%d %H:%M} to {details.not_after:%Y-%m-%d %H:%M} UTC, {details.days_left} days left",
+        "sha256": details.fingerprint_sha256,
     }
     click.echo(f"{file}")
     for name, value in rows.items():

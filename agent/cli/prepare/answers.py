@@ -1,4 +1,4 @@
-"""The answers of `bsfg setup` as a TOML file: read, checked for what no answer may be, and written as text."""
+"""Reads the answers of `bsfg setup` from a TOML file, checks their form, and writes answers as such a file."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise SetupFailed(f"{file}: {error}") from error
     if unknown := sorted(found.keys() - set(KNOWN)):
-        raise SetupFailed(f"{file}: {unknown[0]} is no answer; known are {', '.join(KNOWN)}")
+        raise SetupFailed(f"{file}: {unknown[0]} is not an answer; known are {', '.join(KNOWN)}")
     for name, needed in (("broker", "host"), ("peer", "zone")):
         if name in found and not (isinstance(found[name], dict) and isinstance(found[name].get(needed), str)):
             raise SetupFailed(f"{file}: [{name}] needs {needed}, a text")
     for kind in SOURCES:
         if not all(isinstance(one, dict) for one in found.get(kind, [])):
-            raise SetupFailed(f"{file}: a source is a section with two brackets, [[{kind}]]")
+            raise SetupFailed(f"{file}: a source is a section in double brackets: [[{kind}]]")
     for source in found.get("opcua", []):
         if not str(source.get("url", "")).startswith(OPC_TCP):
             raise SetupFailed(f"{file}: url = {source.get('url', '')!r}: an address begins with {OPC_TCP}")

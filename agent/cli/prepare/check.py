@@ -51,7 +51,7 @@ SIGNER_WARN_DAYS = 60
 
 @click.command()
 @config_option
-@click.option("--connect", is_flag=True, help="Also try each source, broker and peer.")
+@click.option("--connect", is_flag=True, help="Also test the connection to each source, broker and peer.")
 @json_option
 def check(config_file: Path, connect: bool, as_json: bool) -> None:
     """Read node.toml and the files that it names, and print every problem."""
@@ -76,8 +76,8 @@ def check(config_file: Path, connect: bool, as_json: bool) -> None:
         elif connect:
             notes.append("no connection was tried: correct node.toml first")
     if as_json:
-        told = {"file": str(config_file), "problems": problems, "notes": notes}
-        click.echo(json.dumps(told | ({"connections": [asdict(one) for one in tried]} if connect else {})))
+        result = {"file": str(config_file), "problems": problems, "notes": notes}
+        click.echo(json.dumps(result | ({"connections": [asdict(one) for one in tried]} if connect else {})))
     else:
         print_check(str(config_file), problems, summary, notes)
     for one in () if as_json else tried:
@@ -104,7 +104,7 @@ def check_state(sections: Sections) -> Iterator[Finding]:
     try:
         while not existing.exists():
             existing = existing.parent
-    except OSError as error:  # a name too long, a folder above that may not be entered
+    except OSError as error:  # the name is too long, or a folder above cannot be entered
         yield Finding(f"{folder}: {error.strerror}; correct state_dir", is_problem=True)
         return
     if not existing.is_dir():
@@ -244,4 +244,4 @@ STATIC_CHECKS: tuple[Check, ...] = (
     check_health_port,
     check_unit,
 )
-"""What `run` asks for at its start, without connecting to anything, in the order of its steps."""
+"""The conditions that `run` needs at its start, in the order of its steps. They are checked without a connection."""

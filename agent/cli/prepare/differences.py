@@ -1,6 +1,6 @@
-"""Where answers of `bsfg setup` differ from a section of node.toml or a tag file that is there already. Core: no IO.
+"""Core: where answers of `bsfg setup` differ from an existing section of node.toml or an existing tag file.
 
-Both files are edited by hand too, so setup does not change what is there: it names the lines.
+Both files are also edited by hand, so setup does not change existing lines; it names the lines that differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SECTION = re.compile(r"\s*\[")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A line of a file, counted from 1, what it says, and what the answer is; each may be NOTHING."""
+    """A line of a file, counted from 1: its text and the text of the answer. Either may be NOTHING."""
 
     file: Path
     line: int

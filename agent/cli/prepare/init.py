@@ -22,7 +22,7 @@ TEMPLATE = "node.toml"
 
 
 def node_toml(zone: str, state_dir: Path | None = None) -> str:
-    """The text of a new node.toml for `zone`; without `state_dir`, its state lies beside it."""
+    """The text of a new node.toml for `zone`; without `state_dir`, the state folder is beside the file."""
     template = resources.files("agent.cli").joinpath("templates", TEMPLATE).read_text(encoding="utf-8")
     if state_dir is not None:
         line = f"state_dir = {json.dumps(str(state_dir), ensure_ascii=False)}"
@@ -31,7 +31,7 @@ def node_toml(zone: str, state_dir: Path | None = None) -> str:
 
 
 def write_node_toml(config_file: Path, text: str) -> None:
-    """Write the file so that the group of its folder may read it: in /etc/bsfg that is the node's."""
+    """Write the file. In /etc/bsfg, the group of the folder, which is the node's, may read it."""
     config_file.parent.mkdir(parents=True, exist_ok=True)
     config_file.write_text(text, encoding="utf-8")
     if os.geteuid() == 0 and unit.is_of_unit(config_file):

@@ -1,5 +1,5 @@
-"""The questions of `bsfg setup`. An answer that cannot be right is asked for again at once. The answers of an earlier
-run are offered, so that a mistake found later costs one answer and the Enter key for the others."""
+"""The questions of `bsfg setup`. An invalid answer is asked for again at once. The answers of an earlier run are the
+defaults, so correcting one mistake takes one answer, and the Enter key for the others."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def ask_zone() -> str:
 
 
 def ask_new_passphrase() -> str:
-    """The passphrase of an authority that is to be made, typed twice."""
+    """The passphrase of a new authority, typed twice."""
     question = f"New passphrase of the authority's key, {pki.PASSPHRASE_BYTES_MIN} characters or more"
     return str(click.prompt(question, hide_input=True, confirmation_prompt=True, value_proc=_new_passphrase))
 
 
 def ask(zone: str, before: Mapping[str, Any]) -> dict[str, Any]:
-    """The answers of a zone; an empty one leaves its part out. `before`: those of an earlier run."""
+    """The answers for a zone; an empty answer leaves its part out. `before`: the answers of an earlier run."""
     given: dict[str, Any] = {"zone": zone}
     broker = before.get("broker", {})
     where = _choose("Broker", ("here", "elsewhere", "none"), _place(broker))
@@ -59,7 +59,7 @@ def _place(broker: Mapping[str, Any]) -> str:
 
 
 def _ask_connection(zone: str, before: Mapping[str, Any], *, is_here: bool) -> dict[str, Any]:
-    """Broker, peer, and how requests and certificates travel."""
+    """Broker, peer, and how requests and certificates are carried."""
     broker = {name: value for name, value in before.get("broker", {}).items() if name != "here"}
     question = "Name or address by which the peer reaches this machine" if is_here else "Its host"
     broker["host"] = _ask(question, _host, broker.get("host"))
@@ -103,8 +103,8 @@ def _ask_modbus(before: Mapping[str, Any], taken: set[str]) -> dict[str, Any]:
     earlier = str(before.get("tags", TAGS_HEADER))
     if earlier.startswith(TAGS_HEADER):
         source["tags"] = _ask_rows(source["address_base"], iter(earlier.splitlines()[1:]))
-    else:  # of a file that has more columns than the question
-        click.echo("Its tags stay as they are in the file of the answers.")
+    else:  # the file has more columns than the question
+        click.echo("Its tags stay as they are in the answers file.")
     return source
 
 
@@ -167,7 +167,7 @@ def _host(text: str) -> str:
 
 def _mounted(text: str) -> str:
     if text != NONE and not Path(text).is_dir():
-        raise click.BadParameter(f"{text} is no folder; mount the stick there, from another terminal, or answer -")
+        raise click.BadParameter(f"{text} is not a folder; mount the stick there from another terminal, or answer -")
     return text
 
 

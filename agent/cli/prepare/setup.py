@@ -1,9 +1,9 @@
-"""`bsfg setup`: from an installed package to a running node, by the commands that an operator would type.
+"""`bsfg setup`: leads from an installed package to a running node, with the commands that an operator would type.
 
-Each step is one of those commands, printed before it runs, or lines that are added to node.toml, printed too. What is
-there already is left as it is, so that setup may be run again: when a certificate has come, or for the next source.
-Where an answer differs from what is there, setup names the line and fails at its end. The answers come from a file, or
-from questions, and are then kept in one. It ends with the first values and with what is left to do.
+Each step runs one of those commands or adds lines to node.toml, and prints them. Existing settings are not changed, so
+setup can be run again when a certificate has arrived, or for the next source. If an answer differs from an existing
+setting, setup names the line and fails at its end. The answers come from a file, or from questions; then they are saved
+in a file. At its end setup prints the first values and what is left to do.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from agent.health.client import NodeSilent, ask_health_of
 from agent.message import ZONE
 
 VALUES_S = 60.0
-SETTLED_S = 3.0  # as long as no further tag has brought its first value
+SETTLED_S = 3.0  # without a first value of a further tag
 DIFFERENCES_SHOWN = 20
 _PIN = "server_certificate_sha256"
-_OWN = ("tags", "glob", "trust")  # of a source: answers that are no settings
+_OWN = ("tags", "glob", "trust")  # answers about a source that are not settings
 
 
 @click.command()
@@ -61,10 +61,10 @@ def setup(config_file: Path | None, answers: Path | None) -> None:
 
 
 def _ask(zone: str, kept: Path) -> dict[str, Any]:
-    """The answers to the questions, kept in a file. Those of an earlier run are offered. Raises SetupFailed."""
+    """Ask the questions, with the answers of an earlier run as defaults, and save the answers. Raises SetupFailed."""
     before = answers_module.read(kept) if kept.exists() else {}
     if before:
-        click.echo(f"# the answers in {kept} are offered: the Enter key takes one")
+        click.echo(f"# the answers in {kept} are the defaults: the Enter key accepts one")
     given = questions.ask(zone, before)
     write_node_toml(kept, answers_module.text_of(given))
     click.echo(f"# the answers are in {kept}; to run setup with them again: bsfg setup --answers {kept}")
@@ -72,7 +72,7 @@ def _ask(zone: str, kept: Path) -> dict[str, Any]:
 
 
 class Setup:
-    """The steps, in order. `left`: what an operator still has to do; `differing`: answers that are not in force."""
+    """The steps, in order. `left`: what an operator still has to do. `differing`: answers that are not in force."""
 
     def __init__(self, given: Mapping[str, Any], config_file: Path, *, asks: bool = False) -> None:
         self.given, self.file = given, config_file
@@ -88,7 +88,7 @@ class Setup:
         if not self.file.exists():
             self._bsfg("init", "--zone", self.zone, "--config", str(self.file))
         elif (node := load_sections(self.file).node) is not None and node.zone != self.zone:
-            raise SetupFailed(f"{self.file} is of zone {node.zone}, not {self.zone}; give another file with --config")
+            raise SetupFailed(f"{self.file} is for zone {node.zone}, not {self.zone}; name another file with --config")
         if "broker" in self.given:
             self._connect(self.given["broker"], self.given.get("peer"))
         for kind in questions.SOURCES:
@@ -100,14 +100,14 @@ class Setup:
         self._show(is_running=is_running)
         if self.differing:
             raise SetupFailed(
-                f"{len(self.differing)} answers differ from what is there, and are not in force: see above"
+                f"{len(self.differing)} answers differ from existing files and are not in force: see above"
             )
 
     # ------------------------------------------------------------------------------------------------------------ steps
 
     def _connect(self, given: Mapping[str, Any], peer: Mapping[str, Any] | None) -> None:
-        """Broker and peer, once the certificates are there. A broker here stays as it is, too, where an answer
-        differs: its node is configured for it."""
+        """Add broker and peer once the certificates exist. If an answer differs from a section, a broker on this
+        machine is not changed either, because its node is configured for it."""
         settings = {"name": "broker", **given}
         if settings.pop("here", False):
             settings["host"] = HERE
@@ -129,7 +129,7 @@ class Setup:
             self.left.append(f"try the connection: bsfg peer test {peer['zone']} --config {self.file}")
 
     def _source(self, kind: str, source: Mapping[str, Any]) -> None:
-        """Add a source that is not there yet, and try it: what cannot be read is taken out again."""
+        """Add a new source and test it. A source that cannot be read is removed again."""
         name = str(source.get("name", ""))
         if self._has(kind, "name", name):
             self._keep_source(kind, name, source)
@@ -148,8 +148,8 @@ class Setup:
                 return
 
     def _keep_source(self, kind: str, name: str, source: Mapping[str, Any]) -> None:
-        """Say of a source that is there where the answers differ."""
-        click.echo(f"# [[{kind}]] {name} is in {self.file}, and stays as it is there")
+        """Report where the answers differ from an existing source, which is not changed."""
+        click.echo(f"# [[{kind}]] {name} is in {self.file} already, and is not changed")
         self._compare(kind, "name", name, {key: value for key, value in source.items() if key not in _OWN})
         files = [one.tags_file for one in load_sections(self.file).sources if one.name == name]
         for tags_file in filter(Path.exists, files):
@@ -166,7 +166,7 @@ class Setup:
         self.differing += differences.of_section(self.file, text, section, key, name, answers)
 
     def _add_and_test(self, kind: str, name: str, source: dict[str, Any]) -> None:
-        """One try. A certificate that was confirmed is pinned in `source`. Raises SetupFailed."""
+        """One attempt. A certificate that was confirmed is pinned in `source`. Raises SetupFailed."""
         tags_file = self.file.parent / "tags.d" / f"{name}.csv"
         tags_file.parent.mkdir(exist_ok=True)
         with self._undone_if_failed(tags_file):
@@ -184,7 +184,7 @@ class Setup:
 
     @contextmanager
     def _undone_if_failed(self, tags_file: Path) -> Iterator[None]:
-        """node.toml is as before, and a tag file that was made is gone, where the block fails or is interrupted."""
+        """If the block fails or is interrupted, restore node.toml and remove a tag file that the block made."""
         before, was_there, is_done = self.file.read_text("utf-8"), tags_file.exists(), False
         try:
             yield
@@ -196,8 +196,8 @@ class Setup:
                     tags_file.unlink(missing_ok=True)
 
     def _found_by_test(self, source: dict[str, Any]) -> dict[str, Any]:
-        """The settings with which `opcua test` got through to a server; a certificate that it pinned is in `source`
-        for the next try."""
+        """The settings with which `opcua test` connected to a server. A certificate that it pinned is added to `source`
+        for the next attempt."""
         words = ["opcua", "test", str(source.get("url", "")), "--pki", str(self._state_dir() / "opcua")]
         words += [f"--{flag}" for flag in ("insecure", "trust") if source.get(flag)]
         if _PIN in source:
@@ -216,7 +216,7 @@ class Setup:
         return section
 
     def _start(self) -> bool:
-        """The service: enabled, and started, or reloaded where it runs. Whether the node runs."""
+        """Enable and start the service, or reload it if it runs. Returns whether the node runs."""
         name = f"bsfg@{self.file.stem}"
         if self._is_unit and has_systemd():
             is_active = subprocess.run(["systemctl", "--quiet", "is-active", name], check=False).returncode == 0
@@ -229,15 +229,15 @@ class Setup:
         return True
 
     def _show(self, *, is_running: bool) -> None:
-        """How the tags of a node that runs are, and what is left to do."""
+        """Print the tags of a running node, and what is left to do."""
         sections = load_sections(self.file)
         if sections.sources and is_running:
             self._wait_for_values()
             self._bsfg("latest", "--summary", "--config", str(self.file))
         if not sections.sources and not self.given.get("peer", {}).get("pulls"):
-            self.left.append("add a source: setup again with one, or docs/operate/sources.md")
+            self.left.append("add a source: run setup again with one, or see docs/operate/sources.md")
         if "broker" not in self.given:
-            self.left.append("connect it with another zone: setup again with broker and peer")
+            self.left.append("connect it with another zone: run setup again with broker and peer")
         if self.differing:
             self.left.append("correct these lines or the answers, and run setup again:")
         click.echo("\nleft to do:" if self.left else "\nnothing is left to do")
@@ -249,7 +249,7 @@ class Setup:
             click.echo(f"      and {len(self.differing) - DIFFERENCES_SHOWN:,} more")
 
     def _wait_for_values(self) -> None:
-        """Until each source has values, and the tags without one are no longer becoming fewer."""
+        """Wait until each source has values and the number of tags without a value no longer falls."""
         names = {one.name for one in load_sections(self.file).sources}
         silent_before, deadline = None, time.monotonic() + VALUES_S
         settled = deadline
@@ -264,14 +264,12 @@ class Setup:
             time.sleep(0.5)
 
     def _health(self) -> dict[str, Any] | None:
-        """What the running node says; None if none answers."""
+        """The health of the running node; None if no node answers."""
         sections = load_sections(self.file)
         assert sections.node is not None
         assert sections.health is not None
         try:
-            return ask_health_of(
-                sections.node.state_dir, self.zone, sections.health.listen_host, sections.health.listen_port
-            )
+            return ask_health_of(sections.node, sections.health)
         except NodeSilent:
             return None
 
@@ -288,14 +286,14 @@ class Setup:
         return name in {one.get(key) for one in found}
 
     def _add(self, section: str, settings: Mapping[str, Any]) -> None:
-        """Add a section to node.toml. Raises ConfigError, and adds nothing, where the file would have a problem."""
+        """Add a section to node.toml. Raises ConfigError, and adds nothing, if the file would have a problem."""
         lines = f"[[{section}]]\n{answers_module.section_text(settings)}"
         self._replace(f"{self.file.read_text('utf-8')}\n{lines}")
         click.echo(f"# added to {self.file}\n{lines}", nl=False)
 
     def _replace(self, text: str) -> None:
-        """Give node.toml another text: after a power cut it has the old or the new one, whole. Mode and owner stay.
-        Raises ConfigError, and changes nothing, where the text has a problem."""
+        """Replace the text of node.toml: after a power cut the file has the old text or the new one. Mode and owner
+        stay. Raises ConfigError, and changes nothing, if the text has a problem."""
         before = self.file.stat()
         part = self.file.with_name(f".{self.file.name}.part")
         part.unlink(missing_ok=True)  # what an interrupted attempt left
@@ -314,7 +312,7 @@ class Setup:
             part.unlink(missing_ok=True)
 
     def _give_to_node(self) -> None:
-        """What this process made may be read by the node's group and no other; the state folder belongs to the node."""
+        """Let only the node's group read the files that this process made. Give the state folder to the node's user."""
         if not self._is_unit or os.geteuid() != 0:
             return
         group = self.file.parent.stat().st_gid

@@ -1,5 +1,5 @@
-"""The steps of `bsfg setup` that concern more machines than one: certificates, requests that travel on a stick, the
-authority and the broker where they are on this machine.
+"""The steps of `bsfg setup` that involve other machines: certificates, requests carried on a stick, and the authority
+and the broker if they are on this machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HERE = "127.0.0.1"  # a broker of this machine; not localhost, which a minimal s
 
 
 class Site:
-    """What a node needs of others before it can be connected. `left`: what an operator still has to do."""
+    """What a node needs from other machines before it can be connected. `left`: what an operator still has to do."""
 
     def __init__(self, steps: Steps, given: Mapping[str, Any], config_file: Path, left: list[str]) -> None:
         self.zone: str = given["zone"]
@@ -41,7 +41,8 @@ class Site:
         self._broker_folder = MOSQUITTO / "bsfg" if is_unit else config_file.parent / "broker"
 
     def prepare(self) -> bool:
-        """Certificates of this zone, its peer and a broker here; whether this zone can be connected."""
+        """Prepare the certificates of this zone, its peer and a broker here. Returns whether this zone can be
+        connected."""
         if self._authority is not None:
             self._open_authority(self._authority)
         if not self._identity():
@@ -57,7 +58,7 @@ class Site:
     # ---------------------------------------------------------------------------------------------------- certificates
 
     def _open_authority(self, folder: Path) -> None:
-        """Make the authority where there is none, and have its passphrase for the commands to come."""
+        """Create the authority if there is none, and keep its passphrase for the commands that follow."""
         key_file = folder / "ca.key"
         is_new = not key_file.exists()
         if self._steps.asks and PASSPHRASE not in os.environ and (is_new or pki.is_locked(key_file)):
@@ -66,8 +67,8 @@ class Site:
         if is_new:
             self._steps.bsfg("pki", "ca", "--pki", str(folder))
         self._left.append(
-            f"keep the authority, {folder}, on a machine that is neither gateway nor broker, once every zone has its "
-            "certificate; keep a copy, and one of the passphrase, at another place"
+            f"once every zone has its certificate, move the authority, {folder}, to a machine that is neither gateway nor "
+            "broker; keep a copy of it and of the passphrase at another place"
         )
 
     def _identity(self) -> bool:
@@ -84,17 +85,19 @@ class Site:
             self._import(self.zone, self._authority / "zones", self._authority, self.pki)
             return True
         if self._stick is None:
-            self._left.append(f"have {request} signed (bsfg pki sign), bsfg pki import, and run setup again")
+            self._left.append(
+                f"have {request} signed (bsfg pki sign), import the certificate (bsfg pki import), and run setup again"
+            )
             return False
-        # A certificate that lay there before the key was made is of a former key.
+        # A certificate that was on the stick before the key was made belongs to a former key.
         if not is_new and (self._stick / f"{self.zone}.pem").exists():
             self._import(self.zone, self._stick, self._stick, self.pki)
             return True
         self._steps.copy(request, self._stick / request.name)
         self._left.append(
-            f"take the stick to the authority: setup there, or bsfg pki sign {self.zone} --request {request.name} and "
-            f"{self.zone}.pem and ca.pem onto the stick; then setup here again. To compare there, the fingerprint of the "
-            f"key: {pki.request_fingerprint(request, self.zone)}"
+            f"take the stick to the authority; run setup there, or run bsfg pki sign {self.zone} --request {request.name} "
+            f"and copy {self.zone}.pem and ca.pem to the stick; then run setup here again. The authority must print the "
+            f"same fingerprint of the key: {pki.request_fingerprint(request, self.zone)}"
         )
         return False
 
@@ -108,14 +111,16 @@ class Site:
             named = [word for host in hosts for word in ("--host", host)]
             self._steps.bsfg("pki", "request", "--broker", self.zone, *named, "--pki", str(self._broker_pki))
         if self._authority is None:
-            self._left.append(f"have {request} signed (bsfg pki sign --broker), import it, and run setup again")
+            self._left.append(
+                f"have {request} signed (bsfg pki sign --broker), import the certificate, and run setup again"
+            )
             return False
         self._sign(self._authority, self.zone, request, "--broker")
         self._import(self.zone, self._authority / "brokers", self._authority, self._broker_pki, "--broker")
         return True
 
     def _sign_for_peer(self, authority: Path, stick: Path, peer: str) -> None:
-        """Sign the peer's request if it is on the stick, and put the certificate in its place."""
+        """If the peer's request is on the stick, sign it and replace it by the certificate."""
         request = stick / f"{peer}.csr"
         if not request.exists():
             if not (authority / "zones" / f"{peer}.pem").exists():
@@ -156,7 +161,9 @@ class Site:
         site = read_site_file(self._broker_folder)
         assert site is not None, "the command has written it"
         (name,) = {each.name for each in site.processes if links[0] in each.links}
-        self._left.append(f"load the packet filter's rules, unless they are: nft -f {self._broker_folder}/firewall.nft")
+        self._left.append(
+            f"load the rules of the packet filter if they are not loaded: nft -f {self._broker_folder}/firewall.nft"
+        )
         if not self._steps.is_unit or not has_systemd():
             self._left.append(f"start the broker: mosquitto -c {self._broker_folder / name / CONFIG_NAME}")
             return
@@ -167,7 +174,7 @@ class Site:
         self._steps.run(["systemctl", "enable", "--now", f"bsfg-broker@{name}", *watching])
 
     def _links(self) -> Sequence[PeerLink]:
-        """Who pulls from whom: this node exports, or pulls, or both."""
+        """The links between this node and its peer: this node exports, or pulls, or both."""
         peer = str(self._peer.get("zone", ""))
         both = {"exports": PeerLink(self.zone, peer), "pulls": PeerLink(peer, self.zone)}
         return [both[name] for name in SIDES.values() if self._peer.get(name)]

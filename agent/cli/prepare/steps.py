@@ -1,7 +1,7 @@
 """How `bsfg setup` runs its steps: each is a command that an operator could type, printed before it runs.
 
-Secrets are not among the words: the passphrase of an authority is in memory, where only the commands of this run read
-it.
+No command line holds a secret: the passphrase of an authority is kept in memory, where only the commands of this run
+read it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _CHUNK_BYTES = 1 << 16
 
 
 class SetupFailed(BsfgError):
-    """A step failed; what was done before it stays, and setup goes on from there when it is run again. `printed`: what
-    the step printed."""
+    """A step failed. The steps before it stay done, and the next run of setup continues from there. `printed`: the
+    output of the step."""
 
     def __init__(self, why: str, printed: str = "") -> None:
         super().__init__(why)
@@ -44,21 +44,21 @@ class Steps:
         self._inherited: tuple[int, ...] = ()
 
     def bsfg(self, *words: str, as_node: bool = False) -> str:
-        """Run a command of this program, as the node's user where it makes files that are the node's; what it
-        printed."""
+        """Run a command of this program, as the node's user with `as_node`, if it makes files of the node. Returns its
+        output."""
         python = [sys.executable, "-m", "agent.cli"]
         user = ["runuser", "-u", unit.USER, "--"] if as_node and self.is_unit and os.geteuid() == 0 else []
         return self.run([*user, *python, *words], [*user, "bsfg", *words])
 
     def run(self, command: Sequence[str], shown: Sequence[str] = ()) -> str:
-        """Print a command, run it, print what it prints as it comes, and return that. Raises SetupFailed."""
+        """Print a command, run it, and print its output as it comes. Returns the output. Raises SetupFailed."""
         words = shlex.join(shown or command)
         click.echo(f"$ {words}")
         printed, decoder = "", codecs.getincrementaldecoder("utf-8")("replace")
         with subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,  # a question stays behind the lines that lead to it
+            stderr=subprocess.STDOUT,  # in one pipe, so that a question follows the lines before it
             env={**os.environ, **self._environment},
             pass_fds=self._inherited,
         ) as process:
@@ -75,7 +75,7 @@ class Steps:
         self.run(["cp", str(source), str(target)])
 
     def give_passphrase(self, text: str) -> None:
-        """The authority's passphrase for the commands that follow."""
+        """Pass the authority's passphrase to the commands that follow."""
         file = os.memfd_create("passphrase")
         os.fchmod(file, 0o600)
         os.write(file, text.encode())

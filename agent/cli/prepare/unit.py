@@ -30,7 +30,7 @@ def is_of_unit(config_file: Path) -> bool:
 
 
 def state_dir_of(config_file: Path) -> Path:
-    """The only folder that the unit of this file may write."""
+    """The only folder to which the unit of this file may write."""
     return STATE_FOLDER / config_file.stem
 
 
@@ -61,19 +61,19 @@ def refusals_of(sections: Sections) -> Iterator[str]:
             yield f"{name}: {file} is hidden from bsfg@{stem}; move it to {CONFIG_FOLDER}"
     for name, made in _made_at_first_use(sections):
         if not made.is_relative_to(state_dir) and not os.access(made, os.F_OK):
-            hint = f"remove the line (it is then made in {state_dir}), or make it with bsfg opcua certificate"
-            yield f"{name}: {made} does not exist, and the node cannot make it there; {hint}"
+            hint = f"remove the line (the node then creates the file in {state_dir}), or create it with bsfg opcua certificate"
+            yield f"{name}: {made} does not exist, and the node cannot create it there; {hint}"
     drop_ins = _drop_ins(stem)
     for source in sections.sources:
         yield from _of_device(source, stem, drop_ins)
 
 
 def _of_device(source: SourceSettings, stem: str, drop_ins: str) -> Iterator[str]:
-    """A serial port, or an address outside of private networks, that no drop-in opens."""
+    """Problems of a serial port, or of an address outside private networks, that no drop-in allows."""
     if isinstance(source, ModbusSourceSettings) and source.transport == "rtu":
         if "DeviceAllow=" not in drop_ins:
             hint = f"put serial.conf with this port into {DROP_INS[1].format(stem)}"
-            yield f"{source.name}: serial_port: bsfg@{stem} sees no device; {hint}"
+            yield f"{source.name}: serial_port: bsfg@{stem} may open no device; {hint}"
         return
     host = source.host if isinstance(source, ModbusSourceSettings) else urlsplit(source.url).hostname or ""
     try:
@@ -86,7 +86,7 @@ def _of_device(source: SourceSettings, stem: str, drop_ins: str) -> Iterator[str
 
 
 def _made_at_first_use(sections: Sections) -> Iterator[tuple[str, Path]]:
-    """The files that the node makes where they do not exist."""
+    """The files that the node creates if they do not exist."""
     for source in sections.opcua:
         for name in ("certificate_file", "private_key_file"):
             if source.security_policy != "None" and (file := getattr(source, name)) is not None:
@@ -94,7 +94,7 @@ def _made_at_first_use(sections: Sections) -> Iterator[tuple[str, Path]]:
 
 
 def _files(sections: Sections) -> Iterator[tuple[str, Path]]:
-    """Every file that the node reads, with what names it."""
+    """Every file that the node reads, with the setting that names it."""
     for broker in sections.broker:
         for name in ("ca_file", "cert_file", "key_file"):
             yield f"broker {broker.name}: {name}", getattr(broker, name)
@@ -109,7 +109,7 @@ def _files(sections: Sections) -> Iterator[tuple[str, Path]]:
 
 
 def _drop_ins(stem: str) -> str:
-    """The lines of this node's drop-ins, comments left out."""
+    """The lines of this node's drop-ins without comments."""
     found = [path for folder in DROP_INS for path in sorted(Path(folder.format(stem)).glob("*.conf"))]
     lines = [line for path in found for line in path.read_text("utf-8", "replace").splitlines()]
     return "\n".join(line for line in lines if not line.lstrip().startswith(("#", ";")))

@@ -72,7 +72,7 @@ async def _through_node(node: NodeSettings, source: SourceSettings, tags: Sequen
     if not is_read_by_node(source):
         return None
     found: dict[str, tuple[Any, int, str]] = {}
-    names = [tag.definition.subject.removeprefix("tag:") for tag in tags]
+    names = [tag.name for tag in tags]
     for first in range(0, len(names), TAGS_PER_REQUEST):
         request = local_socket.ReadSource(source.name, names[first : first + TAGS_PER_REQUEST])
         try:
@@ -80,6 +80,6 @@ async def _through_node(node: NodeSettings, source: SourceSettings, tags: Sequen
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         if not isinstance(answer, local_socket.SourceRead):
-            return None  # the node is not connected to it either, so the way is free
+            return None  # the node is not connected to the device either, so the command may connect
         found |= {one.tag: (one.value, one.quality, one.why) for one in answer.values}
     return readings_of_node(tags, found)

@@ -33,7 +33,7 @@ def list_command(config_file: Path, as_json: bool) -> None:
     entries = asyncio.run(_entries(settings))
     if as_json:
         for source in settings.sources:
-            click.echo(json.dumps(_facts(source, entries), ensure_ascii=False))
+            click.echo(json.dumps(_json_object(source, entries), ensure_ascii=False))
         return
     if not settings.sources:
         click.echo(f"{config_file} names no [[opcua]] and no [[modbus]]; see bsfg opcua test and bsfg modbus probe")
@@ -83,9 +83,9 @@ def _protocol(source: SourceSettings) -> str:
     return "modbus" if isinstance(source, ModbusSourceSettings) else "opcua"
 
 
-def _facts(source: SourceSettings, entries: dict[str, local_socket.SourceEntry] | None) -> dict[str, object]:
+def _json_object(source: SourceSettings, entries: dict[str, local_socket.SourceEntry] | None) -> dict[str, object]:
     one = None if entries is None else entries.get(source.name)
-    facts: dict[str, object] = {
+    basics: dict[str, object] = {
         "name": source.name,
         "protocol": _protocol(source),
         "endpoint": source.where,
@@ -93,6 +93,6 @@ def _facts(source: SourceSettings, entries: dict[str, local_socket.SourceEntry] 
     }
     if one is None:
         count, problem = _tags(source)
-        return {**facts, "state": None, "tags": count or None, "tags_problem": problem}
+        return {**basics, "state": None, "tags": count or None, "tags_problem": problem}
     known = {name: value for name, value in msgspec.structs.asdict(one).items() if name != "kind"}
-    return {**facts, **known, "tags_good": one.tags - one.tags_bad - one.tags_silent}
+    return {**basics, **known, "tags_good": one.tags - one.tags_bad - one.tags_silent}

@@ -38,7 +38,7 @@ def read(config_file: Path, name: str, tags: tuple[str, ...], as_json: bool) -> 
     found = asyncio.run(read_tags(node, source, wanted))
     if as_json:
         for one in found:
-            click.echo(json.dumps(_facts(one), ensure_ascii=False))
+            click.echo(json.dumps(_json_object(one), ensure_ascii=False))
     else:
         for line in lines(COLUMNS, _rows(found), "table"):
             click.echo(printable(line))
@@ -47,7 +47,7 @@ def read(config_file: Path, name: str, tags: tuple[str, ...], as_json: bool) -> 
 
 
 def _wanted(known: Sequence[Tag], names: Sequence[str], source: str) -> list[Tag]:
-    by_name = {tag.definition.subject.removeprefix("tag:"): tag for tag in known}
+    by_name = {tag.name: tag for tag in known}
     unknown = [name for name in names if name not in by_name]
     if unknown:
         raise click.UsageError(f"source {source} has no tag {unknown[0]!r}; its tag file has {len(known):,} others")
@@ -60,8 +60,8 @@ def _rows(found: Sequence[TagReading]) -> Iterator[tuple[str, ...]]:
         yield one.tag, value_text(one.value), one.unit, status_name(one.quality), time, one.why
 
 
-def _facts(one: TagReading) -> dict[str, object]:
+def _json_object(one: TagReading) -> dict[str, object]:
     time = time_text(one.source_time_ns) if one.source_time_ns else None
-    facts = {**asdict(one), "value": json_value(one.value), "status": status_name(one.quality), "source_time": time}
-    del facts["source_time_ns"]
-    return facts
+    reading = {**asdict(one), "value": json_value(one.value), "status": status_name(one.quality), "source_time": time}
+    del reading["source_time_ns"]
+    return reading

@@ -19,8 +19,10 @@ from agent.config import load
 
 @click.command("new-epoch")
 @config_option
-@click.option("--because", default="an operator restored the store", show_default=True, help="Recorded with the epoch.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--because", default="an operator restored the store", show_default=True, help="Reason, recorded with the epoch."
+)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 def new_epoch(config_file: Path, because: str, yes: bool, as_json: bool) -> None:
     """Begin a new epoch, because this store was restored from an old copy. No fact is lost: every peer reads the store

@@ -8,7 +8,6 @@ recorded.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from agent.query.statistics import Statistics, statistics
 
 INCIDENTS_SHOWN = 5
 MEASURED_S_MIN = 300.0
-"""A shorter time is mostly the node's start: definitions, and a log that grows."""
+"""A shorter run consists mostly of writes at the start: definitions, and a growing log."""
 
 
 @click.command()
@@ -43,16 +42,14 @@ def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:
         click.echo(json.dumps({**found.to_dict(), "flash": flash}))
     else:
         click.echo("\n".join([text(found), *([] if flash is None else [f"  flash       {flash['text']}"])]))
-    sys.exit(0)
 
 
 def _measured(config_file: Path, origin: Origin) -> dict[str, Any] | None:
     """Bytes per second that the running node of this store has written since its start; None if no node answers, or if
     it has just started."""
     settings = load(config_file)
-    page = (settings.health.listen_host, settings.health.listen_port)
     try:
-        answer = ask_health_of(settings.node.state_dir, settings.node.zone, *page)
+        answer = ask_health_of(settings.node, settings.health)
     except NodeSilent:
         return None
     if (answer["zone"], answer["epoch"]) != (origin.zone, origin.epoch.hex()):  # another node has the port

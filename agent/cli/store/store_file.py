@@ -16,7 +16,7 @@ file_option = click.option(
     "--file",
     "store_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A store's file, also one that was set aside.  [default: the node's]",
+    help="The file of a store, or one that was set aside.  [default: the store of the node]",
 )
 
 

@@ -30,7 +30,9 @@ def check(
 
     A file of a source of node.toml is also compared with those of the other sources: a tag comes from one source.
     """
-    sources = () if protocol is not None else sources_of(config_file)  # what is made up clashes with nothing
+    sources = (
+        () if protocol is not None else sources_of(config_file)
+    )  # a temporary source is not in node.toml, so nothing can clash
     settings = source_for(file, sources, source_name, protocol, base, config_file)
     problems, found = list[str](), None
     try:
@@ -48,7 +50,7 @@ def check(
 
 
 def _clashes(settings: SourceSettings, found: TagMap, sources: tuple[SourceSettings, ...]) -> list[str]:
-    """Tags that other sources have, too. A file of another source that cannot be read is not ours to report."""
+    """Tags that other sources have as well. Problems of their tag files are not reported here."""
     maps: dict[str, TagMap] = {}
     for other in sources:
         if other.name != settings.name:

@@ -15,7 +15,7 @@ from agent.cli.tags.options import FILE, source_option, sources_of
 from agent.ingest import TagMap, TagMapError
 from agent.ingest.tags.change import difference
 from agent.ingest.tags.file import dialect_of, parse_tag_file, read_tag_file
-from agent.ingest.tags.tag_map import Tag, read_rows
+from agent.ingest.tags.tag_map import read_rows
 from agent.settings.sources import SourceSettings
 
 
@@ -48,23 +48,23 @@ def diff(config_file: Path, new: Path, source_name: str | None, as_json: bool) -
     change = difference(old.found, now.found)
     changed = [
         _Changed(
-            _name(after),
-            _columns(old.texts[after.definition.subject], now.texts[after.definition.subject]),
+            after.name,
+            _columns(old.texts[after.name], now.texts[after.name]),
             before.definition != after.definition,
         )
         for before, after in change.changed
     ]
     counts = {kind: len(getattr(change, kind)) for kind in ("added", "removed", "changed", "kept")}
     if as_json:
-        names = {kind: [_name(tag) for tag in getattr(change, kind)] for kind in ("added", "removed")}
+        names = {kind: [tag.name for tag in getattr(change, kind)] for kind in ("added", "removed")}
         click.echo(
             json.dumps({"source": settings.name, **names, "changed": [*map(asdict, changed)], "kept": counts["kept"]})
         )
         return
     for tag in change.added:
-        click.echo(f"+ {_name(tag)}  ({now.found.place(tag)})")
+        click.echo(f"+ {tag.name}  ({now.found.place(tag)})")
     for tag in change.removed:
-        click.echo(f"- {_name(tag)}")
+        click.echo(f"- {tag.name}")
     for one in changed:
         columns = ", ".join(f"{name}: {before!r} -> {after!r}" for name, (before, after) in one.columns.items())
         click.echo(f"~ {one.tag}  {columns}{'  (new number)' if one.new_number else ''}")
@@ -77,12 +77,12 @@ def _settings(config_file: Path, name: str | None) -> SourceSettings:
         return named_source(sources, name, config_file)
     if len(sources) != 1:
         known = ", ".join(source.name for source in sources) or "none"
-        raise click.UsageError(f"say which source's file it would replace, by --source; {config_file} has {known}")
+        raise click.UsageError(f"name the source whose file it would replace, with --source; {config_file} has {known}")
     return sources[0]
 
 
 def _read(settings: SourceSettings, file: Path) -> _Read:
-    """Ends the command with the problems of a file that is not good: a comparison needs two good ones."""
+    """Read a tag file. If it has problems, print them and end: a comparison needs two valid files."""
     own = replace(settings, tags_file=file)
     try:
         data = read_tag_file(own)
@@ -91,14 +91,10 @@ def _read(settings: SourceSettings, file: Path) -> _Read:
         click.echo(str(error), err=True)
         sys.exit(1)
     rows = read_rows(file.name, data, dialect_of(own)).rows
-    return _Read(found, {f"tag:{row.texts['tag']}": dict(row.texts) for row in rows})
+    return _Read(found, {row.texts["tag"]: dict(row.texts) for row in rows})
 
 
 def _columns(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str, str]]:
     """The cells that differ, as they are written."""
     names = [*before, *(name for name in after if name not in before)]
     return {name: (before.get(name, ""), after.get(name, "")) for name in names if before.get(name) != after.get(name)}
-
-
-def _name(tag: Tag) -> str:
-    return tag.definition.subject.removeprefix("tag:")

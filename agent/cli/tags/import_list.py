@@ -12,18 +12,20 @@ from agent.cli.tags.options import BASES, FILE, PROTOCOLS, temporary_source
 from agent.ingest import TagMapError
 from agent.ingest.tags.file import dialect_of
 from agent.ingest.tags.foreign import ignition, kepware, neuron
-from agent.ingest.tags.foreign.translation import Options, Remark, Translation, tag_file
+from agent.ingest.tags.foreign.translation import Options, Translation, tag_file
 from agent.ingest.tags.sheet import FILE_BYTES_MAX
 
 PRODUCTS = {"kepware": kepware.translate, "neuron": neuron.translate, "ignition": ignition.translate}
-OWN_BASE = {"kepware": "40001", "neuron": "40001", "ignition": "1"}  # in which the product itself counts
+OWN_BASE = {"kepware": "40001", "neuron": "40001", "ignition": "1"}  # the base in which the product counts registers
 
 
 @click.command("import")
 @click.option(
     "--from", "product", type=click.Choice(list(PRODUCTS)), required=True, help="The product whose list it is."
 )
-@click.option("--protocol", type=click.Choice(PROTOCOLS), default="modbus", show_default=True, help="Of the tags.")
+@click.option(
+    "--protocol", type=click.Choice(PROTOCOLS), default="modbus", show_default=True, help="Protocol of the tags."
+)
 @click.option("--out", type=FILE, help="Write the tag file here.  [default: standard output]")
 @click.option("--base", type=click.Choice(BASES), help="How the written registers count.  [default: as in the file]")
 @click.option("--zero-based", is_flag=True, help="The device was set to count registers from 0.")
@@ -52,7 +54,7 @@ def import_list(
 ) -> None:
     """Translate the tag list FILE of another product: Kepware's CSV, Neuron's sheet as CSV, Ignition's JSON or CSV.
 
-    What cannot be translated is listed with the reason on standard error, and the exit status is then 1.
+    Rows that cannot be translated are listed with the reason on standard error; the exit status is then 1.
     """
     if product == "kepware" and protocol == "opcua" and not device:
         raise click.UsageError(
@@ -77,17 +79,13 @@ def _report(found: Translation, file: Path, summary: str, protocol: str, base: s
     for title, remarks in (("not translated", found.refused), ("translated, but", found.remarks)):
         if remarks:
             click.echo(f"{len(remarks)} rows of {file.name} {title}:", err=True)
-        for remark in sorted(remarks, key=_row):
+        for remark in sorted(remarks, key=lambda remark: remark.row):
             click.echo(f"  {remark}", err=True)
     for note in found.notes:
         click.echo(f"note: {note}", err=True)
     if protocol == "modbus":
         click.echo(f"note: these registers count with address_base = {base}", err=True)
     click.echo(f"{summary}; next: bsfg tags check, and compare some values with the device", err=True)
-
-
-def _row(remark: Remark) -> int:
-    return remark.row
 
 
 def _content(file: Path) -> bytes:

@@ -33,7 +33,7 @@ def temporary_source(protocol: str, file: Path, base: str | None) -> SourceSetti
 
 
 def sources_of(config_file: Path) -> tuple[SourceSettings, ...]:
-    """The sources of node.toml whose sections are good; none without a file."""
+    """The sources of node.toml whose sections are valid; none if there is no file."""
     try:
         return load_sections(config_file).sources
     except ConfigError:
@@ -51,7 +51,9 @@ def source_for(
     """The source that reads `file`: the named one, a temporary one of the protocol, or the source of node.toml that
     uses this file."""
     if name is not None and protocol is not None:
-        raise click.UsageError("--source names the settings, and --protocol makes some up; give one of them")
+        raise click.UsageError(
+            "--source takes the settings of a source, --protocol those of a temporary one; give one of them"
+        )
     if name is not None:
         return replace(named_source(sources, name, config), tags_file=file)
     if protocol is not None:
@@ -59,4 +61,4 @@ def source_for(
     for source in sources:
         if source.tags_file.absolute() == file.absolute():
             return source
-    raise click.UsageError(f"no source of {config} reads {file}; say which one will, by --source, or give --protocol")
+    raise click.UsageError(f"no source of {config} reads {file}; name one with --source, or give --protocol")

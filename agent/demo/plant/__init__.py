@@ -4,5 +4,6 @@
     python -m agent.demo.plant.modbus_server --port 0
 
 Port 0 takes any free one; `--tags-file FILE` writes the tag file that fits. When it serves, each prints one line,
-`ready <port>`, and ends cleanly at SIGTERM. The signals are functions of time, so that a reader can check what arrives.
+`ready <port>`, and ends cleanly at SIGTERM. The signals are functions of time, so that a test can check the values that
+arrive.
 """

@@ -30,8 +30,8 @@ SWAPS = {"ABCD": (False, False), "CDAB": (True, False), "BADC": (False, True), "
 
 
 def registers_of(meter: Meter, seconds: float) -> list[int]:
-    """The words a meter holds at a time: a writer of its own, so that the agent's decoder is not checked against
-    itself."""
+    """The words that a meter holds at a time. The encoder is independent of the agent, so that it can test the agent's
+    decoder."""
     value = meter.value(seconds)
     if meter.type == "bool":
         return [int(bool(value))]
