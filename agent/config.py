@@ -169,7 +169,7 @@ def _parsed(file: Path) -> Mapping[str, object]:
         raise ConfigError(file, [Problem("file", MISSING, f"cannot be read: {error}")]) from error
     except tomllib.TOMLDecodeError as error:
         # Usually, printed lines were pasted at the end although `bsfg init` has already written their section.
-        hint = "; move the lines into the section that is there already" if "twice" in str(error) else ""
+        hint = "; move the lines into the section that exists" if "twice" in str(error) else ""
         raise ConfigError(file, [Problem("file", MISSING, f"is not TOML: {error}{hint}")]) from error
 
 
