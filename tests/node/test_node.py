@@ -59,7 +59,7 @@ async def test_a_command_waits_for_a_node_that_starts(tmp_path: Path) -> None:
         return await answer_from_store(own, request)
 
     with open_store(settings) as store:
-        asking = partial(ask, settings, local_socket.ListConsumers(), local_socket.Consumers, alone=alone)
+        asking = partial(ask, settings, local_socket.ListConsumers(), local_socket.Consumers, without_node=alone)
         asked = asyncio.create_task(asyncio.to_thread(asking))
         await wait_until_async(lambda: tries, "the lock met")
         serving = asyncio.create_task(serve(RequestHandler(store), tmp_path))
