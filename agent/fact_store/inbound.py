@@ -62,6 +62,7 @@ class Inbound:
         heads: Sequence[KeptHead] = (),
         signers: Sequence[SignerCertificate] = (),
         declined: Sequence[Declined] = (),
+        after_offset: int | None = None,
     ) -> Future[PutResult]:
         """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
         Without `position` the stored position does not change.
@@ -71,7 +72,8 @@ class Inbound:
         this store, so forecasts do not count them as inflow. A batch that contradicts the facts held, and is not of the
         peer's present epoch, is skipped and reported as an incident and as `refused` in the result. `heads` are the
         heads to be stored with `batches`, `signers` the certificates of their keys. `declined` is what the caller has
-        left out of the page; each becomes an incident and a notice.
+        left out of the page; each becomes an incident and a notice. The page begins after `after_offset` of the peer:
+        if that is before the stored position, another copy of the peer's log is read.
 
         At once: BatchError (a slice, another stream), FactsRefused (an invalid position), StoreBusy. Through the
         future: ForkError, DefinitionsMissing, FactsRefused (an invalid definition), StoreFull.
@@ -82,7 +84,8 @@ class Inbound:
             raise FactsRefused(f"{position} is not a position", "an epoch has 16 bytes, an offset is not negative")
         check_headers(stream, batches)
         page = ReceivedPage(
-            peer, stream, batches, definitions, position, tuple(holes), is_backlog, heads, signers, declined
+            *(peer, stream, batches, definitions, position, tuple(holes), is_backlog, heads, signers, declined),
+            after_offset,
         )
         size = sum(len(one.sealed) for one in batches) + sum(len(one.body) for one in definitions)
         return self._writer.submit(

@@ -80,6 +80,8 @@ class ReceivedPage:
     heads: Sequence[KeptHead] = ()
     signers: Sequence[SignerCertificate] = ()
     declined: Sequence[Declined] = ()
+    after_offset: int | None = None
+    """The page begins after this offset of the peer; None if only its end is known."""
 
     @property
     def present(self) -> batch_format.Origin:
@@ -168,7 +170,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
         transaction.add_renamed(stream.id, transaction.origin(shift.older), transaction.origin(shift.newer), shift.by)
     for number in plan.unproven:
         transaction.add_unproven(stream.id, number)
-    transaction.set_peer_position(page.peer, stream, page.position)
+    transaction.set_peer_position(page.peer, stream, page.position, is_read_again=_restarts(transaction, page))
     stored_facts = sum(batch.header.count for batch in plan.inserts)
     end_offset = transaction.catalog.streams[page.stream].end_offset
     refused, uncompared = tuple(plan.refused), tuple(plan.uncompared)
@@ -429,11 +431,13 @@ def _may_have_two_histories(
 
 
 def _restarts(transaction: Transaction, page: ReceivedPage) -> bool:
-    """Whether the page is the first of another epoch of the peer, or of another copy of its log."""
+    """Whether the page is the first of another epoch of the peer, or of another copy of its log. Such a copy is read
+    from its beginning, and its first page may end after the stored position (0054)."""
     known, position = transaction.catalog.peers.get((page.peer, page.stream)), page.position
     if known is None or position is None:
         return False
-    return known.epoch != position.epoch or (known.timeline != position.timeline and known.offset >= position.offset)
+    after_offset = position.offset - 1 if page.after_offset is None else page.after_offset
+    return known.epoch != position.epoch or (known.timeline != position.timeline and known.offset > after_offset)
 
 
 def _add_range(ranges: list[OriginRange], header: batch_format.Header) -> None:

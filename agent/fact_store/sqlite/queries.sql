@@ -567,11 +567,10 @@ DELETE FROM confirmed WHERE consumer = ? AND first_offset = ?;
 SELECT consumer, first_offset, last_offset FROM confirmed ORDER BY consumer, first_offset;
 
 -- insert_peer_position: how far a peer's stream is stored
-INSERT INTO peer_position (peer, stream, epoch, peer_offset, timeline) VALUES (?, ?, ?, ?, ?)
+INSERT INTO peer_position (peer, stream, epoch, peer_offset, timeline, is_read_again) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (peer, stream) DO UPDATE SET
     epoch = excluded.epoch, peer_offset = excluded.peer_offset, timeline = excluded.timeline,
-    is_read_again = peer_position.is_read_again
-        OR peer_position.epoch <> excluded.epoch OR excluded.peer_offset <= peer_position.peer_offset;
+    is_read_again = peer_position.is_read_again OR excluded.is_read_again;
 
 -- select_peer_positions: every peer's position
 SELECT

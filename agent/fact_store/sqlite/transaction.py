@@ -319,14 +319,15 @@ class Transaction:
             fresh = {(stream, producer): epoch for producer, epoch in epochs.items()}
             self.catalog.leases = {**self.catalog.leases, **fresh}
 
-    def set_peer_position(self, peer: str, stream: StreamState, position: PeerPosition) -> None:
-        """Set how far a peer's stream is stored. On one timeline of the peer it never moves back."""
+    def set_peer_position(self, peer: str, stream: StreamState, position: PeerPosition, *, is_read_again: bool) -> None:
+        """Set how far a peer's stream is stored. On one timeline of the peer it never moves back. `is_read_again`: from
+        this page on another log of the peer is read, with facts that may have been read before."""
         known = self.catalog.peers.get((peer, stream.name))
-        if known is not None and (known.epoch != position.epoch or known.offset >= position.offset):
-            if (known.epoch, known.timeline) == (position.epoch, position.timeline):
+        if known is not None and (known.epoch, known.timeline) == (position.epoch, position.timeline):
+            if known.offset >= position.offset:
                 return
-            self.catalog.read_again |= {(peer, stream.name)}
-        values = (peer, stream.id, position.epoch, position.offset, position.timeline)
+        self.catalog.read_again |= {(peer, stream.name)} if is_read_again else set()
+        values = (peer, stream.id, position.epoch, position.offset, position.timeline, is_read_again)
         self._execute(QUERIES["insert_peer_position"], values)
         self.catalog.peers[peer, stream.name] = position
 

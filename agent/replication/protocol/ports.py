@@ -214,6 +214,7 @@ class Inbound(Protocol):
         heads: Sequence[KeptHead] = (),
         signers: Sequence[SignerCertificate] = (),
         declined: Sequence[Declined] = (),
+        after_offset: int | None = None,
     ) -> Future[PutResult]: ...
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]: ...

@@ -333,6 +333,7 @@ def put_page(
         heads=judged.heads,
         signers=judged.signers,
         declined=judged.declined,
+        after_offset=page.first_offset - 1,
     )
 
 

@@ -499,6 +499,25 @@ def test_released_facts_of_one_history_are_duplicates(full: tuple[FactStore, Els
     assert put.uncompared == named
 
 
+@pytest.mark.parametrize("after_offset", [0, 39, 40])
+def test_another_copy_of_a_relays_log_makes_released_facts_uncompared(
+    full: tuple[FactStore, Elsewhere], after_offset: int
+) -> None:
+    """A relay's log under another timeline, with a page that begins before the stored position, is another copy: what
+    was released here is named as uncompared, also where that page ends after the stored position. A page that
+    continues at the position is of the same log after a restart."""
+    store, copy = full
+    done(store.inbound.put_batches("dmz2", TELEMETRY, [], [], PeerPosition(LATER, 40, b"a" * 16)))
+    offered = parsed(copy.sealed[:2]), copy.received(), PeerPosition(LATER, 60, b"b" * 16)
+    put = done(store.inbound.put_batches("dmz2", TELEMETRY, *offered, after_offset=after_offset))
+    is_other_copy = after_offset < 40
+    assert put.uncompared == ((OriginRange("plant", EPOCH, 1, 30),) if is_other_copy else ())
+    assert put.duplicate_facts == 20
+    later = parsed(copy.sealed[:2]), copy.received(), PeerPosition(LATER, 80, b"b" * 16)
+    put = done(store.inbound.put_batches("dmz2", TELEMETRY, *later, after_offset=60))
+    assert bool(put.uncompared) == is_other_copy  # remembered, for facts that its next pages bring
+
+
 def test_a_zone_has_so_many_epochs_and_no_more(store: FactStore) -> None:
     """A peer that sends each batch under an epoch of its own is refused beyond the limit, for good; other zones are
     stored as before, and so is what continues a known epoch."""

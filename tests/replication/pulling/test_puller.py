@@ -328,7 +328,7 @@ async def test_page_goes_to_the_store_as_it_came() -> None:
         assert put.definitions == plant.received()
         assert put.position == PeerPosition(bytes.fromhex(ONE), 15, b"\xab" * 16)
         assert [tuple(one) for one in put.holes] == [(1, 5, "expired")]
-        assert put.how == {"is_backlog": False, "heads": (), "signers": (), "declined": ()}
+        assert put.how == {"is_backlog": False, "heads": (), "signers": (), "declined": (), "after_offset": 0}
         put.future.set_result(PutResult(9, 1, 10))
         await settle()
         found = scene.puller.statistics()

@@ -51,6 +51,11 @@ FOUND = [
         536057646,
     ),  # what a proof contradicts was released, and only its successor told that: a standstill
     (
+        "chain_5",
+        "restored_grown_full",
+        2993923849,
+    ),  # the first page of a relay's other copy ended after the stored position: taken for the same log, one fact lost
+    (
         "ring",
         "restored_grown_full",
         536059473,
