@@ -323,9 +323,12 @@ class Transaction:
         """Set how far a peer's stream is stored. On one timeline of the peer it never moves back. `is_read_again`: from
         this page on another log of the peer is read, with facts that may have been read before."""
         known = self.catalog.peers.get((peer, stream.name))
-        if known is not None and (known.epoch, known.timeline) == (position.epoch, position.timeline):
-            if known.offset >= position.offset:
-                return
+        if (
+            known is not None
+            and (known.epoch, known.timeline) == (position.epoch, position.timeline)
+            and known.offset >= position.offset
+        ):
+            return
         self.catalog.read_again |= {(peer, stream.name)} if is_read_again else set()
         values = (peer, stream.id, position.epoch, position.offset, position.timeline, is_read_again)
         self._execute(QUERIES["insert_peer_position"], values)
