@@ -264,6 +264,15 @@ async def test_keep_alives_go_on_until_the_end(played: Played, monkeypatch: pyte
     assert (played.kept_alive, len(due)) == (3, 0)
 
 
+def test_what_was_read_ahead_counts_as_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket does not become readable for bytes that are out of TLS already."""
+    client = TlsClient(CallbackAPIVersion.VERSION2)
+    monkeypatch.setattr(client, "socket", lambda: None)
+    for ahead in (b"x", b""):
+        client._ahead = ahead
+        assert client.has_more() is bool(ahead)
+
+
 @pytest.mark.parametrize("error", [TimeoutError, ssl.SSLError])
 def test_a_failed_handshake_leaves_no_socket(error: type[OSError]) -> None:
     """Whether the broker is silent or refuses: paho leaks it."""
