@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import socket
-import ssl
 import struct
 import threading
 from collections import deque
@@ -19,7 +18,8 @@ from agent.replication.mqtt import transport
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.tls_client import TlsClient
 from agent.replication.mqtt.transport import INCOMING_BYTES_MAX, READS_PER_WAKE_MAX, Connection
-from agent.replication.protocol.errors import BrokerUnreachable, ConnectionLost, TransportError
+from agent.replication.protocol.errors import BrokerUnreachable, ConnectionLost, MessageTooLarge, TransportError
+from tests.waiting import wait_until_async
 
 ACCESS = Access("b", "idmz", "host", 1, lambda: None)  # type: ignore[arg-type, return-value]
 PUBLISH = 0x30
@@ -42,6 +42,7 @@ class Played:
         self.may_connect.set()
         self.connected: dict[str, Any] = {}
         self.kept_alive = 0
+        self.writes_left = 0
 
     def use_tls(self, *_: object) -> None:
         pass
@@ -64,7 +65,10 @@ class Played:
         self.kept_alive += 1
 
     def want_write(self) -> bool:
-        return False
+        return self.writes_left > 0
+
+    def loop_write(self) -> None:
+        self.writes_left -= 1
 
     def control_packets(self) -> int:
         return 0
@@ -238,6 +242,16 @@ async def test_requests_are_held_back_as_the_broker_asks(played: Played, monkeyp
     assert [one.done() for one in waiting] == [True, False, False]
 
 
+async def test_a_message_fits_the_packet_with_its_topic(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker would end the connection for a packet that is a byte too long."""
+    connection = connected(monkeypatch)
+    connection.packet_bytes_max = 20_000
+    connection.publish_answer("t" * 100, bytes(20_000 - 100 - 256), bytes(16))
+    with pytest.raises(MessageTooLarge):
+        connection.publish_answer("t" * 101, bytes(20_000 - 100 - 256), bytes(16))
+    assert len(played.published) == 1
+
+
 async def test_a_request_during_which_the_connection_ends_fails(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +262,18 @@ async def test_a_request_during_which_the_connection_ends_fails(
     async with asyncio.timeout(10):
         with pytest.raises(TransportError, match="broken pipe"):
             await waiting
+
+
+async def test_a_socket_is_watched_while_there_is_something_to_write(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the socket does not take at once is written when it may be; then the loop is not woken for it any more."""
+    connection = connected(monkeypatch)
+    played.writes_left = 3
+    connection._flush()
+    await wait_until_async(lambda: not played.writes_left, "the rest is written")
+    await asyncio.sleep(0)
+    assert not asyncio.get_running_loop().remove_writer(played.opened)
 
 
 async def test_keep_alives_go_on_until_the_end(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,20 +297,3 @@ def test_what_was_read_ahead_counts_as_more(monkeypatch: pytest.MonkeyPatch) -> 
     for ahead in (b"x", b""):
         client._ahead = ahead
         assert client.has_more() is bool(ahead)
-
-
-@pytest.mark.parametrize("error", [TimeoutError, ssl.SSLError])
-def test_a_failed_handshake_leaves_no_socket(error: type[OSError]) -> None:
-    """Whether the broker is silent or refuses: paho leaks it."""
-    closed = list[bool]()
-
-    def fail() -> None:
-        raise error("no")
-
-    wrapped = SimpleNamespace(settimeout=lambda _: None, do_handshake=fail, close=lambda: closed.append(True))
-    client = TlsClient(CallbackAPIVersion.VERSION2)
-    client._context = SimpleNamespace(wrap_socket=lambda *_, **__: wrapped)  # type: ignore[assignment]
-    client._server_name, client._handshake_s_max = "host", 1.0
-    with pytest.raises(error):
-        client._ssl_wrap_socket(SimpleNamespace(setsockopt=lambda *_: None))  # type: ignore[arg-type]
-    assert closed == [True]
