@@ -635,8 +635,9 @@ async def test_a_check_in_the_event_loop_fails_as_one_in_a_thread() -> None:
         raise StoreFull("disk", "make room")
 
     async with pulling() as scene:
+        checking = scene.puller.check(check, 1)
         with pytest.raises(StoreFull):
-            await scene.puller.check(check, 1)
+            await checking
 
 
 async def test_the_newest_former_epochs_are_named() -> None:
