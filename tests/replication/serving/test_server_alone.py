@@ -27,9 +27,11 @@ from agent.replication.protocol.messages import (
     ErrorAnswer,
     FetchFacts,
     FetchRange,
+    FetchSequences,
     GetBounds,
     GetDigests,
     GetHeads,
+    GetLatest,
     ListStreams,
     NewFact,
     NewMessage,
@@ -37,6 +39,7 @@ from agent.replication.protocol.messages import (
     Request,
     StreamsAnswer,
     UnregisterConsumer,
+    operation_of,
 )
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import server as server_module
@@ -362,6 +365,42 @@ def new_message(message_id: str) -> NewMessage:
     """A message of idmz."""
     envelope = Envelope(message_id, "idmz", "*", 1_700_000_000_000)
     return NewMessage(envelope=envelope, fact=NewFact(subject="batch:B-1", predicate="done", object=msgspec.Raw(b"1")))
+
+
+def test_no_question_reveals_a_stream_that_is_not_exported(tmp_path: Path) -> None:
+    """Whatever is asked about it, the answer is the same; nor may a zone write to other streams than its own, or take
+    the lease of another zone's producer. The artifacts that it puts count within its own quota."""
+    origin = f"plant-a/{'0' * 32}"
+    questions = [
+        GetBounds(stream=ORDERS),
+        GetHeads(stream=ORDERS),
+        GetDigests(stream=ORDERS),
+        GetDigests(stream=ORDERS, origin=origin, first_sequence=1, last_sequence=5),
+        GetLatest(stream=ORDERS),
+        FetchRange(stream=ORDERS, first_offset=1, last_offset=5, limit=5),
+        FetchSequences(stream=ORDERS, origin=origin, first_sequence=1, last_sequence=5, limit=5),
+        FetchFacts(consumer_name="idmz.orders", stream=ORDERS, limit=5),
+    ]
+    refused = [(question, "stream_not_exported") for question in questions]
+    refused += [
+        (AppendFact(stream=STREAM, messages=[new_message("m1")]), "append_not_allowed"),
+        (AcquireLease(stream=STREAM, producer="idmz.mes"), "append_not_allowed"),
+        (AcquireLease(stream=ORDERS, producer="plant-b.mes"), "bad_request"),
+    ]
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        for question, code in refused:
+            answer = await answer_to(link, published, asked(question))
+            assert isinstance(answer, ErrorAnswer), question
+            assert (answer.operation, answer.error.code) == (operation_of(question), code)
+        store: Any = server._store
+        await answer_to(link, published, asked(PutObject(digest="sha256:" + "0" * 64, size=4, offset=0, data=b"so")))
+        assert store.artifacts.unreferenced().keys() == {"idmz"}
+
+    def look_up(*_: object) -> Any:
+        pytest.fail("nothing is searched for")
+
+    serving(tmp_path, scenario, {"idmz": frozenset({ORDERS})}, [StreamSettings(ORDERS)], look_up=look_up)
 
 
 def test_a_reader_may_not_put_artifacts(tmp_path: Path) -> None:
