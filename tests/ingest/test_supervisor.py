@@ -19,6 +19,7 @@ from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.ports import StoredFacts
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from agent.ingest.tags.file import load_tag_maps
+from agent.ingest.tags.tag_map import TagMap
 from agent.message import Sample, TagDefinition
 from tests.ingest.fakes import FakeStore
 from tests.ingest.plant import ingesting, modbus
@@ -205,6 +206,12 @@ async def test_each_reason_of_an_outage_is_logged_once(
     assert found == ["SourceLost: gone", "SourceLost: no route", "SourceRefused: who are you?"]
 
 
+def renamed(folder: Path) -> dict[str, TagMap]:
+    """The tag map with another name, of a file that nothing watches."""
+    (folder / "new").mkdir()
+    return load_tag_maps([modbus(1, folder / "new", TAG.replace("plant/x", "plant/y"))])
+
+
 async def test_a_map_that_comes_while_tags_are_numbered_is_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -224,7 +231,7 @@ async def test_a_map_that_comes_while_tags_are_numbered_is_used(
     settings = modbus(1, tmp_path, TAG)
     async with ingesting(settings, store=store) as run:
         await wait_until_async(lambda: store.asked, "the numbering")
-        new = load_tag_maps([modbus(1, tmp_path, TAG.replace("plant/x", "plant/y"))])
+        new = renamed(tmp_path)
         run.ingest._offer("meter", new["meter"])
         await wait_until_async(lambda: store.asked == 2, "the numbering of the new map")
         first.set_result([1])
@@ -241,7 +248,7 @@ async def test_a_map_that_the_store_fails_to_number_is_numbered_later(
     store = FakeStore()
     async with ingesting(modbus(1, tmp_path, TAG), store=store) as run:
         await run.wait_good("plant/x")
-        new = load_tag_maps([modbus(1, tmp_path, TAG.replace("plant/x", "plant/y"))])
+        new = renamed(tmp_path)
         with monkeypatch.context() as patched:
             patched.setattr(store, "define", Mock(side_effect=OSError("the disk")))
             run.ingest._offer("meter", new["meter"])
@@ -273,8 +280,8 @@ async def test_a_changed_source_ends_before_it_begins_again(monkeypatch: pytest.
         await running.ingest.change([changed], load_tag_maps([changed]))
         await wait_until_async(lambda: len(happened) == 3, "the source again")
         assert happened == ["begins at 1", "ends at 1", "begins at 2"]
-        await asyncio.sleep(0)
-        assert [one.get_name() for one in asyncio.all_tasks()].count("tag files") == 1
+        watching = lambda: [one.get_name() for one in asyncio.all_tasks()].count("tag files")  # noqa: E731
+        await wait_until_async(lambda: watching() == 1, "the end of the watch before")
 
 
 async def test_a_person_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
