@@ -165,6 +165,7 @@ async def test_samples_the_store_fails_at_do_not_block_the_way_for_ever() -> Non
     (message,) = store.messages.values()
     assert b'"reason":"store_rejected"' in message.fact.object_json
     assert b'"count":1,' in message.fact.object_json
+    assert one._in_flight == 0, "what was given up makes room"
 
 
 class SlowStore(FakeStore):

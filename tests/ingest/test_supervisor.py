@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,7 +18,9 @@ from agent.ingest.lifecycle import DeclaredGap, Newest, State
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.ports import StoredFacts
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
-from agent.message import Sample
+from agent.ingest.tags.file import load_tag_maps
+from agent.ingest.tags.tag_map import TagMap
+from agent.message import Sample, TagDefinition
 from tests.ingest.fakes import FakeStore
 from tests.ingest.plant import ingesting, modbus
 from tests.waiting import wait_until_async
@@ -201,6 +204,84 @@ async def test_each_reason_of_an_outage_is_logged_once(
             await running.wait_good("plant/x", 1)
     found = [record.why for record in caplog.records if getattr(record, "action", "") == "source_lost"]
     assert found == ["SourceLost: gone", "SourceLost: no route", "SourceRefused: who are you?"]
+
+
+def renamed(folder: Path) -> dict[str, TagMap]:
+    """The tag map with another name, of a file that nothing watches."""
+    (folder / "new").mkdir()
+    return load_tag_maps([modbus(1, folder / "new", TAG.replace("plant/x", "plant/y"))])
+
+
+async def test_a_map_that_comes_while_tags_are_numbered_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The tag file changes while the store, at the start, numbers the tags that it had: the source begins with the new
+    ones."""
+    lives(monkeypatch, None)
+
+    class Slow(FakeStore):
+        asked = 0
+
+        def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
+            self.asked += 1
+            numbers = super().define(definitions)
+            return first if self.asked == 1 else numbers
+
+    store, first = Slow(), Future[list[int]]()
+    settings = modbus(1, tmp_path, TAG)
+    async with ingesting(settings, store=store) as run:
+        await wait_until_async(lambda: store.asked, "the numbering")
+        new = renamed(tmp_path)
+        run.ingest._offer("meter", new["meter"])
+        await wait_until_async(lambda: store.asked == 2, "the numbering of the new map")
+        first.set_result([1])
+        await run.wait_good("plant/y")
+    assert not store.of("plant/x")
+
+
+async def test_a_map_that_the_store_fails_to_number_is_numbered_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The problem is in the statistics until then."""
+    lives(monkeypatch, None)
+    monkeypatch.setattr(supervisor, "NUMBERING_RETRY_S", 0.05)
+    store = FakeStore()
+    async with ingesting(modbus(1, tmp_path, TAG), store=store) as run:
+        await run.wait_good("plant/x")
+        new = renamed(tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "define", Mock(side_effect=OSError("the disk")))
+            run.ingest._offer("meter", new["meter"])
+            await wait_until_async(lambda: "the disk" in run.source("meter").tags_problem, "the problem")
+        await wait_until_async(lambda: len(store.definitions) == 2, "the numbering")
+        delivery = run.ingest._by_name["meter"]._delivery
+        await wait_until_async(lambda: delivery is not None and delivery.has_pending_map, "the offer")
+        assert not run.source("meter").tags_problem
+
+
+async def test_a_changed_source_ends_before_it_begins_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A device may accept one connection only. What watched the tag files before has ended too."""
+    happened = list[str]()
+
+    async def run(self: ModbusSource, _: object) -> None:
+        happened.append(f"begins at {self._settings.port}")
+        await asyncio.Event().wait()
+
+    async def finish(self: ModbusSource) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        happened.append(f"ends at {self._settings.port}")
+
+    monkeypatch.setattr(ModbusSource, "run", run)
+    monkeypatch.setattr(ModbusSource, "finish", finish)
+    async with ingesting(modbus(1, tmp_path, TAG)) as running:
+        await wait_until_async(lambda: happened, "the source")
+        changed = modbus(2, tmp_path, TAG)
+        await running.ingest.change([changed], load_tag_maps([changed]))
+        await wait_until_async(lambda: len(happened) == 3, "the source again")
+        assert happened == ["begins at 1", "ends at 1", "begins at 2"]
+        watching = lambda: [one.get_name() for one in asyncio.all_tasks()].count("tag files")  # noqa: E731
+        await wait_until_async(lambda: watching() == 1, "the end of the watch before")
 
 
 async def test_a_person_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

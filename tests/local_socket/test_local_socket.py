@@ -1,6 +1,7 @@
 """The local socket: each answer is what the store did, and wrong requests are refused."""
 
 import asyncio
+import os
 import struct
 from dataclasses import fields, replace
 from functools import partial
@@ -14,7 +15,8 @@ from agent import local_socket
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import UnknownConsumer
 from agent.ingest import SourceStatistics, State, TagReading
-from agent.local_socket.serving import RequestHandler, open_store
+from agent.local_socket import client
+from agent.local_socket.serving import RequestHandler, open_store, server
 from agent.local_socket.serving.server import CONNECTIONS_MAX
 from agent.local_socket.transport import socket_address
 from agent.message import Envelope, Fact, Message
@@ -215,6 +217,52 @@ async def test_another_zones_consumer_cannot_be_confirmed_here(tmp_path: Path) -
         assert [consumer.frontier for consumer in store.consumers.all()] == [0]
 
 
+async def test_an_offset_of_a_former_epoch_confirms_nothing(tmp_path: Path) -> None:
+    """A program that read before the store was restored would release facts that it never saw."""
+    async with served_store(tmp_path) as store:
+        await local_socket.ask(tmp_path, request())
+        await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
+        for epoch, frontier in (("0" * 32, 0), (store.epoch.hex(), 1)):
+            answer = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", 1, epoch=epoch))
+            assert isinstance(answer, local_socket.Confirmed) is bool(frontier)
+            assert [consumer.frontier for consumer in store.consumers.all()] == [frontier]
+
+
+async def test_a_consumer_is_removed_as_asked(tmp_path: Path) -> None:
+    """One that is active by force only; its deletion begins, or is done at once. The answer shows it as it was."""
+    async with served_store(tmp_path) as store:
+        for name in ("local.mes", "local.scada"):
+            asked = local_socket.RegisterConsumer(name, "facts.operational", is_fetching=True)
+            await local_socket.ask(tmp_path, asked)
+        refused = await local_socket.ask(tmp_path, local_socket.RemoveConsumer("local.mes"))
+        assert isinstance(refused, local_socket.Refused)
+        for name, now, state in (("local.mes", False, "deletion started"), ("local.scada", True, "deleted")):
+            removed = await local_socket.ask(tmp_path, local_socket.RemoveConsumer(name, force=True, now=now))
+            assert isinstance(removed, local_socket.Removed)
+            assert (removed.state, removed.was.name) == (state, name)
+        assert [consumer.name for consumer in store.consumers.all()] == ["local.mes"]
+
+
+async def test_an_artifact_of_a_program_counts_as_ours(tmp_path: Path) -> None:
+    """Its unreferenced bytes are within the quota of this zone."""
+    async with served_store(tmp_path) as store:
+        put = local_socket.PutObject("sha256:" + "0" * 64, 8, 0, b"some")
+        assert await local_socket.ask(tmp_path, put) == local_socket.ObjectPut(4, is_complete=False)
+        assert store.artifacts.unreferenced().keys() == {"plant-a"}
+
+
+def test_files_of_the_store_are_private(tmp_path: Path) -> None:
+    """Whatever the process allows otherwise, only the node's user reads them."""
+    before = os.umask(0)
+    try:
+        with open_store(NodeSettings(IdentitySettings("plant-a", tmp_path / "state"))):
+            made = [tmp_path / "state", *(tmp_path / "state").rglob("*")]
+            assert len(made) > 2
+            assert not [(one, oct(one.stat().st_mode)) for one in made if one.stat().st_mode & 0o077]
+    finally:
+        os.umask(before)
+
+
 def test_a_state_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     """The error says what is wrong and what to do."""
     (tmp_path / "state").write_text("")
@@ -268,6 +316,53 @@ async def test_a_request_under_way_keeps_its_place(tmp_path: Path) -> None:
         go_on.set()
         assert isinstance(await next_one, local_socket.Appended)
         assert {type(one) for one in await asyncio.gather(*asking)} == {local_socket.Consumers}
+
+
+async def test_few_clients_wait_for_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While requests are carried out in all places, so many clients wait; more are disconnected at once."""
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(server, "WAITING_MAX", 1)
+    asked, go_on = list[local_socket.Request](), asyncio.Event()
+    handler = partial(SlowAnswers, asked=asked, go_on=go_on)
+    async with served_store(tmp_path, handler), asyncio.TaskGroup() as group:
+        first = group.create_task(local_socket.ask(tmp_path, local_socket.ListConsumers()))
+        await wait_until_async(lambda: asked, "the first request")
+        with socket_address(tmp_path) as address:
+            _, waiting = await asyncio.open_unix_connection(address)
+            reader, writer = await asyncio.open_unix_connection(address)
+        assert await reader.read() == b""
+        go_on.set()
+        assert isinstance(await first, local_socket.Consumers)
+        for one in (waiting, writer):
+            one.close()
+
+
+async def test_a_request_that_waits_for_others_has_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the time for an answer, that for which the request itself may wait."""
+    monkeypatch.setattr(client, "ANSWER_S_MAX", 0.0)
+    asked, go_on = list[local_socket.Request](), asyncio.Event()
+    handler = partial(SlowAnswers, asked=asked, go_on=go_on)
+    async with served_store(tmp_path, handler), asyncio.TaskGroup() as group:
+        asking = group.create_task(local_socket.ask(tmp_path, local_socket.ListConsumers(), waits_ms=20_000))
+        await wait_until_async(lambda: asked, "the request")
+        go_on.set()
+        assert isinstance(await asking, local_socket.Consumers)
+        with pytest.raises(local_socket.LocalError, match="did not answer"):
+            await local_socket.ask(tmp_path, local_socket.ListConsumers())
+
+
+async def test_an_answer_that_nests_too_deeply_is_no_answer(tmp_path: Path) -> None:
+    """Another program at the socket cannot end a command with a traceback."""
+
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(framed(b'{"operation":"ListConsumers","x":' + b"[" * 100_000))
+        writer.close()
+
+    with socket_address(tmp_path) as address:
+        other = await asyncio.start_unix_server(talk, address)
+    with pytest.raises(local_socket.LocalError):
+        await local_socket.ask(tmp_path, request())
+    other.close()
 
 
 class LongAnswers(RequestHandler):

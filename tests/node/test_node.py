@@ -2,15 +2,18 @@
 
 import asyncio
 import subprocess
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from agent import local_socket
 from agent.cli.local_node import answer_from_store, ask
 from agent.config import ConfigFile
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StoreFull
+from agent.fact_store.log.errors import StoreFailed
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.local_socket.transport import socket_address
 from agent.node.node import Node, _first_assertion
@@ -128,3 +131,34 @@ async def test_sources_drain_before_anything_else_stops(tmp_path: Path) -> None:
         stop.set()
         await running
         assert ingest.answers == [local_socket.Consumers([])]
+
+
+async def test_a_store_that_fails_ends_the_node(tmp_path: Path) -> None:
+    """At its disk: no part goes on without it, and systemd starts the node again."""
+    settings = settings_of(tmp_path)
+    with open_store(settings) as store:
+        store.ended = Future[None]()
+        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        running = asyncio.create_task(node.run(asyncio.Event(), asyncio.get_running_loop().create_future()))
+        await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
+        store.ended.set_exception(StoreFailed("the disk", "replace it"))
+        async with asyncio.timeout(20):
+            with pytest.raises(ExceptionGroup) as caught:
+                await running
+        assert caught.group_contains(StoreFailed)
+
+
+async def test_a_full_store_ends_no_node(tmp_path: Path) -> None:
+    """The checkpoint of the day is left to the next hour. When the node stops, the service manager is told."""
+    settings, stop, said = settings_of(tmp_path), asyncio.Event(), list[str]()
+    with open_store(settings) as store:
+        store.checkpoint = Mock(side_effect=StoreFull("the disk", "make room"))  # type: ignore[method-assign]
+        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        node._notifier.send = said.append  # type: ignore[assignment]
+        running = asyncio.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
+        await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
+        assert store.checkpoint.called
+        assert "STOPPING=1" not in said
+        stop.set()
+        await running
+        assert "STOPPING=1" in said

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from agent.file_watch import WatchTimes
 from agent.node.trust import TrustFiles
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.signing import OriginSettings, SigningSettings
+from agent.signing.errors import SigningError
 from agent.signing.keys import ZoneSigner
 from agent.signing.messages import MessagePlace, sign_request, split_request
 from tests.fact_store.making import IN_MEMORY
@@ -182,3 +184,31 @@ async def test_a_start_without_usable_files_believes_nobody(tmp_path: Path, capl
 
     with FactStore.open(tmp_path / "facts.db", "idmz", settings=IN_MEMORY) as store:
         await scenario(Files(tmp_path, store))
+
+
+@pytest.mark.parametrize("case", ["good", "compromised", "expired"])
+async def test_only_a_key_that_others_believe_is_taken_over(tmp_path: Path, case: str) -> None:
+    """A reload to a compromised key, or to an expired certificate, is refused: of what it signs nobody would take
+    anything. A good key signs facts and is known as our own, and taking it over twice is once."""
+    ends = datetime(2021, 1, 1, tzinfo=UTC) if case == "expired" else LIFE["ends"]
+    made = make("idmz", FIRST, begins=LIFE["begins"], ends=ends)
+    signer = ZoneSigner(signing_key(made), made.der)
+    files = {name: tmp_path / name for name in ("s.key", "s.pem", "compromised.toml")}
+    files["s.key"].touch(mode=0o600)
+    files["s.key"].write_bytes(made.key_pem)
+    files["s.pem"].write_bytes(made.pem)
+    if case == "compromised":
+        entry = f'[[compromised]]\nkey_id = "{signer.key_id.hex()}"\nsince = 2021-01-01T00:00:00Z\n'
+        files["compromised.toml"].write_text(entry)
+    before = NodeSettings(IdentitySettings("idmz", tmp_path))
+    after = replace(before, signing=SigningSettings(files["s.key"], files["s.pem"], None, files["compromised.toml"]))
+    with FactStore.open(tmp_path / "facts.db", "idmz", settings=IN_MEMORY) as store:
+        trust = TrustFiles(before, store, EAGER)
+        if case != "good":
+            with pytest.raises(SigningError, match="is compromised" if case == "compromised" else "cannot be used now"):
+                trust.check(after)
+            return
+        found = trust.check(after)
+        assert [await trust.sign_with(found) for _ in "ab"] == [True, False]
+        assert store.signer is found is not None
+        assert trust.judge._policy.own_certificates == (made.der,)

@@ -9,9 +9,13 @@ from agent.config import ConfigFile
 from agent.fact_store import FactStore
 from agent.fact_store.log import errors
 from agent.fact_store.log.errors import StoreBusy, StoreFull
+from agent.node.latest import save_peer_latest
 from agent.node.node import _SOURCE_RETRIES, Node, _first_reason
+from agent.node.restore_proof import RestoreProof
+from agent.replication.protocol.messages import PeerLatest
+from agent.replication.protocol.token_bucket import Priority
 from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
-from agent.settings.peers import BrokerSettings, PeerSettings
+from agent.settings.peers import BrokerSettings, PeerSettings, PullStart
 
 TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"
 
@@ -73,6 +77,54 @@ def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
             "relay": frozenset({"relay", "plant-b"}),
         }
         assert {one.consumer_name for one in pulls.values()} == {f"idmz.{TELEMETRY}"}
+
+
+def test_each_part_goes_by_the_settings_of_its_peer(tmp_path: Path) -> None:
+    """Requests, answers, pages and claims are judged by the signers that this node trusts, and a peer has the limits
+    that are set for it, on both sides, which all its requests share."""
+    peer = PeerSettings(
+        "plant-a", "site", exports=(TELEMETRY,), pulls=(TELEMETRY,), consumers_max=3, bytes_per_second_max=100_000
+    )
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        node = made(tmp_path, store, peer)
+        runtime, judge = node._runtimes["site"], node._trust.judge
+        server, (puller,), comparer = runtime.server, runtime.pullers, runtime.comparers["plant-a"]
+        assert server._refuses_request == judge.refuses_request
+        assert isinstance(server._context.is_proven, RestoreProof)
+        assert server._context.ends_known == node._shared.freshness.newest
+        assert server._context.limits_of("plant-a").consumers_max == 3
+        assert puller._requester._refuses_answer == judge.refuses_answer
+        assert puller._runner._judge is comparer._judge is judge
+        bandwidth = runtime.bandwidths["plant-a"]
+        throttled = [comparer._requester, puller._artifacts._requester, runtime._heads_watches[0]._requester]
+        assert all(one._bandwidth is bandwidth for one in (puller, *throttled))
+        assert [one._priority for one in throttled] == [Priority.REPAIR, Priority.BACKLOG, Priority.BACKLOG]
+
+
+def test_a_pull_begins_where_its_peer_says(tmp_path: Path) -> None:
+    """At the oldest fact or at the end of the log; a comparison does not count what is before the end as missing. The
+    latest values are asked for once: not where those of an earlier start are kept."""
+    peers = [
+        PeerSettings(
+            f"plant-{start}",
+            "site",
+            pulls=(TELEMETRY,),
+            relays=(f"mill-{start}",),
+            start=(PullStart(TELEMETRY, start),),
+        )
+        for start in ("oldest", "end", "latest")
+    ]
+    kept = PeerLatest("plant-latest", "0" * 32, TELEMETRY, 1, [])
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        for seeds in (1, 0):
+            runtime = made(tmp_path, store, *peers)._runtimes["site"]
+            starts = [one._settings.receiver.start for one in runtime.pullers]
+            assert starts == ["oldest", "end", "end"]
+            compared = [one.settings for one in runtime.comparers.values()]
+            assert [bool(one.begun_late) for one in compared] == [False, True, True]
+            assert [one.origins for one in compared] == [frozenset({peer.zone, *peer.relays}) for peer in peers]
+            assert len(runtime._latest_seeds) == seeds
+            save_peer_latest(tmp_path, kept)
 
 
 def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.ingest.delivery import Delivery
+from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import ReadRefused, UnitSilent
@@ -99,6 +100,25 @@ async def test_a_unit_that_falls_silent_makes_its_tags_bad() -> None:
     for _ in range(2):
         await poll(source, Device(is_silent=True))
     assert qualities(store) == {"1": [0, BAD_TIMEOUT], "2": [0, BAD_TIMEOUT]}
+
+
+async def test_what_was_read_before_the_connection_broke_is_recorded() -> None:
+    """It breaks at the second of two reads of a poll: the value of the first one is recorded when the life ends."""
+    store = FakeStore()
+    far = replace(TAGS[1], point=replace(TAGS[1].point, address=1_000))
+    source = await made(store, tags=[TAGS[0], far])
+
+    class Breaking(Device):
+        async def read_bytes(self, read: Read) -> bytes:
+            if read.address >= 1_000:
+                raise SourceLost("gone")
+            return await super().read_bytes(read)
+
+    with pytest.raises(SourceLost):
+        await poll(source, Breaking())
+    await source.finish()
+    await source._delivery.recorder.drain()
+    assert qualities(store) == {"1": [0], "2": []}
 
 
 async def test_a_register_that_does_not_exist_is_bad_alone() -> None:

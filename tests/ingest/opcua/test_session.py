@@ -1,8 +1,10 @@
 """Requests and answers of a session, with the library's transport in the test's hands."""
 
 import asyncio
+import contextlib
 import math
 import struct
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,14 @@ from unittest.mock import AsyncMock
 
 import pytest
 from asyncua import ua
+from asyncua.client.ua_session import UaSession
 from asyncua.common.utils import Buffer
 from asyncua.ua import uaerrors
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.ua_binary import struct_to_binary
 
-from agent.ingest.errors import SourceLost
+from agent.ingest.errors import HistoryRefused, SourceLost
+from agent.ingest.opcua import session as session_module
 from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Publication, decode_publication
 from agent.ingest.opcua.groups import ServerLimits
@@ -24,12 +28,14 @@ from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigge
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing, read_header
 from agent.ingest.opcua.session import (
+    LIFETIME_MS_MIN,
     ItemRequest,
     OpenedSubscription,
     PublishRefused,
     Session,
     _request_of,
     new_client,
+    open_session,
 )
 from agent.ingest.opcua.values import type_reader
 from agent.ingest.opcua.values.structures import Shape, StructureType
@@ -54,7 +60,8 @@ def session_with(monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[Ses
     asked: list[Any] = []
     left = list(answers)
 
-    async def send(request: object, _: object = None) -> Buffer:
+    async def send(request: object, timeout_s: float | None = None) -> Buffer:
+        assert timeout_s == (0 if isinstance(request, ua.PublishRequest) else None), "a quiet server answers no Publish"
         asked.append(request)
         found = left.pop(0)
         if isinstance(found, Exception):
@@ -120,6 +127,7 @@ async def test_keep_alives_come_as_the_server_revised_them(
     session, asked = session_with(monkeypatch, response)
     assert await session.create_subscription() == expected
     assert asked[0].Parameters.RequestedMaxKeepAliveCount == 10
+    assert asked[0].Parameters.RequestedLifetimeCount * 500 == LIFETIME_MS_MIN, "a lost session can be rescued so long"
 
 
 async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +230,123 @@ async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: p
     pages = await session.read_history(ranges, nodes, 10)
     assert [page.status for page in pages] == [BAD_NOT_SUPPORTED, 0]
     assert [node.AttributeId for node in asked[0].NodesToRead] == [ua.AttributeIds.AccessLevel] * 2
+
+
+@pytest.mark.parametrize(
+    "error, is_final",
+    [
+        (uaerrors.BadHistoryOperationUnsupported(), True),
+        (uaerrors.BadTooManyOperations(), False),
+        (ConnectionError("gone"), False),
+        (TimeoutError(), False),
+    ],
+)
+async def test_a_refused_history_ends_no_session(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, *, is_final: bool
+) -> None:
+    """Whatever becomes of the call; only a server that says that it has no such service is not asked again."""
+    session, _ = session_with(monkeypatch, error)
+    with pytest.raises(HistoryRefused) as refused:
+        await session.read_history([HistoryRange(1, 0, S, None)], [(Reading(NodeAddress("urn:x", 1)), 1)], 10)
+    assert refused.value.is_final is is_final
+
+
+async def test_a_server_that_answers_for_too_few_items_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose results are missing is not known: an item would be taken for another."""
+    session, _ = session_with(monkeypatch)
+    item = ItemRequest(1, NodeAddress("urn:x", 7), 1, "", 250.0, 43, AS_THE_SOURCE_SAYS)
+    created = AsyncMock(return_value=[ua.MonitoredItemCreateResult()])
+    monkeypatch.setattr(session.library, "create_monitored_items", created)
+    with pytest.raises(SourceLost, match="1 results for 2 items"):
+        await session.create_items(1, [item, item])
+
+
+async def test_subscriptions_are_taken_over_without_their_present_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be recorded as values of the outage. A refusal of the call is one for each of them."""
+    session, _ = session_with(monkeypatch)
+    taken = AsyncMock(side_effect=[[ua.TransferResult()], uaerrors.BadServiceUnsupported()])
+    monkeypatch.setattr(session.library, "transfer_subscriptions", taken)
+    assert await session.transfer_subscriptions([7]) == [0]
+    (asked,) = taken.call_args.args
+    assert (asked.SubscriptionIds, asked.SendInitialValues) == ([7], False)
+    assert await session.transfer_subscriptions([7, 8]) == [int(uaerrors.BadServiceUnsupported().code)] * 2
+
+
+@pytest.mark.parametrize("answer", ["created", "refused", "none"])
+async def test_a_session_is_closed_where_its_subscriptions_are_known(
+    monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """One that may have a subscription whose number never came is left to be closed later, with its key; closing it now
+    would leave that subscription at the server."""
+    response = ua.CreateSubscriptionResponse()
+    answers = {"created": response, "refused": uaerrors.BadOutOfMemory(), "none": TimeoutError()}
+    session, _ = session_with(monkeypatch, answers[answer])
+    with contextlib.suppress(SourceLost):
+        await session.create_subscription()
+    session.keep_subscriptions()
+    closed = list[bool]()
+
+    async def close_session(_: object, delete_subscriptions: bool) -> None:
+        closed.append(delete_subscriptions)
+
+    monkeypatch.setattr(UaSession, "close_session", close_session)
+    await session.library.close_session(True)
+    assert closed == ([] if answer == "none" else [False])
+
+
+class Ending:
+    """What becomes of the client when its session ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.happened = list[str]()
+        self.may_leave = asyncio.Event()
+        self.session: Session | None = None
+        client = new_client(SETTINGS)
+        monkeypatch.setattr(session_module, "new_client", lambda *_: client)
+        monkeypatch.setattr(session_module, "connect", AsyncMock())
+        monkeypatch.setattr(session_module, "GOODBYE_S", 0.0)
+        monkeypatch.setattr(client, "disconnect", self._disconnect)
+        monkeypatch.setattr(client, "disconnect_socket", lambda: self.happened.append("socket closed"))
+
+    async def _disconnect(self) -> None:
+        assert self.session is not None
+        kept = "kept" if self.session.library.keeps_subscriptions else "deleted"
+        self.happened.append(f"goodbye, subscriptions {kept}")
+        await self.may_leave.wait()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_how_a_session_ends(monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool) -> None:
+    """One that is lost leaves its subscriptions to the next; a source that is stopped leaves none. A server that does
+    not answer the goodbye delays nothing, and no socket stays."""
+    ending = Ending(monkeypatch)
+
+    async def life() -> None:
+        async with open_session(SETTINGS) as session:
+            ending.session = session
+            session.keep_subscriptions()
+            if is_stopped:
+                raise asyncio.CancelledError
+            raise SourceLost("gone")
+
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError if is_stopped else SourceLost):
+            await life()
+    kept = "deleted" if is_stopped else "kept"
+    assert ending.happened == [f"goodbye, subscriptions {kept}", "socket closed"]
+
+
+async def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the step at which it fell silent."""
+
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(session_module, "connect", never)
+    async with asyncio.timeout(10):
+        with pytest.raises(SourceLost, match="no answer in time while"):
+            async with open_session(replace(SETTINGS, request_timeout_ms=0)):
+                pass
 
 
 @pytest.mark.parametrize("namespaces, expected", [(["a", "b"], [0x8036_0000, 0]), (["a"], [0, 0]), (None, [0, 0])])

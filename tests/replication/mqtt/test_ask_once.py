@@ -1,7 +1,7 @@
 """How often a command repeats a request."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ import pytest
 
 from agent.replication.mqtt import requester
 from agent.replication.mqtt.carrier import Access
-from agent.replication.mqtt.requester import Reply, ask_once
+from agent.replication.mqtt.requester import ATTEMPTS, Reply, ask_once, converse
 from agent.replication.protocol.errors import PeerRefused, TransportError
 from agent.replication.protocol.messages import ListStreams
 
@@ -58,3 +58,25 @@ def test_a_retryable_error_is_asked_again(
     else:
         assert asyncio.run(asking) is ended
     assert made == attempts
+
+
+def test_progress_restores_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long transfer over a bad line ends when it stands still, not when it has been lost three times in all."""
+    made = 0
+
+    @asynccontextmanager
+    async def connected(*_: object) -> AsyncIterator[None]:
+        nonlocal made
+        made += 1
+        yield
+
+    async def talk(_: object, progress: Callable[[], None]) -> None:
+        if made <= 2 * ATTEMPTS:
+            progress()
+        raise LOST
+
+    monkeypatch.setattr(requester, "open_requester", connected)
+    monkeypatch.setattr(requester, "RETRY_MS_MAX", 1)
+    with pytest.raises(TransportError):
+        asyncio.run(converse(ACCESS, "plant-a", talk))
+    assert made == 2 * ATTEMPTS + ATTEMPTS - 1

@@ -1,17 +1,110 @@
 """A connection without a broker: how it ends, and what it makes of packets."""
 
 import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from paho.mqtt.enums import MQTTErrorCode
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+from paho.mqtt.exception import MQTTException
 
-from agent.replication.mqtt.carrier import Access
-from agent.replication.mqtt.transport import Connection
-from agent.replication.protocol.errors import ConnectionLost
+from agent.replication.mqtt import transport
+from agent.replication.mqtt.carrier import Access, Incoming
+from agent.replication.mqtt.tls_client import TlsClient
+from agent.replication.mqtt.transport import INCOMING_BYTES_MAX, READS_PER_WAKE_MAX, Connection
+from agent.replication.protocol.errors import BrokerUnreachable, ConnectionLost, MessageTooLarge, TransportError
+from tests.waiting import wait_until_async
 
 ACCESS = Access("b", "idmz", "host", 1, lambda: None)  # type: ignore[arg-type, return-value]
 PUBLISH = 0x30
 BODY = b"\x00\x01t\x00payload"  # topic "t", no properties
+GRANTED = SimpleNamespace(value=0, is_failure=False)
+
+
+class Played:
+    """In the place of paho: its socket is one end of a pair, of which the test holds the other, `broker`. `reads` are
+    what `loop_read` does, one call after the other; what is buffered is read on without the socket."""
+
+    def __init__(self) -> None:
+        self.opened, self.broker = socket.socketpair()
+        self.arrived: list[Incoming] = []
+        self.alert = ""
+        self.reads = deque[Callable[[], None]]()
+        self.published = list[str]()
+        self.on_publish: Callable[[], None] = lambda: None
+        self.may_connect = threading.Event()
+        self.may_connect.set()
+        self.connected: dict[str, Any] = {}
+        self.kept_alive = 0
+        self.writes_left = 0
+
+    def use_tls(self, *_: object) -> None:
+        pass
+
+    def connect(self, *_: object, **how: Any) -> None:
+        assert self.may_connect.wait(20)
+        self.connected = how
+
+    def socket(self) -> socket.socket:
+        return self.opened
+
+    def loop_read(self) -> None:
+        if self.reads:
+            self.reads.popleft()()
+
+    def has_more(self) -> bool:
+        return bool(self.reads)
+
+    def loop_misc(self) -> None:
+        self.kept_alive += 1
+
+    def want_write(self) -> bool:
+        return self.writes_left > 0
+
+    def loop_write(self) -> None:
+        self.writes_left -= 1
+
+    def control_packets(self) -> int:
+        return 0
+
+    def limit_keepalive(self, _: int) -> None:
+        pass
+
+    def subscribe(self, _: object) -> tuple[MQTTErrorCode, int]:
+        return MQTTErrorCode.MQTT_ERR_SUCCESS, 1
+
+    def publish(self, topic: str, *_: object, **_how: object) -> SimpleNamespace:
+        self.published.append(topic)
+        self.on_publish()
+        return SimpleNamespace(mid=len(self.published))
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
+    """The client of the connections of a test."""
+    client = Played()
+    monkeypatch.setattr(Connection, "_make_client", lambda _: client)
+    with contextlib.closing(client.opened), contextlib.closing(client.broker):
+        yield client
+
+
+def accepts(connection: Connection, **limits: int) -> None:
+    """The broker accepts the session, with these limits."""
+    connection._on_connect(connection._client, None, None, GRANTED, SimpleNamespace(**limits))  # type: ignore[arg-type]
+
+
+def connected(monkeypatch: pytest.MonkeyPatch, on_message: Callable[[Incoming], None] = lambda _: None) -> Connection:
+    """A connection over the played client that is up; nothing wakes it but the test."""
+    connection = Connection(ACCESS, on_message)
+    connection._socket = connection._client.opened  # type: ignore[attr-defined]
+    monkeypatch.setattr(transport, "rearm_quickack", lambda _: None)
+    return connection
 
 
 async def test_the_first_reason_counts() -> None:
@@ -54,3 +147,153 @@ async def test_unexpected_packets_end_the_connection(
     client._in_packet["command"], client._in_packet["packet"] = command, bytearray(packet)
     assert client._handle_publish() == code
     assert len(client.arrived) == arrives
+
+
+async def test_a_connection_is_up_with_what_came_with_its_handshake(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker is told the largest packet that is accepted. Its CONNACK counts although TLS has read it ahead, so that
+    the socket never becomes readable."""
+    monkeypatch.setattr(transport, "rearm_quickack", lambda _: None)
+    opened = list[Connection]()
+
+    def tick(connection: Connection) -> None:
+        opened.append(connection)
+
+    monkeypatch.setattr(Connection, "_tick", tick)
+    played.reads.append(lambda: accepts(opened[0]))
+    async with asyncio.timeout(10):
+        connection = await Connection.open(ACCESS, lambda _: None)
+    assert played.connected["properties"].MaximumPacketSize == INCOMING_BYTES_MAX
+    connection._end(ConnectionLost("b", "over"))
+
+
+async def test_an_attempt_that_is_cancelled_leaves_no_socket(played: Played) -> None:
+    """The attempt ends at once, although its thread still connects; the socket that the thread gets then is closed."""
+    played.may_connect.clear()
+    attempt = asyncio.create_task(Connection.open(ACCESS, lambda _: None))
+    await asyncio.sleep(0)
+    attempt.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+    played.may_connect.set()
+    played.broker.settimeout(10)
+    assert await asyncio.to_thread(played.broker.recv, 1) == b""
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("limit", ["CONNACK_S_MAX", "SUBACK_S_MAX"])
+async def test_a_broker_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """One that accepts TLS and no session, or a session and no subscription."""
+    monkeypatch.setattr(transport, limit, 0.0)
+    async with asyncio.timeout(10):
+        if limit == "CONNACK_S_MAX":
+            with pytest.raises(BrokerUnreachable, match="no CONNACK"):
+                await Connection.open(ACCESS, lambda _: None)
+        else:
+            with pytest.raises(ConnectionLost, match="no SUBACK"):
+                await connected(monkeypatch).subscribe(["t"])
+
+
+async def test_what_is_buffered_is_read_to_its_end(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More messages than are read in one turn of the loop arrive, in order, without the socket becoming readable; other
+    tasks have their turn between."""
+    arrived = list[bytes]()
+    connection = connected(monkeypatch, lambda incoming: arrived.append(incoming.payload))
+    count = 2 * READS_PER_WAKE_MAX + 1
+    for number in range(count):
+        one = Incoming("t", bytes([number]), None, None, None, False)
+        played.reads.append(lambda one=one: played.arrived.append(one))  # type: ignore[misc]
+    connection._read()
+    assert len(arrived) == READS_PER_WAKE_MAX
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert arrived == [bytes([number]) for number in range(count)]
+
+
+@pytest.mark.parametrize("error", [ValueError, IndexError, struct.error, MQTTException])
+async def test_whatever_a_broken_packet_raises_ends_the_connection(
+    played: Played, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """paho raises many errors for bytes that are no MQTT; none passes the connection."""
+
+    def broken() -> None:
+        raise error("broken")
+
+    connection = connected(monkeypatch)
+    played.reads.append(broken)
+    connection._read()
+    assert "invalid MQTT" in str(connection.closed.result())
+
+
+async def test_requests_are_held_back_as_the_broker_asks(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more are unacknowledged than its receive maximum; the next one leaves with an acknowledgement. What was sent
+    takes no room in the queue, what waits does."""
+    connection = connected(monkeypatch)
+    accepts(connection, ReceiveMaximum=2)
+    waiting = [connection.publish_request(f"t{number}", b"{}", "r", bytes(16), 1) for number in range(3)]
+    assert played.published == ["t0", "t1"]
+    assert connection.outgoing_bytes == len("t2{}") + 256
+    played.reads.append(lambda: connection._on_acknowledged(1, GRANTED))  # type: ignore[arg-type]
+    connection._read()
+    assert played.published == ["t0", "t1", "t2"]
+    assert connection.outgoing_bytes == 0
+    assert [one.done() for one in waiting] == [True, False, False]
+
+
+async def test_a_message_fits_the_packet_with_its_topic(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker would end the connection for a packet that is a byte too long."""
+    connection = connected(monkeypatch)
+    connection.packet_bytes_max = 20_000
+    connection.publish_answer("t" * 100, bytes(20_000 - 100 - 256), bytes(16))
+    with pytest.raises(MessageTooLarge):
+        connection.publish_answer("t" * 101, bytes(20_000 - 100 - 256), bytes(16))
+    assert len(played.published) == 1
+
+
+async def test_a_request_during_which_the_connection_ends_fails(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket breaks while paho writes the request: who waits for its acknowledgement is told."""
+    connection = connected(monkeypatch)
+    played.on_publish = lambda: connection._end(ConnectionLost("b", "broken pipe"))
+    waiting = connection.publish_request("t", b"{}", "r", bytes(16), 1)
+    async with asyncio.timeout(10):
+        with pytest.raises(TransportError, match="broken pipe"):
+            await waiting
+
+
+async def test_a_socket_is_watched_while_there_is_something_to_write(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the socket does not take at once is written when it may be; then the loop is not woken for it any more."""
+    connection = connected(monkeypatch)
+    played.writes_left = 3
+    connection._flush()
+    await wait_until_async(lambda: not played.writes_left, "the rest is written")
+    await asyncio.sleep(0)
+    assert not asyncio.get_running_loop().remove_writer(played.opened)
+
+
+async def test_keep_alives_go_on_until_the_end(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each second paho may send a ping or notice that none was answered; after the end nothing is due any more."""
+    due = list[Callable[[], None]]()
+    connection = connected(monkeypatch)
+    connection._loop = SimpleNamespace(call_later=lambda _s, call: due.append(call))  # type: ignore[assignment]
+    connection._tick()
+    for _ in range(2):
+        due.pop()()
+    assert (played.kept_alive, len(due)) == (3, 1)
+    connection._socket = None
+    due.pop()()
+    assert (played.kept_alive, len(due)) == (3, 0)
+
+
+def test_what_was_read_ahead_counts_as_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket does not become readable for bytes that are out of TLS already."""
+    client = TlsClient(CallbackAPIVersion.VERSION2)
+    monkeypatch.setattr(client, "socket", lambda: None)
+    for ahead in (b"x", b""):
+        client._ahead = ahead
+        assert client.has_more() is bool(ahead)

@@ -115,6 +115,46 @@ def test_users_of_a_link_are_notified(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario(monkeypatch, broker, play)
 
 
+def test_waiting_for_a_link_waits_while_it_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the loss of a connection until the next one is subscribed. Who begins to watch then is notified at once."""
+    broker = Broker()
+
+    async def play(link: Link) -> None:
+        await link.wait_up()
+        broker.subscribing = asyncio.get_running_loop().create_future()
+        broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
+        await wait_until_async(lambda: len(broker.connections) == 2, "the second connection")
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(link.wait_up())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            broker.subscribing.set_result(None)
+        late = list[str]()
+        link.watch(lambda: late.append("up"), late.append)
+        assert late == ["up"]
+
+    scenario(monkeypatch, broker, play)
+
+
+def test_each_outage_is_counted_and_logged_for_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refusals of two outages do not add up to a broker that needs a person. The reason of an outage is logged once,
+    and again in the next."""
+    refused = ConnectionRefused("b", "no")
+    broker = Broker(*[refused] * (REFUSALS_UNTIL_ERROR - 1), None, refused, None)
+
+    async def play(link: Link) -> None:
+        await link.wait_up()
+        broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
+        await wait_until_async(lambda: len(broker.connections) == 2, "the second connection")
+
+    scenario(monkeypatch, broker, play)
+    messages = [one.message for one in caplog.records]
+    assert messages.count("broker_unreachable") == 2
+    assert "broker_refuses_us" not in messages
+
+
 def test_a_broker_that_refuses_us_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not once, and not one that is only away."""
     refused = ConnectionRefused("b", "no")
@@ -158,14 +198,22 @@ class Offering:
         self.is_offered = False
 
 
-def test_a_new_identity_takes_over_only_when_the_broker_accepts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is shown beside the connection that stands, which is closed only once the new one is accepted."""
-    broker, identity = Broker(None, ConnectionRefused("b", "unknown"), None), Offering()
+@pytest.mark.parametrize("error", [ConnectionRefused("b", "unknown"), BrokerUnreachable("b", "full")])
+def test_a_new_identity_takes_over_only_when_the_broker_accepts_it(
+    monkeypatch: pytest.MonkeyPatch, error: ReplicationError
+) -> None:
+    """It is shown beside the connection that stands, which is closed only once the new one is accepted. A broker that
+    cannot be reached for it has not refused it."""
+    broker, identity = Broker(None, error, None), Offering()
+    is_refused = isinstance(error, ConnectionRefused)
 
     async def play(link: Link) -> None:
         await link.wait_up()
         identity.offer()
-        await wait_until_async(lambda: identity.said == ["accepted", "refused"], "the refusal")
+        await wait_until_async(lambda: not broker.attempts[:-1], "the attempt")
+        await asyncio.sleep(0)
+        assert identity.said == ["accepted", "refused"][: 1 + is_refused]
+        assert identity.is_offered is not is_refused
         for _ in range(5):
             await asyncio.sleep(0)
         assert link.connection is broker.connections[0]  # type: ignore[comparison-overlap]

@@ -24,7 +24,7 @@ from agent.replication.protocol.errors import (
     TransportError,
     UnprovenAnswer,
 )
-from agent.replication.protocol.messages import ListStreams, StreamsAnswer
+from agent.replication.protocol.messages import FetchFacts, ListStreams, Request, StreamsAnswer
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.signing.messages import MessagePlace
 from tests.replication.answers import encode_answer
@@ -38,6 +38,7 @@ class Published(NamedTuple):
     topic: str
     response_topic: str
     correlation: bytes
+    expiry_s: int
 
 
 class RecordingConnection:
@@ -56,9 +57,9 @@ class RecordingConnection:
         pass
 
     def publish_request(
-        self, topic: str, _payload: bytes, response_topic: str, correlation: bytes, _expiry_s: int
+        self, topic: str, _payload: bytes, response_topic: str, correlation: bytes, expiry_s: int
     ) -> asyncio.Future[None]:
-        self.published.append(Published(topic, response_topic, correlation))
+        self.published.append(Published(topic, response_topic, correlation, expiry_s))
         acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         acknowledged.set_result(None)
         return acknowledged
@@ -79,10 +80,12 @@ class Scene(NamedTuple):
     def unsolicited(self) -> int:
         return self.requester.link.statistics().unsolicited
 
-    async def ask(self, timeout_s: float = 5.0) -> tuple[asyncio.Task[Reply], Published]:
+    async def ask(
+        self, timeout_s: float = 5.0, request: Request | None = None
+    ) -> tuple[asyncio.Task[Reply], Published]:
         """A question under way, and what went to the broker."""
         known = len(self.connection.published)
-        asking = asyncio.get_running_loop().create_task(self.requester.ask(ListStreams(), timeout_s))
+        asking = asyncio.get_running_loop().create_task(self.requester.ask(request or ListStreams(), timeout_s))
         await asyncio.sleep(0)
         assert len(self.connection.published) == known + 1
         return asking, self.connection.published[-1]
@@ -170,6 +173,19 @@ async def test_a_late_answer_does_not_reach_the_next_request(monkeypatch: pytest
         assert not following.done()
         scene.deliver(two, answer_of("in-time"))
         assert (await following).answer.store_zone == "in-time"
+
+
+async def test_a_fetch_has_the_time_that_it_may_wait_for_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the time for its answer, for which it may wait a while longer than the peer; and it lives at the broker as
+    long as its answer counts."""
+    async with play(monkeypatch) as scene:
+        asking, sent = await scene.ask(0.0, FetchFacts(consumer_name="idmz.x", limit=1, wait_ms=20_000))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not asking.done()
+        assert sent.expiry_s == 21
+        scene.deliver(sent, answer_of())
+        assert (await asking).answer.store_zone == "plant-a"
 
 
 async def test_the_oldest_open_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

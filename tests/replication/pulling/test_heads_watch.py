@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from agent.batch import Origin, parse
 from agent.fact_store import FactStore, StoreBusy
@@ -17,7 +18,7 @@ from agent.message import Sample
 from agent.node.store_errors import STORE_ERRORS
 from agent.pages import CERTIFICATES_OF_KEY_MAX, PeerPosition, ReceivedDefinition
 from agent.replication.mqtt.requester import Reply
-from agent.replication.protocol.errors import MalformedMessage, PeerRefused
+from agent.replication.protocol.errors import ConnectionLost, MalformedMessage, PeerRefused
 from agent.replication.protocol.messages import CERTIFICATES_MAX, HEADS_MAX, GetHeads, HeadsAnswer
 from agent.replication.pulling import HeadsWatch, PageJudge, TrustPolicy, heads_watch
 from agent.replication.serving.admission import Caller
@@ -25,7 +26,7 @@ from agent.replication.serving.operations.heads import get_heads
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.outcomes import Reply as Answered
 from agent.signing.certificates import SignerTrust
-from agent.signing.freshness import Freshness
+from agent.signing.freshness import Freshness, SignedEnd
 from agent.signing.heads import HeadSigner, sign_head
 from agent.signing.keys import SigningKey, ZoneSigner
 from agent.signing.runs import check_head
@@ -290,3 +291,54 @@ async def test_two_histories_found_while_the_store_is_busy_are_recorded_later(
     assert (incident.kind, incident.count, len(set(tries))) == ("two_histories", 1, 1)
     assert (b"x" * 16).hex() in incident.detail
     assert [one.msg for one in caplog.records].count("two_histories_unrecorded") == 3
+
+
+def test_a_head_that_cannot_be_read_hides_no_other(nodes: tuple[Node, Node, Node]) -> None:
+    """A relay puts bytes that are no head before the end of another zone, which counts all the same."""
+    plant, relay, _ = nodes
+    plant.record(1)
+
+    def spoiled(answer: HeadsAnswer, heads: list[bytes]) -> tuple[HeadsAnswer, list[bytes]]:
+        return structs.replace(answer, ends=answer.ends * 2), [bytes(len(heads[0])), *heads]
+
+    plant.forge = spoiled
+    relay.ask(plant, "plant")
+    assert relay.seen() == {"plant": 5}
+
+
+async def test_a_watch_goes_on_whatever_a_question_comes_to(
+    nodes: tuple[Node, Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer refuses, the connection is lost, or the store is too busy to be read: it is asked again."""
+    _, relay, _ = nodes
+    errors = [StoreBusy("busy"), PeerRefused("plant", "busy", "later", "", retryable=True), ConnectionLost("b", "cut")]
+
+    async def up() -> None:
+        """The link is there."""
+
+    async def ask(_request: GetHeads, _timeout_s: float) -> Reply:
+        if errors:
+            raise errors.pop(0)
+        asked.set()
+        return await asyncio.get_running_loop().create_future()
+
+    asked = asyncio.Event()
+    monkeypatch.setattr(heads_watch, "ASK_EVERY_S", 0.0)
+    requester: Any = SimpleNamespace(ask=ask, peer_zone="plant", wait_up=up)
+    running = asyncio.create_task(relay.watching(requester, "plant").run())
+    waiting = asyncio.create_task(asked.wait())
+    await asyncio.wait([running, waiting], timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    assert waiting.done()
+    running.cancel()
+
+
+def test_second_histories_that_wait_are_bounded(
+    nodes: tuple[Node, Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A zone that signs new histories without end, while the store takes no incident, fills no memory."""
+    _, relay, _ = nodes
+    monkeypatch.setattr(heads_watch, "UNRECORDED_MAX", 3)
+    watch, origin = relay.watching(None, "plant"), Origin("plant", bytes(16))
+    for number in range(9):
+        watch._take(SignedEnd(TELEMETRY, origin, 5, bytes([number]) * 16, b"", NOW_MS + number))
+    assert len(watch._unrecorded) == 3

@@ -20,8 +20,9 @@ from agent.node.latest import FOLDER, has_peer_latest, peer_latest, save_peer_la
 from agent.query.latest import merge_peer_records
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.codec import HEADER_BYTES_MAX
-from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.errors import MalformedMessage, PeerRefused
 from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestEntry, PeerLatest
+from agent.replication.pulling import latest_seed
 from agent.replication.pulling.latest_seed import ANSWERS_BYTES_MAX, LatestSeed
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from tests.replication.nodes import STREAM, Node, whole_node
@@ -176,6 +177,46 @@ def test_a_value_that_is_no_json_is_refused_and_the_others_stay(
     (line,) = [one for one in caplog.records if one.msg == "latest_values_refused"]
     assert (line.peer, line.stream, line.values) == ("plant-a", STREAM, 1)  # type: ignore[attr-defined]
     assert "tag:002" in line.reason  # type: ignore[attr-defined]
+
+
+async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before the peer has registered the consumer; then ever more rarely, while the peer refuses or the disk is
+    full. They count as of the moment before they were asked for, and values of other zones are left out."""
+    failures, asked, kept, now_s = list[int](), list[float](), list[PeerLatest](), 10.0
+    own = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM, "end_offset": 3}
+    sent = [value(1), odd(2, zone="mill")]
+    answer = LatestAnswer(**own, queue_depth=0, depth_facts=1, values=sent)  # type: ignore[arg-type]
+
+    def backoff_ms(_least_ms: int, _most_ms: int, count: int, _chance: float) -> int:
+        failures.append(count)
+        return 0
+
+    async def ask(_request: GetLatest, _timeout_s: float) -> Reply:
+        nonlocal now_s
+        asked.append(now_s)
+        now_s += 5.0
+        if len(asked) == 1:
+            raise PeerRefused("plant-a", "busy", "later", "", retryable=True)
+        return Reply(answer, [])
+
+    def keep(latest: PeerLatest) -> None:
+        kept.append(latest)
+        if len(kept) == 1:
+            raise OSError("no space left on device")
+
+    monkeypatch.setattr(latest_seed, "backoff_ms", backoff_ms)
+    monkeypatch.setattr(latest_seed, "time", SimpleNamespace(time_ns=lambda: int(now_s * 1e9)))
+    requester: Any = SimpleNamespace(ask=ask, peer_zone="plant-a", page_bytes=lambda size: size)
+    begun = asyncio.Event()
+    seeding = asyncio.create_task(LatestSeed(requester, STREAM, frozenset({"plant-a"}), begun, keep).run())
+    await asyncio.sleep(0)
+    assert not asked
+    begun.set()
+    async with asyncio.timeout(20):
+        await seeding
+    assert (asked, failures) == ([10.0, 15.0, 20.0], [0, 1])
+    assert [one.asked_unix_ms for one in kept] == [15_000, 20_000]
+    assert [each.subject for each in kept[-1].values] == ["tag:001"]
 
 
 async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:

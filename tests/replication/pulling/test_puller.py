@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -34,8 +35,9 @@ from agent.pages import (
 )
 from agent.replication.protocol.arrived_answer import ArrivedAnswer, accept_every_message
 from agent.replication.protocol.codec import encode_error
-from agent.replication.protocol.errors import ConnectionLost
+from agent.replication.protocol.errors import ConnectionLost, NotAuthorized
 from agent.replication.protocol.messages import (
+    FORMER_EPOCHS_MAX,
     Confirm,
     DefinitionEntry,
     FetchAnswer,
@@ -46,7 +48,7 @@ from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import Puller, PullSettings, message_judge, pull_runner, puller
 from agent.replication.pulling.catch_up import BEHIND_FACTS_MIN
 from agent.replication.pulling.page_check import check_batches
-from agent.replication.pulling.pull_events import Asking, ReceiverSettings
+from agent.replication.pulling.pull_events import Asking, FetchFailed, ReceiverSettings, Tick
 from agent.settings.peers import BYTES_PER_SECOND_MIN
 from agent.signing.certificates import Refusal, RefusalReason
 from agent.signing.messages import MessagePlace
@@ -582,6 +584,69 @@ async def test_lost_request_and_lost_connection_are_passing() -> None:
         scene.peer.is_down = False
         await scene.requested(3)
         assert (scene.store.notes, scene.puller.statistics().counters.timeouts) == ([], 0)
+
+
+async def test_a_request_that_will_never_be_allowed_is_sent_rarely() -> None:
+    """The broker's access list forbids it: the pull stands until an operator acts, and an incident says so."""
+    async with pulling() as scene:
+        scene.peer.sent[0].set_exception(NotAuthorized("topic", "the access list forbids it"))
+        await settle()
+        assert scene.puller.statistics().asking is Asking.BLOCKED
+        assert [kind for kind, _ in scene.store.notes] == ["pull_stands"]
+
+
+async def test_an_incident_that_is_not_taken_ends_no_pull() -> None:
+    """A store that is full refuses incidents too: log and status have the reason all the same."""
+    store = HandStore()
+    store.note = Mock(side_effect=StoreFull("disk", "make room"))  # type: ignore[method-assign]
+    async with pulling(store) as scene:
+        await scene.answer(encode_error("plant", ONE, "FetchFacts", "stream_not_exported", "not for you"))
+        assert store.note.called
+        assert scene.puller.statistics().asking is Asking.BLOCKED
+
+
+async def test_only_a_page_begins_a_pull() -> None:
+    """The latest values are asked for, and the peer counts as connected, once a page shows that it has registered the
+    consumer: not after a refusal."""
+    async with pulling() as scene:
+        await scene.answer(encode_error("plant", ONE, "FetchFacts", "busy", "later"))
+        assert not scene.puller.begun.is_set()
+        assert scene.puller.statistics().last_answer_ms is None
+        await scene.requested(2)
+        await scene.answer(Peer().page(1, 10))
+        assert scene.puller.begun.is_set()
+        assert scene.puller.statistics().last_answer_ms is not None
+
+
+async def test_answers_leave_room_for_all_other_events() -> None:
+    """However many arrive before the pull looks at them; those beyond are lost, and asked for again."""
+    async with pulling() as scene:
+        for number in range(2 * puller.EVENTS_MAX):
+            scene.puller.happened(FetchFailed(number, "busy", "later", is_retryable=True))
+        for _ in range(puller.EVENTS_MAX // 2):
+            scene.puller.happened(Tick())
+        assert scene.puller._events.qsize() <= puller.EVENTS_MAX
+
+
+async def test_a_check_in_the_event_loop_fails_as_one_in_a_thread() -> None:
+    """With an error of the store, too, which a certificate is read from: the page is refused, and nothing ends."""
+
+    def check() -> Any:
+        raise StoreFull("disk", "make room")
+
+    async with pulling() as scene:
+        checking = scene.puller.check(check, 1)
+        with pytest.raises(StoreFull):
+            await checking
+
+
+async def test_the_newest_former_epochs_are_named() -> None:
+    """A store that was restored often names as many as a request may have, the last ones: their facts are the most
+    likely to be missing here."""
+    store, epochs = HandStore(), [number.to_bytes(16) for number in range(FORMER_EPOCHS_MAX + 1)]
+    store.former_epochs = tuple(epochs)
+    async with pulling(store) as scene:
+        assert scene.peer.requests[0].former_epochs == [epoch.hex() for epoch in epochs[1:]]
 
 
 async def test_lost_connection_ends_the_open_request() -> None:

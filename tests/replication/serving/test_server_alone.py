@@ -2,9 +2,10 @@
 
 import asyncio
 import itertools
+import random
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,23 @@ import pytest
 from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreBusy, UnknownConsumer
-from agent.message import Envelope
+from agent.message import Envelope, Sample
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.messages import (
+    AcquireLease,
     AppendFact,
+    ConfirmReceipt,
     ErrorAnswer,
     FetchFacts,
     FetchRange,
+    FetchSequences,
     GetBounds,
     GetDigests,
     GetHeads,
+    GetLatest,
     ListStreams,
     NewFact,
     NewMessage,
@@ -34,10 +39,17 @@ from agent.replication.protocol.messages import (
     Request,
     StreamsAnswer,
     UnregisterConsumer,
+    operation_of,
 )
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import server as server_module
-from agent.replication.serving.limits import CHANGES_PER_SECOND_MAX, READS_OF_ZONE_MAX
+from agent.replication.serving.limits import (
+    CHANGES_PER_SECOND_MAX,
+    READS_MAX,
+    READS_OF_ZONE_MAX,
+    REQUESTS_OPEN_MAX,
+    STARTS_MAX,
+)
 from agent.replication.serving.operations import context as context_module
 from agent.replication.serving.server import Server
 from agent.settings.store import StreamSettings
@@ -79,8 +91,9 @@ def serving(
     appends: Mapping[str, frozenset[str]] | None = None,
     streams: Sequence[StreamSettings] = (),
     signer: ZoneSigner | None = None,
+    **settings: Any,
 ) -> None:
-    """A server of plant-a that exports its telemetry to idmz, and takes its appends."""
+    """A server of plant-a that exports its telemetry to idmz, and takes its appends. `settings`: of the server."""
 
     async def run() -> None:
         link, published = Link(Access("b", "plant-a", "host", 1, lambda: None)), Published()  # type: ignore[arg-type, return-value]
@@ -89,6 +102,7 @@ def serving(
             server = Server(
                 *(link, store, exports, STORE_ERRORS, REFUSAL_CODES),  # type: ignore[arg-type]
                 appends=appends,
+                **settings,
             )
             link.connection = published  # type: ignore[assignment]
             async with asyncio.timeout(20), asyncio.TaskGroup() as group:
@@ -155,6 +169,26 @@ def test_every_answer_is_signed(tmp_path: Path) -> None:
     serving(tmp_path, scenario, signer=signer)
 
 
+def test_a_page_leaves_room_for_its_proof(tmp_path: Path) -> None:
+    """A page as large as the broker takes, with a long certificate in its proof, is sent all the same: `Published`
+    refuses larger ones."""
+    signer = ZoneSigner(SigningKey.generate(), bytes(4_000))
+    fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=100)
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        store: Any = server._store
+        await define(store, "line1/temperature")
+        chance = random.Random(1)
+        for number in range(30):
+            sample = Sample(1, 1_700_000_000_000_000_000 + number, chance.randbytes(1_000), 0)
+            await asyncio.wrap_future(store.appends.append_samples(STREAM, [sample]))
+        published.packet_bytes_max = 20_000
+        answer = await answer_to(link, published, asked(fetch))
+        assert 10 < len(answer.batches) < 19
+
+    serving(tmp_path, scenario, signer=signer)
+
+
 @pytest.mark.parametrize(
     "error, code, is_retryable",
     [(UnknownConsumer("no consumer 'x'"), "unknown_consumer", False), (StoreBusy("disk"), "store_unavailable", True)],
@@ -177,8 +211,10 @@ def test_store_errors_become_protocol_codes(tmp_path: Path, error: Exception, co
 
 
 def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes beyond is dropped, and taken again as soon as one of those in hand has ended."""
-    monkeypatch.setattr(server_module, "REQUESTS_OPEN_MAX", 2)
+    """What comes beyond is dropped, and taken again as soon as one of those in hand has ended. Those in hand may be
+    more than begin in one turn of the event loop: one that waits holds up no other."""
+    count = STARTS_MAX + 1
+    monkeypatch.setattr(server_module, "REQUESTS_OPEN_MAX", count)
 
     async def scenario(server: Server, link: Link, published: Published) -> None:
         may_end, begun = asyncio.Event(), 0
@@ -191,13 +227,13 @@ def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
             return await list_streams(*given)
 
         server._handlers[ListStreams] = wait
-        for _ in range(3):
+        for _ in range(count + 1):
             link._dispatch(asked(ListStreams()))
-        await wait_until_async(lambda: begun == 2, "two in hand")
+        await wait_until_async(lambda: begun == count, "all in hand")
         assert server.statistics().drops == {"too_many_requests": 1}
         may_end.set()
-        await wait_until_async(lambda: len(published.answers) == 2, "their answers")
-        for _ in range(3):
+        await wait_until_async(lambda: len(published.answers) == count, "their answers")
+        for _ in range(count + 1):
             await answer_to(link, published, asked(ListStreams()))
         assert server.statistics().drops == {"too_many_requests": 1}
 
@@ -235,17 +271,136 @@ def test_answers_that_nobody_reads_are_bounded(tmp_path: Path, monkeypatch: pyte
 
 
 def test_unread_answers_of_others_shut_no_zone_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A zone of which no answer waits is served, and its page is read, however many answers of others wait."""
+    """A zone of which no answer waits is served, and its page is read, however many answers and requests of others
+    wait."""
     for limit in ("UNREAD_OF_LINK_BYTES_MAX", "UNSENT_OF_LINK_BYTES_MAX"):
         monkeypatch.setattr(context_module, limit, 1_000)
 
     async def scenario(server: Server, link: Link, published: Published) -> None:
         server._context._unsent_bytes["plant-b"] = 5_000
+        server._open_requests["plant-b"] = REQUESTS_OPEN_MAX
         fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=100)
         for request in (ListStreams(), fetch):
             assert not isinstance(await answer_to(link, published, asked(request)), ErrorAnswer)
 
     serving(tmp_path, scenario)
+
+
+def test_answers_for_a_lost_link_are_given_up(tmp_path: Path) -> None:
+    """All that wait are counted as not sent, and those of the next connection leave."""
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        published.outgoing_bytes = context_module.OUTGOING_BYTES_ENOUGH
+        for _ in range(2):
+            link._dispatch(asked(ListStreams()))
+        await wait_until_async(
+            lambda: len(server._context._unsent.zones_waiting()) and not server._open_requests["idmz"], "two answers"
+        )
+        link.connection = None
+        await wait_until_async(lambda: server.statistics().drops == {"answer_not_sent": 2}, "the loss")
+        link.connection, published.outgoing_bytes = published, 0  # type: ignore[assignment]
+        assert isinstance(await answer_to(link, published, asked(ListStreams())), StreamsAnswer)
+
+    serving(tmp_path, scenario)
+
+
+async def test_a_server_that_has_stopped_takes_no_request(tmp_path: Path) -> None:
+    """Its link may outlive it by a moment: what arrives then is dropped. The store has nothing left to call."""
+    link = Link(Access("b", "plant-a", "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        server = Server(link, store, {"idmz": frozenset({STREAM})}, STORE_ERRORS)  # type: ignore[arg-type]
+        before = store._writer._subscribers
+        running = asyncio.create_task(server.run())
+        await wait_until_async(lambda: server._group is not None, "the server")
+        assert store._writer._subscribers != before
+        running.cancel()
+        await asyncio.wait([running])
+        assert store._writer._subscribers == before
+        link._dispatch(asked(ListStreams()))
+        assert server.statistics().drops == {"too_many_requests": 1}
+
+
+def test_pages_being_read_take_no_thread_from_a_search(tmp_path: Path) -> None:
+    """So many pages and one search for latest values are read at the same time."""
+
+    async def scenario(server: Server, _: Link, _published: Published) -> None:
+        together = threading.Barrier(READS_MAX + 1, timeout=20)
+        await asyncio.gather(*(server._context.in_executor(together.wait) for _ in range(READS_MAX + 1)))
+
+    serving(tmp_path, scenario)
+
+
+def test_every_request_that_changes_something_is_proven(tmp_path: Path) -> None:
+    """Whatever it changes: the judge sees the bytes as they came and whether something is written. What only reads is
+    answered without a proof."""
+    digest = "sha256:" + "0" * 64
+    changing = [
+        (FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=1), False),
+        (ConfirmReceipt(consumer_name=f"idmz.{STREAM}", offset=1), False),
+        (UnregisterConsumer(consumer_name=f"idmz.{STREAM}"), False),
+        (AppendFact(stream=ORDERS, messages=[new_message("m1")]), True),
+        (AcquireLease(stream=ORDERS, producer="idmz.mes"), True),
+        (PutObject(digest=digest, size=4, offset=0, data=b"some"), True),
+    ]
+    judged = list[tuple[bytes, bool]]()
+
+    def refuses(_place: MessagePlace, request: bytes, _proof: MessageProof | None, *, is_writing: bool) -> str:
+        judged.append((bytes(request), is_writing))
+        return "nobody signed it"
+
+    async def scenario(_: Server, link: Link, published: Published) -> None:
+        for request, is_writing in changing:
+            answer = await answer_to(link, published, asked(request))
+            assert isinstance(answer, ErrorAnswer)
+            assert (answer.error.code, answer.error.message) == ("unsigned_request", "nobody signed it")
+            assert judged.pop() == (encode_request(request), is_writing)
+        for request in (ListStreams(), GetBounds(stream=STREAM), GetHeads(stream=STREAM)):
+            assert not isinstance(await answer_to(link, published, asked(request)), ErrorAnswer)
+        assert not judged
+
+    serving(tmp_path, scenario, {"idmz": frozenset({ORDERS})}, refuses_request=refuses)
+
+
+def new_message(message_id: str) -> NewMessage:
+    """A message of idmz."""
+    envelope = Envelope(message_id, "idmz", "*", 1_700_000_000_000)
+    return NewMessage(envelope=envelope, fact=NewFact(subject="batch:B-1", predicate="done", object=msgspec.Raw(b"1")))
+
+
+def test_no_question_reveals_a_stream_that_is_not_exported(tmp_path: Path) -> None:
+    """Whatever is asked about it, the answer is the same; nor may a zone write to other streams than its own, or take
+    the lease of another zone's producer. The artifacts that it puts count within its own quota."""
+    origin = f"plant-a/{'0' * 32}"
+    questions = [
+        GetBounds(stream=ORDERS),
+        GetHeads(stream=ORDERS),
+        GetDigests(stream=ORDERS),
+        GetDigests(stream=ORDERS, origin=origin, first_sequence=1, last_sequence=5),
+        GetLatest(stream=ORDERS),
+        FetchRange(stream=ORDERS, first_offset=1, last_offset=5, limit=5),
+        FetchSequences(stream=ORDERS, origin=origin, first_sequence=1, last_sequence=5, limit=5),
+        FetchFacts(consumer_name="idmz.orders", stream=ORDERS, limit=5),
+    ]
+    refused = [(question, "stream_not_exported") for question in questions]
+    refused += [
+        (AppendFact(stream=STREAM, messages=[new_message("m1")]), "append_not_allowed"),
+        (AcquireLease(stream=STREAM, producer="idmz.mes"), "append_not_allowed"),
+        (AcquireLease(stream=ORDERS, producer="plant-b.mes"), "bad_request"),
+    ]
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        for question, code in refused:
+            answer = await answer_to(link, published, asked(question))
+            assert isinstance(answer, ErrorAnswer), question
+            assert (answer.operation, answer.error.code) == (operation_of(question), code)
+        store: Any = server._store
+        await answer_to(link, published, asked(PutObject(digest="sha256:" + "0" * 64, size=4, offset=0, data=b"so")))
+        assert store.artifacts.unreferenced().keys() == {"idmz"}
+
+    def look_up(*_: object) -> Any:
+        pytest.fail("nothing is searched for")
+
+    serving(tmp_path, scenario, {"idmz": frozenset({ORDERS})}, [StreamSettings(ORDERS)], look_up=look_up)
 
 
 def test_a_reader_may_not_put_artifacts(tmp_path: Path) -> None:
@@ -265,14 +420,8 @@ def test_an_append_waits_for_the_acks_that_it_asks_for(tmp_path: Path) -> None:
     """Also where the stream itself promises less: without a consumer that has the fact, it is answered as queued."""
 
     async def scenario(_: Server, link: Link, published: Published) -> None:
-        message = NewMessage(
-            envelope=Envelope("m1", "idmz", "*", 1_700_000_000_000),
-            fact=NewFact(subject="batch:B-1", predicate="done", object=msgspec.Raw(b"1")),
-        )
         for acks, outcome in ((None, "applied"), ("quorum", "queued")):
-            envelope = replace(message.envelope, message_id=f"m-{acks}")
-            one = NewMessage(envelope=envelope, fact=message.fact)
-            request = AppendFact(stream=ORDERS, messages=[one], acks=acks)  # type: ignore[arg-type]
+            request = AppendFact(stream=ORDERS, messages=[new_message(f"m-{acks}")], acks=acks)  # type: ignore[arg-type]
             answer = await answer_to(link, published, asked(request))
             assert [each.outcome for each in answer.outcomes] == [outcome]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import threading
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,7 +26,7 @@ from agent.ingest.opcua.history.gap_fill import HistoryValue
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from agent.ingest.recorder import Recorder
 from agent.ingest.tags.tag_map import Tag
-from agent.message import Sample
+from agent.message import Message, Sample
 from agent.opcua_address import STANDARD_URI, NodeAddress
 from tests.ingest.fakes import Busy, FakeStore
 from tests.ingest.test_delivery import S, made, retagged
@@ -452,6 +453,120 @@ async def test_a_session_that_ends_amid_a_page_loses_no_value() -> None:
                 await wait_until_async(lambda: fills(store), "a filled gap")
             session.cancel()
     assert times(store, "a") == list(range(100, 111))
+
+
+async def in_two_sessions(
+    store: FakeStore, history: FakeHistory, stored: FakeStored, is_amid: Callable[[Recorder], object]
+) -> Recorder:
+    """An outage of ten seconds is filled: by a session that ends when `is_amid`, and by the next one."""
+    delivery = await made(store, tag("a"))
+    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    fill = HistoryBackfill(delivery, recorder, stored, 1_000_000)
+    delivery.on_gap(fill.note_gap)
+    await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
+    await lose_and_return(delivery, 101, 110)
+    for end in (lambda: is_amid(recorder), lambda: fills(store)):
+        async with asyncio.TaskGroup() as group:
+            session = group.create_task(fill.run(history))
+            await wait_until_async(end, "the session's end")
+            session.cancel()
+    return recorder
+
+
+async def test_a_session_that_ends_while_the_store_is_searched_leaves_its_piece() -> None:
+    """The next session searches for it again, and fills it."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(FakeStored):
+        def sample_times(self, *given: Any, **named: Any) -> Any:
+            begun.set()
+            assert may_end.wait(20)
+            return super().sample_times(*given, **named)
+
+    def is_amid(_: Recorder) -> bool:
+        if begun.is_set():
+            asyncio.get_running_loop().call_soon(may_end.set)
+        return begun.is_set()
+
+    store = FakeStore()
+    await in_two_sessions(store, FakeHistory(), Slow(), is_amid)
+    assert times(store, "a") == list(range(100, 111))
+
+
+async def test_a_session_that_ends_before_its_result_is_recorded_leaves_it() -> None:
+    """The store takes the values and refuses the fact about them: the next session records it."""
+
+    class Full(FakeStore):
+        refuses_results = True
+
+        def append_message(self, stream: str, message: Message) -> Future[Any]:
+            if self.refuses_results and message.fact.predicate == "history_backfilled":
+                raise Busy("full")
+            return super().append_message(stream, message)
+
+    def is_amid(recorder: Recorder) -> bool:
+        store.refuses_results = not recorder.refused_total
+        return not store.refuses_results
+
+    store = Full()
+    await in_two_sessions(store, FakeHistory(), FakeStored(), is_amid)
+    (said,) = fills(store)
+    assert (said["values"], said["tags_filled"]) == (9, 1)
+
+
+async def test_a_new_session_continues_no_page_of_the_one_before() -> None:
+    """A continuation point is of its session: the next one begins the page again, after what is recorded."""
+    continued = list[bytes | None]()
+
+    class Paging(FakeHistory):
+        async def read_history(self, ranges: Any, nodes: Any, values_max: int) -> list[HistoryPage]:
+            continued.extend(one.continuation_point for one in ranges)
+            if ranges[0].continuation_point is not None:
+                await asyncio.Event().wait()
+            (page,) = await super().read_history(ranges, nodes, 3 if len(continued) == 1 else values_max)
+            return [page._replace(continuation_point=b"more" if len(continued) == 1 else b"")]
+
+    store = FakeStore()
+    await in_two_sessions(store, Paging(), FakeStored(), lambda _: len(continued) == 2)
+    assert continued == [None, b"more", None]
+    assert times(store, "a") == list(range(100, 111))
+
+
+async def test_history_is_read_at_its_rate_and_committed_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next page is asked for when the one before is committed, and after the pause that its values are worth: an
+    hour of history neither fills the memory nor keeps live values waiting."""
+    pauses, commits = list[float](), list[Future[Any]]()
+    sleep = asyncio.sleep
+
+    class Slow(FakeStore):
+        def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
+            super().append_columns(stream, columns)
+            commits.append(Future())
+            return commits[-1]
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0 if seconds > 0.01 else seconds)
+
+    monkeypatch.setattr(backfill, "VALUES_PER_READ_MAX", 4)
+    store, history = FakeStore(), FakeHistory()
+    delivery = await made(store, tag("a"))
+    recorder = Recorder("plc", "plant-a", Slow(), (Busy,), "facts.operational")
+    fill = HistoryBackfill(delivery, recorder, FakeStored(), 4)
+    await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
+    await lose_and_return(delivery, 101, 110)
+    recorder._store.definitions.extend(store.definitions)  # type: ignore[attr-defined]
+    monkeypatch.setattr(backfill.asyncio, "sleep", pause)
+    async with asyncio.TaskGroup() as group:
+        session = group.create_task(fill.run(history))
+        for page in (1, 2):
+            await wait_until_async(lambda page=page: len(commits) == page, "a page")
+            for _ in range(5):
+                await sleep(0)
+            assert len(history.calls) == page
+            commits[-1].set_result(None)
+        await wait_until_async(lambda: pauses.count(1.0) == 2, "the pauses")
+        session.cancel()
 
 
 async def test_a_range_asked_for_by_hand_is_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,96 @@
+"""What operations share: the alarm, the time that reading takes, and the places to read in."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.replication.serving.limits import READS_OF_ZONE_MAX
+from agent.replication.serving.operations.context import Alarm, Context
+
+
+class Calls:
+    """Calls that are due later, by the delay; a cancelled one is gone."""
+
+    def __init__(self) -> None:
+        self.due: dict[float, Callable[[], object]] = {}
+
+    def later(self, delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
+        self.due[delay_s] = callback
+        return lambda: self.due.pop(delay_s, None)  # type: ignore[return-value]
+
+
+def context_of() -> Context:
+    """The context of a server without a link."""
+    nothing: Any = SimpleNamespace(signer=None)
+    return Context(nothing, nothing, {"idmz": frozenset()})
+
+
+def test_an_alarm_rings_at_the_earliest_time() -> None:
+    """Whatever was set before or after it, once; then it may be set again."""
+    calls, rung = Calls(), list[str]()
+    alarm = Alarm(calls.later, lambda: rung.append("rung"))
+    for at_ms in (5_000, 2_000, 3_000, None):
+        alarm.set(at_ms, 1_000)
+    assert calls.due.keys() == {1.0}
+    calls.due.pop(1.0)()
+    alarm.set(9_000, 2_000)
+    assert (rung, calls.due.keys()) == (["rung"], {7.0})
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_reading_is_paid_by_the_time_that_it_takes(monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
+    """Processor time, in microseconds, also of a read that fails."""
+    context, times_ns, ended = context_of(), [1_000_000, 6_000_000], list[tuple[str, int]]()
+    monkeypatch.setattr(context, "cpu_ns", lambda: times_ns.pop(0))
+    end = context.turns.end
+
+    def noted(zone: str, work: Any, took_us: int, now_ms: int) -> None:
+        ended.append((zone, took_us))
+        end(zone, work, took_us, now_ms)
+
+    monkeypatch.setattr(context.turns, "end", noted)
+
+    def read() -> None:
+        if fails:
+            raise OSError("disk")
+
+    try:
+        await context.in_turn("idmz", read)
+    except OSError:
+        assert fails
+    assert ended == [("idmz", 5_000)]
+
+
+async def test_a_place_is_given_on() -> None:
+    """A zone whose places are taken waits; the end of one read begins the next, and one that is cancelled while it
+    waits, or just as it gets its place, keeps none."""
+    context = context_of()
+    may_end = [asyncio.Event() for _ in range(READS_OF_ZONE_MAX + 3)]
+    begun = list[int]()
+
+    async def read(number: int) -> None:
+        async with context.reading("idmz"):
+            begun.append(number)
+            await may_end[number].wait()
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        tasks = [group.create_task(read(number)) for number in range(len(may_end))]
+        await asyncio.sleep(0)
+        assert begun == list(range(READS_OF_ZONE_MAX))
+        tasks[-3].cancel()  # it waits
+        await asyncio.sleep(0)
+        may_end[0].set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert begun == [*range(READS_OF_ZONE_MAX), len(may_end) - 2]
+        may_end[1].set()
+        await tasks[1]
+        tasks[-1].cancel()  # its place was given to it this moment
+        for one in may_end:
+            one.set()
+    assert context.turns._queue._under_way.total() == 0
+    async with asyncio.timeout(10), context.reading("idmz"):
+        pass
