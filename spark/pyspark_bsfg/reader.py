@@ -33,6 +33,12 @@ def exempt_imports() -> None:
     gc.freeze()
 
 
+def usual_tasks(options: Options) -> int:
+    """How many tasks share many facts where the caller named no number: one for each core of this host, or as many as a
+    node gives connections."""
+    return len(os.sched_getaffinity(0)) if options.node is None else NODE_PARTITIONS
+
+
 @dataclass(frozen=True)
 class Offsets(InputPartition):
     """What one task reads; also what Spark shows of it in its plans."""
@@ -64,8 +70,7 @@ class BsfgReader(DataSourceReader):
         parts = [self._parts(place) for place in stores]
         facts = [sum(span.facts for span in found) for _, found in parts]
         total = sum(facts)
-        cores = len(os.sched_getaffinity(0)) if options.node is None else NODE_PARTITIONS
-        tasks = task_count(total, cores, options.partitions, options.partition_facts_max)
+        tasks = task_count(total, usual_tasks(options), options.partitions, options.partition_facts_max)
         found: list[InputPartition] = [
             Offsets(place, epoch, *one)
             for place, (epoch, spans), share in zip(stores, parts, facts, strict=True)

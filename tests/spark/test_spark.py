@@ -1,7 +1,10 @@
 """The data source on a real Spark, compared with plain Python over the same facts."""
 
+import json
+import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -14,6 +17,7 @@ from pyspark_bsfg.schema import projection
 from pyspark_bsfg.session import PUSH_DOWN, facts
 from tests.spark import making
 from tests.spark.making import NOON_NS, SECOND_NS, VALUES
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -59,9 +63,12 @@ def test_spark_shows_our_error_messages(spark: SparkSession, tmp_path: Path) -> 
         spark.read.format("bsfg").schema("tags string").load(str(path)).count()
 
 
-def test_filters_reach_the_source_and_change_no_result(spark: SparkSession, tmp_path: Path) -> None:
+def test_filters_reach_the_source_and_change_no_result(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Through a session of ours a filter is used before facts are opened, and Spark's answer is that of a plain read;
-    a session that forbids it reads as well, without."""
+    a session that forbids it reads as well, without. There is a task for each core of the session. What was chosen is
+    logged."""
     path = tmp_path / "facts.db"
     hours = [
         [Sample(1 + n % 3, NOON_NS + hour * 3600 * SECOND_NS + n, float(n), n % 2) for n in range(50)]
@@ -78,9 +85,14 @@ def test_filters_reach_the_source_and_change_no_result(spark: SparkSession, tmp_
     assert [(row["first"], row["found"]) for row in read] == [(401, plain.count())]
     spark.conf.set(PUSH_DOWN, "false")
     try:
-        assert facts(spark, path).where(asked).count() == plain.count()
+        with caplog.at_level(logging.INFO):
+            unpushed = facts(spark, path).where(asked)
+        assert unpushed.count() == plain.count()
     finally:
         spark.conf.set(PUSH_DOWN, "true")
+    assert unpushed.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism == 2  # of few facts: plain has one
+    [said] = [record.getMessage() for record in caplog.records if record.name == "pyspark_bsfg.session"]
+    assert said.startswith("facts are read with pushFilters=false numPartitions=2; no filter is pushed down until")
 
 
 def test_a_count_opens_no_batch(spark: SparkSession, tmp_path: Path) -> None:
@@ -120,6 +132,32 @@ def test_a_stream_counts_by_headers_too(spark: SparkSession, tmp_path: Path) -> 
         PySparkException, match=r"column offset was asked for beside facts.*stream, zone, epoch, verified"
     ):
         reading("offset facts").load().writeStream.format("noop").start().awaitTermination()
+
+
+def test_the_progress_of_a_query_says_that_its_store_is_away(spark: SparkSession, tmp_path: Path) -> None:
+    """While the store is out of reach the query goes on, and `lastProgress` has since when; no longer when it is
+    back."""
+    path, interval = tmp_path / "facts.db", "spark.sql.streaming.noDataProgressEventInterval"
+    making.store(path, [RUN[:5]])
+    before = spark.conf.get(interval)
+    spark.conf.set(interval, "0")
+    reading = spark.readStream.format("bsfg").schema(projection(["offset"])).load(str(path))
+    query = reading.writeStream.format("noop").start()
+
+    def seen() -> dict[str, Any]:
+        progress = query.lastProgress
+        return {} if progress is None else dict(json.loads(progress["sources"][0]["latestOffset"]))
+
+    try:
+        wait_until(lambda: seen().get("offset") == 5, "a first batch", 60)
+        away = path.rename(tmp_path / "away")
+        wait_until(lambda: "unreachable_since" in seen(), "unreachable_since", 30)
+        assert query.isActive
+        away.rename(path)
+        wait_until(lambda: "unreachable_since" not in seen(), "the store is back", 30)
+    finally:
+        query.stop()
+        spark.conf.set(interval, before)  # type: ignore[arg-type]  # it has a default
 
 
 def test_stores_are_named_in_every_way_spark_offers(spark: SparkSession, tmp_path: Path) -> None:

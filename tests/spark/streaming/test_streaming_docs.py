@@ -17,7 +17,8 @@ from tests.spark.making import TELEMETRY
 from tests.spark.streaming.feeding import append
 from tests.spark.streaming.test_stream_reader import CONSUMER, node
 
-README = (Path(__file__).resolve().parents[3] / "spark" / "README.md").read_text("utf-8")
+ROOT = Path(__file__).resolve().parents[3]
+README = (ROOT / "spark" / "README.md").read_text("utf-8")
 
 
 def shown(name: str) -> str:
@@ -40,6 +41,14 @@ def test_every_option_is_documented() -> None:
         "maxFactsPerPartition",
     }:
         assert f"`{name}`" in page
+
+
+def test_the_page_for_users_of_kafka_counts_its_commands() -> None:
+    """Lines that are typed; a text up to END belongs to the command before it."""
+    page = (ROOT / "docs" / "how-to" / "spark-for-kafka-users.md").read_text("utf-8")
+    typed = re.sub(r"<<'END'\n.*?^    END$", "", page, flags=re.DOTALL | re.MULTILINE)
+    commands = re.findall(r"^    \S.*", typed, re.MULTILINE)
+    assert f"with {len(commands)} commands" in page, commands
 
 
 @pytest.mark.spark
