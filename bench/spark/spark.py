@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
 
 from bench.common.data_sets import SCAN_NS, START_NS, TAGS, runs
@@ -170,14 +170,17 @@ def _readings(
 ) -> Mapping[str, Mapping[str, Callable[[], None]]]:
     """What is measured, by question and source."""
 
-    def sources(columns: str, tasks: int = TASKS) -> dict[str, DataFrame]:
+    def sources(columns: str, tasks: int = TASKS, where: Column | None = None) -> dict[str, DataFrame]:
         names = columns.split() or FACTS.fieldNames()
         prebuilt = spark.read.format("prebuilt").option("tasks", tasks).schema(projection(names))
-        return {
-            "bsfg": facts_of(spark, files.store, columns=columns, numPartitions=tasks),
-            "mqtt": facts_of(spark, columns=columns, numPartitions=TASKS, **node),
+        others = {
             "arrow": prebuilt.load(str(files.arrow)),
             "parquet": spark.read.parquet(str(files.parquet)).select(*names),
+        }
+        return {
+            "bsfg": facts_of(spark, files.store, columns=columns, where=where, numPartitions=tasks),
+            "mqtt": facts_of(spark, columns=columns, where=where, numPartitions=TASKS, **node),
+            **{name: rows if where is None else rows.where(where) for name, rows in others.items()},
         }
 
     def to_nowhere(rows: DataFrame) -> Callable[[], None]:
@@ -210,7 +213,7 @@ def _readings(
         "count": {name: counting(rows) for name, rows in by_rows.items()},
         "headers": {name: counting(rows) for name, rows in by_rows.items()}
         | {name: summing(rows) for name, rows in by_headers.items()},
-        "part": {name: to_nowhere(rows.where(is_late)) for name, rows in sources("").items()},
+        "part": {name: to_nowhere(rows) for name, rows in sources("", where=is_late).items()},
     }
 
 

@@ -1,8 +1,8 @@
 """Shell: plans a batch read and reads it, as Spark calls it.
 
 Spark pickles these objects from process to process and calls each method in any of them. So they hold plain values only
-and open the store in each call. The range is fixed when a query is planned: all tasks of a query agree on the end of
-the stream, and the next query on the same DataFrame may read more.
+and open the store in each call. The range is fixed when a read is planned, so all its tasks agree on the end of the
+stream. Spark keeps that plan with the DataFrame, and the filters that were pushed down with it: `session.facts`.
 """
 
 from __future__ import annotations
