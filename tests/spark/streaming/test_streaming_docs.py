@@ -57,8 +57,8 @@ def test_the_page_for_users_of_kafka_counts_its_commands() -> None:
 def test_the_page_does_what_it_says(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both blocks, on a store of a running node: the readings and the table have the facts, the cursor has followed,
-    and the last line of the job is the JSON."""
+    """Both blocks, one after the other on a store of a running node: the readings and the table have the facts, each
+    cursor has followed, and the last line of the job is the JSON."""
     monkeypatch.setattr("pyspark_bsfg.session.session", lambda _: spark)
     monkeypatch.setattr(program, "session", lambda _: spark)
     monkeypatch.chdir(tmp_path)
@@ -67,16 +67,18 @@ def test_the_page_does_what_it_says(
     def here(text: str) -> str:
         return text.replace("/var/lib/bsfg/enterprise", str(tmp_path)).replace("/data", str(tmp_path / "data"))
 
-    steps: list[tuple[Callable[..., Any], str]] = [(_python, shown("stream")), (_command, shown("land"))]
+    steps: list[tuple[Callable[..., Any], str, str]] = [
+        (_python, shown("stream"), "local.readings"),
+        (_command, shown("land"), CONSUMER),
+    ]
     with node(tmp_path) as store:
         store.consumers.register("local.keep", "enterprise", TELEMETRY).result()
         append(store, 1, 300)
-        for step, text in steps:
+        for step, text, consumer in steps:
             step(here(text))
-            state = store.consumers.get(CONSUMER)
+            state = store.consumers.get(consumer)
             assert state is not None
             assert state.frontier == 300
-            store.consumers.remove(CONSUMER, force=True, now=True).result()
     assert spark.read.parquet(str(tmp_path / "data" / "readings")).count() == 300
     assert spark.read.parquet(*paths(tmp_path / "data" / "facts")).count() == 300
     done = json.loads(capsys.readouterr().out.splitlines()[-1])["jobs"]["land"]
