@@ -3,12 +3,12 @@ in Arrow.
 
 A store is filled with data set A in batches of 1000, and its rows are written once as Parquet and once as an Arrow
 file. Each is then read in turns, by two tasks into Spark's `noop` sink, so that every row reaches the JVM and none is
-kept: all columns, 3 columns, a count of rows, the same count from column `facts` (compared with counts of rows of the
-other sources), and an hour of the data (or a tenth, where that is less) by a filter on time. The limit is the Arrow
-file, read by a Python data source that has nothing to decode (`prebuilt.py`): the difference to it is the cost of
-batches. The node serves the same file in a process of its own, through a broker with TLS. The time includes everything
-from planning to the last row, with the Python processes that Spark starts for each query. A first round of each warms
-the JVM and is not counted.
+kept: all columns (the store and the Arrow file also by one task), 3 columns, a count of rows, the same count from
+column `facts` (compared with counts of rows of the other sources), and an hour of the data (or a tenth, where that is
+less) by a filter on time. The limit is the Arrow file, read by a Python data source that has nothing to decode
+(`prebuilt.py`): the difference to it is the cost of batches. The node serves the same file in a process of its own,
+through a broker with TLS. The time includes everything from planning to the last row, with the Python processes that
+Spark starts for each query. A first round of each warms the JVM and is not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
 
 from bench.common.data_sets import SCAN_NS, START_NS, TAGS, runs
@@ -69,7 +69,9 @@ def measure(
     with testbed.worker("serve", "serve", SERVING, file=files.store, asking=ASKING, until=0):
         seconds = _in_turns(_readings(spark, files, _node(testbed), facts), repeats)
     at_rest = files_bytes(folder / "store") / facts
+    one_task = seconds.pop("one_task")
     found = {name: _compared(facts, by_source) for name, by_source in seconds.items()}
+    speed_up = {name: rounded(median(one_task[name]) / median(seconds["all"][name])) for name in one_task}
     columns = f"{len(FACTS.fieldNames())} columns"
     values = {
         **found["all"],
@@ -79,6 +81,7 @@ def measure(
         "count_by_headers": found["headers"],
         "part_by_time": found["part"]
         | {"speed_up": rounded(median(seconds["all"]["bsfg"]) / median(seconds["part"]["bsfg"]))},
+        "two_tasks": {"speed_up": speed_up["bsfg"], "limit": {"speed_up": speed_up["arrow"]}},
         "bytes_per_fact": rounded(at_rest),
         "facts": facts,
         "batch_facts": BATCH_FACTS,
@@ -96,7 +99,11 @@ def measure(
         )
         for one in [found[name]]
     ]
-    return Report("spark", values, [*lines, f"at rest    {at_rest:6.2f} bytes a fact"], described)
+    lines += [
+        f"two tasks  {speed_up['bsfg']:6.2f} times as fast as one; prebuilt Arrow {speed_up['arrow']}",
+        f"at rest    {at_rest:6.2f} bytes a fact",
+    ]
+    return Report("spark", values, lines, described)
 
 
 @contextmanager
@@ -163,14 +170,17 @@ def _readings(
 ) -> Mapping[str, Mapping[str, Callable[[], None]]]:
     """What is measured, by question and source."""
 
-    def sources(columns: str) -> dict[str, DataFrame]:
+    def sources(columns: str, tasks: int = TASKS, where: Column | None = None) -> dict[str, DataFrame]:
         names = columns.split() or FACTS.fieldNames()
-        prebuilt = spark.read.format("prebuilt").option("tasks", TASKS).schema(projection(names))
-        return {
-            "bsfg": facts_of(spark, files.store, columns=columns, numPartitions=TASKS),
-            "mqtt": facts_of(spark, columns=columns, numPartitions=TASKS, **node),
+        prebuilt = spark.read.format("prebuilt").option("tasks", tasks).schema(projection(names))
+        others = {
             "arrow": prebuilt.load(str(files.arrow)),
             "parquet": spark.read.parquet(str(files.parquet)).select(*names),
+        }
+        return {
+            "bsfg": facts_of(spark, files.store, columns=columns, where=where, numPartitions=tasks),
+            "mqtt": facts_of(spark, columns=columns, where=where, numPartitions=TASKS, **node),
+            **{name: rows if where is None else rows.where(where) for name, rows in others.items()},
         }
 
     def to_nowhere(rows: DataFrame) -> Callable[[], None]:
@@ -198,11 +208,12 @@ def _readings(
     is_late = F.col("ts") >= F.lit(datetime.fromtimestamp(since_ns // SCAN_NS, UTC))
     return {
         "all": {name: to_nowhere(rows) for name, rows in sources("").items()},
+        "one_task": {name: to_nowhere(rows) for name, rows in sources("", 1).items() if name in {"bsfg", "arrow"}},
         "three": {name: to_nowhere(rows) for name, rows in sources(NARROW).items()},
         "count": {name: counting(rows) for name, rows in by_rows.items()},
         "headers": {name: counting(rows) for name, rows in by_rows.items()}
         | {name: summing(rows) for name, rows in by_headers.items()},
-        "part": {name: to_nowhere(rows.where(is_late)) for name, rows in sources("").items()},
+        "part": {name: to_nowhere(rows) for name, rows in sources("", where=is_late).items()},
     }
 
 

@@ -1,8 +1,8 @@
 """Shell: plans a batch read and reads it, as Spark calls it.
 
 Spark pickles these objects from process to process and calls each method in any of them. So they hold plain values only
-and open the store in each call. The range is fixed when a query is planned: all tasks of a query agree on the end of
-the stream, and the next query on the same DataFrame may read more.
+and open the store in each call. The range is fixed when a read is planned, so all its tasks agree on the end of the
+stream. Spark keeps that plan with the DataFrame, and the filters that were pushed down with it: `session.facts`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ def exempt_imports() -> None:
     """Once in each process: leave the objects of imported modules out of garbage collections. PySpark collects after
     each task of a worker; with some 100,000 objects that takes longer than a small task."""
     gc.freeze()
+
+
+def usual_tasks(options: Options) -> int:
+    """How many tasks share many facts where the caller named no number: one for each core of this host, or as many as a
+    node gives connections."""
+    return len(os.sched_getaffinity(0)) if options.node is None else NODE_PARTITIONS
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,7 @@ class BsfgReader(DataSourceReader):
         parts = [self._parts(place) for place in stores]
         facts = [sum(span.facts for span in found) for _, found in parts]
         total = sum(facts)
-        cores = len(os.sched_getaffinity(0)) if options.node is None else NODE_PARTITIONS
-        tasks = task_count(total, cores, options.partitions, options.partition_facts_max)
+        tasks = task_count(total, usual_tasks(options), options.partitions, options.partition_facts_max)
         found: list[InputPartition] = [
             Offsets(place, epoch, *one)
             for place, (epoch, spans), share in zip(stores, parts, facts, strict=True)

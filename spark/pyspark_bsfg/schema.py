@@ -102,11 +102,13 @@ def projection(names: Sequence[str]) -> StructType:
 def arrow_schema(asked: StructType) -> Any:
     """The Arrow schema of the columns asked for, in their order and by their names as asked, for Spark compares those.
 
-    Columns are found in any case, as Spark finds them. Raises OptionError for what is no column of TABLE or COUNT, and
-    for one beside COUNT in which its facts differ.
+    Columns are found in any case, as Spark finds them. Raises OptionError for what is no column of TABLE or COUNT, for
+    one that is there twice, and for one beside COUNT in which its facts differ.
     """
     known = _known()
     names = [name.lower() for name in asked.fieldNames()]
+    if twice := [name for name in known if names.count(name) > 1]:
+        raise OptionError(f"column {twice[0]} was asked for twice", "name each column once")
     if COUNT.name in names and (differing := [name for name in names if name not in {COUNT.name, *SHARED}]):
         raise OptionError(
             f"column {differing[0]} was asked for beside {COUNT.name}", f"it goes with {', '.join(SHARED)} only"

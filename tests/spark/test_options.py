@@ -102,6 +102,8 @@ def test_a_wrong_column_is_named(column: StructField, names: str) -> None:
         arrow_schema(StructType([column]))
     with pytest.raises(OptionError, match="no column was asked for"):
         arrow_schema(StructType())
+    with pytest.raises(OptionError, match="column tag was asked for twice"):  # Spark ends with a Java trace
+        arrow_schema(StructType([FACTS["tag"], StructField("TAG", StringType())]))
 
 
 def test_columns_keep_the_order_asked_for() -> None:

@@ -1,11 +1,15 @@
 """The data source on a real Spark, compared with plain Python over the same facts."""
 
+import json
+import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
 from pyspark.sql.streaming import DataStreamReader
 
 from agent.fact_store import FactStore
@@ -14,10 +18,14 @@ from pyspark_bsfg.schema import projection
 from pyspark_bsfg.session import PUSH_DOWN, facts
 from tests.spark import making
 from tests.spark.making import NOON_NS, SECOND_NS, VALUES
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
 
 RUN = [Sample(1 + n % 3, NOON_NS + n * 1_000_100, value, n % 2) for n, value in enumerate(VALUES)]
+HOURS = [
+    [Sample(1 + n % 3, NOON_NS + hour * 3600 * SECOND_NS + n, float(n), n % 2) for n in range(50)] for hour in range(24)
+]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -59,28 +67,47 @@ def test_spark_shows_our_error_messages(spark: SparkSession, tmp_path: Path) -> 
         spark.read.format("bsfg").schema("tags string").load(str(path)).count()
 
 
-def test_filters_reach_the_source_and_change_no_result(spark: SparkSession, tmp_path: Path) -> None:
-    """Through a session of ours a filter is used before facts are opened, and Spark's answer is that of a plain read;
-    a session that forbids it reads as well, without."""
+def test_filters_reach_the_source_and_change_no_result(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Through a session of ours `where` is used before facts are opened, and Spark's answer is that of a plain read; a
+    session that forbids it reads as well, without. There is a task for each core of the session. What was chosen is
+    logged."""
     path = tmp_path / "facts.db"
-    hours = [
-        [Sample(1 + n % 3, NOON_NS + hour * 3600 * SECOND_NS + n, float(n), n % 2) for n in range(50)]
-        for hour in range(24)
-    ]
-    making.store(path, hours)
+    making.store(path, HOURS)
     asked = "ts >= '2026-01-01 20:00:00' and tag like 'tag:line-1/%' and quality = 0"
     plain = spark.read.format("bsfg").load(str(path)).where(asked)
-    pushed = facts(spark, path, numPartitions=3).where(asked)
+    pushed = facts(spark, path, where=asked, numPartitions=3)
     assert (plain.rdd.getNumPartitions(), pushed.rdd.getNumPartitions()) == (1, 3)
     assert pushed.count() == plain.count() == 16 * 17
-    making.damage(path, 1)  # 12:00, which the filter excludes by its head
+    making.garble(path, 1)  # an hour that is not asked for
     read = pushed.selectExpr("min(offset) as first", "count(*) as found").collect()
-    assert [(row["first"], row["found"]) for row in read] == [(401, plain.count())]
+    assert [(row["first"], row["found"]) for row in read] == [(401, 16 * 17)]
     spark.conf.set(PUSH_DOWN, "false")
     try:
-        assert facts(spark, path).where(asked).count() == plain.count()
+        with caplog.at_level(logging.INFO):
+            unpushed = facts(spark, path, where=asked, startingOffsets=51)
+        assert unpushed.count() == 16 * 17
     finally:
         spark.conf.set(PUSH_DOWN, "true")
+    assert unpushed.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism == 2  # of few facts: plain has one
+    [said] = [record.getMessage() for record in caplog.records if record.name == "pyspark_bsfg.session"]
+    assert said.startswith("facts are read with pushFilters=false numPartitions=2 ")
+    assert said.endswith("; where is not pushed down until spark.sql.python.filterPushdown.enabled=true")
+
+
+def test_a_filter_holds_for_its_own_use_of_a_dataframe(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark keeps the filters of a query in the relation. Neither a later query of the same DataFrame nor the other
+    branch of a union or join has them, with `where` and without."""
+    path = tmp_path / "facts.db"
+    making.store(path, HOURS[:2])
+    one, other = "tag = 'tag:line-1/pressure'", "tag = 'tag:line-1/count'"
+    for where, sizes in ((None, (34, 34, 100)), ("quality = 0", (18, 16, 50))):
+        rows = facts(spark, path, where=where)
+        assert (rows.where(one).count(), rows.where(other).count(), rows.count()) == sizes
+        assert rows.where(one).union(rows.where(other)).count() == sizes[0] + sizes[1]
+        assert rows.where(one).alias("a").join(rows.where(other).alias("b"), F.expr("a.offset < b.offset")).count()
+        assert rows.where("minute(ts) = 0").count() == sizes[2]
 
 
 def test_a_count_opens_no_batch(spark: SparkSession, tmp_path: Path) -> None:
@@ -120,6 +147,32 @@ def test_a_stream_counts_by_headers_too(spark: SparkSession, tmp_path: Path) -> 
         PySparkException, match=r"column offset was asked for beside facts.*stream, zone, epoch, verified"
     ):
         reading("offset facts").load().writeStream.format("noop").start().awaitTermination()
+
+
+def test_the_progress_of_a_query_says_that_its_store_is_away(spark: SparkSession, tmp_path: Path) -> None:
+    """While the store is out of reach the query goes on, and `lastProgress` has since when; no longer when it is
+    back."""
+    path, interval = tmp_path / "facts.db", "spark.sql.streaming.noDataProgressEventInterval"
+    making.store(path, [RUN[:5]])
+    before = spark.conf.get(interval)
+    spark.conf.set(interval, "0")
+    reading = spark.readStream.format("bsfg").schema(projection(["offset"])).load(str(path))
+    query = reading.writeStream.format("noop").start()
+
+    def seen() -> dict[str, Any]:
+        progress = query.lastProgress
+        return {} if progress is None else dict(json.loads(progress["sources"][0]["latestOffset"]))
+
+    try:
+        wait_until(lambda: seen().get("offset") == 5, "a first batch", 60)
+        away = path.rename(tmp_path / "away")
+        wait_until(lambda: "unreachable_since" in seen(), "unreachable_since", 30)
+        assert query.isActive
+        away.rename(path)
+        wait_until(lambda: "unreachable_since" not in seen(), "the store is back", 30)
+    finally:
+        query.stop()
+        spark.conf.set(interval, before)  # type: ignore[arg-type]  # it has a default
 
 
 def test_stores_are_named_in_every_way_spark_offers(spark: SparkSession, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
                           missing   no fact for longer than expected, then another
                           stale     no fact without a problem for longer than expected, though facts came
                           silent    no fact since, until `as_of`; or none ever, of a tag that was expected by its name
+                        Facts of the future, after `as_of`, count when their time has come.
     begin end seconds   the last fact (or fact without a problem) before, and the next one; NULL where there is none
     expected_s          how far apart the facts of this tag may be
     declared_by         predicate and reason of each declaration that explains the gap, or NULL. Losses of sources have
@@ -84,10 +85,12 @@ def found_within(facts: DataFrame, limit_s: Column) -> DataFrame:
 
 
 def report(within: DataFrame, incidents: DataFrame, limit_s: Column, as_of_ns: int, named: Sequence[str]) -> DataFrame:
-    """Rows of WITHIN of all dates, and of the incidents table, to GAP. `named` tags are expected in any zone."""
+    """Rows of WITHIN of all dates, and of the incidents table, to GAP. `named` tags are expected in any zone. Facts
+    after `as_of_ns` are of the future, and end no gap."""
     gaps = within.where("kind IN ('missing', 'stale')").select(*GAP)
     for kind, edge in (("missing", "facts"), ("stale", "usable")):
         gaps = gaps.unionAll(_across_dates(within, kind, edge, limit_s))
+    gaps = gaps.where(F.col("end.ns") <= as_of_ns)
     # A gap of all facts is one of the usable ones too; it is told once.
     twice = gaps.where("kind = 'missing'").withColumn("kind", F.lit("stale"))
     gaps = gaps.join(twice, list(GAP), "left_anti").select(*GAP)
@@ -117,18 +120,28 @@ def _across_dates(within: DataFrame, kind: str, edge: str, limit_s: Column) -> D
 
 def _open_ended(within: DataFrame, limit_s: Column, as_of_ns: int) -> DataFrame:
     """Tags without a fact, or without a usable one, until now."""
-    last = within.groupBy("zone", "tag").agg(
-        F.max(F.when(F.col("kind") == "facts", F.col("end"))).alias("seen"),
-        F.max(F.when(F.col("kind") == "usable", F.col("end"))).alias("sound"),
-    )
     unknown = (F.lit(None).cast(one.dataType).alias(one.name) for one in END.fields[1:])
     now = F.struct(F.lit(as_of_ns).cast("long").alias("ns"), *unknown)
 
+    def last(whole: str, *gaps: str) -> Column:
+        """Of one date. Where facts of the future follow, it is the last one before the gap that these end; without such
+        a gap the tag is alive."""
+        return F.min(
+            F.when(F.col("kind") == whole, F.when(F.col("end.ns") <= as_of_ns, F.col("end")).otherwise(now)).when(
+                F.col("kind").isin(*gaps) & (F.col("end.ns") > as_of_ns), F.col("begin")
+            )
+        )
+
+    known = within.where(F.col("begin.ns") <= as_of_ns)
+    of_dates = known.groupBy("zone", "tag", "date").agg(
+        last("facts", "missing").alias("seen"), last("usable", "missing", "stale").alias("sound")
+    )
+    ends = of_dates.groupBy("zone", "tag").agg(F.max("seen").alias("seen"), F.max("sound").alias("sound"))
+
     def open_since(kind: str, since: str) -> DataFrame:
-        rows = last.where(_from_to(f"{since}.ns", F.lit(as_of_ns)) > limit_s * _SECOND_NS)
-        ends = (F.col(since).alias("begin"), now.alias("end"))
+        rows = ends.where(_from_to(f"{since}.ns", F.lit(as_of_ns)) > limit_s * _SECOND_NS)
         return rows.where("seen.ns > sound.ns" if kind == "stale" else "true").select(
-            "zone", "tag", F.lit(kind).alias("kind"), *ends
+            "zone", "tag", F.lit(kind).alias("kind"), F.col(since).alias("begin"), now.alias("end")
         )
 
     return open_since("silent", "seen").unionAll(open_since("stale", "sound"))

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
@@ -104,7 +105,7 @@ class Refresh:
             # The others have offsets of that stream, which are not those of the facts.
             known = known.unionAll(of_sources.where(F.col("what") == gaps.SAMPLES_LOST))
         named = [one.tag for one in asked.tag if "*" not in one.tag]
-        as_of_ns = _newest_ns(source)
+        as_of_ns = newest_ns(source, round(datetime.now(UTC).timestamp() * 1000) * 1_000_000)
         rows = gaps.report(within, known, limit_s, as_of_ns, named)
         aside = asked.table / "_aside"
         rows.coalesce(1).sortWithinPartitions("zone", "tag", "begin").write.mode("overwrite").parquet(str(aside))
@@ -178,13 +179,20 @@ def _counted(file: Path) -> int:
     return int(pc.sum(pq.read_table(file, columns=["count"], partitioning=None)["count"]).as_py() or 0)
 
 
-def _newest_ns(within: Source) -> int:
-    """The time of the newest fact that is not of the future; 0 without any. Until then a silent tag is silent."""
-    files = [path for part in within.parts.values() for path in part.paths]
-    now_ns = round(datetime.now(UTC).timestamp() * 1000) * 1_000_000
-    ends = [pq.read_table(path, columns=["end"], partitioning=None)["end"].combine_chunks() for path in files]
-    found = [pc.struct_field(end, "ns") for end in ends]
-    return max((pc.max(one.filter(pc.less_equal(one, now_ns))).as_py() or 0 for one in found), default=0)
+def newest_ns(within: Source, now_ns: int) -> int:
+    """The time of the newest fact that is not of the future; now, if a tag has facts before and after now without a gap
+    between; 0 without any. Until then a silent tag is silent."""
+    found = []
+    for path in (path for part in within.parts.values() for path in part.paths):
+        rows = pq.read_table(path, columns=["kind", "begin", "end"], partitioning=None)
+        begin, end = (pc.struct_field(rows[name].combine_chunks(), "ns") for name in ("begin", "end"))
+        is_around_now = pc.and_(pc.less_equal(begin, now_ns), pc.greater(end, now_ns))
+        kinds = rows["kind"].filter(is_around_now).to_pylist()
+        if kinds.count("facts") > kinds.count("missing"):
+            return now_ns
+        both = pa.concat_arrays([begin, end])
+        found.append(pc.max(both.filter(pc.less_equal(both, now_ns))).as_py() or 0)
+    return max(found, default=0)
 
 
 def _told(report: Path) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
+from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.landing.lander import incidents_of
-from pyspark_bsfg.landing.tables import paths
+from pyspark_bsfg.landing.tables import WRITERS, paths
 from pyspark_bsfg.schema import ENVELOPE, IDENTITY, LANDED
 
 INCIDENTS = StructType([
@@ -47,22 +48,20 @@ def labels(facts: DataFrame) -> DataFrame:
     return facts.select(*IDENTITY, "message_id", F.explode("labels").alias("name", "value"))
 
 
-def landed_facts(spark: SparkSession, folder: Path) -> DataFrame:
-    """All facts of a landed table."""
-    return _read(spark, folder, LANDED)
-
-
 def incidents(spark: SparkSession, folder: Path) -> DataFrame:
-    """All incidents beside a landed table."""
+    """All incidents beside a landed table; none where it has not been written."""
     return _read(spark, incidents_of(folder), INCIDENTS)
 
 
 def views(spark: SparkSession, folder: Path | str) -> None:
     """Make the four views of a landed table in this session, over what it has now; call it again for what came since.
-    Raises what Spark raises for a folder that is no table."""
-    facts = landed_facts(spark, Path(folder))
+    Raises JobRefused for a folder that the land job has not written: it would look like a table without facts."""
+    table = Path(folder)
+    if not (table / WRITERS).exists():
+        raise JobRefused(f"{table} is no table of the land job", "name the folder of [land] table")
+    facts = _read(spark, table, LANDED)
     made = {"facts": facts, "labels": labels(facts), "messages": messages(facts)}
-    for name, rows in (made | {"incidents": incidents(spark, Path(folder))}).items():
+    for name, rows in (made | {"incidents": incidents(spark, table)}).items():
         rows.createOrReplaceTempView(name)
 
 

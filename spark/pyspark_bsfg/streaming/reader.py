@@ -9,7 +9,6 @@ last; `receipts.py` confirms these.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from pyspark_bsfg.errors import (
     StreamUnknown,
 )
 from pyspark_bsfg.ranges import OffsetRange
-from pyspark_bsfg.reader import exempt_imports
+from pyspark_bsfg.reader import exempt_imports, usual_tasks
 from pyspark_bsfg.schema import arrow_schema
 from pyspark_bsfg.streaming.checkpoint import bind, read_binding, write_binding
 from pyspark_bsfg.streaming.offsets import StreamOffset, first_offset, next_step, parts
@@ -126,8 +125,10 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Offset ranges, one a task. The same for the same offsets, whatever the store holds now."""
         begin, until = StreamOffset.of(start), StreamOffset.of(end)
-        cores, options = len(os.sched_getaffinity(0)), self.options
-        shares = parts(begin, until, cores, options.partitions_min, options.read.partition_facts_max)
+        options = self.options
+        shares = parts(
+            begin, until, usual_tasks(options.read), options.partitions_min, options.read.partition_facts_max
+        )
         found: list[InputPartition] = [StreamPart(self.place, until.epoch, *one) for one in shares]
         # Spark turns an empty list into one partition of its own kind; an empty range is clearer.
         return found or [StreamPart(self.place, until.epoch, 1, 0)]

@@ -3,10 +3,11 @@
 import random
 import re
 import threading
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -17,10 +18,12 @@ from agent.fact_store import FactStore
 from agent.fact_store.log.operational_facts import operational_fact
 from agent.message import Envelope, Fact, Message, Sample, canonical_json
 from pyspark_bsfg.__main__ import run
+from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import rollup
 from pyspark_bsfg.jobs.derived import derived
 from pyspark_bsfg.jobs.settings import Settings
 from pyspark_bsfg.landing.tables import table_files
+from pyspark_bsfg.landing.views import views
 from tests.sim import IS_LONG, first_seed
 from tests.spark import making
 from tests.spark.jobs import oracle
@@ -33,10 +36,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
 PRESSURE, COUNT = "tag:line-1/pressure", "tag:line-1/count"
 HOUR_NS = 3600 * SECOND_NS
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "jobs.md").read_text("utf-8")
-[SHOWN] = re.findall(r"<!-- test: views -->\n```python\n(.*?)```\n<!-- end -->", PAGE, re.DOTALL)
 LIMITS = {PRESSURE: (-5.0, 95.0)}
 HOLD_S, MODULUS = 120, 1000
 TABLES = ("land", "clean", "rollup")
+
+
+def block(name: str) -> str:
+    """The code of the page between `<!-- test: name -->` and its end."""
+    [found] = re.findall(rf"<!-- test: {name} -->\n```python\n(.*?)```\n<!-- end -->", PAGE, re.DOTALL)
+    return str(found)
 
 
 def toml(folder: Path, more: str = "") -> str:
@@ -236,7 +244,7 @@ def test_every_gap_is_found_and_set_against_declarations(spark: SparkSession, ho
     ]
     assert (found["gaps"]["declared"], found["gaps"]["undeclared"]["silent"]) == ({"missing": 4}, 3)
     assert found["gaps"]["longest"][0]["tag"] == "tag:line-1/never"
-    exec(SHOWN.replace("/data/facts", str(holed / "lake" / "facts")), {"spark": spark})  # noqa: S102  our own page
+    exec(block("views").replace("/data/facts", str(holed / "lake" / "facts")), {"spark": spark})  # noqa: S102  our own page
     asked = """
         SELECT m.subject, m.from_zone, m.produced_at_unix_ms, l.value, i.what, i.detail = m.object_json,
             (SELECT count(*) FROM facts WHERE value_type <> 'message')
@@ -245,11 +253,14 @@ def test_every_gap_is_found_and_set_against_declarations(spark: SparkSession, ho
     [row] = spark.sql(asked).collect()
     expected = ("source:press", "enterprise", NOON_NS // 1_000_000, "early", "samples_lost", True)
     assert tuple(row) == (*expected, found["land"]["facts_landed"] - 2)
+    with pytest.raises(JobRefused, match=r"lake/fact is no table of the land job"):
+        views(spark, holed / "lake" / "fact")
 
 
 def test_a_clock_that_is_far_off_changes_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
     """Facts at both ends of the range of times, and of the next century, are counted in their own minutes and leave
-    those of the others as they are. The report still ends at the newest fact that is not of the future."""
+    those of the others as they are. The report and its gaps still end at the newest fact that is not of the
+    future."""
     runs = [[instant(second) for second in range(0, 600, 30)], [Sample(2, NOON_NS + n * SECOND_NS, n) for n in (0, 30)]]
     odd = [Sample(tag, at_ns, 1) for tag in (1, 2, 3) for at_ns in (-(2**63), 2**63 - 1, NOON_NS + 10**5 * HOUR_NS)]
     making.store(tmp_path / "facts.db", [*runs, odd])
@@ -260,8 +271,51 @@ def test_a_clock_that_is_far_off_changes_nothing_else(spark: SparkSession, tmp_p
     assert found["rollup 1d"]["facts"] == len(told) + len(odd)
     assert found["gaps"]["as_of_unix_ms"] * 10**6 == NOON_NS + 570 * SECOND_NS
     report = pq.read_table(tmp_path / "lake" / "gaps" / "part.parquet").to_pylist()
-    assert {row["kind"] for row in report} == {"missing"}
+    assert {(row["tag"], row["kind"]) for row in report} == {
+        (PRESSURE, "missing"), (COUNT, "missing"), (COUNT, "silent"), ("tag:boiler/druck", "silent"),
+    }  # fmt: skip
     assert min(row["seconds"] for row in report) > 0
+    assert max(row["end"] for row in report) == EPOCH + timedelta(milliseconds=found["gaps"]["as_of_unix_ms"])
+
+
+def test_a_session_that_would_give_other_dates_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A session of another program, with another time zone: the error names the setting."""
+    making.store(tmp_path / "facts.db", [[instant(0)]])
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        with pytest.raises(JobRefused, match=r"other results; set spark\.sql\.session\.timeZone=UTC"):
+            jobs(spark, tmp_path)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def test_days_of_another_time_zone_follow_its_clocks(spark: SparkSession, tmp_path: Path) -> None:
+    """The block of docs/how-to/jobs.md over the hours of three days: that on which the clocks go forward has 23. A
+    weighted mean stays one; a day in which nothing was valid has none."""
+    begin_s = 1_774_652_400  # 2026-03-27T23:00:00Z, midnight in Berlin
+    hours = [
+        {
+            "start": EPOCH + timedelta(seconds=begin_s + 3600 * n), "zone": "plant-a", "tag": PRESSURE, "unit": "bar",
+            "count": 1, "min": float(n), "max": float(n), "time_mean": float(n) if n < 47 else None,
+            "covered_s": 3600.0 if n < 47 else 0.0, "increase": None,
+        }
+        for n in range(24 + 23 + 24)
+    ]  # fmt: skip
+    schema = pa.schema([
+        ("start", pa.timestamp("us", tz="UTC")), *((name, pa.string()) for name in ("zone", "tag", "unit")),
+        ("count", pa.int64()), *((name, pa.float64()) for name in ("min", "max", "time_mean", "covered_s", "increase")),
+    ])  # fmt: skip
+    (tmp_path / "rollup" / "1h").mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(hours, schema), tmp_path / "rollup" / "1h" / "part.parquet")
+    made = {"spark": spark}
+    exec(block("local days").replace("/data", str(tmp_path)), made)  # noqa: S102  our own page
+    days = made["days"].orderBy("day").collect()  # type: ignore[attr-defined]
+    columns = ("day", "count", "min", "max", "time_mean", "covered_s", "increase")
+    assert [tuple(row[name] for name in columns) for row in days] == [
+        (date(2026, 3, 28), 24, 0.0, 23.0, 11.5, 24 * 3600.0, None),
+        (date(2026, 3, 29), 23, 24.0, 46.0, 35.0, 23 * 3600.0, None),
+        (date(2026, 3, 30), 24, 47.0, 70.0, None, 0.0, None),
+    ]
 
 
 def test_a_date_that_would_shrink_is_kept(spark: SparkSession, holed: Path) -> None:

@@ -142,3 +142,28 @@ def test_a_tag_that_never_had_a_fact_is_named_as_such(capsys: pytest.CaptureFixt
         "bsfg jobs: undeclared: tag:press/count of plant-a silent since 2026-01-01T12:00:00Z",
     ]
     assert said.out.startswith('{"jobs"')
+
+
+def test_a_kept_date_is_named_and_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 1, the two numbers, and how to overwrite it; the last line is the JSON."""
+    kept = {"table": "clean", "date": "2026-01-01", "zone": "plant-a", "facts": 9, "found": 7}
+    assert program._report({"jobs": {"clean": {"kept": [kept]}}}) == 1
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        "bsfg jobs: clean of 2026-01-01, plant-a is kept: it stands for 9 facts, now 7 were found",
+        "bsfg jobs: --accept-fewer overwrites what was kept",
+    ]
+    assert said.out.startswith('{"jobs"')
+
+
+def test_progress_is_one_line_of_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shorter text covers a longer one; in a pipe there is none."""
+    for is_terminal, shown in ((True, f"\r{'clean: 10 of 12':100}\r{'export':100}\n"), (False, "")):
+        monkeypatch.setattr("sys.stderr.isatty", lambda of=is_terminal: of)
+        progress = program.Progress()
+        for text in ("clean: 10 of 12", "export"):
+            progress(text)
+        progress.close()
+        assert capsys.readouterr().err == shown

@@ -219,6 +219,8 @@ def test_the_benchmark_compares_what_it_says(spark: SparkSession, tmp_path: Path
         assert one["ratio_mqtt_to_file"] == pytest.approx(one["mqtt_facts_per_s"] / one["facts_per_s"], rel=0.01)
         assert one["ratio_to_parquet"] == pytest.approx(one["facts_per_s"] / one["parquet_facts_per_s"], rel=0.01)
     assert found["limit"]["what"]
+    assert found["two_tasks"]["speed_up"] > 0
+    assert found["two_tasks"]["limit"]["speed_up"] > 0
 
 
 @LONG

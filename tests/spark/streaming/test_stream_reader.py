@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from agent.local_socket.serving import RequestHandler, serve
 from agent.message import Sample
 from agent.settings.store import StreamSettings
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, JobRefused, StoreUnreadable
+from pyspark_bsfg.options import NODE_PARTITIONS
 from pyspark_bsfg.schema import FACTS, projection
 from pyspark_bsfg.source import BsfgDataSource
 from pyspark_bsfg.streaming import reader as module
@@ -108,6 +110,26 @@ def test_batches_cover_the_log_and_are_repeatable(tmp_path: Path) -> None:
         append(store, 50)
     assert values(stream(tmp_path), start, at) == found
     assert reader.latestOffset(at, ReadAllAvailable())["offset"] == 150
+
+
+def test_a_backlog_of_a_node_is_shared_by_as_many_tasks_as_it_gives_connections() -> None:
+    """As in a batch read: neither by a task for each core of a large driver, nor by the two of a small one."""
+    files = dict.fromkeys(("caFile", "certFile", "keyFile"), "x.pem")
+    reader = stream(None, transport="mqtt", host="h", peer="enterprise", **files)
+    start, end = ({"epoch": "e", "offset": offset} for offset in (0, 1_000_000))
+    assert len(reader.partitions(start, end)) == NODE_PARTITIONS
+
+
+def test_a_stream_starts_at_a_time(tmp_path: Path) -> None:
+    """startingTimestamp goes by when the node has recorded facts: before the first is at the first, later than the last
+    is behind it. The cursor begins there, too."""
+    with node(tmp_path) as store:
+        append(store, 30)
+        now_ms = time.time_ns() // 1_000_000
+        for at_ms, offset in ((now_ms - 3_600_000, 0), (now_ms + 3_600_000, 30)):
+            named = {"consumer": f"local.at{offset}", "checkpointLocation": tmp_path / str(offset)}
+            assert stream(tmp_path, startingTimestamp=at_ms, **named).initialOffset()["offset"] == offset
+            assert store.consumers.get(f"local.at{offset}").frontier == offset  # type: ignore[union-attr]
 
 
 def test_available_now_ends_where_it_began(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from tests.spark.making import TELEMETRY
 from tests.spark.streaming.feeding import append
 from tests.spark.streaming.test_stream_reader import CONSUMER, node
 
-README = (Path(__file__).resolve().parents[3] / "spark" / "README.md").read_text("utf-8")
+ROOT = Path(__file__).resolve().parents[3]
+README = (ROOT / "spark" / "README.md").read_text("utf-8")
 
 
 def shown(name: str) -> str:
@@ -42,14 +43,22 @@ def test_every_option_is_documented() -> None:
         assert f"`{name}`" in page
 
 
+def test_the_page_for_users_of_kafka_counts_its_commands() -> None:
+    """Lines that are typed; a text up to END belongs to the command before it."""
+    page = (ROOT / "docs" / "how-to" / "spark-for-kafka-users.md").read_text("utf-8")
+    typed = re.sub(r"<<'END'\n.*?^    END$", "", page, flags=re.DOTALL | re.MULTILINE)
+    commands = re.findall(r"^    \S.*", typed, re.MULTILINE)
+    assert f"with {len(commands)} commands" in page, commands
+
+
 @pytest.mark.spark
 @pytest.mark.system
 @pytest.mark.timeout(300)
 def test_the_page_does_what_it_says(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both blocks, on a store of a running node: the readings and the table have the facts, the cursor has followed,
-    and the last line of the job is the JSON."""
+    """Both blocks, one after the other on a store of a running node: the readings and the table have the facts, each
+    cursor has followed, and the last line of the job is the JSON."""
     monkeypatch.setattr("pyspark_bsfg.session.session", lambda _: spark)
     monkeypatch.setattr(program, "session", lambda _: spark)
     monkeypatch.chdir(tmp_path)
@@ -58,16 +67,18 @@ def test_the_page_does_what_it_says(
     def here(text: str) -> str:
         return text.replace("/var/lib/bsfg/enterprise", str(tmp_path)).replace("/data", str(tmp_path / "data"))
 
-    steps: list[tuple[Callable[..., Any], str]] = [(_python, shown("stream")), (_command, shown("land"))]
+    steps: list[tuple[Callable[..., Any], str, str]] = [
+        (_python, shown("stream"), "local.readings"),
+        (_command, shown("land"), CONSUMER),
+    ]
     with node(tmp_path) as store:
         store.consumers.register("local.keep", "enterprise", TELEMETRY).result()
         append(store, 1, 300)
-        for step, text in steps:
+        for step, text, consumer in steps:
             step(here(text))
-            state = store.consumers.get(CONSUMER)
+            state = store.consumers.get(consumer)
             assert state is not None
             assert state.frontier == 300
-            store.consumers.remove(CONSUMER, force=True, now=True).result()
     assert spark.read.parquet(str(tmp_path / "data" / "readings")).count() == 300
     assert spark.read.parquet(*paths(tmp_path / "data" / "facts")).count() == 300
     done = json.loads(capsys.readouterr().out.splitlines()[-1])["jobs"]["land"]

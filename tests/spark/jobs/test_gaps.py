@@ -1,0 +1,80 @@
+"""Gaps at the edge of now, on rows that are made here: the functions know no clock and no files."""
+
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from pyspark_bsfg.jobs import clean, gaps
+from pyspark_bsfg.jobs.derived import Part, Source
+from pyspark_bsfg.jobs.refresh import newest_ns
+from pyspark_bsfg.landing.views import INCIDENTS
+from tests.spark.making import NOON_NS, SECOND_NS
+
+READ = StructType([clean.CLEAN[name] for name in gaps.COLUMNS])
+
+
+def ns(second: float) -> int:
+    """So many seconds after noon."""
+    return NOON_NS + round(second * SECOND_NS)
+
+
+def facts(tag: str, seconds: Sequence[int], problem: str | None = None) -> Iterator[tuple[Any, ...]]:
+    """Rows of READ."""
+    for second in seconds:
+        yield date(2026, 1, 1), "plant-a", tag, ns(second), second + 1, "e", second + 1, "double", problem
+
+
+@pytest.mark.spark
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_facts_of_the_future_end_no_gap(spark: SparkSession) -> None:
+    """A tag whose clock once was ahead is silent, or stale, since its last fact before now, and not missing until that
+    future; one whose clock is a little ahead, and goes on, is alive."""
+    made = [
+        *facts("ahead once", [*range(0, 630, 30), 4000]),
+        *facts("always ahead", range(0, 1200, 30)),
+        *facts("bad since", [0, 4000]),
+        *facts("bad since", range(30, 1200, 30), "bad"),
+        *facts("future only", [4000]),
+        *facts("holed", [0, 300, 330, *range(360, 930, 30)]),
+    ]
+    limit_s = gaps.expected_s(60, ())
+    within = gaps.found_within(spark.createDataFrame(made, READ), limit_s)
+    found = gaps.report(within, spark.createDataFrame([], INCIDENTS), limit_s, ns(900), ())
+    rows = found.selectExpr("tag", "kind", "unix_seconds(begin)", "seconds").collect()
+    noon = NOON_NS // SECOND_NS
+    assert sorted((tag, kind, begin - noon, seconds) for tag, kind, begin, seconds in rows) == [
+        ("ahead once", "silent", 600, 300.0),
+        ("bad since", "stale", 0, 900.0),
+        ("holed", "missing", 0, 300.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "rows, newest",
+    [
+        ([("facts", 0, 800), ("facts", 0, 700)], 800),
+        ([("facts", 0, 4000), ("missing", 600, 4000)], 600),  # ahead once
+        ([("facts", 0, 4000), ("missing", 600, 4000), ("facts", 0, 800)], 800),
+        ([("facts", 0, 901)], 900),  # a clock that is a little ahead
+        ([("facts", 4000, 4001)], None),
+        ([], None),
+    ],
+)
+def test_the_report_ends_at_the_newest_fact_that_is_not_of_the_future(
+    tmp_path: Path, rows: list[tuple[str, int, int]], newest: int | None
+) -> None:
+    """By the first and last facts of tags and by the ends of gaps; now is 900 s after noon."""
+    made = [{"kind": kind, "begin": {"ns": ns(begin)}, "end": {"ns": ns(end)}} for kind, begin, end in rows]
+    span = pa.struct([("ns", pa.int64())])
+    path = str(tmp_path / "part.parquet")
+    pq.write_table(pa.Table.from_pylist(made, pa.schema([("kind", pa.string()), ("begin", span), ("end", span)])), path)
+    source = Source(tmp_path, {("2026-01-01", "plant-a"): Part(len(rows), (path,), "")})
+    assert newest_ns(source, ns(900)) == (0 if newest is None else ns(newest))
