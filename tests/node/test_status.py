@@ -332,11 +332,11 @@ def test_a_reload_ends_what_was_told_of_the_file_before(tmp_path: Path) -> None:
         reloader = Reloader(settings, config, TrustFiles(settings, store), not_carried_out, asyncio.Event())
         serving = asyncio.create_task(reloader.run())
         file.write_text('[node]\nzone = "plant-a"\n[[stream]]\nname = "orders"\nkeep_hours = 1\n')
-        await reloader.look_at_file()
+        await reloader.check_file()
         assert reloader.is_file_changed
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(config, "is_changed", partial(late_answer, config.is_changed()))
-            look = asyncio.create_task(reloader.look_at_file())
+            look = asyncio.create_task(reloader.check_file())
             await wait_until_async(read.is_set, "the file is read")
             assert (await reloader.reload()).applied == ("stream orders",)
             assert not reloader.is_file_changed
@@ -344,7 +344,7 @@ def test_a_reload_ends_what_was_told_of_the_file_before(tmp_path: Path) -> None:
             await look
         assert not reloader.is_file_changed
         file.write_text('[node]\nzone = "plant-a"\n')
-        await reloader.look_at_file()
+        await reloader.check_file()
         assert reloader.is_file_changed
         serving.cancel()
 

@@ -17,7 +17,7 @@ Exceptions:
             NotAuthorized       the broker's access list forbids the topic (final: configuration)
             MessageTooLarge     the message exceeds the broker's packet size (final for this message)
             OutgoingFull        this node's outgoing queue is full (retry)
-            UnprovenAnswer      an answer is not proven to be the peer's (retry)
+            UnprovenAnswer      no signature proves that the peer sent the answer (retry)
         PkiError                a certificate, key or list cannot be used (final: an operator must act)       (pki)
         TopologyError           links or settings that make no broker configuration (final)                   (broker)
 """
@@ -248,7 +248,7 @@ class OutgoingFull(TransportError):
 
 
 class UnprovenAnswer(TransportError):
-    """An answer is not proven to be the peer's: it counts as none."""
+    """No signature proves that the peer sent an answer. The answer is ignored."""
 
     code = "unproven_answer"
 

@@ -246,8 +246,8 @@ def test_an_import_that_does_not_fit_changes_nothing(signers: Path, tmp_path: Pa
         (signers / "idmz/signers/idmz.pem", None, "is for key .* of idmz"),
         (signers / "plant-a/signers/plant-a.pem", None, "is for key .* of plant-a, not for"),
         (mine, tmp_path / "facts/ca.pem", "was not issued by"),
-        (mine, signers / "tls/ca.pem", "is no facts authority"),
-        (signers / "tls/zones/plant-a.pem", None, "is no signer certificate"),
+        (mine, signers / "tls/ca.pem", "is not a facts authority"),
+        (signers / "tls/zones/plant-a.pem", None, "is not a signer certificate"),
         (old, None, "signed after the certificate had expired"),
     ):
         with pytest.raises(pki.PkiError, match=why):
