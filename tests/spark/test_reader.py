@@ -123,7 +123,7 @@ def test_a_count_by_headers_stands_alone(path: Path) -> None:
     whole = len(RUN) + 500
     assert sum(row["facts"] for row in read(path, projection(["facts"]), numPartitions=7)) == whole
     for name in ("offset", "tag", "value"):
-        with pytest.raises(OptionError, match=f"column {name} was asked for beside facts"):
+        with pytest.raises(OptionError, match=f"column {name} was requested with facts"):
             read(path, projection(["zone", name, "facts"]))
 
 
@@ -297,7 +297,7 @@ def test_a_store_that_began_another_epoch_is_not_read_on(path: Path) -> None:
     """Offsets are of the epoch in which they were planned."""
     reader = BsfgDataSource({"path": str(path)}).reader(FACTS)
     part: Any = reader.partitions()[0]
-    with pytest.raises(FactsGone, match=f"has begun epoch {part.epoch}, planned was 1111"):
+    with pytest.raises(FactsGone, match=f"has begun epoch {part.epoch}, the read was planned in 1111"):
         next(reader.read(replace(part, epoch="11" * 16)))
 
 

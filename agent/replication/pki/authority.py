@@ -118,7 +118,7 @@ def create_authority(
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(key_usage(key_cert_sign=True), critical=True)
     )
-    if for_facts:  # TLS refuses all that this authority issues, even if its root is trusted by mistake
+    if for_facts:  # TLS then refuses all that this authority issues, even if its root is trusted by mistake
         unsigned = unsigned.add_extension(x509.ExtendedKeyUsage([FACT_SIGNING]), critical=True)
     certificate = unsigned.sign(key, hashes.SHA256())
     with disk_errors(folder):

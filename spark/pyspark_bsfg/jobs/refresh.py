@@ -1,4 +1,4 @@
-"""Shell: brings the tables that follow from the landed one up to date, in their order: clean, rollup, gaps, export."""
+"""Shell: brings the tables that are derived from the landed one up to date, in order: clean, rollup, gaps, export."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pyspark_bsfg.streaming.reader import UNREACHABLE
 from pyspark_bsfg.transports import Bounds, places
 
 JOBS = ("land", "clean", "rollup", "gaps", "export")
-WITHIN = "_within"  # in the folder of the gaps, hidden from who reads the report
+WITHIN = "_within"  # in the folder of the gaps, hidden from readers of the report
 GAPS_SHOWN = 5
 
 Report = Callable[[str], None]
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class Refresh:
-    """The jobs behind land. Each raises JobRefused, SparkError and PySparkException."""
+    """The jobs after land. Each raises JobRefused, SparkError and PySparkException."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Refresh:
         self._declared: Bounds | None = None
 
     def run(self) -> dict[str, Any]:
-        """All of those that have a section and are asked for; for each, what it did."""
+        """Run the jobs in `only` that have a section. Returns what each did."""
         asked, landing = self._settings, self._settings.land
         found: dict[str, Any] = {}
         if "land" in self._only and landing.compact_files:
@@ -101,7 +101,7 @@ class Refresh:
             if "land" in self._only:
                 self._land_declarations(asked.declarations)
             of_sources = incidents(self._spark, declared_of(self._settings.land.table))
-            # The others have offsets of that stream, which are not those of the facts.
+            # Other declarations name offsets of their own stream, not of the facts.
             known = known.unionAll(of_sources.where(F.col("what") == gaps.SAMPLES_LOST))
         named = [one.tag for one in asked.tag if "*" not in one.tag]
         as_of_ns = _newest_ns(source)
@@ -111,11 +111,11 @@ class Refresh:
         [file] = aside.glob("*.parquet")
         publish_file(file, asked.table / PART)
         shutil.rmtree(aside)
-        return asdict(outcome) | {"as_of_unix_ms": as_of_ns // 1_000_000} | _told(asked.table / PART)
+        return asdict(outcome) | {"as_of_unix_ms": as_of_ns // 1_000_000} | _summary(asked.table / PART)
 
     def _land_declarations(self, stream: str) -> None:
-        """Bring the table of declarations up to date. While the node is away, and where it has no such stream, the
-        report is made with those that are landed. Raises JobRefused."""
+        """Bring the table of declarations up to date. If the node cannot be reached or has no such stream, the report
+        uses the declarations that are landed. Raises JobRefused."""
         order = Order.of(self._settings, is_available_now=True)
         asked = StreamOptions.of(stream_options(order.options, order.checkpoint)).read
         if asked.stream == stream:
@@ -160,7 +160,7 @@ def rollup_steps(asked: Rollup) -> list[Step]:
 
 
 def within_step(asked: Gaps) -> Step:
-    """What the gaps are found from."""
+    """The table from which gaps are reported."""
     limit_s = gaps.expected_s(asked.expected_s, asked.tag)
     settings = [gaps.VERSION, asked.expected_s, *(asdict(one) for one in asked.tag)]
     return Step(
@@ -179,7 +179,8 @@ def _counted(file: Path) -> int:
 
 
 def _newest_ns(within: Source) -> int:
-    """The time of the newest fact that is not of the future; 0 without any. Until then a silent tag is silent."""
+    """The time of the newest fact that is not in the future; 0 if there is none. A silent tag is reported silent until
+    then."""
     files = [path for part in within.parts.values() for path in part.paths]
     now_ns = round(datetime.now(UTC).timestamp() * 1000) * 1_000_000
     ends = [pq.read_table(path, columns=["end"], partitioning=None)["end"].combine_chunks() for path in files]
@@ -187,8 +188,8 @@ def _newest_ns(within: Source) -> int:
     return max((pc.max(one.filter(pc.less_equal(one, now_ns))).as_py() or 0 for one in found), default=0)
 
 
-def _told(report: Path) -> dict[str, Any]:
-    """Gaps by kind, and the longest of those that nothing declares."""
+def _summary(report: Path) -> dict[str, Any]:
+    """The gaps by kind, and the longest undeclared ones."""
     rows = pq.read_table(report, partitioning=None).to_pylist()
     undeclared = [row for row in rows if row["declared_by"] is None]
     longest = sorted(undeclared, key=lambda row: -(row["seconds"] or float("inf")))[:GAPS_SHOWN]
@@ -204,6 +205,6 @@ def _told(report: Path) -> dict[str, Any]:
 
 
 def check_sections(settings: Settings, only: Collection[str]) -> None:
-    """Raises JobRefused for a job that is asked for and has no section."""
+    """Raise JobRefused for a requested job without a section."""
     if missing := [name for name in only if getattr(settings, name) is None]:
         raise JobRefused(f"the job {missing[0]} has no section", f"add [{missing[0]}] to the TOML")

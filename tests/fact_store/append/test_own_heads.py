@@ -251,7 +251,7 @@ def test_heads_of_peers_are_stored_verbatim(tmp_path: Path) -> None:
         mill.put(store, mill.sealed[:2])
         heads = [mill.head(1, is_verified=False)]
         position = PeerPosition(mill.origin.epoch, 15)
-        given_signers = [SignerCertificate(mill.key.key_id, b"certificate", is_believed=False, zone="mill")]
+        given_signers = [SignerCertificate(mill.key.key_id, b"certificate", is_trusted=False, zone="mill")]
         batches = parsed(mill.sealed[:3])
         put = store.inbound.put_batches
         done(put("mill", TELEMETRY, batches, mill.received(), position, heads=heads, signers=given_signers))

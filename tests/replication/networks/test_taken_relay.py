@@ -73,7 +73,7 @@ def smuggle(
     """Write batches into the relay's store as if a peer had brought them: whoever holds the machine can."""
     kept = [KeptHead(at, record, is_verified=False) for at, record in (heads or {}).items()]
     signers = (
-        [SignerCertificate(certificate.key_id, certificate.certificate, is_believed=False, zone="")]
+        [SignerCertificate(certificate.key_id, certificate.certificate, is_trusted=False, zone="")]
         if certificate
         else []
     )
