@@ -1,8 +1,7 @@
-"""The brokers of a site as bsfg broker config writes them, running: one Mosquitto for each pair of zones, with the
-limit of open files that its unit has.
+"""The running brokers of a site as bsfg broker config writes them: one Mosquitto for each pair of zones, with its
+unit's limit of open files.
 
-`shared=True` puts all pairs on one port, as an operator may, and as every site was before: what an attack does then
-shows that the attack is one.
+`shared=True` puts all pairs on one port, as an operator may: the effect of an attack there shows that the attack works.
 """
 
 import contextlib
@@ -44,7 +43,7 @@ class PairBroker(Child):
         return self._identities[zone]
 
     def rss_bytes(self) -> int:
-        """Memory that the broker occupies now."""
+        """The memory of the broker now."""
         status = Path(f"/proc/{self.pid}/status").read_text("ascii")
         found = re.search(r"VmRSS:\s+(\d+) kB", status)
         assert found is not None
@@ -73,7 +72,7 @@ class RunningSite:
         bound_files: bool = True,
         host: str = HOST,
     ) -> Iterator["RunningSite"]:
-        """Make everything below `folder`, run the brokers for the length of the block, leave no process behind. Without
+        """Make everything below `folder`, run the brokers during the block, and leave no process behind. Without
         `bound_files` the unit's limit of open files is not set. With another `host` they listen on all addresses."""
         now = datetime.now(UTC)
         pki.create_authority(folder / "pki", now)
@@ -98,7 +97,7 @@ class RunningSite:
 
 
 def round_trips(asking: Caller, serving: Caller, request: str, count: int) -> int:
-    """Send `count` messages one after the other, each awaited at the serving side; returns how many arrived."""
+    """Send `count` messages one after the other, each awaited at the serving side. Returns how many arrived."""
     serving.subscribe(request)
     before = len(serving.received)
     for number in range(count):

@@ -1,5 +1,5 @@
-"""The forged pages and requests of tests/fuzz against live processes over a real broker: none ends, its memory stays
-bounded, honest facts flow, and its store verifies afterwards."""
+"""The forged pages and requests of tests/fuzz against live processes over a real broker: no process ends, memory stays
+bounded, honest facts flow, and the store verifies afterwards."""
 
 import asyncio
 import contextlib
@@ -42,14 +42,14 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def rss_bytes(site: Site, zone: str) -> int:
-    """What a node has in memory."""
+    """The memory of a node."""
     pages = Path(f"/proc/{site.nodes[zone].pid}/statm").read_text().split()[1]
     return int(pages) * resource.getpagesize()
 
 
 @contextlib.asynccontextmanager
 async def connected(link: Link) -> AsyncIterator[None]:
-    """A link for the length of a block."""
+    """A link during a block."""
     running = asyncio.create_task(link.run())
     try:
         await link.wait_up()
@@ -60,7 +60,7 @@ async def connected(link: Link) -> AsyncIterator[None]:
 
 
 async def serve_forged(site: Site, seed: int) -> Counter[str]:
-    """Answer the pulls of idmz with forged answers only, until each has had one, and one after each outage of the
+    """Answer the pulls of idmz with forged answers only, until each pull has had one, and one after each outage of the
     broker."""
     link = link_to(site.brokers[EVIL], EVIL)
     peers = {stream: HostilePeer(random.Random(f"{seed} {stream}"), stream) for stream in (*STREAMS, STREAM, TELEMETRY)}
@@ -94,8 +94,8 @@ OPERATIONS = {"FetchFacts", "GetObject", "GetDigests", "FetchSequences"}
 
 @patient
 def test_forged_pages_end_no_live_node(site: Site) -> None:
-    """Every answer to forty pulls of a live node is forged, in several lives of the node: it runs, and the plant's
-    facts reach the enterprise."""
+    """Every answer to forty pulls of a live node is forged, in several lives of the node: it keeps running, and the
+    plant's facts reach the enterprise."""
     seed, count, rss = first_seed(), 0, 0
     for life in range(LIVES):
         count += sum(asyncio.run(serve_forged(site, seed + life)).values())
@@ -110,7 +110,7 @@ def test_forged_pages_end_no_live_node(site: Site) -> None:
 
 
 async def ask_forged(site: Site, seed: int) -> Counter[str]:
-    """Send forged requests, a few open at once, and never wait for one that gets no answer."""
+    """Send forged requests, a few open at once, without waiting for those that get no answer."""
     link = link_to(site.brokers[EVIL], EVIL)
     answer_to, answers = response_topic(IDMZ, EVIL, "forged"), Counter[str]()
     link.route(answer_to, lambda incoming: answers.update([_code(incoming.payload)]))
@@ -134,7 +134,8 @@ def _code(payload: bytes) -> str:
 
 @patient
 def test_forged_requests_end_no_live_node(site: Site) -> None:
-    """Forged requests of every operation to a live node: it runs under the same epoch, and honest facts flow."""
+    """A live node gets forged requests of every operation: it keeps running under the same epoch, and honest facts
+    flow."""
     with site.unharmed():
         print(dict(asyncio.run(ask_forged(site, first_seed()))))
         rss = rss_bytes(site, IDMZ)

@@ -43,7 +43,7 @@ class Files:
         self.watch = IdentityWatcher([self.identity], EAGER)
 
     def bring(self, issued: pki.Issued) -> None:
-        """Copy the files one after the other, as a person does."""
+        """Copy the files one after the other, as an operator does."""
         shutil.copy(issued.key_file, self.key)
         shutil.copy(issued.cert_file, self.cert)
 
@@ -138,7 +138,7 @@ def _open_to_others(files: Files) -> None:
 
 
 def _all_of_another_authority(files: Files) -> None:
-    """Valid by our own checks; only the broker refuses it."""
+    """Files that are valid by our own checks; only the broker refuses them."""
     _another_authority(files)
     shutil.copy(files.folder / "other/ca.pem", files.folder / "both.pem")
     files.ca.write_bytes(files.ca.read_bytes() + (files.folder / "both.pem").read_bytes())
@@ -161,7 +161,7 @@ def _all_of_another_authority(files: Files) -> None:
 def test_bad_files_change_nothing_and_are_named(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Files], None], says: str
 ) -> None:
-    """The connection stays, the reason names the file and is logged once; valid files afterwards are used."""
+    """The connection stays, the reason names the file and is logged once; valid files that follow are used."""
 
     async def run() -> None:
         mine = Files(broker, "idmz", tmp_path)

@@ -1,5 +1,4 @@
-"""A new zone that begins at the latest values: it has them at once, none of the history, and everything that comes
-after."""
+"""A new zone that begins at the latest values: it has them at once, no older facts, and all facts that follow."""
 
 import asyncio
 import json
@@ -52,7 +51,7 @@ PULL = f'zone = "plant-a"\npulls = ["{STREAM}"]\nstart = [{{ stream = "{STREAM}"
 
 
 async def shown(file: Path) -> dict[str, tuple[float, str | None]]:
-    """What `bsfg latest` says of each tag, and who told of it."""
+    """What `bsfg latest` shows of each tag, and the peer from which the value came."""
     done = await asyncio.to_thread(CliRunner().invoke, bsfg, ["latest", "--config", str(file), "--json"])
     rows = [json.loads(line) for line in done.output.splitlines()]
     return {row["subject"].removeprefix("tag:line1/"): (row["value"], row["via"]) for row in rows}
@@ -92,8 +91,8 @@ async def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_pat
 
 @pytest.mark.system
 async def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto, tmp_path: Path) -> None:
-    """A zone above a relay that began at the latest values gets the same values, with their source and no offset; zones
-    that the peer may not relay are left out."""
+    """A zone above a relay that began at the latest values gets the same values, with their source and without an
+    offset; zones that the peer may not relay are left out."""
     idmz, enterprise = Node.open(broker, "idmz", tmp_path), Node.open(broker, "enterprise", tmp_path)
     save_peer_latest(tmp_path, told("plant-a", [value(1), value(2)]))
     idmz.serve({"enterprise": [STREAM]}, peer_latest_in=tmp_path)
@@ -118,7 +117,7 @@ async def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto
 
 
 def told(peer: str, values: list[LatestEntry]) -> PeerLatest:
-    """What a peer told."""
+    """The values that a peer sent."""
     return PeerLatest(peer, "0" * 32, STREAM, 1_700_000_000_000, values)
 
 
@@ -153,9 +152,8 @@ UNREADABLE = [b'"\xff"', b"1e400", b"-1e999", b'{"a":"\xc3("}', b"[" * 200 + b"]
 def test_a_value_that_is_no_json_is_refused_and_the_others_stay(
     raw: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A peer sends a value that no parser reads among good ones. It is left out where it comes in, with a line that
-    names the peer and the tag; the others are kept. A node that kept it ended at the next question for latest
-    values."""
+    """Among good values, a peer sends one that no parser reads. It is dropped on arrival, with a log line that names
+    the peer and the tag; the others are kept. (A node that kept it ended at the next request for latest values.)"""
     sent = [value(1), odd(2, value=msgspec.Raw(raw)), value(3)]
     own = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM}
     answer = LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=sent)
@@ -179,8 +177,8 @@ def test_a_value_that_is_no_json_is_refused_and_the_others_stay(
 
 
 async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:
-    """A peer sends few values in answers that are as large as may be, and says `more` without end: refused, before they
-    fill the memory."""
+    """A peer sends few values in answers of the largest size, and says `more` endlessly: refused, before they fill the
+    memory."""
     own = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM}
     answers = list[LatestAnswer]()
 
@@ -197,7 +195,7 @@ async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:
 
 
 def test_a_file_with_a_value_that_is_no_json_counts_as_missing(tmp_path: Path) -> None:
-    """One that an earlier version kept: its values are asked for again at the next start, and no reader fails."""
+    """An earlier version kept such a file: its values are requested again at the next start, and no reader fails."""
     save_peer_latest(tmp_path, told("plant-a", [value(1), odd(2, value=msgspec.Raw(b"1e400"))]))
     assert not has_peer_latest(tmp_path, "plant-a", STREAM)
     assert peer_latest(tmp_path) == []
@@ -205,8 +203,8 @@ def test_a_file_with_a_value_that_is_no_json_counts_as_missing(tmp_path: Path) -
 
 @pytest.mark.parametrize("as_of", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00+23:59"])
 def test_a_time_that_cannot_be_written_in_utc_is_none(as_of: str, tmp_path: Path) -> None:
-    """A peer's time beyond the years 1 to 9999 counts as a text that names no time; merging the values of peers with
-    our own raised ValueError for it."""
+    """A peer's time beyond the years 1 to 9999 counts as a text that names no time. (Merging it with our own values
+    raised ValueError.)"""
     save_peer_latest(tmp_path, told("plant-a", [odd(1, as_of=as_of, source_time=as_of)]))
     (row,) = merge_peer_records([], peer_latest(tmp_path), BASE_NS, 60_000)
     assert row["as_of"] == as_of

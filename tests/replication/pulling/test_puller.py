@@ -62,7 +62,7 @@ PULL = PullSettings("plant", TELEMETRY, "idmz.facts.telemetry", frozenset({"plan
 
 @dataclass
 class Put:
-    """A page that the store was handed, and the future of which the test says how it ends."""
+    """A page that the store got, and the future that the test resolves."""
 
     batches: Sequence[Batch]
     definitions: Sequence[ReceivedDefinition]
