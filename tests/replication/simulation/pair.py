@@ -102,7 +102,7 @@ class Log:
         return self.ends[-1] if self.ends else 0
 
     def batches(self) -> list[tuple[int, int]]:
-        """First and last offset of each batch there ever was."""
+        """First and last offset of every batch that ever existed."""
         return list(zip([1, *(end + 1 for end in self.ends)], self.ends, strict=False))
 
     def has(self, last_offset: int) -> bool:
@@ -110,7 +110,7 @@ class Log:
         return last_offset > self.released_offset and last_offset not in self.damaged
 
     def read(self, after_offset: int, most: int) -> Page:
-        """As a store reads: batches, and what lies before, between and behind them and is no longer there."""
+        """Read as a store does: batches, and the holes before, between and after them."""
         batches: list[StoredBatch] = []
         holes: list[Hole] = []
         origin = Origin("plant-a", bytes.fromhex(self.epoch))
@@ -129,7 +129,7 @@ class Log:
         return Page(batches, self.end_offset, tuple(holes))
 
     def lacks(self, first_offset: int, last_offset: int) -> bool:
-        """Whether all of these are gone."""
+        """Whether all of these offsets are gone."""
         held = [(first, last) for first, last in self.batches() if self.has(last)]
         is_held = any(first <= last_offset and first_offset <= last for first, last in held)
         return last_offset <= self.end_offset and not is_held
@@ -305,7 +305,7 @@ class World:
             self.at(self.chance.choice((5, 50, 500, 5000)), self._produce)
 
     def record(self) -> None:
-        """Some batches more."""
+        """Record some more batches."""
         for _ in range(self.chance.randint(1, 6)):
             self.log.ends.append(self.log.end_offset + self.chance.randint(1, 30))
 
@@ -336,7 +336,7 @@ class World:
                 return
 
     def _result(self, effect: effects.Effect[Any]) -> Any:
-        """What the shell and the store would answer."""
+        """The result that shell and store would give."""
         log = self.log
         match effect:
             case effects.FindConsumer():

@@ -54,7 +54,7 @@ class TakenOver:
     _sent: list[bytes] = field(default_factory=list)
 
     def begin(self) -> None:
-        """The attacker is on the machine, and acts in every life of the node until it is installed anew."""
+        """The attacker is on the machine, and acts in every life of the node until it is installed again."""
         self.node.after(self.node.world.chance.randint(1, FORGE_MS), self._forge)
 
     # --- what it writes
@@ -183,7 +183,7 @@ class TakenOver:
 
 @dataclass(frozen=True)
 class _Part:
-    """A batch of a page with its head's record, empty where it has none."""
+    """A batch of a page with its head, which is empty if it has none."""
 
     first_offset: int
     last_offset: int
