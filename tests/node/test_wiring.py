@@ -111,7 +111,7 @@ def test_a_source_retries_only_passing_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    "raised, told",
+    "raised, shown",
     [
         ([errors.StoreFailed("disk", "hint")], errors.StoreFailed),
         ([ValueError("x"), ExceptionGroup("in", [errors.StoreFailed("disk", "hint")])], errors.StoreFailed),
@@ -119,7 +119,7 @@ def test_a_source_retries_only_passing_errors() -> None:
         ([ValueError("x")], ExceptionGroup),
     ],
 )
-def test_the_operator_sees_the_first_bsfg_error(raised: list[Exception], told: type[Exception]) -> None:
+def test_the_operator_sees_the_first_bsfg_error(raised: list[Exception], shown: type[Exception]) -> None:
     """The first BsfgError of a group is raised; with an AssertionError or an unexpected error in it, the whole
     group."""
-    assert isinstance(_first_reason(ExceptionGroup("node", raised)), told)
+    assert isinstance(_first_reason(ExceptionGroup("node", raised)), shown)

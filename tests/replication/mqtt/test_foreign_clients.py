@@ -50,19 +50,19 @@ def test_a_client_written_from_the_page_reads_every_batch(broker: Mosquitto, tmp
                 subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
             )
             assert done.returncode == 0, done.stderr
-            told = json.loads(done.stdout)
-            assert told["digests"] == digests
+            printed = json.loads(done.stdout)
+            assert printed["digests"] == digests
             (consumer,) = plant.store.consumers.all()
             assert (consumer.name, consumer.frontier) == (f"idmz.{STREAM}", 5_000)
         plant.store.close()
-        return dict(told)
+        return dict(printed)
 
-    told = asyncio.run(run())
-    assert told["streams"] == [STREAM]
-    assert told["definitions"] == ["tag:line1/temperature"]
-    assert (told["end_offset"], told["advanced_to"], told["frontier"]) == (5_000, 5_000, 5_000)
-    assert (told["refused"], told["beyond"]) == ("unknown_consumer", ["confirm_beyond_log", False])
-    assert int(str(told["pages"])) > 3
+    printed = asyncio.run(run())
+    assert printed["streams"] == [STREAM]
+    assert printed["definitions"] == ["tag:line1/temperature"]
+    assert (printed["end_offset"], printed["advanced_to"], printed["frontier"]) == (5_000, 5_000, 5_000)
+    assert (printed["refused"], printed["beyond"]) == ("unknown_consumer", ["confirm_beyond_log", False])
+    assert int(str(printed["pages"])) > 3
 
 
 def test_plain_paho_appends(broker: Mosquitto, tmp_path: Path) -> None:
@@ -86,12 +86,12 @@ def test_plain_paho_appends(broker: Mosquitto, tmp_path: Path) -> None:
         plant.store.close()
         return dict(json.loads(done.stdout))
 
-    told = asyncio.run(run())
-    assert told["applied"] == [["applied", 1], ["applied", 2]]
-    assert told["again"] == [["noop_already_applied", 1], ["noop_already_applied", 2], ["conflicting_duplicate", 1]]
-    assert told["leases"] == [1, 2]
-    assert told["fenced"] == [{"outcome": "rejected_fenced", "offset": 0, "lease_epoch": 2}]
-    codes, messages = zip(*told["refused"], strict=True)  # type: ignore[misc]
+    printed = asyncio.run(run())
+    assert printed["applied"] == [["applied", 1], ["applied", 2]]
+    assert printed["again"] == [["noop_already_applied", 1], ["noop_already_applied", 2], ["conflicting_duplicate", 1]]
+    assert printed["leases"] == [1, 2]
+    assert printed["fenced"] == [{"outcome": "rejected_fenced", "offset": 0, "lease_epoch": 2}]
+    codes, messages = zip(*printed["refused"], strict=True)  # type: ignore[misc]
     assert codes == ("bad_request", "append_not_allowed", "bad_request")
     assert "messages[1]: from_zone" in messages[0]
 

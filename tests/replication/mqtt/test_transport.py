@@ -104,8 +104,8 @@ def test_two_connections_of_a_zone_are_independent_clean_sessions(broker: Mosqui
 def test_a_chained_error_names_the_broker_once() -> None:
     """A request on a broken link fails with the link's error; the broker and the full stop appear once."""
     first = BrokerUnreachable("broker b (h:1)", "cannot be reached: refused", "Is it running?")
-    told = ConnectionLost("broker b (h:1)", str(first))
-    assert str(told) == str(first) == "broker b (h:1): cannot be reached: refused. Is it running?"
+    lost = ConnectionLost("broker b (h:1)", str(first))
+    assert str(lost) == str(first) == "broker b (h:1): cannot be reached: refused. Is it running?"
 
 
 def test_no_broker_at_the_port(broker: Mosquitto) -> None:

@@ -104,7 +104,7 @@ async def test_a_reader_that_starts_at_the_end_causes_no_epoch_change(broker: Mo
             await wait_until_async(lambda: puller.statistics().offset == 100, "the end to be known")
             answered_ms = puller.statistics().last_answer_ms
             await wait_until_async(
-                lambda: puller.statistics().last_answer_ms != answered_ms, "an answer to who was told"
+                lambda: puller.statistics().last_answer_ms != answered_ms, "an answer to the restored peer"
             )
         plant.store.close()
         for first in (100, 150):

@@ -199,21 +199,21 @@ def test_how_a_bootstrap_span_ends_on_the_serving_side() -> None:
     telemetry = Telemetry()
     readings = BootstrapSpans(telemetry)
 
-    def told() -> tuple[int, int, int, int]:
+    def counts() -> tuple[int, int, int, int]:
         return ends(telemetry, Span.BOOTSTRAP, Side.SERVING)
 
     readings.reached_end("idmz.a")
     readings.began("idmz.a", "idmz", STREAM)
     readings.refused("idmz.a", "busy")
-    assert told() == (1, 0, 0, 0)
+    assert counts() == (1, 0, 0, 0)
     readings.reached_end("idmz.a")
     readings.reached_end("idmz.a")
-    assert told() == (1, 1, 0, 0)
+    assert counts() == (1, 1, 0, 0)
     for _ in range(2):
         readings.began("idmz.b", "idmz", STREAM)
-    assert told() == (3, 1, 0, 1)
+    assert counts() == (3, 1, 0, 1)
     readings.refused("idmz.b", "batch_exceeds_packet")
-    assert told() == (3, 1, 1, 1)
+    assert counts() == (3, 1, 1, 1)
 
 
 def test_how_a_confirm_span_ends_on_the_serving_side() -> None:
@@ -267,7 +267,7 @@ def test_the_debug_log_has_each_step_on_both_sides(
 
     asyncio.run(scenario())
     for event in ("span_start", "span_stop"):
-        told = {
+        logged = {
             (one.__dict__["span"], one.__dict__["side"], one.__dict__.get("operation", ""), one.__dict__["peer"])
             for one in caplog.records
             if one.message == event
@@ -277,7 +277,7 @@ def test_the_debug_log_has_each_step_on_both_sides(
         }
         served = {("serve", "serving", operation, "idmz") for operation in ("FetchFacts", "GetDigests")}
         seen = {("confirm", "serving", "", "idmz"), ("bootstrap", "serving", "", "idmz")}
-        assert asked | served | seen <= told, event
+        assert asked | served | seen <= logged, event
     assert all(one.__dict__["took_ms"] >= 0 for one in caplog.records if one.message == "span_stop")
 
 

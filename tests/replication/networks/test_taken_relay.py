@@ -44,7 +44,7 @@ def signer(authority: Made, zone: str) -> ZoneSigner:
     return ZoneSigner(signing_key(made), made.der)
 
 
-def believing(authority: Made, rule: Rule = "required") -> TrustPolicy:
+def trusting(authority: Made, rule: Rule = "required") -> TrustPolicy:
     """The enterprise's configuration: the plant's facts need a signature."""
     return TrustPolicy(SignerTrust((authority.certificate,)), {"plant-a": rule, "plant-b": rule}, "enterprise")
 
@@ -109,7 +109,7 @@ def chain(
     """plant-a, which signs; the relay, which trusts every signer; the enterprise with its rule."""
     plant = Node.open(broker, "plant-a", folder / "p", SMALL, signer=plant_signer or signer(authority, "plant-a"))
     relay = Node.open(broker, "idmz", folder / "i")
-    enterprise = Node.open(broker, "enterprise", folder / "e", policy=believing(authority, rule))
+    enterprise = Node.open(broker, "enterprise", folder / "e", policy=trusting(authority, rule))
     plant.serve({"idmz": [STREAM]})
     relay.pull("plant-a")
     relay.serve({"enterprise": [STREAM]})
@@ -180,7 +180,7 @@ async def test_once_proven_a_zone_must_prove_everything(broker: Mosquitto, tmp_p
         puller = enterprise.pullers[0]
         await wait_until_async(lambda: puller.statistics().offset == 103, "the first forged epoch to be passed")
         enterprise.store.close()
-        again = Node.open(broker, "enterprise", tmp_path / "e", policy=believing(authority, "if_present"))
+        again = Node.open(broker, "enterprise", tmp_path / "e", policy=trusting(authority, "if_present"))
         assert again.store.signed_zones() == {"plant-a"}
         assert of_plant(again.store) == of_plant(plant.store)
         again.store.close()
@@ -206,7 +206,7 @@ async def test_a_comparison_brings_what_is_proven_and_nothing_else(
         first = await comparer.compare(STREAM, repair=True)
         assert (first.repaired_facts, len(first.missing)) == (0, 2)
         assert any("declined" in one for one in first.refused)
-        enterprise.judge._policy = believing(authority)
+        enterprise.judge._policy = trusting(authority)
         second = await comparer.compare(STREAM, repair=True)
         assert second.repaired_facts == 300
         assert of_plant(enterprise.store) == of_plant(plant.store)

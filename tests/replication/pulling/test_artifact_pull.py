@@ -34,7 +34,7 @@ class Files:
 
     def __init__(self) -> None:
         self.bytes = b""
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.error: Refused | None = None
 
     def missing(self, _: object) -> list[ArtifactReference]:
@@ -55,7 +55,7 @@ class Files:
         return type("ArtifactProgress", (), {"received": len(self.bytes), "is_complete": is_complete})()
 
     def unavailable(self, _peer: str, digest: str, why: str) -> None:
-        self.told.append(f"{digest}: {why}")
+        self.reported.append(f"{digest}: {why}")
 
 
 class Peer:
@@ -144,7 +144,7 @@ def test_a_peer_that_gives_less_than_asked_for_is_asked_for_less() -> None:
     that size."""
     files, peer = Files(), FarAway(most=100_000)
     bring(files, peer)
-    assert (files.bytes, files.told) == (BLOB, [])
+    assert (files.bytes, files.reported) == (BLOB, [])
     assert len(peer.asked) <= len(BLOB) // 100_000 + CHUNKS_AHEAD_MAX
 
 
@@ -164,7 +164,7 @@ def test_a_loss_in_the_middle_keeps_what_came_before() -> None:
         bring(files, peer)
     assert files.bytes == BLOB[:CHUNK_BYTES_MAX]
     bring(files, peer)
-    assert (files.bytes, files.told) == (BLOB, [])
+    assert (files.bytes, files.reported) == (BLOB, [])
 
 
 def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_a_passing_error_makes_the_page_wait(error: Exception) -> None:
     files.bytes = BLOB[:10]
     with pytest.raises(TransportError):
         bring(files, peer)
-    assert (files.bytes, files.told) == (BLOB[:10], [])
+    assert (files.bytes, files.reported) == (BLOB[:10], [])
     bring(files, peer)
     assert files.bytes == BLOB
 
@@ -200,10 +200,10 @@ def test_an_unreadable_answer_is_asked_for_once_more() -> None:
     """The second answer may be readable. A peer whose answers stay unreadable does not stop the page."""
     files, peer = Files(), Peer(answers=[MalformedMessage("spoilt")])
     bring(files, peer)
-    assert (files.bytes, files.told) == (BLOB, [])
+    assert (files.bytes, files.reported) == (BLOB, [])
     files, peer = Files(), Peer(answers=[MalformedMessage("spoilt")] * 1000)
     bring(files, peer)
-    assert (len(files.told), "unreadable" in files.told[0]) == (1, True)
+    assert (len(files.reported), "unreadable" in files.reported[0]) == (1, True)
 
 
 def test_a_full_store_is_reported_as_retryable() -> None:
@@ -212,7 +212,7 @@ def test_a_full_store_is_reported_as_retryable() -> None:
     files.error = Refused(retryable=True)
     with pytest.raises(Refused):
         bring(files, Peer())
-    assert files.told == []
+    assert files.reported == []
 
 
 @pytest.mark.parametrize(
@@ -231,8 +231,8 @@ def test_a_final_refusal_is_reported_once_and_delays_nothing(peer: Peer) -> None
     bytes are requested twice, because a part of them may be from an earlier life."""
     files = Files()
     bring(files, peer)
-    assert len(files.told) == 1
-    assert files.told[0].startswith(DIGEST)
+    assert len(files.reported) == 1
+    assert files.reported[0].startswith(DIGEST)
     assert len([one for one in peer.asked if one.offset == 0]) <= 2
 
 
@@ -242,7 +242,7 @@ def test_damaged_bytes_of_an_earlier_life_cost_one_more_attempt() -> None:
     files.bytes = b"?" * 1_000_000
     bring(files, peer)
     assert files.bytes == BLOB
-    assert files.told == []
+    assert files.reported == []
 
 
 def test_a_repair_takes_the_size_from_the_peer_and_adds_no_incident() -> None:
@@ -254,7 +254,7 @@ def test_a_repair_takes_the_size_from_the_peer_and_adds_no_incident() -> None:
     assert asyncio.run(pull_from(gone, files).fetch_absent("s")) == (0, 1)
     assert asyncio.run(pull_from(there, files).fetch_absent("s")) == (1, 0)
     assert asyncio.run(pull_from(there, files).fetch_absent("s")) == (0, 0)
-    assert (files.bytes, files.told) == (BLOB, [])
+    assert (files.bytes, files.reported) == (BLOB, [])
 
 
 def test_another_answer_than_an_artifact_is_no_artifact() -> None:
@@ -267,7 +267,7 @@ def test_another_answer_than_an_artifact_is_no_artifact() -> None:
 
     files = Files()
     bring(files, Confused())
-    assert "another answer" in files.told[0]
+    assert "another answer" in files.reported[0]
 
 
 def test_an_artifact_of_another_size_is_not_taken() -> None:
@@ -276,8 +276,8 @@ def test_an_artifact_of_another_size_is_not_taken() -> None:
     files, peer = Files(), Peer(BLOB + b"more")
     bring(files, peer)
     assert files.bytes == b""
-    (told,) = files.told
-    assert "other bytes" in told
+    (reported,) = files.reported
+    assert "other bytes" in reported
 
 
 def test_a_page_waits_for_few_artifacts_that_are_nowhere() -> None:
@@ -291,5 +291,5 @@ def test_a_page_waits_for_few_artifacts_that_are_nowhere() -> None:
     files, peer = Thousands(), Peer(answers=[refused("unknown_artifact", retryable=False)] * 3_000)
     bring(files, peer)
     assert len(peer.asked) == LOST_OF_PAGE_MAX
-    assert len(files.told) == LOST_OF_PAGE_MAX + 1
-    assert f"{3_000 - LOST_OF_PAGE_MAX - 1} others" in files.told[-1]
+    assert len(files.reported) == LOST_OF_PAGE_MAX + 1
+    assert f"{3_000 - LOST_OF_PAGE_MAX - 1} others" in files.reported[-1]

@@ -123,7 +123,7 @@ def test_an_artifact_arrives_before_its_fact_despite_a_broker_kill(
             await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.restart)
             await enterprise.wait_end(1)
-        assert asked_for(plant) <= LARGE_CHUNKS + 3, "it began anew"
+        assert asked_for(plant) <= LARGE_CHUNKS + 3, "it restarted"
         assert held(enterprise, LARGE)
         assert early == []
         assert enterprise.store.artifacts.streams(name_of(LARGE)) == [STREAM]
@@ -191,7 +191,7 @@ async def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path:
         node.store.close()
 
 
-def told(caplog: pytest.LogCaptureFixture) -> str:
+def logged(caplog: pytest.LogCaptureFixture) -> str:
     """The reason why our own store refused a page."""
     return " ".join(str(vars(one).get("reason")) for one in caplog.records if one.message == "store_refuses")
 
@@ -209,7 +209,7 @@ async def test_a_store_without_room_waits_and_loses_nothing(
     put(idmz, SMALL[:-1])  # no fact refers to it
     await file_report(plant, SMALL)
     async with plant.running(), idmz.running():
-        await wait_until_async(lambda: "do not fit" in told(caplog), "to be refused")
+        await wait_until_async(lambda: "do not fit" in logged(caplog), "to be refused")
         assert idmz.store.end_offset(STREAM) == 0
         assert "artifacts_total_bytes_max" in puller.statistics().page_waits
         assert idmz.store.artifacts.lacking() == ("artifacts_total_bytes_max", len(SMALL) - 1)

@@ -116,9 +116,9 @@ def test_catch_up_from_the_oldest_fact_is_logged(
 
     with caplog.at_level(logging.INFO):
         asyncio.run(scenario())
-    told = {record.message: record for record in caplog.records if record.message.startswith("catch_up")}
-    assert set(told) == {"catch_up_started", "catch_up_finished"}
-    begun, done = told["catch_up_started"].__dict__, told["catch_up_finished"].__dict__
+    logged = {record.message: record for record in caplog.records if record.message.startswith("catch_up")}
+    assert set(logged) == {"catch_up_started", "catch_up_finished"}
+    begun, done = logged["catch_up_started"].__dict__, logged["catch_up_finished"].__dict__
     assert (begun["peer"], begun["from_offset"], begun["end_offset"]) == ("plant-a", 0, 120_000)
     assert (done["from_offset"], done["end_offset"]) == (0, 120_000)
     assert done["percent"] > 90

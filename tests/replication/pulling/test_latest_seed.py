@@ -81,8 +81,8 @@ async def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_pat
             await wait_until_async(lambda: plant.store.consumers.all()[0].frontier == history + 3, "what came after")
             found = await shown(file)
         assert server.statistics().requests["GetLatest"] == asked
-    told = {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(2, TAGS)}
-    assert found == {"t0": (20001.0, None), "t1": (30002.0, None), **told}
+    from_peer = {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(2, TAGS)}
+    assert found == {"t0": (20001.0, None), "t1": (30002.0, None), **from_peer}
     plant.store.close()
     with open_store(load(file)) as store:
         assert [one.end_offset for one in store.streams()] == [3]
@@ -94,7 +94,7 @@ async def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto
     """A zone above a relay that began at the latest values gets the same values, with their source and without an
     offset; zones that the peer may not relay are left out."""
     idmz, enterprise = Node.open(broker, "idmz", tmp_path), Node.open(broker, "enterprise", tmp_path)
-    save_peer_latest(tmp_path, told("plant-a", [value(1), value(2)]))
+    save_peer_latest(tmp_path, values_of("plant-a", [value(1), value(2)]))
     idmz.serve({"enterprise": [STREAM]}, peer_latest_in=tmp_path)
     begun, kept = asyncio.Event(), list[PeerLatest]()
     values = LatestSeed(
@@ -116,7 +116,7 @@ async def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto
         node.store.close()
 
 
-def told(peer: str, values: list[LatestEntry]) -> PeerLatest:
+def values_of(peer: str, values: list[LatestEntry]) -> PeerLatest:
     """The values that a peer sent."""
     return PeerLatest(peer, "0" * 32, STREAM, 1_700_000_000_000, values)
 
@@ -124,9 +124,9 @@ def told(peer: str, values: list[LatestEntry]) -> PeerLatest:
 def test_a_saved_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     """Values of two peers are kept apart and read together; a newer file replaces the one before; a truncated file
     counts as missing."""
-    save_peer_latest(tmp_path, told("plant-a", [value(1)]))
-    save_peer_latest(tmp_path, told("plant-b", [value(2), value(3)]))
-    save_peer_latest(tmp_path, told("plant-a", [value(4)]))
+    save_peer_latest(tmp_path, values_of("plant-a", [value(1)]))
+    save_peer_latest(tmp_path, values_of("plant-b", [value(2), value(3)]))
+    save_peer_latest(tmp_path, values_of("plant-a", [value(4)]))
     rows = peer_latest(tmp_path, STREAM)
     assert [(row["subject"], row["via"], row["value"]) for row in rows] == [
         ("tag:004", "plant-a", "x" * 10), ("tag:002", "plant-b", "x" * 10), ("tag:003", "plant-b", "x" * 10),
@@ -196,7 +196,7 @@ async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:
 
 def test_a_file_with_a_value_that_is_no_json_counts_as_missing(tmp_path: Path) -> None:
     """An earlier version kept such a file: its values are requested again at the next start, and no reader fails."""
-    save_peer_latest(tmp_path, told("plant-a", [value(1), odd(2, value=msgspec.Raw(b"1e400"))]))
+    save_peer_latest(tmp_path, values_of("plant-a", [value(1), odd(2, value=msgspec.Raw(b"1e400"))]))
     assert not has_peer_latest(tmp_path, "plant-a", STREAM)
     assert peer_latest(tmp_path) == []
 
@@ -205,6 +205,6 @@ def test_a_file_with_a_value_that_is_no_json_counts_as_missing(tmp_path: Path) -
 def test_a_time_that_cannot_be_written_in_utc_is_none(as_of: str, tmp_path: Path) -> None:
     """A peer's time beyond the years 1 to 9999 counts as a text that names no time. (Merging it with our own values
     raised ValueError.)"""
-    save_peer_latest(tmp_path, told("plant-a", [odd(1, as_of=as_of, source_time=as_of)]))
+    save_peer_latest(tmp_path, values_of("plant-a", [odd(1, as_of=as_of, source_time=as_of)]))
     (row,) = merge_peer_records([], peer_latest(tmp_path), BASE_NS, 60_000)
     assert row["as_of"] == as_of

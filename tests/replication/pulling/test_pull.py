@@ -97,9 +97,9 @@ async def test_a_pull_goes_on_across_what_its_peer_no_longer_has(broker: Mosquit
             await wait_until_async(lambda: frontier(plant) >= end, "confirmation across the hole")
     assert again.statistics().facts_duplicate == 0
     (incident,) = [one for one in idmz.store.incidents() if one.kind == "peer_hole"]
-    told = re.search(r"1001 to (\d+): expired", incident.detail)
-    assert told, incident.detail
-    assert 1_000 < int(told[1]) < plant.store.streams()[0].first_offset  # more may be released before it is served
+    reported = re.search(r"1001 to (\d+): expired", incident.detail)
+    assert reported, incident.detail
+    assert 1_000 < int(reported[1]) < plant.store.streams()[0].first_offset  # more may be released before it is served
     assert [one.kind for one in plant.store.incidents()] == ["facts_expired"]
     assert set(sealed(plant.store)) < set(sealed(idmz.store))
     for node in (plant, idmz):
@@ -255,12 +255,12 @@ def test_two_machines_that_serve_under_one_name(
             await idmz.wait_end(500)
             async with copy.running():
 
-                async def told() -> bool:
+                async def reported() -> bool:
                     await plant.append(plant.store.end_offset(STREAM), 1)
                     await copy.append(copy.store.end_offset(STREAM), 1)
                     return "answer in turn" in (puller.statistics().lost_reason or "")
 
-                await wait_until_async(told, "both to be named")
+                await wait_until_async(reported, "both to be named")
             await plant.append(5_000, 100)
             end_offset = plant.store.end_offset(STREAM)
             await wait_until_async(
@@ -276,8 +276,8 @@ def test_two_machines_that_serve_under_one_name(
             node.store.close()
 
     asyncio.run(scenario())
-    told = [record for record in caplog.records if "answer in turn" in getattr(record, "reason", "")]
-    assert 1 <= len(told) < 20
+    reported = [record for record in caplog.records if "answer in turn" in getattr(record, "reason", "")]
+    assert 1 <= len(reported) < 20
 
 
 async def test_restarted_receiver_goes_on_where_it_was(broker: Mosquitto, tmp_path: Path) -> None:

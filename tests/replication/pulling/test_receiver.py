@@ -225,11 +225,11 @@ def test_two_stores_under_one_name_are_not_read_in_turns() -> None:
     driver(LinkUp())
     driver.answer(page(11, 20, more=True))  # on its way to disk
     assert kinds(other_epoch(driver, TWO)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
-    (told,) = other_epoch(driver, ONE)
-    assert isinstance(told, Note)
-    assert (told.kind, driver.core.asking) == (NoteKind.PEER_REFUSES, Asking.BLOCKED)
-    assert ONE in told.reason
-    assert TWO in told.reason
+    (note,) = other_epoch(driver, ONE)
+    assert isinstance(note, Note)
+    assert (note.kind, driver.core.asking) == (NoteKind.PEER_REFUSES, Asking.BLOCKED)
+    assert ONE in note.reason
+    assert TWO in note.reason
     driver(Appended())
     assert driver.core.stored_offset == 20
     asked = driver(Tick(), PATIENCE.blocked_ms)

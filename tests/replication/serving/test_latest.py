@@ -342,8 +342,8 @@ def test_what_peers_claim_fits_into_our_answer() -> None:
         SimpleNamespace(stream=STREAM, peer_end_offset=CLAIM_MAX, offset=at) for at in (0, 5, CLAIM_MAX)
     ]
     own: dict[str, Any] = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM, "end_offset": 1}
-    for told, total in ((pulls, CLAIM_MAX), (pulls[1:], CLAIM_MAX - 5), (pulls[2:], 0)):
-        answer = LatestAnswer(**own, queue_depth=facts_at_peers(told, STREAM), depth_facts=0)
+    for claims, total in ((pulls, CLAIM_MAX), (pulls[1:], CLAIM_MAX - 5), (pulls[2:], 0)):
+        answer = LatestAnswer(**own, queue_depth=facts_at_peers(claims, STREAM), depth_facts=0)
         assert decode_answer(encode_answer(answer, [])) == (answer, [])
         assert answer.queue_depth == total
     assert facts_at_peers(pulls, "facts.other") == 0

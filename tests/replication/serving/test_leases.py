@@ -207,7 +207,7 @@ async def test_a_late_request_of_a_dead_instance_takes_no_lease(broker: Mosquitt
     async with plant.running(), dead.running():
         await plant.append(0, 100)
         first = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000, lease=0, lease_after=0)
-        assert (await told(late, first))[1] is None  # its own predecessor, long ago
+        assert (await leases_answered(late, first))[1] is None  # its own predecessor, long ago
         begun = base_of(plant)
         plant.store.consumers.hold_lease(NAME, LeaseClaim("predecessor", 0)).result(20)
         async with living.running():
@@ -216,7 +216,7 @@ async def test_a_late_request_of_a_dead_instance_takes_no_lease(broker: Mosquitt
             assert (lease_at(puller, plant), lease_of(plant)) == (3, 3)
             for after in (0, begun + 1, begun + 2):
                 ahead = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=0, lease=0, lease_after=after)
-                assert await told(late, ahead) == (None, begun + 3)
+                assert await leases_answered(late, ahead) == (None, begun + 3)
             await plant.append(100, 100)
             await living.wait_end(200)
             assert puller.statistics().asking is not Asking.FENCED
@@ -225,7 +225,7 @@ async def test_a_late_request_of_a_dead_instance_takes_no_lease(broker: Mosquitt
         node.store.close()
 
 
-async def told(asker: Requester, request: FetchFacts) -> tuple[int | None, int | None]:
+async def leases_answered(asker: Requester, request: FetchFacts) -> tuple[int | None, int | None]:
     """The lease that an answer grants, and the lease in force that it names; with the latter nothing else."""
     answer = (await asker.ask(request, 10)).answer
     assert isinstance(answer, FetchAnswer)
