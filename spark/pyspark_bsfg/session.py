@@ -44,7 +44,8 @@ def session(name: str, master: str | None = None, settings: Mapping[str, str] | 
     `master` None means the master of spark-submit, or this host's cores if this process was started without it.
     """
     builder = SparkSession.Builder().appName(name)
-    if master is None and not _submitted():
+    # spark-submit leaves this variable; a SparkConf is empty before there is a JVM.
+    if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         master = "local[*]"
     chosen = REQUIRED | {PUSH_DOWN: "true"}
     if master is not None:
@@ -93,9 +94,3 @@ def check(spark: SparkSession) -> None:
     if wrong:
         asked = ", ".join(f"{key}={value}" for key, value in wrong.items())
         raise JobRefused("this Spark session would give other results", f"set {asked}")
-
-
-def _submitted() -> bool:
-    """Whether spark-submit started this process. It leaves this variable; a SparkConf is empty before there is a
-    JVM."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ

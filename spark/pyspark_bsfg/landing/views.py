@@ -47,20 +47,15 @@ def labels(facts: DataFrame) -> DataFrame:
     return facts.select(*IDENTITY, "message_id", F.explode("labels").alias("name", "value"))
 
 
-def landed_facts(spark: SparkSession, folder: Path) -> DataFrame:
-    """All facts of a landed table."""
-    return _read(spark, folder, LANDED)
-
-
 def incidents(spark: SparkSession, folder: Path) -> DataFrame:
-    """All incidents beside a landed table."""
+    """All incidents of a landed table."""
     return _read(spark, incidents_of(folder), INCIDENTS)
 
 
 def views(spark: SparkSession, folder: Path | str) -> None:
     """Make the four views of a landed table in this session, over its present facts; call it again for newer ones.
     Raises what Spark raises for a folder that is not a table."""
-    facts = landed_facts(spark, Path(folder))
+    facts = _read(spark, Path(folder), LANDED)
     made = {"facts": facts, "labels": labels(facts), "messages": messages(facts)}
     for name, rows in (made | {"incidents": incidents(spark, Path(folder))}).items():
         rows.createOrReplaceTempView(name)
