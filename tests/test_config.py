@@ -126,7 +126,7 @@ def test_all_problems_are_reported_together() -> None:
     assert found["modbus[0].address_base"].startswith("must be 0")
 
 
-def test_a_rule_across_sections_is_reported_beside_other_problems() -> None:
+def test_a_rule_across_sections_is_reported_with_other_problems() -> None:
     """A peer at a broker that does not exist is named although another section breaks a rule of its own."""
     found = problems_of(
         {"node": {"zone": "A"}, "peer": [{"zone": "b", "broker": "x", "pulls": ["s"]}], "health": {"listen_host": ""}}

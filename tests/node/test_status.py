@@ -314,7 +314,7 @@ def test_a_changed_configuration_is_named_until_the_restart(tmp_path: Path) -> N
         assert ("node.toml", False) in asyncio.run(reasons())
 
 
-def test_a_reload_ends_what_was_told_of_the_file_before(tmp_path: Path) -> None:
+def test_a_reload_clears_the_problems_of_the_file_before(tmp_path: Path) -> None:
     """After a reload the status no longer reports a file that is not in force: neither by an earlier check nor by one
     that began before the reload and ended after it. A later change is reported again."""
     file = tmp_path / "node.toml"

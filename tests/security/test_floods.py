@@ -48,7 +48,7 @@ def fill(site: Site) -> None:
 
 
 @pytest.mark.parametrize("name", some(FLOODS, 2))
-def test_a_flood_disconnects_nobody_and_stops_no_fact(site: Site, name: str) -> None:
+def test_a_flood_disconnects_no_zone_and_stops_no_fact(site: Site, name: str) -> None:
     """While one zone floods idmz, every honest node keeps its connection and its process, facts of the plant reach the
     enterprise, and a request of the enterprise is answered, not `busy`."""
     fill(site)
@@ -65,7 +65,7 @@ def test_a_flood_disconnects_nobody_and_stops_no_fact(site: Site, name: str) -> 
 
 
 @pytest.mark.parametrize("hello", [False, True] if IS_LONG else [False])
-def test_bare_sockets_lock_nobody_out(site: Site, *, hello: bool) -> None:
+def test_bare_sockets_lock_no_zone_out(site: Site, *, hello: bool) -> None:
     """With a hundred TCP connections without a certificate at the port of one zone, a node of another zone that starts
     now connects at once, and connected nodes stay connected."""
     connects = site.connects()

@@ -149,7 +149,7 @@ DEFINITIONS = {
 
 
 @pytest.mark.parametrize("name", some(DEFINITIONS, 2))
-def test_a_hostile_definition_stops_nobody_else(site: Site, name: str) -> None:
+def test_a_hostile_definition_stops_no_other_zone(site: Site, name: str) -> None:
     """A definition breaks the rules, with a batch that proves it: the puller continues, and evil's messages in the
     other stream and the plant's facts flow."""
     site.fresh_evil()
@@ -161,7 +161,7 @@ def test_a_hostile_definition_stops_nobody_else(site: Site, name: str) -> None:
         site.wait_fact(behind)
 
 
-def test_batches_that_no_packet_takes_together_stop_nobody(site: Site) -> None:
+def test_batches_that_no_packet_takes_together_stop_no_reader(site: Site) -> None:
     """A batch of the largest size without a head is followed by one as large with the head of some key. A page ends
     with a head, so idmz could pass on neither of them, nor later facts."""
     before = site.fresh_evil()

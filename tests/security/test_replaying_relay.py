@@ -152,7 +152,7 @@ def test_a_signed_end_of_long_ago_is_no_sign_of_life(site: Site) -> None:
     site.attacker.command("unpatch", zone=IDMZ)
 
 
-def test_an_old_checkpoint_proves_nothing_anew(site: Site) -> None:
+def test_an_old_checkpoint_proves_nothing_new(site: Site) -> None:
     """The plant's checkpoint of today is replayed unchanged, sealed again in the plant's name with another digest, and
     repeated by the relay in its own name: the first is a duplicate, the second is declined, the third is the relay's
     own statement. The enterprise has one checkpoint of the plant, and its store is sound."""

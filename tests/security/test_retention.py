@@ -19,7 +19,7 @@ def site(small_site: Site) -> Site:
     return small_site
 
 
-def test_who_never_confirms_stops_nobody(site: Site) -> None:
+def test_a_zone_that_never_confirms_stops_no_other(site: Site) -> None:
     """Three times as many facts as idmz has room for pass while evil confirms nothing: every fact reaches the
     enterprise, and evil reads a hole where it waited too long."""
     fetch = {"consumer_name": f"{EVIL}.{STREAM}", "stream": STREAM, "limit": 10}

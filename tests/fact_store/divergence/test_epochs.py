@@ -152,7 +152,7 @@ def test_a_restored_store_begins_a_new_epoch(tmp_path: Path) -> None:
             assert len(notices(again, "epoch_began")) == 1
 
 
-def test_a_peers_word_moves_nothing(tmp_path: Path) -> None:
+def test_a_peers_claim_changes_nothing(tmp_path: Path) -> None:
     """A peer claims facts that were never written here. The epoch stays, the store continues, and one incident names
     the peer and its claim."""
     with node(tmp_path) as store:

@@ -55,7 +55,7 @@ def test_a_life_that_is_forgotten_refuses_no_reader() -> None:
 
 
 @given(st.lists(st.sampled_from(["grow", "reopen", "copy", "read"]), max_size=30), st.randoms(use_true_random=False))
-def test_positions_are_told_apart_by_their_past(steps: list[str], chance: object) -> None:
+def test_positions_are_distinguished_by_their_history(steps: list[str], chance: object) -> None:
     """The model has logs as lists of what was appended, in copies of copies. A log refuses exactly the positions whose
     reader has read something else than the log's beginning, except where no reader has read on from a common
     beginning."""
@@ -117,7 +117,7 @@ def test_a_reader_is_known_over_many_lives(tmp_path: Path) -> None:
             assert not any(is_other(store, position) for position in positions)
 
 
-def test_an_old_copy_refuses_who_has_read_on(tmp_path: Path) -> None:
+def test_an_old_copy_refuses_readers_that_are_ahead(tmp_path: Path) -> None:
     """A copy is made while the original serves, with its witness. It accepts its readers up to the end that it has
     itself, however far it grows and however often it is opened. The original's later facts may be equal to the
     copy's."""

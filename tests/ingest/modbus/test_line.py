@@ -54,7 +54,7 @@ async def test_an_answer_is_as_long_as_asked() -> None:
             await Answering(found).read(READ)
 
 
-async def test_refusals_are_told_apart() -> None:
+async def test_refusals_are_distinguished() -> None:
     """Those about addresses are learned from, those about the moment are not, and a gateway's say that a unit is
     silent."""
     for code, is_about_address in ((1, True), (2, True), (3, True), (4, False), (5, False), (6, False)):

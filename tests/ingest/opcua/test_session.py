@@ -135,9 +135,9 @@ async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("error", [struct.error("short"), uaerrors.UaError("short"), uaerrors.BadNodeIdUnknown()])
-async def test_what_a_server_tells_malformed_is_not_told(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """One limit that cannot be read, or is no number, hides no other, and is none; the same holds for the time of the
-    server's start. No answer at all ends the session."""
+async def test_a_malformed_limit_of_a_server_counts_as_none(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A limit that cannot be read, or is no number, counts as none and hides no other. The same holds for the time of
+    the server's start. No answer at all ends the session."""
     bad, boolean = ObjectIds.Server_ServerCapabilities_MaxMonitoredItems, ua.Variant(Value=True)
     boolean_node = ObjectIds.Server_ServerCapabilities_MaxSubscriptions
 

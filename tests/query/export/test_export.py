@@ -323,7 +323,7 @@ def test_json_values_are_texts_in_flat_files() -> None:
     assert value_of_text("json", '{"a":[1,2.5,null]}') == Json(b'{"a":[1,2.5,null]}')
 
 
-def test_an_export_beside_a_writer_is_what_was_there_when_it_began(tmp_path: Path) -> None:
+def test_an_export_of_a_running_store_is_what_was_there_when_it_began(tmp_path: Path) -> None:
     """Facts that are appended while an export runs are not in it; everything before is."""
     file = everything(tmp_path, rounds=3)
     before = len(naive(file))

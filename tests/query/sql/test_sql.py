@@ -288,7 +288,7 @@ def test_apsw_never_opens_the_store(file: Path) -> None:
     assert done.stdout.split() == ["1", "1", "1", "['']"]
 
 
-def test_a_question_beside_a_writer(tmp_path: Path) -> None:
+def test_a_query_while_another_process_writes(tmp_path: Path) -> None:
     """While a writer of another process appends, every answer is a dense prefix of the log, and nothing disturbs the
     writer."""
     file = everything(tmp_path)

@@ -42,7 +42,7 @@ def last_bad(steps: list[Diagnostic]) -> tuple[str, str]:
     return bad[0].step, bad[0].what
 
 
-async def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_all_is_well_while_nodes_run(broker: Mosquitto, tmp_path: Path) -> None:
     """Every step is good, in order, with figures; running nodes keep their connections."""
     plant, idmz = (Node.open(broker, zone, tmp_path / zone) for zone in ("plant-a", "idmz"))
     plant.serve({"idmz": [STREAM]})

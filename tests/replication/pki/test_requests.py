@@ -182,7 +182,7 @@ def test_the_passphrase_is_asked_for_or_read(locked: Path) -> None:
     assert run("show")[0] == 1  # idmz is revoked; the locked key needs no passphrase to be shown
 
 
-def test_a_new_authority_has_a_passphrase_unless_told(tmp_path: Path) -> None:
+def test_a_new_authority_has_a_passphrase_by_default(tmp_path: Path) -> None:
     """`ca` asks twice; a short one is refused, and without a terminal the options are named."""
 
     def run(name: str, *words: str, typed: str = "") -> tuple[int, str]:

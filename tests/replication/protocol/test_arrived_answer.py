@@ -107,7 +107,7 @@ def test_the_signature_of_a_page_covers_all_but_the_bodies_of_batches() -> None:
     [[[1, 2, 15]], [[1, 2, -20], [1, 2, 40]], [[1, 2, 10**30]], [[1, 2, -9]], [[1, 2]], 7, [[1, 2, 99]]],
     ids=str,
 )
-def test_where_batches_cannot_be_told_everything_is_covered(lengths: object) -> None:
+def test_where_batches_cannot_be_identified_everything_is_covered(lengths: object) -> None:
     """If a header names impossible lengths, every byte of the answer is covered."""
     text = json.dumps({"batches": lengths}).encode()
     message = struct.pack("<I", len(text)) + text + b"x" * 40

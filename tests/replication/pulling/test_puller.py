@@ -400,7 +400,7 @@ async def test_an_immediate_final_refusal_is_final() -> None:
         assert (found.asking, found.page_waits) == (Asking.BLOCKED, "")
 
 
-async def test_unproven_answers_neither_fence_nor_skip_nor_begin_anew() -> None:
+async def test_unproven_answers_neither_fence_nor_skip_nor_restart() -> None:
     """An attacker in between sends every answer that would stop this pull or move it: none does, each is counted, and
     the page of the peer that follows is stored."""
     plant = Peer()

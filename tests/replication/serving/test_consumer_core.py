@@ -265,7 +265,7 @@ def test_a_proof_begins_a_new_epoch() -> None:
     assert shell.acts[0] == IsProven("idmz", request)
 
 
-def test_a_fetch_that_waits_when_an_epoch_begins_is_told_so() -> None:
+def test_a_fetch_that_waits_when_an_epoch_begins_gets_no_facts() -> None:
     """A fetch that waited under the old epoch gets no facts, because its offsets belong to the old epoch."""
 
     def begun(_: Park) -> Parked:

@@ -112,7 +112,7 @@ def test_pages_of_a_range_cover_it_exactly(parts: list[tuple[int, str]], data: s
 
 
 @pytest.mark.system
-async def test_tasks_side_by_side_read_every_fact_once(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_parallel_tasks_read_every_fact_once(broker: Mosquitto, tmp_path: Path) -> None:
     """Three tasks read a third each, over a real broker, and slice batches of 100 at the ends of their ranges; no
     consumer is registered. Ranges beyond the log are refused, and a range at its end is empty."""
 

@@ -166,7 +166,7 @@ async def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Pat
         ({"origin_head": OriginHead(last_sequence=999, digest="0" * 32)}, "history_differs"),
     ],
 )
-async def test_a_peers_word_moves_nothing_but_an_incident(
+async def test_a_peers_claim_only_leaves_an_incident(
     broker: Mosquitto, tmp_path: Path, claim: dict[str, Any], code: str
 ) -> None:
     """A zone that never registered a consumer repeatedly claims facts of this epoch that are not here: it is refused,

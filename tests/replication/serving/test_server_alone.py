@@ -205,7 +205,7 @@ def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("unread", ["UNREAD_BYTES_MAX", "UNREAD_OF_LINK_BYTES_MAX"])
-def test_answers_that_nobody_reads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unread: str) -> None:
+def test_answers_that_no_peer_reads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unread: str) -> None:
     """While the broker reads no answer, waiting answers are bounded in bytes, for one zone and in total. Further
     requests are dropped and counted, and accepted again once the broker has read."""
     monkeypatch.setattr(context_module, unread, 20_000)

@@ -108,7 +108,7 @@ def test_a_problem_names_the_key_and_what_to_do(more: str, problem: str) -> None
     assert problem in str(refused.value)
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each on standard error, JSON on the last line, status 2, and no Spark is started; an option of the
     source is refused with the nearest one."""
     file = tmp_path / "jobs.toml"
