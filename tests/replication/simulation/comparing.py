@@ -90,7 +90,7 @@ class Comparing:
         return True
 
     async def _compare(self, comparer: AntiEntropy) -> None:
-        with suppress(ReplicationError, StoreError):  # the next one begins anew
+        with suppress(ReplicationError, StoreError):  # the next one restarts
             found = await comparer.compare(STREAM, repair=True, scan=True)
             self._pull.node.world.injected["repaired"] += found.repaired_ranges
         self._running = None

@@ -66,7 +66,7 @@ class Violation(AssertionError):
 
 @dataclass
 class Faults:
-    """Named faults and how often each bites; a probability per message, or a mean interval in ms (0: never)."""
+    """Named faults and how often each occurs; a probability per message, or a mean interval in ms (0: never)."""
 
     loss: float = 0.0
     duplicate: float = 0.0
@@ -110,7 +110,7 @@ class Log:
         return last_offset > self.released_offset and last_offset not in self.damaged
 
     def read(self, after_offset: int, most: int) -> Page:
-        """Read as a store does: batches, and the holes before, between and after them."""
+        """Read batches, and the holes before, between and after them, as a store does."""
         batches: list[StoredBatch] = []
         holes: list[Hole] = []
         origin = Origin("plant-a", bytes.fromhex(self.epoch))
@@ -141,7 +141,7 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class Serving:
-    """A request in the serving core, and of which life of the receiver it is."""
+    """A request in the serving core, and the life of the receiver that sent it."""
 
     steps: effects.Steps
     fetch_id: int
@@ -191,7 +191,7 @@ class World:
         heapq.heappush(self._heap, (self.now_ms + delay_ms, self._sequence, action))
 
     def run(self) -> None:
-        """Until faults have ended and everything has converged, or the bound is passed."""
+        """Run until faults have ended and everything has converged, or the bound is passed."""
         self._schedule_faults()
         self.at(0, self._link_up)
         self.at(0, self._produce)
@@ -401,7 +401,7 @@ class World:
                 self._carry(lambda: self._answer_page(page, one.fetch_id, one.life))
 
     def _packed(self, answer: Answer, attachment: list[bytes]) -> ArrivedPage:
-        """The page as it comes out of the protocol at the other end."""
+        """The page as the other end decodes it."""
         try:
             decoded, sealed = decode_answer(encode_answer(answer, attachment))
         except MalformedMessage as error:

@@ -49,7 +49,7 @@ FOUND = [
         "two_readers",
         "restored_grown_full",
         536057646,
-    ),  # what a proof contradicts was released, and only its successor told that: a standstill
+    ),  # what a proof contradicts was released, and only its successor showed that: a standstill
     (
         "ring",
         "restored_grown_full",
