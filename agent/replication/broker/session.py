@@ -2,7 +2,7 @@
 
 `connection_steps` resolves the name, connects and performs the handshake, with a result for each; `Session` then uses
 MQTT with one zone's identity, one request at a time. Client ids are random and no session is kept, so a running node is
-not disturbed. What is sent, and what the results mean, is decided in `check` and `peer_test`.
+not disturbed. `check` and `peer_test` decide what is sent and what the results mean.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pyspark_bsfg.streaming.offsets import OnNewEpoch, Start
 
 # A micro-batch costs some 0.8 s and a microsecond a fact; a larger one would only be more to repeat.
 OFFSETS_PER_TRIGGER = 1_000_000
-# Options of a batch read, and what a stream has instead.
+# Options of a batch read, and those that replace them in a stream.
 INSTEAD = {
     "endingoffsets": "trigger(availableNow=True), which ends at what is there",
     "endingtimestamp": "trigger(availableNow=True), which ends at what is there",
