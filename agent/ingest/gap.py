@@ -25,9 +25,7 @@ STORE_REJECTED = "store_rejected"  # samples that the store failed to append, ot
 SERVER_QUEUE_OVERFLOW = "server_queue_overflow"  # the OPC UA server discarded values it had queued for us
 NOTIFICATIONS_MISSING = "notifications_missing"  # the server sent a notification that did not arrive
 SUBSCRIPTION_LOST = "subscription_lost"  # the server ended one subscription of several; it was created again
-ITEM_RENEWED = (
-    "item_renewed"  # an item that published nothing, or was to be monitored with other settings, was created again
-)
+ITEM_RENEWED = "item_renewed"  # an item that published nothing, or got other settings, was created again
 ITEM_REFUSED = "item_refused"  # a tag had no item: its node did not exist, or the server refused the item
 VALUES_UNREADABLE = "values_unreadable"  # the values behind a malformed one in a notification
 AGENT_STOPPED = "agent_stopped"  # values since the end of the previous process of this node
