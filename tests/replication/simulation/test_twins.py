@@ -1,10 +1,11 @@
 """Two machines with one name, simulated: the receiver's and the serving side's cores under loss, delay, broken lines
 and restarts.
 
-When the faults end, exactly one of the two continues: the one whose latest start was the last to arrive. Nothing except the start of a process ever takes the lease. The store is a queue in which one thing happens after
-another, as its writer does. Seen to catch, with the product broken on purpose: a rule that does not know the holder (a
-retried first fetch then fences its own instance, and the twin too), a request that waited and then asks for a lease
-once more, no instance fenced, a fenced one that asks again.
+When the faults end, exactly one of the two continues: the one whose latest start was the last to arrive. Nothing except
+the start of a process ever takes the lease. The store is a queue in which one thing happens after another, as its
+writer does. Seen to catch, with the product broken on purpose: a rule that does not know the holder (a retried first
+fetch then fences its own instance, and the twin too), a request that waited and then asks for a lease once more, no
+instance fenced, a fenced one that asks again.
 """
 
 import heapq

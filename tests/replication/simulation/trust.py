@@ -1,4 +1,5 @@
-"""The signatures in a world: each zone signs what it records, with a key of its own, and every node demands the signatures of all zones.
+"""The signatures in a world: each zone signs what it records, with a key of its own, and every node demands the
+signatures of all zones.
 
 Keys and certificates are made once for each zone; a world asks for them before its chance replaces the system's. A
 schedule makes and verifies dozens of signatures, so a keyed hash takes the place of Ed25519 in them: whose key made it
