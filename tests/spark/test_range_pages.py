@@ -58,11 +58,11 @@ def test_pages_follow_one_another_to_the_end_of_the_range() -> None:
 @pytest.mark.parametrize(
     "batches, fields, error, said",
     [
-        ([(2, BATCHES[1])], {"stream": "facts.other"}, StoreUnreadable, "something else"),
-        ([(2, BATCHES[1])], {"store_zone": "plant"}, StoreUnreadable, "something else"),
+        ([(2, BATCHES[1])], {"stream": "facts.other"}, StoreUnreadable, "answered another request"),
+        ([(2, BATCHES[1])], {"store_zone": "plant"}, StoreUnreadable, "answered another request"),
         ([(3, BATCHES[2])], {}, StoreUnreadable, "facts 3 to 3 came, requested were facts from 2 on"),
         ([(1, BATCHES[0]), (2, BATCHES[1])], {}, StoreUnreadable, "facts 1 to 2 came"),
-        ([(2, chain(1, stream="facts.x")[0])], {}, StoreUnreadable, "another than the page says"),
+        ([(2, chain(1, stream="facts.x")[0])], {}, StoreUnreadable, "is not the one that the page lists"),
         ([], {"definitions": [definition(2)]}, StoreUnreadable, "definition 2 of plant came after number 0"),
         ([], {}, FactsGone, "ends at 6, not at 5"),
         ([], {"omitted": [(2, 5)]}, OptionError, "a zone that records nothing"),
