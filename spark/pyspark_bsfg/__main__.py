@@ -164,7 +164,7 @@ def _report(made: dict[str, Any]) -> int:
             what = f"{gap['tag']} never had a fact"
         print(f"{PROGRAM}: undeclared: {what}", file=sys.stderr)
     for day in kept:
-        counts = f"it stands for {day['facts']} facts, now {day['found']} were found"
+        counts = f"it represents {day['facts']} facts, now {day['found']} were found"
         print(f"{PROGRAM}: {day['table']} of {day['date']}, {day['zone']} is kept: {counts}", file=sys.stderr)
     if kept:
         print(f"{PROGRAM}: --accept-fewer overwrites what was kept", file=sys.stderr)

@@ -6,7 +6,7 @@ only grows. So after a late fact its date and zone are computed again, and the d
 is replaced by a rename and recorded after that: a killed run leaves whole files, and the next run computes again what
 is not recorded.
 
-If a date and zone would now stand for fewer facts than before, because files of the input are missing, its file is kept
+If a date and zone would now represent fewer facts than before, because files of the input are missing, its file is kept
 and reported.
 """
 
@@ -41,7 +41,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A date and zone of a table: the number of facts it stands for, its files, and a text that identifies its
+    """A date and zone of a table: the number of facts it represents, its files, and a text that identifies its
     content."""
 
     facts: int
@@ -68,7 +68,7 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class Step:
     """How a table is computed. `settings` are all values that its rows depend on; `days_back` is how many days before
-    its date a row reads; `facts` counts the facts that the rows of a file stand for (None: as many as the input
+    its date a row reads; `facts` counts the facts that the rows of a file represent (None: as many as the input
     has)."""
 
     name: str
@@ -80,12 +80,12 @@ class Step:
     days_back: int = 0
     facts: Callable[[Path], int] | None = None
     is_exact: bool = True
-    """Whether the rows stand for all facts that were read, not only for some of them."""
+    """Whether the rows represent all facts that were read, not only for some of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptDay:
-    """A date and zone whose file is kept, because it stands for more facts than were found now."""
+    """A date and zone whose file is kept, because it represents more facts than were found now."""
 
     table: str
     date: str
@@ -141,7 +141,7 @@ def derive(
     *,
     is_fewer_accepted: bool = False,
 ) -> Outcome:
-    """Bring a table up to date. Raises JobRefused, also if rows do not stand for the facts that were read."""
+    """Bring a table up to date. Raises JobRefused, also if rows do not represent the facts that were read."""
     _claim(step.folder)
     before = derived(step.folder)
     wanted = {key: state for key in source.parts if (state := _state(step, source, key)) != _recorded(before, key)}
@@ -172,7 +172,8 @@ def derive(
 
 
 def _written(spark: SparkSession, step: Step, source: Source, keys: Sequence[Key]) -> dict[Key, int]:
-    """Compute some dates and zones into files outside the table. Returns how many facts the rows of each stand for."""
+    """Compute some dates and zones into files outside the table. Returns the number of facts that the rows of each
+    represent."""
     is_wanted = F.concat_ws(" ", F.col("date").cast("string"), "zone").isin([" ".join(key) for key in keys])
     reading = sorted({near for key in keys for near in _near(key, step.days_back) if near in source.parts})
     rows = step.rows(source.read(spark, step.reads, reading)).where(is_wanted)
@@ -188,7 +189,7 @@ def _written(spark: SparkSession, step: Step, source: Source, keys: Sequence[Key
         files = _part_file(aside, key).parent.glob("*.parquet")
         facts, read = sum(step.facts(file) for file in files), source.parts[key].facts
         if facts > read or (facts < read and step.is_exact):
-            why = f"{step.name} of {key[0]}, {key[1]} would stand for {facts} facts of {read}"
+            why = f"{step.name} of {key[0]}, {key[1]} would represent {facts} facts of {read}"
             raise JobRefused(why, "run it again, and report this")
         found[key] = facts
     return found

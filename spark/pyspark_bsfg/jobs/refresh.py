@@ -174,7 +174,7 @@ def _some(schema: StructType, names: Collection[str]) -> StructType:
 
 
 def _counted(file: Path) -> int:
-    """The facts that the rows of a rollup stand for."""
+    """The facts that the rows of a rollup represent."""
     return int(pc.sum(pq.read_table(file, columns=["count"], partitioning=None)["count"]).as_py() or 0)
 
 
