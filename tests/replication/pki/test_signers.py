@@ -197,9 +197,7 @@ def test_what_pin_prints_is_accepted_in_node_toml(tmp_path: Path) -> None:
     settings = load(file)
     assert settings.origin == (OriginSettings("plant-a", "required", settings.origin[0].pinned),)
     trust = load_trust(settings.signing, settings.origin)
-    found = signer_of(der_of(certificate), trust, NOW_MS)
-    assert isinstance(found, Signer)
-    assert found.is_pinned
+    assert isinstance(signer_of(der_of(certificate), trust, NOW_MS), Signer)
     assert run("key", "plant-a", "--pki", node, "--force").exit_code == 0
     assert isinstance(signer_of(der_of(certificate), trust, NOW_MS), Refusal)
     assert (node / "signers/previous/plant-a.key").exists()
