@@ -123,10 +123,6 @@ class Attacker:
         identifier = self._next_identifier() if qos else b""
         self.socket.sendall(packet(0x30 | qos << 1, text(topic) + identifier + b"\x00" + payload))
 
-    def begin_packet(self, length: int) -> None:
-        """Announce a PUBLISH of `length` bytes, send its first two kilobytes, and no more."""
-        self.socket.sendall(bytes([0x30]) + varint(length) + bytes(min(length - 1, 2048)))
-
     def ping(self) -> None:
         """Send PINGREQ; the answer is not read."""
         self.socket.sendall(b"\xc0\x00")

@@ -19,7 +19,6 @@ from agent.replication import pki
 from agent.replication.broker.config import limits_for, parse_link
 from agent.replication.broker.folder import BrokerFolder, write_site
 from agent.replication.broker.site import BrokerSite, Process, with_link
-from tests.replication.broker.zones import Caller
 
 HOST = "127.0.0.1"
 LINKS = ("plant-a:idmz", "idmz:enterprise")
@@ -94,12 +93,3 @@ class RunningSite:
                 broker.start()
                 broker.wait_ready(lambda broker=broker: " running\n" in broker.log_text() and accepts(broker.port))
             yield cls(folder / "etc", site, brokers)
-
-
-def round_trips(asking: Caller, serving: Caller, request: str, count: int) -> int:
-    """Send `count` messages one after the other, each awaited at the serving side. Returns how many arrived."""
-    serving.subscribe(request)
-    before = len(serving.received)
-    for number in range(count):
-        asking.publish(request, f"request {number}".encode())
-    return len(serving.received) - before

@@ -58,11 +58,6 @@ def key(number: int) -> bytes:
     return bytes((0, number % 3, 0, number % 2)) + number.to_bytes(12, "big")
 
 
-def true_key(number: int) -> bytes:
-    """A key as ids really have them."""
-    return blake2b(b"id %d" % number, digest_size=16).digest()
-
-
 def content(number: int) -> bytes:
     """The content digest of an id."""
     return blake2b(str(number).encode(), digest_size=16).digest()

@@ -17,7 +17,7 @@ from asyncua.ua.ua_binary import struct_to_binary
 
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import Reading
-from agent.ingest.opcua.decode import Publication, decode_publication
+from agent.ingest.opcua.decode import Publication
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.history import HistoryRange
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
@@ -33,7 +33,6 @@ from agent.ingest.opcua.session import (
 )
 from agent.ingest.opcua.values import type_reader
 from agent.ingest.opcua.values.structures import Shape, StructureType
-from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.quality import BAD_NOT_SUPPORTED
 from agent.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
@@ -41,11 +40,6 @@ from tests.ingest.opcua.fake_session import FakeSession
 
 S = 1_000_000_000
 SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
-
-
-def decode_values(body: bytes) -> Publication:
-    """The values of a publication, as a source reads them."""
-    return decode_publication(body, ValueReader())
 
 
 def session_with(monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[Session, list[Any]]:
