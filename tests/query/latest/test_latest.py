@@ -19,8 +19,9 @@ from agent.query.latest.latest_query import AbsentTags, find_latest, find_latest
 from agent.query.latest.latest_search import Arrival, LatestRow, Tag
 from agent.query.scan.dictionary import Dictionary
 from agent.query.scan.scanner import Scanner
+from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done
-from tests.query.making import BASE_NS, SECOND_NS, bits, everything, naive
+from tests.query.making import BASE_NS, SECOND_NS, everything, naive
 from tests.query.test_scan import damage
 from tests.support.memory import memory_folder
 

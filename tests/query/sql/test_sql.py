@@ -21,9 +21,10 @@ from agent.query.scan.fact_columns import COLUMNS, sql_value
 from agent.query.scan.times import compare, parse_time_ns
 from agent.query.sql.session import SqlSession
 from agent.signing.keys import SigningKey, ZoneSigner
+from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, message
 from tests.query.exact import exact_value
-from tests.query.making import BASE_NS, SECOND_NS, TAGS, add_consumer_and_gap, bits, everything, naive
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, add_consumer_and_gap, everything, naive
 from tests.query.test_scan import damage
 
 NOW_NS = BASE_NS + 7200 * SECOND_NS

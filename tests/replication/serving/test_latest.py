@@ -156,12 +156,17 @@ async def test_subjects_and_prefix_narrow_the_answer(broker: Mosquitto, tmp_path
             assert refused.value.code == code
 
 
+def empty_context() -> Context:
+    """The context of a server with an empty store, without a connection."""
+    link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
+    store: Any = SimpleNamespace(zone="plant-a", epoch=bytes(16), signer=None, end_offset=lambda _: 0)
+    return Context(link, store, {"idmz": frozenset({STREAM})})
+
+
 async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker reads no answers and requests latest values in a zone's name: each search result waits, some megabytes,
     until its answer may be read, so these requests count too."""
-    link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
-    store: Any = SimpleNamespace(zone="plant-a", epoch=bytes(16), signer=None, end_offset=lambda _: 0)
-    context = Context(link, store, {"idmz": frozenset({STREAM})})
+    context = empty_context()
     monkeypatch.setattr(context, "_answer_ready_ms", lambda *_: None)
     searches = Latest(context, lambda *_: LatestValues([], value, 0, 7))
     caller, request = Caller("idmz", "one", bytes(16)), GetLatest(stream=STREAM)
@@ -182,9 +187,7 @@ async def test_a_search_whose_time_comes_while_others_are_begun_is_not_forgotten
 ) -> None:
     """A zone had a long search, and its wait ends between two readings of the clock: an alarm begins the next search,
     without another request."""
-    link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
-    store: Any = SimpleNamespace(zone="plant-a", epoch=bytes(16), signer=None, end_offset=lambda _: 0)
-    context = Context(link, store, {"idmz": frozenset({STREAM})})
+    context = empty_context()
     alarms, times_ms = list[Callable[[], object]](), [0]
 
     def call_later(_delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
