@@ -26,7 +26,7 @@ from agent.settings.peers import BrokerSettings
 from agent.settings.signing import OriginSettings, SigningSettings
 from agent.settings.sources import DeviceProfile, ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 
-DEVICES_FOLDER = "devices.d"  # beside node.toml
+DEVICES_FOLDER = "devices.d"  # next to node.toml
 
 SettingsT = TypeVar("SettingsT")
 _WRONG: Any = object()  # stands for a value that was reported as a problem

@@ -59,11 +59,11 @@ PATIENT = WatchTimes()
 async def watch_files(
     what: str,
     files: Callable[[], Iterable[Path]],
-    look: Callable[[], Awaitable[float]],
+    check: Callable[[], Awaitable[float]],
     times: WatchTimes,
 ) -> None:
-    """Call `look` at once, after events, and every `reread_s`, until cancelled. It returns the longest time to wait, in
-    seconds.
+    """Call `check` at once, after events, and every `reread_s`, until cancelled. It returns the longest time to wait,
+    in seconds.
 
     Each period begins with new watches, because a folder may have been replaced. If the system provides no watches,
     only the periodic calls remain, and a warning that names the files as `what` is logged once.
@@ -82,7 +82,7 @@ async def watch_files(
                 has_failed = True
             end_s = time.monotonic() + times.reread_s
             while True:
-                patience_s = await look()
+                patience_s = await check()
                 left_s = end_s - time.monotonic()
                 if left_s <= 0:
                     break

@@ -114,7 +114,7 @@ class SignerCertificate(NamedTuple):
 
     key_id: bytes
     certificate: bytes
-    is_believed: bool
+    is_trusted: bool
     zone: str
 
 

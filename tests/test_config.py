@@ -126,7 +126,7 @@ def test_all_problems_are_reported_together() -> None:
     assert found["modbus[0].address_base"].startswith("must be 0")
 
 
-def test_a_rule_across_sections_is_reported_beside_other_problems() -> None:
+def test_a_rule_across_sections_is_reported_with_other_problems() -> None:
     """A peer at a broker that does not exist is named although another section breaks a rule of its own."""
     found = problems_of(
         {"node": {"zone": "A"}, "peer": [{"zone": "b", "broker": "x", "pulls": ["s"]}], "health": {"listen_host": ""}}
@@ -286,9 +286,9 @@ def test_problems_of_a_device_profile_name_file_and_key(tmp_path: Path) -> None:
         text = 'node.zone = "plant-a"\n[[modbus]]\nname = "m"\nhost = "h"\ntags_file = "t.csv"\n'
         return problems_of_text(f"{text}device = '{device}'\n", tmp_path)
 
-    told = found("meter")
-    assert set(told) == {f"{file}: timeout", f"{file}: hole_max", f"{file}: registers_per_read_max"}
-    assert "did you mean timeout_ms?" in told[f"{file}: timeout"]
+    problems = found("meter")
+    assert set(problems) == {f"{file}: timeout", f"{file}: hole_max", f"{file}: registers_per_read_max"}
+    assert "did you mean timeout_ms?" in problems[f"{file}: timeout"]
     file.write_text('description = "x"\naddress_base = 1\nregisters_per_read_max = 900\n')
     assert set(found("meter")) == {f"{file}: registers_per_read_max"}
     assert "did you mean meter?" in found("metre")["modbus[0].device"]

@@ -82,8 +82,8 @@ def test_no_command_prints_control_characters() -> None:
     assert done.exception is None
     assert "bsfg: good" in done.output
     assert does_something(done.output.replace("\n", "")) == []
-    (told,) = [line for line in done.stderr.splitlines() if line.startswith("{")]
-    assert json.loads(told) == {"x": HOSTILE}
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("{")]
+    assert json.loads(line) == {"x": HOSTILE}
 
 
 def test_an_error_ends_the_command_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:

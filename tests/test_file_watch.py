@@ -34,7 +34,7 @@ async def test_a_changed_file_is_read_when_it_is_quiet(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("hints, waits", [([False], 1), ([True, True, False], 3)])
-def test_each_hint_begins_the_quiet_moment_anew(hints: list[bool], waits: int) -> None:
+def test_each_hint_restarts_the_quiet_moment(hints: list[bool], waits: int) -> None:
     """Each hint restarts the wait for a quiet moment."""
     waited = 0
 

@@ -73,9 +73,9 @@ def test_the_log_has_each_event_at_debug_only(caplog: pytest.LogCaptureFixture) 
     assert caplog.records == []
     with caplog.at_level(logging.DEBUG, "agent.telemetry"):
         all_ends()
-    told = [(one.message, one.__dict__.get("took_ms"), one.__dict__.get("reason")) for one in caplog.records]
+    logged = [(one.message, one.__dict__.get("took_ms"), one.__dict__.get("reason")) for one in caplog.records]
     begun = ("span_start", None, None)
-    assert told == [
+    assert logged == [
         *(begun, ("span_stop", 2.0, None)),
         *(begun, ("span_exception", 2.0, "busy")),
         *(begun, ("span_discarded", 2.0, "late")),

@@ -81,7 +81,7 @@ class Outcome:
 
     @property
     def rolled_up(self) -> int:
-        """Facts that the rollup's rows stand for."""
+        """Facts that the rollup's rows represent."""
         return int(self.spark["facts_rolled_up"])
 
     @property

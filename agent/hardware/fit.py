@@ -56,7 +56,6 @@ class Fit:
     hours_that_fit: float | None
     flash_years: float | None
     facts_per_s_max: float | None  # for a day of outage and ten years of flash
-    bytes_stored_per_day: float
     bytes_written_per_day: float
     sync_share: float | None
     sums: tuple[str, ...] = ()
@@ -76,7 +75,6 @@ def assess(disk: Disk, load: Load) -> Fit:
         hours_that_fit=None if usable is None else usable / stored_per_s / 3600,
         flash_years=None if worn_out is None else worn_out / (written_per_s * SECONDS_PER_YEAR),
         facts_per_s_max=_facts_per_s_max(usable, worn_out, load),
-        bytes_stored_per_day=stored_per_s * SECONDS_PER_DAY,
         bytes_written_per_day=written_per_s * SECONDS_PER_DAY,
         sync_share=None if disk.sync_p99_ms is None else disk.sync_p99_ms / (1000 / commits),
     )

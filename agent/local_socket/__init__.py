@@ -1,6 +1,6 @@
 """The node's local socket: applications and commands on the same machine append, confirm and administer through it.
 
-`messages` has the requests and answers, `client` asks. `serving` answers, on the store, and is imported by itself.
+`messages` has the requests and answers, `client` sends requests. `serving` answers them and is imported by itself.
 """
 
 from agent.local_socket.client import accepted, ask

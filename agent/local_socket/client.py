@@ -1,4 +1,4 @@
-"""Asks the node that runs on a state folder, through its local socket: one request, one answer."""
+"""Sends requests to the node that runs on a state folder, through its local socket: one request, one answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AnswerT = TypeVar("_AnswerT", bound=Answer)
 
 
 def accepted(answer: Answer, kind: type[_AnswerT]) -> _AnswerT:
-    """The answer to a request, of the kind that it has. Raises LocalError where the request was refused."""
+    """The answer, which must be of this kind. Raises LocalError if the request was refused."""
     if isinstance(answer, Refused):
         raise LocalError(answer.message, answer.hint)
     assert isinstance(answer, kind), answer

@@ -214,7 +214,7 @@ class Compared(msgspec.Struct, frozen=True, tag="ComparePeer", tag_field="operat
 
 
 class SourceRetried(msgspec.Struct, frozen=True, tag="RetrySource", tag_field="operation"):
-    """`state`: in which the request found the source: waiting, connecting, connected, ..."""
+    """`state`: the source's state before the request: waiting, connecting, connected, ..."""
 
     state: str
 
@@ -263,7 +263,7 @@ class SourceRead(msgspec.Struct, frozen=True, tag="ReadSource", tag_field="opera
 
 
 class BackfillQueued(msgspec.Struct, frozen=True, tag="BackfillSource", tag_field="operation"):
-    """The filling is queued behind `gaps_open` others; a fact says when it is done."""
+    """The backfill is queued. The source has `gaps_open` gaps to fill; a fact reports each that is filled."""
 
     gaps_open: int
 
@@ -305,7 +305,7 @@ Request = (
     | ConfirmReceipt
 )
 NODE_REQUESTS = (Reload, RetrySource, ListSources, ReadSource, BackfillSource)
-"""Only a running node can answer these; the others are answered from the store too."""
+"""Only a running node can answer these. The others can be answered from the store too."""
 Answer = (
     Appended
     | LeaseAcquired

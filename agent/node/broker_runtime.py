@@ -1,8 +1,8 @@
 """The parts of a node that use one broker: the link, the server, and the pulls from the peers at that broker.
 
-It begins and ends as a whole, while the node and its other brokers run: a changed peer or broker in
-node.toml costs the peers of the same broker one reconnect, and others nothing (`reload_plan`). Its end has the order of
-the node's: first the pulls, then what serves.
+They start and stop together while the node and its other brokers run: a changed peer or broker in node.toml costs the
+peers of the same broker one reconnect, and others nothing (`reload_plan`). At a stop the pulls end first, then the
+server and the link.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SharedParts:
     queue_depth: Callable[[str], int]
     """Facts of a stream that are known to be at peers and not yet here."""
     turns: Turns
-    """Of all peers at what is read for them."""
+    """The order in which data is read for peers, shared by all brokers."""
 
 
 class BrokerRuntime:

@@ -58,7 +58,7 @@ def comparers(
     judge: PageJudge,
     telemetry: Telemetry | None = None,
 ) -> dict[str, AntiEntropy]:
-    """By zone, for each peer that something is pulled from and that is asked."""
+    """By zone, for each peer in `requesters` from which streams are pulled."""
     found = dict[str, AntiEntropy]()
     for peer in settings.peer:
         if peer.pulls and peer.zone in requesters:

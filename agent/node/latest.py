@@ -72,7 +72,7 @@ def facts_at_peers(pulls: Iterable[PullStatistics], stream: str) -> int:
 
 
 def save_peer_latest(state_dir: Path, sent: PeerLatest) -> None:
-    """Keep what a peer sent, durably, in place of what it sent before. Raises OSError."""
+    """Store a peer's values durably, in place of its earlier ones. Raises OSError."""
     file = _file(state_dir, sent.peer, sent.stream)
     file.parent.mkdir(mode=0o700, exist_ok=True)
     part = file.with_suffix(".part")

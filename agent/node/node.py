@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT_TRY_S = 3600.0
 LOCK_WAIT_S = 10.0
-"""For a command that answered its request from the store while no node ran; a second node is refused after it."""
+"""Time for a command that has opened the store while no node ran; after that a second node is refused."""
 LOCK_STEP_S = 0.05
 _SOURCE_RETRIES = (StoreBusy, StoreFull)  # a source waits and tries again; a store that has failed ends the node
 
@@ -75,16 +75,16 @@ async def run_node(file: ConfigFile) -> None:
 
 async def _open_store(settings: NodeSettings, resources: contextlib.ExitStack) -> FactStore:
     """The node's store, closed with `resources`. Raises StoreLocked when another process has it open for long."""
-    deadline, is_said = time.monotonic() + LOCK_WAIT_S, False
+    deadline, is_logged = time.monotonic() + LOCK_WAIT_S, False
     while True:
         try:
             return resources.enter_context(open_store(settings))
         except StoreLocked as error:
             if time.monotonic() >= deadline:
                 raise
-            if not is_said:
+            if not is_logged:
                 log.warning("store_locked", extra={"reason": error.why})
-                is_said = True
+                is_logged = True
         await asyncio.sleep(LOCK_STEP_S)
 
 
@@ -134,7 +134,8 @@ class Node:
             self._group = group
             ingest = group.create_task(self._ingest.run(), name="ingest")
             watching = [
-                group.create_task(self._until_the_store_fails(), name="store"),
+                # It ends the group when the store has failed at its disk: no part may go on without it.
+                group.create_task(_until(asyncio.wrap_future(self._store.ended)), name="store"),
                 group.create_task(_until(failed_assertion), name="assertions"),
                 group.create_task(self._collector.run(), name="status"),
                 group.create_task(
@@ -159,9 +160,9 @@ class Node:
             await stop.wait()
             log.info("node_stopping", extra={"zone": self._store.zone})
             self._notifier.stopping()
-            await _cancelled([reloading])  # no part begins any more
+            await _cancelled([reloading])  # from here on no part starts
             self._ingest.stop()
-            await ingest  # before all else: what the sources have read is committed while the store still runs
+            await ingest  # first: what the sources have read is committed while the store still runs
             await _ended([runtime.stop() for runtime in self._runtimes.values()])
             assert self._readiness is not None
             await _cancelled([local])
@@ -169,7 +170,7 @@ class Node:
         log.info("node_stopped", extra={"zone": self._store.zone})
 
     def _wait_for_readiness(self, group: asyncio.TaskGroup) -> None:
-        """Report ready once; again from the beginning where the brokers to wait for are others now."""
+        """Report ready once. If the brokers have changed before, begin to wait again."""
         if self._readiness is not None:
             self._readiness.cancel()
         if not self._notifier.is_ready:
@@ -180,7 +181,7 @@ class Node:
         return local_socket.Reloaded(list(plan.applied), list(plan.needs_restart))
 
     async def _carry_out(self, plan: ReloadPlan, tag_maps: Mapping[str, TagMap]) -> None:
-        """Take over what the plan says. Everything that it does not name goes on undisturbed."""
+        """Apply the plan. Parts that it does not name go on undisturbed."""
         settings, group = plan.settings, self._group
         assert group is not None, "a node that runs"
         if plan.has_new_limits:
@@ -205,7 +206,7 @@ class Node:
         return await compare.compare(known, request)
 
     async def _checkpoint_daily(self) -> None:
-        """Record the day's checkpoint, which the store keeps once for each date."""
+        """Record the day's checkpoint. The store keeps one for each date."""
         while True:
             with contextlib.suppress(*_SOURCE_RETRIES):  # the next hour does it
                 await asyncio.wrap_future(self._store.checkpoint(datetime.now(UTC).date().isoformat()))
@@ -214,10 +215,6 @@ class Node:
     def _queue_depth(self, stream: str) -> int:
         pullers = [puller for each in self._runtimes.values() for puller in each.pullers]
         return facts_at_peers((each.statistics() for each in pullers), stream)
-
-    async def _until_the_store_fails(self) -> None:
-        """Raises when the store has failed at its disk: no part may go on without it."""
-        await asyncio.wrap_future(self._store.ended)
 
     async def _report_ready(self) -> None:
         """Ready: the store is open, and every broker that is not optional has been reached."""

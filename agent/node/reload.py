@@ -33,7 +33,7 @@ CarryOut = Callable[[ReloadPlan, Mapping[str, TagMap]], Awaitable[None]]
 
 
 class Reloader:
-    """The settings in force, and what became of the last change of the file."""
+    """The settings in force, and the result of the last reload."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class Reloader:
         self.settings = settings
         self.needs_restart: tuple[str, ...] = ()
         self.refused = ""
-        self.is_file_changed = False  # as of the last look or reload: the file holds what was not taken over
+        self.is_file_changed = False  # as of the last check: the file differs from the settings in force
         self._file = file
         self._trust = trust
         self._carry_out = carry_out
         self._is_asked = is_asked  # set by SIGHUP
         self._waiting: list[asyncio.Future[ReloadPlan]] = []  # bounded by the places of the local socket
 
-    async def look_at_file(self) -> None:
-        """See whether the file holds something that was not taken over."""
+    async def check_file(self) -> None:
+        """Check whether the file differs from the settings in force."""
         settings = self.settings
         is_changed = await asyncio.to_thread(self._file.is_changed)
-        # A reload that ended meanwhile knows better: this read may have been of the file before.
+        # Not after a reload that ended meanwhile: this read may have been of the file before it.
         if self.settings is settings:
             self.is_file_changed = is_changed
 
@@ -95,7 +95,7 @@ class Reloader:
                 outcome.set_exception(error)
 
     async def _planned(self) -> tuple[ReloadPlan, Mapping[str, TagMap]]:
-        """What the file means now, and the tag maps to go with it; its signing key is in force. Raises BsfgError."""
+        """The plan for the present file, and its tag maps. Puts its signing key in force. Raises BsfgError."""
         plan = plan_reload(self.settings, await asyncio.to_thread(self._file.load))
         if plan.refused:
             what = ", ".join(plan.refused)
@@ -103,14 +103,15 @@ class Reloader:
         tag_maps = await asyncio.to_thread(load_tag_maps, plan.settings.sources)
         await asyncio.to_thread(self._check_identities, plan)
         signer = await asyncio.to_thread(self._trust.check, plan.settings)
-        # The last that can fail, and before anything else is carried out.
+        # The last step that can fail. Nothing else has been changed yet.
         if await self._trust.sign_with(signer):
             key = "no key" if signer is None else signer.key_id.hex()
             plan = replace(plan, applied=(*plan.applied, f"signing with {key}"))
         return plan, tag_maps
 
     def _check_identities(self, plan: ReloadPlan) -> None:
-        """A link that works is not ended for one that cannot. Raises ReloadRefused."""
+        """Raise ReloadRefused if a broker that would restart has unusable certificates: its link may work at
+        present."""
         problems = [
             str(problem)
             for broker in plan.settings.broker

@@ -1,8 +1,9 @@
 """Decides, without IO, how a running node applies a changed node.toml.
 
 Each field of the settings is in one class. APPLY: taken over while the node runs; a source, or everything that goes
-over one broker, is ended and restarted, and nothing else is touched. RESTART: the value of the start stays in force.
-REFUSE: the whole file is refused, because it describes another node. A field without a class fails here, and in a test.
+over one broker, is ended and restarted, and nothing else is touched. RESTART: the old value stays in force until a
+restart. REFUSE: the whole file is refused, because it describes another node. A field without a class fails here, and
+in a test.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ class ReloadPlan:
     sources: frozenset[str] = frozenset()
     """Sources that end, and restart where they are still configured."""
     has_new_limits: bool = False
-    """Settings of streams, of the store's file, or of what peers may hold back are others."""
+    """Limits of the store, settings of streams, or limits of what peers may hold back have changed."""
     has_new_trust: bool = False
-    """Whose signatures are believed, or demanded, is another."""
+    """[signing] or [[origin]] has changed."""
 
 
 def reach_of(section: type, name: str) -> Reach:
@@ -138,7 +139,7 @@ def _named(entries: Iterable[Any], key: str) -> dict[str, Any]:
 
 
 def _brokers(settings: NodeSettings) -> dict[str, object]:
-    """By broker, all that decides what goes over it."""
+    """By broker: its settings, and those of its peers."""
     return {
         broker.name: (broker, _named((peer for peer in settings.peer if peer.broker == broker.name), "zone"))
         for broker in settings.broker
@@ -151,7 +152,7 @@ def _limits(settings: NodeSettings) -> object:
 
 
 def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[str]:
-    """Names in one of them, or in both with other values, in the order of the file."""
+    """Names that were added, removed or changed, in the order of the file."""
     for name in dict.fromkeys([*before, *after]):
         if before.get(name) != after.get(name):
             yield name

@@ -1,5 +1,5 @@
-"""Finds tags that were removed from the tag files while the node was down: a store has definitions of them that no tag
-file names any more, and their newest sample does not say so yet.
+"""Finds tags that were removed from the tag files while the node was down: the store defines them, no tag file names
+them, and their newest sample does not yet mark them as out of service.
 
 Only definitions of the present epoch that a source gave count. The search is bounded for each stream: a tag that
 brought nothing within the last NEWEST_DEPTH_FACTS facts is not found, so that a store of hundreds of millions of facts
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 def find_removed_tags(
     reader: StoreReader, origin: Origin, subjects: Collection[str], depth_facts: int = NEWEST_DEPTH_FACTS
 ) -> Sequence[RemovedTag]:
-    """The tags of an origin that are not among `subjects` and not out of service, by subject. A store that cannot be
-    read has none; the log says so."""
+    """The tags of an origin that are not among `subjects` and not out of service, by subject. None if the store cannot
+    be read, which is logged."""
     try:
         scanner = Scanner(reader)
         numbers = {

@@ -17,7 +17,7 @@ class RestoreProof:
         self._judge = judge
 
     def __call__(self, _zone: str, request: FetchFacts | ConfirmReceipt) -> bool:
-        """Whether the request proves it. Reads the disk where the claimed facts lie within what is held."""
+        """Whether the request proves it. Reads the disk if the claimed facts lie within what is held."""
         head = request.origin_head if isinstance(request, FetchFacts) else None
         stream = self._stream(request)
         if head is None or head.head is None or stream is None:
@@ -25,7 +25,7 @@ class RestoreProof:
         end = ChainEnd(stream, self._store.origin, head.last_sequence, bytes.fromhex(head.digest))
         if not self._judge.proves_own(head.head, end):
             return False
-        # A signature of what is held, or was before retention, proves nothing.
+        # A signature of facts that are held, or were before retention, proves nothing.
         return self._store.contradiction(stream, (end.last_sequence, end.digest)) is not None
 
     def _stream(self, request: FetchFacts | ConfirmReceipt) -> str | None:

@@ -103,7 +103,7 @@ class StatusCollector:
             if self._turns % CERTIFICATE_REFRESHES == 0:
                 self._from_disk.certificate_days_left = await asyncio.to_thread(self._certificate_days_left)
                 self._from_disk.source_days_left = await asyncio.to_thread(self._source_days_left)
-            await self._reloader.look_at_file()
+            await self._reloader.check_file()
             self._from_disk.space = await asyncio.to_thread(self._read_from_disk)
             self._sample_consumers()
             for puller in [one for each in self._runtimes.values() for one in each.pullers]:
@@ -165,8 +165,8 @@ class StatusCollector:
         )
 
     def progress(self) -> list[Progress]:
-        """Proof of work for the watchdog: commits, or refusals by a full disk, while something waits for one. That this
-        runs is the event loop's own proof."""
+        """Progress for the watchdog: commits, or appends that a full disk refused, while something waits. This call
+        itself proves that the event loop runs."""
         counted = self._store.statistics()
         return [Progress("store writer", counted.commits + counted.appends_failed, counted.queue_facts > 0, STALL_S)]
 
@@ -280,14 +280,14 @@ class StatusCollector:
             self._unreadable.pop(what, None)
 
     def _certificate_days_left(self) -> float | None:
-        """Of the certificate in use that ends first; None when none can be used, which the broker's own status
+        """Days left of the certificate in use that ends first; None if none is in use, which the broker's status
         reports."""
         now = datetime.now(UTC)
-        ends = [link.statistics().identity_ends for link in [each.link for each in list(self._runtimes.values())]]
+        ends = [each.link.statistics().identity_ends for each in list(self._runtimes.values())]
         return min(((each - now).total_seconds() // 86_400 for each in ends if each is not None), default=None)
 
     def _source_days_left(self) -> dict[str, float | None]:
-        """By source: how long our certificates last that it uses."""
+        """By source: days left of our certificates for it."""
         now = datetime.now(UTC)
         return {source.name: certificate_days_left(source, now) for source in self._reloader.settings.sources}
 
@@ -297,9 +297,8 @@ def _is_connected(pull: PullStatistics) -> bool:
 
 
 def _status(kind: type[T], *parts: object, **given: object) -> T:
-    """A record of the status from what parts of the node say: each field is `given`, or the attribute of that name of
-    the first part that has one (a counter's without `_total`). While a part is missing (None), a field that only it has
-    keeps its default."""
+    """A record of the status. Each field is `given`, or is the attribute of that name of the first part that has one (a
+    counter's without `_total`). If a part is missing (None), a field that only it has keeps its default."""
     found = dict[str, Any](given)
     for one in fields(kind):  # type: ignore[arg-type]
         names = (one.name, one.name.removesuffix("_total"))
@@ -325,7 +324,7 @@ def _pacing(pull: PullStatistics) -> PacingStatus | None:
 
 
 def _fill_percent(space: StoreSpace | None) -> float | None:
-    """Of the nearest limit."""
+    """The fill of the limit that is nearest."""
     if space is None:
         return None
     fills = [space.fill_percent, *(stream.fill_percent for stream in space.streams)]
@@ -341,7 +340,7 @@ def _now_unix_ms() -> int:
 
 
 def _written_bytes() -> int | None:
-    """What this process has had the disks write since it began; None where the kernel does not say."""
+    """Bytes that this process has written to disks since its start; None if the kernel does not count them."""
     try:
         lines = Path("/proc/self/io").read_text("ascii").splitlines()
     except OSError:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 OPERATIONAL_STREAM = "facts.operational"
 NEWEST_DEPTH_FACTS = 1_000_000  # some 0.3 s of reading; at 1,000 facts a second a quarter of an hour
 OUTAGE_DEPTH_FACTS = 200_000  # operational facts are few: months of them
-GAPS_MAX = 100  # a source that was lost as often in its last minutes
+GAPS_MAX = 100  # more than a source loses its connection within minutes
 
 
 class StoredSamples:
@@ -82,14 +82,14 @@ class StoredSamples:
 
     def _with_other_numbers(self, numbers: Collection[int]) -> dict[int, int]:
         """All numbers of these tags, with the number that was asked for: an edit of a tag begins a new one."""
-        # Not kept: of ten thousand tags these are 4 MB.
+        # Not kept: those of ten thousand tags take 4 MB.
         definitions = Dictionary(self._reader).all_of(self._origin())
         known = {definitions[number - 1].subject: number for number in numbers if number <= len(definitions)}
         others = {n: known[one.subject] for n, one in enumerate(definitions, 1) if one.subject in known}
         return others | {number: number for number in numbers}
 
     def open_outages(self, source: str) -> Sequence[int]:
-        """First times of outages of a source that no later fact calls filled, newest first."""
+        """First times of outages of a source that no later fact declares filled, newest first."""
         filled, found = set[str](), dict[str, int]()
         for one in self._gap_facts(source, GAP_PREDICATE, FILL_PREDICATE):
             filled.update(one.outages)
@@ -110,7 +110,8 @@ class StoredSamples:
         return found
 
     def _gap_facts(self, source: str, *predicates: str) -> Iterator[_GapTexts]:
-        """What the facts of these predicates about a source say, newest first; nothing if the store cannot be read."""
+        """The contents of the facts of these predicates about a source, newest first; none if the store cannot be
+        read."""
         bounds = Bounds(
             frozenset({OPERATIONAL_STREAM}),
             kinds=frozenset({Kind.MESSAGES.value}),
@@ -150,8 +151,8 @@ def find_newest(
     marks: Sequence[tuple[int, int]] = (),
 ) -> None:
     """Put the newest sample of each tag by the order of recording into `found`, from samples of one stream that come
-    newest first; ends as soon as each has one, and a good one where that is needed. `marks` are those of the clock in
-    the stream. Raises StoreError."""
+    newest first; ends as soon as each tag has one, a good one if `is_good_needed`. `marks` are the clock marks of the
+    stream. Raises StoreError."""
     wanted = set(numbers)
     for facts in pages:
         for offset, sample in reversed(_rows(facts)):
@@ -176,7 +177,7 @@ def _rows(facts: Facts) -> list[tuple[int, Sample]]:
 
 
 def _recorded_ns(marks: Sequence[tuple[int, int]], offset: int) -> int:
-    """What the clock showed at the mark before a fact, 0 if there is none."""
+    """The clock at the last mark before a fact, 0 if there is none."""
     place = bisect_right(marks, offset, key=itemgetter(0))
     return marks[place - 1][1] * 1_000_000 if place else 0
 
@@ -186,7 +187,7 @@ def _is_forward(facts: Facts) -> bool:
 
 
 class _GapTexts(NamedTuple):
-    """What a fact about a gap says; empty where it does not."""
+    """The fields of a fact about a gap; empty where one is missing or of another type."""
 
     first: str = ""
     last: str = ""
@@ -209,5 +210,4 @@ def _gap_texts(body: bytes) -> _GapTexts:
 
 
 def _log_unreadable(stream: str, error: StoreError) -> None:
-    extra = {"action": "stored_samples_unreadable", "stream": stream, "why": str(error)}
-    log.error("what an earlier process recorded cannot be read; its gap is not filled", extra=extra)
+    log.error("stored_samples_unreadable", extra={"stream": stream, "why": str(error)})

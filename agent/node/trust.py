@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def requests_signer(settings: NodeSettings) -> HeadSigner | None:
-    """The key of this node, for a command; None where it has none, or none that can be used, which opening the store
+    """This node's signing key, for a command. None if there is none or it cannot be used, which opening the store
     reports."""
     try:
         return load_identity(settings.signing, settings.node.zone)
@@ -39,7 +39,8 @@ def requests_signer(settings: NodeSettings) -> HeadSigner | None:
 
 
 class TrustFiles:
-    """Gives `judge`, which judges what peers send by [signing] and [[origin]], and the store what the files say."""
+    """Keeps `judge`, which judges what peers send, and the store up to date with the files of [signing] and
+    [[origin]]."""
 
     def __init__(self, settings: NodeSettings, store: FactStore, times: WatchTimes = PATIENT) -> None:
         self._settings, self._store, self._times = settings, store, times
@@ -51,7 +52,7 @@ class TrustFiles:
 
     @classmethod
     def opened(cls, settings: NodeSettings, store: FactStore) -> TrustFiles:
-        """With the files read."""
+        """An instance that has read its files."""
         found = cls(settings, store)
         found.read(is_start=True)
         return found
@@ -63,8 +64,8 @@ class TrustFiles:
         return [signing.compromised_file, *([signing.facts_ca_file] if signing.facts_ca_file else [])]
 
     def check(self, settings: NodeSettings) -> HeadSigner | None:
-        """Read the files of [signing] as a new node.toml names them; returns the key to sign with. Raises SigningError,
-        also for a key, other than the one in force, of which receivers would take nothing now."""
+        """Read the files of [signing] that a new node.toml names; returns the key to sign with. Raises SigningError,
+        also for a new key with which receivers would now refuse all facts."""
         trust = load_trust(settings.signing, settings.origin)
         signer = load_identity(settings.signing, settings.node.zone)
         if signer is None or _is_same(signer, self._store.signer):
@@ -80,8 +81,8 @@ class TrustFiles:
         return signer
 
     async def sign_with(self, signer: HeadSigner | None) -> bool:
-        """Put a key in force, for facts, requests and answers; False where it is already. Raises StoreError; then the
-        key before stays."""
+        """Put a key in force, for facts, requests and answers; False if it already is. Raises StoreError; then the key
+        before stays."""
         if _is_same(signer, self._store.signer):
             return False
         await asyncio.wrap_future(self._store.set_signer(signer))
@@ -90,17 +91,17 @@ class TrustFiles:
         return True
 
     def reconfigure(self, settings: NodeSettings) -> None:
-        """Go by a new node.toml. A store that is busy takes the list of compromised keys over at the next look."""
+        """Use a new node.toml. A busy store gets the list of compromised keys at the next check."""
         self._settings, self._read = settings, None
         with contextlib.suppress(StoreBusy):
             self.read()
 
     async def run(self) -> None:
         """Watch the files until cancelled."""
-        await watch_files("trust files", lambda: self.files, self._look, self._times)
+        await watch_files("trust files", lambda: self.files, self._check_files, self._times)
 
     def read(self, *, is_start: bool = False) -> None:
-        """Read the files if they have changed. Raises StoreBusy; then it is to be done again."""
+        """Read the files if they have changed. Raises StoreBusy; then call again."""
         digest = hashlib.sha256(b"".join(map(_digest, self.files))).digest()
         if digest == self._read:
             return
@@ -122,7 +123,7 @@ class TrustFiles:
         if before is not None and before.compromised_since_ms and not signing.compromised_file.exists():
             count = len(before.compromised_since_ms)
             raise SigningError(
-                f"{signing.compromised_file} is gone, which named {count} compromised keys",
+                f"{signing.compromised_file} is gone; it named {count} compromised keys",
                 "put it back: without it they are trusted again after a restart",
             )
         return load_trust(signing, self._settings.origin)
@@ -133,8 +134,8 @@ class TrustFiles:
         log.warning("signers_not_read", extra={"reason": f"{error}. {error.hint}", "in_force": kept})
         self._store.note("signing", str(self.files[-1]), f"{kept}: {error}. {error.hint}")
 
-    async def _look(self) -> float:
-        with contextlib.suppress(StoreBusy):  # the next look does it
+    async def _check_files(self) -> float:
+        with contextlib.suppress(StoreBusy):  # the next check does it
             self.read()  # two small files: reading them costs less than a thread
         return self._times.reread_s
 
@@ -144,7 +145,7 @@ def _rules(settings: NodeSettings) -> dict[str, Rule]:
 
 
 def _is_same(one: HeadSigner | None, other: HeadSigner | None) -> bool:
-    """Whether two are one key with one certificate, or none."""
+    """Whether both are the same key with the same certificate, or both None."""
     if one is None or other is None:
         return one is other
     return (one.key_id, one.certificate) == (other.key_id, other.certificate)
@@ -162,7 +163,7 @@ def command_judge(settings: NodeSettings) -> Iterator[MessageJudge]:
 
 
 def _digest(file: Path) -> bytes:
-    """Of one file; zeros where it cannot be read."""
+    """The digest of one file; zeros if it cannot be read."""
     try:
         return hashlib.sha256(file.read_bytes()).digest()
     except OSError:

@@ -13,7 +13,7 @@ from agent.settings.signing import OriginSettings, SigningSettings
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.settings.store import StoreSettings, StreamSettings
 
-DEFAULT_STATE_DIR = "state"  # beside node.toml
+DEFAULT_STATE_DIR = "state"  # next to node.toml
 STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal
 
 

@@ -79,7 +79,6 @@ class Signer:
     public: SignerPublic
     not_before_ms: int
     not_after_ms: int
-    is_pinned: bool = False
 
     @property
     def key_id(self) -> bytes:
@@ -142,7 +141,7 @@ def signer_of(certificate_der: bytes, trust: SignerTrust, now_ms: int) -> Signer
     if pins := trust.pins.get(signer.zone):
         if hashlib.sha256(certificate_der).digest() not in pins:
             return Refusal(RefusalReason.UNKNOWN_ISSUER, f"{what}, is not pinned")
-        return replace(signer, is_pinned=True)
+        return signer
     issuer = next((each for each in trust.anchors if _is_signed_by(certificate, each)), None)
     if issuer is None:
         return Refusal(RefusalReason.UNKNOWN_ISSUER, what)

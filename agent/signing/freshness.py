@@ -1,6 +1,6 @@
 """Tracks how far each origin has signed its history, from the newest signed ends that any peer has forwarded.
 
-A relay can withhold facts, which looks like an outage. But an origin signs the end of its chain anew whenever a peer
+A relay can withhold facts, which looks like an outage. But an origin signs the end of its chain again whenever a peer
 asks (`GetHeads`), and nodes forward the newest ends. An end that is far ahead of the facts held shows that the peer
 which delivers the facts withholds some, and an old end shows that no peer has received a newer one of the zone. Two
 ends of one origin with the same sequence and different digests prove that the zone has signed two histories. Core: no

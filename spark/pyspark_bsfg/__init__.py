@@ -25,8 +25,8 @@ __all__ = ["FACTS", "BsfgDataSource", "DefaultSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("bsfg")` known to a session; doing it again changes nothing."""
-    # Spark hands the files of --py-files to all its Python processes but the one that plans a stream.
+    """Register `format("bsfg")` in a session. A repetition changes nothing."""
+    # Spark passes the files of --py-files to all its Python processes except the one that plans a stream.
     ours, environment = str(Path(__file__).parents[1]), spark.sparkContext.environment
     known = environment.get("PYTHONPATH", "").split(os.pathsep)
     if ours not in known:

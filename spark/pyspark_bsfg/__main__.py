@@ -6,8 +6,8 @@
     python -m pyspark_bsfg jobs.toml clean rollup       only these
     spark-submit .../pyspark_bsfg/__main__.py jobs.toml the same on the master of spark-submit
 
-Each job continues where it was, whatever has been killed. Progress is shown on a terminal. The last line printed is
-JSON. Exit status: 0; 1 where a job failed or a date was kept with more facts than are found now; 2 for wrong usage or
+Each job continues where it stopped, also after a kill. Progress is shown on a terminal. The last line printed is JSON.
+Exit status: 0; 1 if a job failed, or a date was kept because it has more facts than are found now; 2 for wrong usage or
 settings.
 """
 
@@ -42,7 +42,7 @@ PROGRAM = "bsfg jobs"
 
 
 class Progress:
-    """One line on a terminal that changes; silent elsewhere."""
+    """A progress line on a terminal; silent elsewhere."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty()
@@ -66,7 +66,7 @@ def run(
     is_following: bool = False,
     is_fewer_accepted: bool = False,
 ) -> dict[str, Any]:
-    """Run the jobs; for each, what it did. Raises JobRefused, SparkError and PySparkException."""
+    """Run the jobs. Returns what each did. Raises JobRefused, SparkError and PySparkException."""
     check(spark)
     progress, began, found = Progress(), time.monotonic(), {}
     refresh = Refresh(spark, settings, only, progress, is_fewer_accepted=is_fewer_accepted)
@@ -96,7 +96,7 @@ def run(
 
 @contextmanager
 def _signals(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C set `stop`; what they did before is restored."""
+    """SIGTERM and Ctrl-C set `stop` in this block; the handlers before are restored."""
     before = {one: signal.signal(one, lambda *_: stop.set()) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
@@ -106,7 +106,7 @@ def _signals(stop: threading.Event) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program; its exit status."""
+    """Run the program. Returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m pyspark_bsfg", description="Run the jobs of one TOML.")
     parser.add_argument("settings", type=Path, help="the TOML, as in docs/how-to/jobs.md")
     parser.add_argument(
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--accept-fewer",
         action="store_true",
-        help="overwrite a date also where that leaves fewer facts than it has now",
+        help="overwrite a date also if it then has fewer facts than now",
     )
     asked = parser.parse_args(arguments)
     began_ns, stop = time.monotonic_ns(), threading.Event()
@@ -153,7 +153,7 @@ def _failed(problems: list[str], status: int) -> int:
 
 
 def _report(made: dict[str, Any]) -> int:
-    """What is wrong to standard error, the result to standard output; the exit status."""
+    """Print problems to standard error and the result to standard output. Returns the exit status."""
     jobs = made["jobs"]
     kept = [day for job in jobs.values() if isinstance(job, dict) for day in job.get("kept", ())]
     if lost := jobs.get("land", {}).get("facts_missing"):
@@ -164,11 +164,11 @@ def _report(made: dict[str, Any]) -> int:
             what = f"{gap['tag']} never had a fact"
         print(f"{PROGRAM}: undeclared: {what}", file=sys.stderr)
     for day in kept:
-        counts = f"it stands for {day['facts']} facts, now {day['found']} were found"
+        counts = f"it represents {day['facts']} facts, now {day['found']} were found"
         print(f"{PROGRAM}: {day['table']} of {day['date']}, {day['zone']} is kept: {counts}", file=sys.stderr)
     if kept:
         print(f"{PROGRAM}: --accept-fewer overwrites what was kept", file=sys.stderr)
-    sys.stderr.flush()  # what follows is the last line also for who reads both as one
+    sys.stderr.flush()  # so that the result is the last line also if both are read as one
     print(json.dumps(made, default=str), flush=True)
     return 1 if kept else 0
 

@@ -1,13 +1,13 @@
 """Converts sealed batches into Arrow record batches, column by column. Core: no IO.
 
-Batches are collected into a group before a record batch is made, because some twenty Arrow calls per batch of a hundred
-facts would cost more than the facts. Within a group, a *run* is a sequence of facts of one origin without a gap:
-columns of identity (offset, sequence, zone, epoch, message_id of a sample), and whether it is verified, are made per
-run, from headers. A batch is opened only where another column is asked for, or a row test needs one, and then only
+Batches are collected into a group before a record batch is made, because some twenty Arrow calls for a batch of a
+hundred facts would cost more than its facts. Within a group, a *run* is a sequence of facts of one origin without a
+gap: columns of identity (offset, sequence, zone, epoch, message_id of a sample), and whether it is verified, are made
+per run, from headers. A batch is opened only if another column is requested, or a row test needs one, and then only
 those columns are built.
 
-A record batch has at most FACTS_MAX_PER_GROUP plus one batch of facts, and about TEXT_BYTES_MAX of text values, however
-well they compressed. Facts keep the order in which they were added.
+A record batch has at most FACTS_MAX_PER_GROUP facts and one batch more, and about TEXT_BYTES_MAX of text values,
+counted uncompressed. Facts keep the order in which they were added.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyspark_bsfg.values import Values, text_bytes
 
 FACTS_MAX_PER_GROUP = 16_384  # larger record batches measured no faster, and leave the cache
 TEXT_BYTES_MAX = 32 * 1024 * 1024  # a column of 16,384 equal texts of 64 KiB is 2 KB in a batch and 1 GB in Arrow
-# Of every fact, without opening its batch.
+# Columns that need no opened batch.
 BY_RUN = frozenset(("offset", "stream", "zone", "epoch", "sequence", "verified", COUNT.name))
 
 _COUNTING = pa.array(range(FACTS_MAX + FACTS_MAX_PER_GROUP + 1), pa.int64())
@@ -57,7 +57,7 @@ class Run:
 
 @dataclass(slots=True)
 class Group:
-    """Batches waiting to become one record batch; `samples` is empty where none had to be opened."""
+    """Batches waiting to become one record batch; `samples` is empty if none had to be opened."""
 
     runs: list[Run] = field(default_factory=list)
     samples: list[Unpacked] = field(default_factory=list)
@@ -85,9 +85,9 @@ class Columns:
         self.needs_proofs = "verified" in asked
 
     def add(self, batch: Batch, first_offset: int, start: int, stop: int, verified: Verified = "no") -> Iterator[Any]:
-        """Take the facts at positions `start` to `stop` (exclusive) of a batch that lies at `first_offset`.
+        """Add the facts at positions `start` to `stop` (exclusive) of the batch at `first_offset`.
 
-        Yields the record batches that are ready; exhaust it. Raises BatchError where the batch does not open.
+        Yields the record batches that are ready; exhaust it. Raises BatchError if the batch cannot be opened.
         """
         header = batch.header
         assert 0 <= start < stop <= header.count, (start, stop, header.count)
@@ -103,7 +103,7 @@ class Columns:
             yield from self._add_samples(batch, first_offset, start, stop, verified)
 
     def flush(self) -> Iterator[Any]:
-        """What is still waiting, as record batches, if anything is."""
+        """The facts that still wait, as record batches."""
         if self._group.count:
             group, self._group = self._group, Group()
             yield from self._built_group(group, 0, group.count)
@@ -134,7 +134,7 @@ class Columns:
             yield from self.flush()
 
     def _built_group(self, group: Group, start: int, stop: int) -> Iterator[Any]:
-        """The facts at these positions of a group, cut into record batches where texts are long."""
+        """The facts at these positions of a group, divided into several record batches if texts are long."""
         if not group.samples:
             yield self._built(group.runs, {}, None)
             return
@@ -158,7 +158,7 @@ class Columns:
 
 
 def _extend(runs: list[Run], new: Run) -> None:
-    """Lengthen the last run where the new one follows it without a gap."""
+    """Extend the last run if the new one follows it without a gap; else append it."""
     if runs:
         last = runs[-1]
         if (last.origin, last.verified) == (new.origin, new.verified) and (
@@ -189,7 +189,7 @@ def _counts(stream: str, runs: Sequence[Run]) -> Makers:
 
 
 def _identity_columns(stream: str, runs: Sequence[Run], places: Any) -> Makers:
-    """What follows from where a fact lies, made per run."""
+    """The columns that follow from a fact's position, made per run."""
     counts = [run.count for run in runs]
     count = sum(counts)
     wanted = count if places is None else len(places)
@@ -207,7 +207,7 @@ def _identity_columns(stream: str, runs: Sequence[Run], places: Any) -> Makers:
         return picked(pc.add(_COUNTING.slice(0, count), packed.spread(bases, counts)), places)
 
     def message_ids() -> Any:
-        # The text before the sequence is that of any sample of the origin, and the sequence is its last word.
+        # Ids of samples of one origin differ only in the sequence, which is at their end.
         before = (sample_message_id(stream, run.origin.zone, run.origin.epoch, 0).removesuffix("0") for run in runs)
         made = [
             part
@@ -252,7 +252,7 @@ def _numbered(before: bytes, first: int, count: int) -> Iterator[Any]:
 
 
 class _SampleColumns:
-    """The columns of one group of samples; what several of them need is made once."""
+    """The columns of one group of samples; values that several columns need are made once."""
 
     def __init__(self, group: Group, dictionary: Dictionary) -> None:
         self._group = group
@@ -261,7 +261,7 @@ class _SampleColumns:
         self._made: dict[str, Any] = {}
 
     def matching(self, pruning: Pruning, places: Any) -> Any:
-        """The places, of these, of the facts that pass the row tests; None for all."""
+        """Those of the places whose facts pass the row tests; None for all."""
         tests = [test(self._once(name)) for name, test in pruning.row_tests()]
         if pruning.names_tags:
             tests.append(self._dictionary.wanted().take(self._once("entry")))
@@ -304,7 +304,7 @@ class _SampleColumns:
                     self._made[name] = packed.times_ns(samples)
                 case "quality":
                     self._made[name] = packed.qualities(samples)
-                case _:  # where in the dictionary the tag stands
+                case _:  # the index of the tag in the dictionary
                     bases = [self._dictionary.base(run.origin) for run in self._group.runs]
                     counts = [run.count for run in self._group.runs]
                     self._made[name] = pc.add(packed.tag_numbers(samples), packed.spread(bases, counts))

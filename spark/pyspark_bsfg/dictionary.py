@@ -1,8 +1,8 @@
-"""Tag definitions of several origins as Arrow columns, so that tag, predicate and unit of a fact are one `take`. Core:
+"""Tag definitions of several origins as Arrow columns, so that one `take` gives tag, predicate and unit of facts. Core:
 no IO.
 
-Definitions are numbered densely from 1 at each origin. Here the origins stand one after another, and the index of a tag
-is its number plus its origin's base. Definitions keep their index when another origin is added.
+Definitions are numbered densely from 1 at each origin. Here the origins follow one another, and the index of a tag is
+its number plus its origin's base. Definitions keep their index when another origin is added.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _COLUMNS: dict[str, Callable[[TagDefinition], str | None]] = {
 }
 
 
-# A task reads every definition of an origin again, and a worker of Spark runs many tasks. 25 us each were more than all
-# else in a task of a micro-batch. About a kilobyte each.
+# A task reads every definition of an origin again, and a worker of Spark runs many tasks. At 25 us each, this was the
+# largest part of a task of a micro-batch. About a kilobyte each.
 _DEFINITIONS_KEPT = 16_384
 
 _definition = lru_cache(_DEFINITIONS_KEPT)(TagDefinition.from_json)
 
 
 class Dictionary:
-    """Definitions by origin and number; `is_wanted` tells the tags that a query is about from the others."""
+    """Definitions by origin and number; `is_wanted` says whether a query includes a tag."""
 
     def __init__(self, is_wanted: Callable[[TagDefinition], bool] = lambda _: True) -> None:
         self._is_wanted = is_wanted
@@ -47,8 +47,8 @@ class Dictionary:
         return self._counts.get(origin, 0)
 
     def put(self, origin: Origin, definitions: Sequence[bytes]) -> None:
-        """All definitions of an origin, as canonical JSON, from number 1. What was there of it before is left
-        behind."""
+        """Add all definitions of an origin, as canonical JSON, from number 1. Earlier ones of the origin are no longer
+        used."""
         read = [_definition(body) for body in definitions]
         wanted = [self._is_wanted(one) for one in read]
         self._bases[origin] = len(self._definitions) - 1  # the first number is 1
@@ -59,7 +59,7 @@ class Dictionary:
         self._columns.clear()
 
     def base(self, origin: Origin) -> int:
-        """What to add to a tag number of this origin for its place in `column`."""
+        """The number to add to a tag number of this origin for its index in `column`."""
         return self._bases[origin]
 
     def wants_some(self, origin: Origin, count: int) -> bool:

@@ -28,7 +28,7 @@ class SparkError(BsfgError):
 
 
 class OptionError(SparkError):
-    """An option of the data source, or a schema asked for, is wrong."""
+    """An option of the data source, or a requested schema, is wrong."""
 
 
 class SettingsError(SparkError):
@@ -40,15 +40,15 @@ class SettingsError(SparkError):
 
 
 class StreamUnknown(SparkError):
-    """The store holds no stream of that name."""
+    """The store has no stream of that name."""
 
 
 class FactsGone(SparkError):
-    """Facts of the range asked for are no longer, or not yet, in the store."""
+    """Facts of the requested range are no longer, or not yet, in the store."""
 
 
 class ConsumerRefused(SparkError):
-    """A consumer cannot be registered, or its cursor not moved, this way. `code` is that of the protocol, if a node has
+    """A consumer cannot be registered or confirmed this way. `code` is the protocol's error code, if a node has
     answered."""
 
     def __init__(self, why: str, hint: str = "", code: str = "") -> None:
@@ -61,8 +61,8 @@ class NodeUnavailable(SparkError):
 
 
 class StoreUnreadable(SparkError):
-    """The file cannot be read from here, or its content contradicts itself."""
+    """The file cannot be read from here, or its content is inconsistent."""
 
 
 class JobRefused(SparkError):
-    """A job would have to give a wrong result."""
+    """The result of a job would be wrong."""

@@ -1,9 +1,9 @@
 """Options of the data source, parsed from Spark's texts into a frozen record. Core: no IO.
 
-Spark passes keys in lower case and every value as text. An unknown key is refused: a misspelt `endingOfsets` that was
-ignored would read more than asked for. Where to begin and to end has Kafka's names and meaning: the start is included,
-the end is not. Options are paths and numbers; secrets do not belong here, since Spark prints
-options in its plans.
+Spark passes keys in lower case and every value as text. An unknown key is refused: with an ignored `endingOfsets`, a
+read would return more than requested. The options for start and end have Kafka's names and meaning: the start is
+included, the end is not. Options are paths and numbers; secrets do not belong here, because Spark prints options in its
+plans.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent.message import STREAM
 from agent.replication.protocol.topics import is_zone
 from pyspark_bsfg.errors import OptionError
 
-TRANSPORTS = ("file", "mqtt")  # a store file on the same host; a node, at a broker
+TRANSPORTS = ("file", "mqtt")  # a store file on the same host; a node at a broker
 TELEMETRY = "facts.telemetry"
 WhenReleased = Literal["skip", "fail"]  # facts that retention releases between planning and reading
 # A task holds one page at a time, so this bounds what a lost task repeats, not memory.
@@ -33,14 +33,14 @@ PARTITIONS_MAX = 10_000  # what a Spark driver schedules without trouble
 NODE_PARTITIONS = 4
 PORT = 8883
 REQUEST_TIMEOUT_S, REQUEST_TIMEOUT_S_MAX = 10, 600
-# With pauses up to 2 s: a node that restarts is back by then.
+# With pauses up to 2 s, a restarted node is back by then.
 ATTEMPTS, ATTEMPTS_MAX = 10, 1000
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """The node of a zone (`peer`) at a broker, and the files of the certificate with which to connect there; files are
-    paths, or `spark-files:NAME`. `facts_ca_file` empty: nothing is verified."""
+    """The node of a zone (`peer`) at a broker, and the certificate files to connect with; files are paths, or
+    `spark-files:NAME`. If `facts_ca_file` is empty, no fact is verified."""
 
     host: str
     peer: str
@@ -56,8 +56,8 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to read: files, whose `paths` may hold patterns, or a `node`. Offsets are included at both ends, and of the
-    facts recorded since one time and before another; None means as far as the store goes."""
+    """What to read: files, whose `paths` may be patterns, or a `node`. Offsets include both ends; times are those of
+    recording, since one time and before another. None means up to the end of the store."""
 
     paths: tuple[str, ...]
     stream: str = TELEMETRY
@@ -73,7 +73,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
-        """From what Spark hands over. Raises OptionError naming the option as it is written in the documentation."""
+        """The options that Spark passes. Raises OptionError, which names the option as the documentation does."""
         texts = {key.lower(): value for key, value in given.items()}
         for stranger in sorted(texts.keys() - NAMES.keys()):
             raise unknown(stranger, NAMES)
@@ -117,7 +117,7 @@ OF_KAFKA = {
     "includeheaders": "includeLabels",
     "startingoffsetsbytimestamp": "startingTimestamp",
     "endingoffsetsbytimestamp": "endingTimestamp",
-    # Of these a stream has the same, so they are unknown to a batch read only.
+    # A stream has the same options, so these are unknown only to a batch read.
     "failondataloss": "whenReleased, of a batch read",
     "minpartitions": "numPartitions, of a batch read",
     "maxoffsetspertrigger": "an option of readStream",
@@ -169,14 +169,14 @@ def _paths(texts: Mapping[str, str]) -> tuple[str, ...]:
         except (ValueError, TypeError):
             raise OptionError(f"paths {texts['paths']!r}", 'use .load(["/a/facts.db", "/b/facts.db"])') from None
     if not given:
-        # Spark hands the options of CREATE TABLE to no Python data source; those of a view arrive.
+        # Spark passes the options of a view to a Python data source, not those of CREATE TABLE.
         in_sql = "" if texts else "; in SQL: CREATE TEMPORARY VIEW facts USING bsfg OPTIONS (path '...')"
         raise OptionError("path is missing", f'name the store file: .load("/var/lib/bsfg/enterprise/facts.db"){in_sql}')
     return tuple(map(_local, given))
 
 
 def _node(texts: Mapping[str, str]) -> NodeOptions:
-    """Raises OptionError for what is missing."""
+    """The node options. Raises OptionError for missing ones."""
     needed = ("host", "peer", "caFile", "certFile", "keyFile")
     if missing := [name for name in needed if not texts.get(name.lower(), "").strip()]:
         raise OptionError(f"transport mqtt without {', '.join(missing)}", f"it needs {', '.join(needed)}")
@@ -194,7 +194,7 @@ def _node(texts: Mapping[str, str]) -> NodeOptions:
 
 
 def _local(path: str) -> str:
-    """A path without `file:`. Raises OptionError for what lies elsewhere."""
+    """A path without `file:`. Raises OptionError for a path on another host or file system."""
     if (found := local_path(path)) is None:
         raise OptionError(f"path {path!r}", "a store is a file of the host where the tasks run: /path or file:///path")
     return found if found == path else unquote(found)
@@ -209,7 +209,7 @@ def local_path(address: str) -> str | None:
 
 
 def unknown(key: str, known: Mapping[str, str]) -> OptionError:
-    """The error for an option that is not known, with the nearest one, or with ours for one of Kafka's."""
+    """The error for an unknown option; it names the nearest option, or ours for an option of Kafka."""
     if key in OF_KAFKA:
         return OptionError(f"option {key} of Kafka", f"here it is {OF_KAFKA[key]}")
     if key.startswith("kafka."):
@@ -220,7 +220,7 @@ def unknown(key: str, known: Mapping[str, str]) -> OptionError:
 
 
 def _check_ends(texts: Mapping[str, str], options: Options) -> None:
-    """Raises OptionError for ends that contradict each other, or that the transport does not know."""
+    """Raise OptionError for ends that contradict each other, or that the transport does not support."""
     start, end = options.start_offset, options.end_offset
     if start is not None and end is not None and end < start - 1:
         raise OptionError(f"endingOffsets {end + 1} lies before startingOffsets {start}", "read from low to high")
@@ -238,7 +238,7 @@ def _check_ends(texts: Mapping[str, str], options: Options) -> None:
 
 
 def _offset(texts: Mapping[str, str], key: str, default: str, refused: str) -> int | None:
-    """An offset; None for the default, which is the end of the store at that side."""
+    """An offset; None for the default, which is the first or last offset of the store."""
     text = texts.get(key, default).strip().lower()
     if text == refused:  # as Kafka's source does: there would be nothing to read
         raise OptionError(f"{NAMES[key]} {text} of a batch read", f"it is {default}, or an offset")

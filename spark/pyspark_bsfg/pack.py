@@ -1,8 +1,8 @@
-"""Program: `python -m pyspark_bsfg.pack bsfg.zip` packs this package and what it needs of the agent for `--py-files`.
+"""Program: `python -m pyspark_bsfg.pack bsfg.zip` packs this package and the agent's modules for `--py-files`.
 
-Only Python and SQL are packed. The executors' Python must have LIBRARIES, whose compiled parts cannot be imported from
-a zip. With `--libraries` they are packed too, for `--archives`, which Spark unpacks: then the executors need nothing
-but a Python of the same version on the same kind of machine.
+Only Python and SQL files are packed. The executors' Python must have LIBRARIES, whose compiled parts cannot be imported
+from a zip. With `--libraries` they are packed too, for `--archives`, which Spark unpacks: then the executors need only
+a Python of the same version on the same kind of machine.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import agent
 import pyspark_bsfg
 
 SUFFIXES = (".py", ".sql")
-# The last four only where facts are read over MQTT.
+# The last four are needed only to read facts over MQTT.
 LIBRARIES = ("pyarrow", "msgspec", "rfc8785", "zstandard", "paho-mqtt", "watchdog", "cryptography", "cffi")
-LEFT_OUT = ("include", "tests")  # of pyarrow: half of its files, for who compiles against it
+LEFT_OUT = ("include", "tests")  # of pyarrow: half of its files, for programs that compile against it
 QUICK = 1  # of deflate: a shared library of a hundred megabytes takes seconds instead of half a minute
 
 
 def pack(target: Path, libraries: Sequence[str] = ()) -> int:
-    """Write the zip; how many files it has. Raises PackageNotFoundError for a library that is not installed."""
+    """Write the zip. Returns the number of its files. Raises PackageNotFoundError for a library that is not
+    installed."""
     with ZipFile(target, "w", ZIP_DEFLATED, compresslevel=QUICK if libraries else None) as packed:
         for package in (agent, pyspark_bsfg):
             folder = Path(package.__path__[0])
@@ -39,15 +40,15 @@ def pack(target: Path, libraries: Sequence[str] = ()) -> int:
 
 
 def _files(library: str) -> Iterator[tuple[Path, str]]:
-    """What a library has installed beside others, but no programs and nothing that Python makes itself."""
+    """The files that a library has installed into site-packages, without programs and compiled Python files."""
     for file in distribution(library).files or ():
-        is_beside = not file.is_absolute() and ".." not in file.parts
-        if is_beside and file.suffix != ".pyc" and not set(LEFT_OUT) & set(file.parts[1:2]):
+        is_in_site = not file.is_absolute() and ".." not in file.parts
+        if is_in_site and file.suffix != ".pyc" and not set(LEFT_OUT) & set(file.parts[1:2]):
             yield Path(str(file.locate())), str(file)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program; its exit status."""
+    """Run the program. Returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="pyspark_bsfg.pack", description="Pack what spark-submit --py-files or --archives needs."
     )

@@ -1,9 +1,8 @@
 """The packed columns of opened batches as Arrow columns over many batches, without an object for each fact. Core: no
 IO.
 
-Arrow gets the bytes as they lie in a batch: the arrays of all batches of a group are joined, widened to 64 bits, and
-put on top of each batch's own base. Arithmetic wraps around at 64 bits, as that of the format does, so differences
-above int64 come out right.
+Arrow gets the bytes as they are in a batch: the arrays of all batches of a group are joined, widened to 64 bits, and
+added to each batch's base. Arithmetic wraps around at 64 bits, as in the format, so differences above int64 are right.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _BYTES = {code: array(code).itemsize for code in _TYPES}
 _INT16_MAX = 2**15 - 1
 _NS_PER_US = 1000
 
-Piece = tuple["array[int] | None", int]  # integers and how many; None: that many zeros
+Piece = tuple["array[int] | None", int]  # integers, and their number; None: that many zeros
 
 
 def tag_numbers(samples: Sequence[Unpacked]) -> Any:
@@ -83,7 +82,7 @@ def microseconds(of_ns: Any) -> Any:
 
 
 def spread(values: Any, counts: Sequence[int]) -> Any:
-    """Each value as often as its count says; a scalar where all are the same number. Integers wrap at 64 bits."""
+    """Each value repeated by its count; a scalar if all are the same number. Integers wrap at 64 bits."""
     if isinstance(values, list) and isinstance(values[0], int):
         values = [_wrapped(value) for value in values]
         if len(set(values)) == 1:
@@ -116,7 +115,7 @@ def _integers(pieces: Iterable[Piece]) -> Any:
     for numbers, count in pieces:
         if not count:
             continue
-        if numbers is None:  # zeros have any width
+        if numbers is None:  # zeros fit any width
             if not joined:
                 joined.append(("b", []))
             code, parts = joined[-1]

@@ -1,9 +1,9 @@
-"""Which batches and facts a query's filters exclude, so that they need not be opened or built. Core: no IO.
+"""Pruning: which batches and facts a query's filters exclude, so that they need not be opened or built. Core: no IO.
 
-Spark hands over simple comparisons of one column with a constant. A batch's summary excludes by offset, time, zone,
-epoch and kind; the definitions of an origin by tag, predicate and unit; an opened batch by quality; then its facts one
-by one. Only what cannot match is excluded, and Spark checks every filter again, so a filter that this module does not
-understand is no mistake.
+Spark passes simple comparisons of one column with a constant. A batch's summary excludes by offset, time, zone, epoch
+and kind; the definitions of an origin by tag, predicate and unit; an opened batch by quality; then its facts one by
+one. Only what cannot match is excluded, and Spark checks every filter again, so this module may ignore filters that it
+does not understand.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ANY: Span = (INT64_MIN, INT64_MAX)
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """The usable part of a query's filters; without any it excludes nothing."""
+    """The usable filters of a query; without any, nothing is excluded."""
 
     offsets: Span = ANY
     times_ns: Span = ANY
@@ -58,7 +58,7 @@ class Pruning:
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> Pruning:
-        """From the filters that Spark pushes down."""
+        """The pruning by the filters that Spark pushes down."""
         offsets = times_ns = ANY
         origin, definition, quality = list[tuple[str, Filter]](), list[tuple[str, Filter]](), list[Filter]()
         for one in filters:
@@ -80,7 +80,7 @@ class Pruning:
 
     @property
     def skips_batches(self) -> bool:
-        """Whether the summaries of batches are worth a look."""
+        """Whether summaries may exclude batches."""
         return self != Pruning()
 
     @property
@@ -105,7 +105,7 @@ class Pruning:
         )
 
     def may_match(self, samples: Unpacked) -> bool:
-        """Whether an opened batch may hold a matching fact; asked before any column of it is built."""
+        """Whether an opened batch may hold a matching fact; decided before any column of it is built."""
         least, above = samples.qualities
         return above is not None or all(passes(one, least) for one in self.of_quality)
 
@@ -115,7 +115,7 @@ class Pruning:
         return all(passes(one, values[column]) for column, one in self.of_definition)
 
     def row_tests(self) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-        """Column and test: from an Arrow column to its flags. The tags have none here: see `wants`."""
+        """Columns, each with a test from an Arrow column to flags. For tags see `wants`."""
         if self.times_ns != ANY:
             least, greatest = (pa.scalar(bound, pa.int64()) for bound in self.times_ns)
             yield (
@@ -207,7 +207,7 @@ def _is_usable(one: Filter, kind: type) -> bool:
 
 
 def _span(one: Filter, unit: int) -> Span:
-    """The numbers that a filter allows, in `unit` of them to one of the filter's; all where it is not understood."""
+    """The numbers that a filter allows, `unit` of them for one of the filter's; all if the filter is not understood."""
     if isinstance(one, In):
         spans = [_span(EqualTo(one.attribute, value), unit) for value in one.value]
         return (min(span[0] for span in spans), max(span[1] for span in spans)) if spans else ANY
@@ -234,5 +234,5 @@ def _number(value: Any) -> int | None:
 
 
 def _both(one: Span, other: Span) -> Span:
-    """What is in both, within int64."""
+    """The intersection, within int64."""
     return min(max(one[0], other[0]), INT64_MAX), max(min(one[1], other[1]), INT64_MIN)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pyspark_bsfg.errors import FactsGone
 
-# A task smaller than this costs more to start than to run: Spark needs some 10 ms for each, a fact under a microsecond.
+# A smaller task costs more to start than to run: Spark needs some 10 ms for each, a fact under a microsecond.
 FACTS_MIN_PER_TASK = 50_000
 
 
@@ -30,7 +30,7 @@ class OffsetRange(NamedTuple):
 
 
 def resolve(held: OffsetRange, start_offset: int | None, end_offset: int | None) -> OffsetRange:
-    """What a read covers: what is held, narrowed by what the caller named. Raises FactsGone when that is not all
+    """The range to read: the held range, narrowed by the caller's ends. Raises FactsGone if a named fact is not
     held."""
     if start_offset is not None and start_offset < held.first:
         raise FactsGone(
@@ -55,9 +55,9 @@ def resolve(held: OffsetRange, start_offset: int | None, end_offset: int | None)
 def recorded(
     held: OffsetRange, marks: Sequence[tuple[int, int]], since_unix_ms: int | None, before_unix_ms: int | None
 ) -> OffsetRange:
-    """What of a range was recorded since one time and before another. `marks` are first offsets with the time at which
-    these were recorded, in order of offsets. Between two marks no time is known, so the range has all facts of both
-    times, and those up to the mark before and behind them. After a clock was set back it is longer, never shorter."""
+    """The part of a range that was recorded since one time and before another. `marks` are first offsets with the time
+    at which they were recorded, in order of offsets. Between two marks no time is known, so the result extends to the
+    marks before and after the two times. After a clock was set back it is longer, never shorter."""
     first, last = held
     if since_unix_ms is not None:
         later = min((offset for offset, at in marks if at > since_unix_ms), default=None)
@@ -70,7 +70,7 @@ def recorded(
 
 
 def joined(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
-    """Ranges in order, those that touch as one."""
+    """Ranges in order, with those that touch joined."""
     last: OffsetRange | None = None
     for one in ranges:
         if last is not None and one.first == last.last + 1:
@@ -84,9 +84,8 @@ def joined(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
 
 
 def task_count(facts: int, cores: int, partitions: int | None, facts_max: int) -> int:
-    """How many tasks share some facts: `partitions` where the caller named a number, otherwise one per core but none
-    with less than FACTS_MIN_PER_TASK facts. More in either case, where one would otherwise get more than
-    `facts_max`."""
+    """How many tasks share some facts: `partitions` if the caller named a number, otherwise one per core, each with at
+    least FACTS_MIN_PER_TASK facts. In both cases more, if a task would otherwise get more than `facts_max`."""
     assert cores > 0, cores
     assert facts_max > 0, facts_max
     wanted = partitions if partitions is not None else min(cores, facts // FACTS_MIN_PER_TASK)
@@ -94,8 +93,8 @@ def task_count(facts: int, cores: int, partitions: int | None, facts_max: int) -
 
 
 def split(parts: Sequence[OffsetRange], tasks: int) -> list[OffsetRange]:
-    """Share the facts of some ranges among tasks, as evenly as it goes; each task gets the range from its first fact to
-    its last. No fact gives no task."""
+    """Share the facts of some ranges evenly among tasks; each task gets the range from its first fact to its last.
+    Without facts there is no task."""
     before = [0, *accumulate(part.facts for part in parts)]
     facts = before[-1]
     tasks = min(tasks, facts)

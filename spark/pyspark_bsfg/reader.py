@@ -41,7 +41,7 @@ def usual_tasks(options: Options) -> int:
 
 @dataclass(frozen=True)
 class Offsets(InputPartition):
-    """What one task reads; also what Spark shows of it in its plans."""
+    """What one task reads; Spark shows it in its plans."""
 
     place: Place
     epoch: str
@@ -53,13 +53,13 @@ class BsfgReader(DataSourceReader):
     """A batch read of one stream of one store, or of several."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        arrow_schema(schema)  # a wrong column is refused here, in planning, not in some task
+        arrow_schema(schema)  # a wrong column is refused in planning, not in a task
         self.options = options
         self.schema = schema
         self.pruning = Pruning()
 
     def partitions(self) -> list[InputPartition]:  # Spark takes no other sequence than a list
-        """Offset ranges, one a task. Raises SparkError for what cannot be read."""
+        """Offset ranges, one for each task. Raises SparkError for what cannot be read."""
         exempt_imports()
         options = self.options
         stores = places(options)
@@ -92,7 +92,7 @@ class BsfgReader(DataSourceReader):
         missing.sum_up()
 
     def _parts(self, place: Place) -> tuple[str, list[OffsetRange]]:
-        """The epoch of one store, and the ranges that are to be read."""
+        """The epoch of one store, and the ranges to read."""
         options = self.options
         with place.opened() as source:
             held = source.bounds(options.stream)
@@ -108,6 +108,6 @@ class PruningReader(BsfgReader):
     `pushFilters` unless spark.sql.python.filterPushdown.enabled is true, which it is not by default."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  the name is Spark's
-        """Keep what can be used, and hand every filter back: Spark checks them all again."""
+        """Keep the usable filters, and return every filter: Spark checks them all again."""
         self.pruning = Pruning.of(filters)
         return filters

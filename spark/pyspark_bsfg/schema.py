@@ -1,7 +1,7 @@
 """The `facts` schema: one row per fact, samples and messages alike, and the Arrow schema that carries it.
 
-A reader may ask for some of the columns only (`.schema("tag string, ts timestamp, value double")`): then only those are
-made, because Spark does not tell a Python data source which columns a query needs. Core: no IO.
+A reader may request some of the columns only (`.schema("tag string, ts timestamp, value double")`): then only those are
+made. Spark does not tell a Python data source which columns a query needs. Core: no IO.
 
     offset          position in the store's stream, dense, the order of arrival
     message_id      identity of the fact as text; computed for a sample, the producer's own for a message
@@ -19,16 +19,16 @@ made, because Spark does not tell a Python data source which columns a query nee
     unit            of the tag's definition
     object_json     of a message: its object, canonical JSON; NULL for a sample, whose columns say the same
 
-TABLE has more columns, made only where they are asked for, and landed: the rest of a message's envelope, NULL for a
-sample (docs/reference/messages.md). `includeLabels` adds the first one to a read.
+TABLE has more columns, made only if requested, and landed: the rest of a message's envelope, NULL for a sample
+(docs/reference/messages.md). `includeLabels` adds the first one to a read.
 
     labels          names with texts; empty where the message has none
     to_zone correlation_id causation_id object_media_type object_schema
 
-A row for each fact costs most of a count, so facts can be counted by their batches' headers:
+Making a row for each fact is most of the cost of a count, so facts can be counted by the headers of batches:
 
     facts           how many facts a row stands for; only with stream, zone, epoch and verified, which they share. Their
-                    sum is what is promised, not where one row ends and the next one begins
+                    sum is guaranteed, not where one row ends and the next one begins
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ IDENTITY = ("stream", "zone", "epoch", "sequence")
 COUNT = StructField("facts", LongType(), nullable=False)
 SHARED = ("stream", "zone", "epoch", "verified")
 
-# Spark compares the first record batch with this to the letter: names, order, types and nullability.
+# Spark compares the first record batch with this exactly: names, order, types and nullability.
 _ARROW: dict[type[DataType], Any] = {
     LongType: pa.int64(),
     StringType: pa.string(),
@@ -91,7 +91,7 @@ _ARROW: dict[type[DataType], Any] = {
 
 
 def projection(names: Sequence[str]) -> StructType:
-    """Some columns of TABLE, or COUNT, in any case, as the schema of a read. Raises OptionError for what is no
+    """Some columns of TABLE, or COUNT, in any case, as the schema of a read. Raises OptionError for an unknown
     column."""
     known = _known()
     if unknown := [name for name in names if name.lower() not in known]:
@@ -100,10 +100,10 @@ def projection(names: Sequence[str]) -> StructType:
 
 
 def arrow_schema(asked: StructType) -> Any:
-    """The Arrow schema of the columns asked for, in their order and by their names as asked, for Spark compares those.
+    """The Arrow schema of the requested columns, with their order and names as requested, because Spark compares them.
 
-    Columns are found in any case, as Spark finds them. Raises OptionError for what is no column of TABLE or COUNT, for
-    one that is there twice, and for one beside COUNT in which its facts differ.
+    Columns are found in any case, as Spark finds them. Raises OptionError for an unknown column, for one that is asked
+    for twice, and for one that the facts of a row of COUNT do not share.
     """
     known = _known()
     names = [name.lower() for name in asked.fieldNames()]
@@ -111,7 +111,7 @@ def arrow_schema(asked: StructType) -> Any:
         raise OptionError(f"column {twice[0]} was asked for twice", "name each column once")
     if COUNT.name in names and (differing := [name for name in names if name not in {COUNT.name, *SHARED}]):
         raise OptionError(
-            f"column {differing[0]} was asked for beside {COUNT.name}", f"it goes with {', '.join(SHARED)} only"
+            f"column {differing[0]} was requested with {COUNT.name}", f"{COUNT.name} goes with {', '.join(SHARED)} only"
         )
     fields = []
     for field in asked.fields:
@@ -119,12 +119,12 @@ def arrow_schema(asked: StructType) -> Any:
             raise OptionError(f"there is no column {field.name!r}", f"the columns are {', '.join(known)}")
         if field.dataType != ours.dataType:  # also of text with another collation
             found = field.dataType.simpleString()
-            raise OptionError(f"column {field.name} was asked for as {found}", f"it is {ours.dataType.simpleString()}")
+            raise OptionError(f"column {field.name} was requested as {found}", f"it is {ours.dataType.simpleString()}")
         if ours.nullable and not field.nullable:
-            raise OptionError(f"column {field.name} was asked for as NOT NULL", "it can be NULL")
+            raise OptionError(f"column {field.name} was requested as NOT NULL", "it can be NULL")
         fields.append(pa.field(field.name, _ARROW[type(field.dataType)], nullable=field.nullable))
     if not fields:
-        raise OptionError("no column was asked for", "name at least one, or leave the schema out")
+        raise OptionError("no column was requested", "name at least one, or leave the schema out")
     return pa.schema(fields)
 
 

@@ -1,4 +1,4 @@
-"""The Spark session of the jobs: the settings that their results depend on, and those that keep it on this machine.
+"""The Spark session of the jobs: the settings that their results depend on, and those that bind it to this machine.
 
 A job started with spark-submit keeps the master and the settings given there, except those that a result depends on. A
 session started here listens on loopback only and opens no web page. What a session sets is logged.
@@ -20,14 +20,14 @@ from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.options import NODE_PARTITIONS
 from pyspark_bsfg.schema import projection
 
-# Without these the same facts give other days, or files that other readers misread (INT96).
+# Without these, facts get other dates, or files have a type that other readers misread (INT96).
 REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-# Not by default, and a reader that uses filters is refused without it.
+# Off by default; without it Spark refuses a reader that uses filters.
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
-# For a session of our own on this host; a cluster has its own opinion and is not asked for any of this.
+# Only for a session of our own on this host, not for a cluster.
 LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -40,12 +40,13 @@ log = logging.getLogger(__name__)
 
 
 def session(name: str, master: str | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A session with what our jobs need, and the data source registered.
+    """A session with the settings of our jobs and the data source registered.
 
-    `master` None takes the master of spark-submit, or this host's cores where this process was started without it.
+    `master` None means the master of spark-submit, or this host's cores if this process was started without it.
     """
     builder = SparkSession.Builder().appName(name)
-    if master is None and not _submitted():
+    # spark-submit leaves this variable; a SparkConf is empty before there is a JVM.
+    if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         master = "local[*]"
     chosen = REQUIRED | {PUSH_DOWN: "true"}
     if master is not None:
@@ -76,7 +77,7 @@ def facts(
     `where` is pushed down if its settings permit that, and there is a task for each core of the cluster, at most
     NODE_PARTITIONS for a node. What was chosen is logged.
 
-    `columns` are the columns to be made, those of `where` among them, separated by commas or blanks; all by default.
+    `columns` are the columns to make, including those of `where`, separated by commas or blanks; all by default.
     `facts(spark, path, columns="zone facts").groupBy("zone").sum("facts")` counts without opening a batch.
 
     A filter that is put on the result does not reach the source. Spark 4.3 keeps what was pushed down in the relation,
@@ -102,14 +103,8 @@ def facts(
 
 
 def check(spark: SparkSession) -> None:
-    """Raise JobRefused unless a session of another program has the settings that results depend on."""
+    """Raise JobRefused unless the session has the settings that results depend on."""
     wrong = {key: value for key, value in REQUIRED.items() if spark.conf.get(key) != value}
     if wrong:
         asked = ", ".join(f"{key}={value}" for key, value in wrong.items())
         raise JobRefused("this Spark session would give other results", f"set {asked}")
-
-
-def _submitted() -> bool:
-    """Whether spark-submit started this process. It leaves this variable; a SparkConf is empty before there is a
-    JVM."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ

@@ -1,7 +1,7 @@
 """Shell: the data source `spark.read.format("bsfg").load("/path/to/facts.db")` as Spark finds it.
 
 Spark makes this object in a new process for each query, pickles it to others, and asks one of them for the reader. So
-what reads a store is imported only there: it takes as long to import as Spark's own modules.
+the modules that read a store are imported only there: importing them takes as long as importing Spark's own.
 """
 
 from __future__ import annotations

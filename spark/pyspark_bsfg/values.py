@@ -1,8 +1,8 @@
 """The values of opened batches, of mixed types, as the Arrow columns value, value_int, value_text and value_type. Core:
 no IO.
 
-A batch keeps its values apart by kind. Each kind becomes one Arrow column over the joined bytes, and is put in its
-places by a mask, so numbers cost no Python step each. Text, JSON, bytes and integers above int64 do, where they occur.
+A batch stores its values separated by kind. Each kind becomes one Arrow column over the joined bytes, and a mask puts
+it in its places, so numbers need no Python step each. Text, JSON, bytes and integers above int64 need one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TEXTS: dict[type, Any] = {
 
 
 class Values:
-    """The values of one group of batches; each property makes its column when it is asked for."""
+    """The values of one group of batches; each property makes its column when it is read."""
 
     def __init__(self, samples: Sequence[Unpacked]) -> None:
         self._samples = samples
@@ -124,7 +124,7 @@ class Values:
 
 
 def text_bytes(samples: Unpacked) -> int:
-    """About how many bytes the texts of a batch take in value_text, every repetition counted; 0 where it has none."""
+    """About how many bytes the texts of a batch take in value_text, every repetition counted; 0 if it has none."""
     lengths = sum(
         len(value.data if isinstance(value, Json) else value)
         for value in samples.others

@@ -75,7 +75,7 @@ class Operator:
         return shown
 
     def _answer(self, gateway: Gateway, question: str, text: str) -> str:
-        if question.startswith("Try it again"):
+        if question.startswith("Try again"):
             asyncio.run(self._server.trust(gateway.root / "var/lib/bsfg/plant-a/opcua/own.der"))
         return PASSPHRASE if text == "(not shown)" else text
 

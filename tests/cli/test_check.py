@@ -37,7 +37,7 @@ def test_the_same_tag_in_two_files_is_refused_by_both(bsfg: Bsfg, tmp_path: Path
     assert (refused.returncode, found in refused.stderr) == (1, True)
 
 
-def test_one_round_tells_everything(bsfg: Bsfg, tmp_path: Path) -> None:
+def test_one_round_reports_everything(bsfg: Bsfg, tmp_path: Path) -> None:
     """Bad settings, a bad tag file, missing certificates, a state folder that is a file: one list, whichever section
     is wrong; a source whose section is wrong is not read."""
     (tmp_path / "state").write_text("")

@@ -63,7 +63,7 @@ def test_each_file_that_cannot_be_used_is_named(folder: Path) -> None:
     assert notes == []
 
 
-def test_the_end_of_the_certificate_is_told_before(folder: Path) -> None:
+def test_the_end_of_the_certificate_is_reported_before(folder: Path) -> None:
     """Two months before and afterwards it is a note: the node records and signs on, and receivers decline."""
     for begun, says in ((NOW, "ends in 30 days"), (NOW - timedelta(days=90), "has ended")):
         pki.create_signer(folder, "plant-a", begun, days=30, force=True)

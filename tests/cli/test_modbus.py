@@ -105,7 +105,7 @@ def test_probe_of_texts_and_of_nothing(device: str, bsfg: Bsfg) -> None:
     assert "unit 1 gives none of these registers (input: illegal data address (2))" in done.stderr
 
 
-def test_probe_again_tells_what_moved(device: str, bsfg: Bsfg) -> None:
+def test_probe_again_reports_what_moved(device: str, bsfg: Bsfg) -> None:
     """Over several looks a live reading moves and the text beside it does not."""
     options = ("--again", "3", "--interval-s", "0.3", "--tolerance", "5%")
     done = bsfg("modbus", "probe", device, "--base", "0", "input:16", "--value", "50.0", *options)
@@ -130,7 +130,7 @@ def test_scan_finds_units_and_registers(device: str, bsfg: Bsfg) -> None:
     assert (done.returncode, "0 of 21 input registers" in done.stdout) == (1, True)
 
 
-def test_scan_tells_silent_units_apart(bsfg: Bsfg) -> None:
+def test_scan_distinguishes_silent_units(bsfg: Bsfg) -> None:
     """A unit that does not answer is not listed, and a scan of its registers ends with what to do."""
     with running("modbus_server", "--silent", "2") as program:
         device = f"tcp://127.0.0.1:{program.port}"

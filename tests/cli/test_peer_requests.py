@@ -61,7 +61,7 @@ def test_another_nodes_values_are_printed_as_our_own(tmp_path: Path, monkeypatch
     assert "stream_not_exported" in secret[1]
 
 
-def test_an_answer_that_is_not_proven_is_believed_by_no_command(
+def test_an_answer_that_is_not_proven_is_accepted_by_no_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """node.toml demands signatures of idmz, which has no key: neither values nor the outcome of an append are taken,

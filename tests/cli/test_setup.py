@@ -367,8 +367,8 @@ def test_a_certificate_is_confirmed_once(tmp_path: Path) -> None:
     options = ("--certificate", str(tmp_path / "server.pem"), "--private-key", str(tmp_path / "server.key"))
     with running("opcua_server", *options) as server, typing_answers(tmp_path, server) as answer:
         answer("Trust it", "y\n")
-        first = answer("Try it again", "y\n")
-        second = answer("Try it again", "n\n")
+        first = answer("Try again", "y\n")
+        second = answer("Try again", "n\n")
     assert "pinned now" in first
     assert "Trust it" not in second
     assert "--server-sha256" in second

@@ -116,7 +116,7 @@ def test_a_source_is_tested_and_read_without_a_node(
     assert not (tmp_path / "state").exists()
 
 
-def test_beside_a_running_node(meter: Program, plc: Program, bsfg: Bsfg, tmp_path: Path) -> None:
+def test_on_a_running_node(meter: Program, plc: Program, bsfg: Bsfg, tmp_path: Path) -> None:
     """The list shows the state and every tag good; test and read work beside the node, whose sources stay connected."""
     write_node(tmp_path, meter.port, plc.port)
     with running_node(tmp_path, bsfg):

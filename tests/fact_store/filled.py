@@ -30,7 +30,7 @@ def noise(first: int) -> list[Sample]:
 
 
 def main() -> None:
-    """Fill it, once the store has made its ballast; it looks at its disk a hundred times as often as on a disk of a
+    """Fill it, once the store has made its ballast. It checks its disk a hundred times as often as on a disk of a
     useful size."""
     housekeeping.LOOK_EVERY_NS //= 100
     store, north, messages = FactStore.open(Path(sys.argv[1]), "plant", settings=SETTINGS), origin_of_north(), count(1)

@@ -1,4 +1,4 @@
-"""What the store's tests are made of: an origin elsewhere that seals honest batches, samples, messages, and short
+"""Common parts of the store's tests: an origin elsewhere that seals honest batches, samples, messages, and short
 waits."""
 
 from collections.abc import Iterable, Iterator

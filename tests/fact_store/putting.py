@@ -31,7 +31,7 @@ def name_of(content: bytes) -> str:
 
 
 def main() -> None:
-    """Put one after the other."""
+    """Put all artifacts, one after the other."""
     folder, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     store = ArtifactFiles(folder)
     for number in range(count):

@@ -219,7 +219,7 @@ async def test_a_node_that_is_killed_as_its_source_returns(server: ForeignServer
 
 
 @pytest.mark.parametrize("edit, history", [("queue_size", False), ("unit", True)])
-async def test_an_item_that_is_created_anew_by_an_edit(
+async def test_an_item_that_is_created_again_by_an_edit(
     server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: str, *, history: bool
 ) -> None:
     """Over a slow line, so that the server has no item of it for a while: what its variable does in that time lies in a

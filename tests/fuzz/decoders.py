@@ -106,8 +106,8 @@ def check_request(payload: bytes, decoded: tuple[messages.Request, ParsedAppend 
 
 def tell_request(error: MalformedMessage) -> None:
     """Every refusal can be encoded as an answer."""
-    told, _ = decode_answer(encode_error("plant-a", seeds.EPOCH, error.operation, error.code, str(error)))
-    assert isinstance(told, messages.ErrorAnswer)
+    decoded, _ = decode_answer(encode_error("plant-a", seeds.EPOCH, error.operation, error.code, str(error)))
+    assert isinstance(decoded, messages.ErrorAnswer)
 
 
 def check_sealable(message: Message) -> None:

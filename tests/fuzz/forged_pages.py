@@ -53,7 +53,7 @@ IMPATIENT = ReceiverSettings(
 PROVEN = 0.03
 """Of the forged answers; each is unproven, so the puller waits for its time-out."""
 TRULY_SIGNED = 0.9
-"""Of those to a puller that believes a key of the peer: an attacker that has the key too. The others are unproven."""
+"""Of those to a puller that trusts a key of the peer: an attacker that has the key too. The others are unproven."""
 _MADE = make(PEER)
 SIGNER = ZoneSigner(SigningKey(_MADE.key), _MADE.der)
 HEAD_BYTES = 82  # docs/reference/protocol.md, Heads
@@ -327,7 +327,7 @@ def packed(header: dict[str, Any] | bytes, attachment: bytes) -> bytes:
 
 
 async def pull_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
-    """Answer with `cases` forged answers, those to every other store behind signatures of which the puller believes
+    """Answer with `cases` forged answers, those to every other store behind signatures of which the puller trusts
     most. Fails unless the puller and the store live, an honest page under a new epoch is stored after every ROUND of
     them, and each store verifies. Returns how many were forged, by operation."""
     peer, done = HostilePeer(random.Random(seed)), 0

@@ -168,17 +168,17 @@ def answers() -> list[bytes]:
         (messages.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")]), []),
     ]  # fmt: skip
     for page in pages():
-        told = {"stream": TELEMETRY, "batches": page.entries, "definitions": page.definitions}
+        page_fields = {"stream": TELEMETRY, "batches": page.entries, "definitions": page.definitions}
         page_answers = (
-            messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **told),
-            messages.RangeAnswer(**own, end_offset=page.end_offset, **told),
-            messages.SequencesAnswer(**own, origin=f"plant-a/{EPOCH}", **told),
+            messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **page_fields),
+            messages.RangeAnswer(**own, end_offset=page.end_offset, **page_fields),
+            messages.SequencesAnswer(**own, origin=f"plant-a/{EPOCH}", **page_fields),
         )
         found += [(one, page.batches) for one in page_answers]
         signed = {"heads": [len(page.entries) - 1], "signers": [certificates()[0]]}
         signed_answers = (
-            messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **told, **signed),
-            messages.SequencesAnswer(**own, origin=f"plant-a/{EPOCH}", **told, **signed),
+            messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **page_fields, **signed),
+            messages.SequencesAnswer(**own, origin=f"plant-a/{EPOCH}", **page_fields, **signed),
         )
         found += [(one, [*page.batches, heads()[0]]) for one in signed_answers]
     assert {type(one) for one, _ in found} == set(messages.ANSWERS), "a new operation wants an answer here"

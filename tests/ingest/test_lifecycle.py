@@ -77,7 +77,7 @@ def test_failures_are_forgotten_after_some_seconds_of_values() -> None:
     assert failures.end(alive_s=2000.0 + FORGET_S) == 1
 
 
-def test_an_outage_tells_each_reason_once() -> None:
+def test_an_outage_logs_each_reason_once() -> None:
     """A reason that differs in numbers only is the same; one that is new each time ends."""
     outage = Outage()
     assert outage.is_new_reason("refused by port 4840")
@@ -127,9 +127,9 @@ def test_a_clock_of_ours_that_was_never_set_judges_no_time(recorded_ns: int) -> 
 S = 1_000_000_000
 
 
-def test_what_was_lost_behind_the_last_gap_told_is_not_told() -> None:
-    """Losses that follow one another are told once in ten seconds. A process that ended within these leaves values
-    behind losses that no fact names, so the time without a process begins where the last fact ends."""
+def test_the_time_without_a_process_begins_where_the_last_gap_fact_ends() -> None:
+    """Successive losses are recorded once in ten seconds. A process that ended within these has recorded values after
+    losses that no fact names, so the time without a process begins where the last fact ends."""
     assert values_missing_since(100 * S, []) == 100 * S
     assert values_missing_since(100 * S, [DeclaredGap(60 * S, 92 * S, is_outage=False)]) == 92 * S
     assert values_missing_since(100 * S, [DeclaredGap(60 * S, 80 * S, is_outage=True)]) == 100 * S

@@ -115,7 +115,7 @@ async def test_a_gap_is_handed_in_ahead_of_what_follows_it() -> None:
     assert (one.samples_total, one.last_value_unix_ms) == (4, 0)
 
 
-async def test_a_gap_that_the_store_fails_at_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gap_that_the_store_fails_to_record_is_recorded_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no sample that is given up: what was lost stays known, and is told as what it is."""
     store = FakeStore()
     one = recorder(store)

@@ -18,7 +18,7 @@ def test_what_is_saved_last_is_loaded(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "learned").iterdir()] == ["meter.json"]
 
 
-def test_a_folder_that_cannot_be_used_is_told_and_ends_nothing(
+def test_a_folder_that_cannot_be_used_is_reported_and_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file in place of the folder, a folder in place of the file: a warning, and nothing remembered."""

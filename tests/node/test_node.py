@@ -71,7 +71,8 @@ async def test_a_command_waits_for_a_node_that_starts(tmp_path: Path) -> None:
 
 
 async def test_an_assertion_outside_of_any_task_ends_the_node(tmp_path: Path) -> None:
-    """asyncio only logs what a callback raises; the node must end rather than go on with a part that stands still."""
+    """asyncio only logs what a callback raises. The node must end instead of continuing with a part that has
+    stopped."""
 
     def mistaken() -> None:
         raise AssertionError("ours")
@@ -98,7 +99,7 @@ async def test_a_silent_client_does_not_delay_the_stop(tmp_path: Path) -> None:
 
 
 class DrainingIngest:
-    """A source that still commits when the node stops: it asks the node at its local socket before it ends."""
+    """A source that still commits when the node stops: it sends a request to the node's local socket before it ends."""
 
     def __init__(self, folder: Path) -> None:
         self.answers: list[local_socket.Answer] = []
@@ -120,7 +121,7 @@ class DrainingIngest:
 
 
 async def test_sources_drain_before_anything_else_stops(tmp_path: Path) -> None:
-    """The parts that a draining source needs run until it has ended: the local socket still answers it."""
+    """The parts that a draining source needs run until it has ended: the local socket still answers."""
     stop, settings = asyncio.Event(), settings_of(tmp_path)
     with open_store(settings) as store:
         node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())

@@ -1,5 +1,6 @@
 """A running node takes over a changed node.toml: `bsfg run` in its own process, two real brokers, a real Modbus and a
-real OPC UA server. Who was disturbed is read from the kernel's table of connections, not from the node."""
+real OPC UA server. Whether a connection was disturbed is read from the kernel's table of connections, not from the
+node."""
 
 import json
 import re
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.system
 
 
 class Gateway:
-    """plant-a with two sources and two brokers, and what is seen of it from outside."""
+    """plant-a with two sources and two brokers, observed from outside."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self.file, self.log = folder, folder / "node.toml", folder / "log"
@@ -47,7 +48,7 @@ class Gateway:
         wait_until(self.is_well, "values of both sources")
 
     def text(self) -> str:
-        """The file of the start."""
+        """The file at the start."""
         lines = ['[node]\nzone = "plant-a"\n[store]\ncommit_interval_ms = 250\n']
         for name, broker in self.brokers.items():
             mine = broker.identity("plant-a")
@@ -66,7 +67,8 @@ class Gateway:
         return "".join(lines)
 
     def connections(self) -> dict[str, frozenset[int]]:
-        """The node's connections to each server, by its local port: a connection that ends and returns has another."""
+        """The node's connections to each server, by its local port. A connection that ended and was made again has
+        another port."""
         found: dict[str, set[int]] = {name: set() for name in self.ports}
         own = set()
         for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
@@ -81,7 +83,7 @@ class Gateway:
         return {name: frozenset(ports) for name, ports in found.items()}
 
     def status(self) -> dict[str, Any]:
-        """What `bsfg status --json` prints."""
+        """The output of `bsfg status --json`."""
         done = self.bsfg("status", "--json")
         found: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
         return found
@@ -97,7 +99,7 @@ class Gateway:
         )
 
     def reasons(self) -> list[str]:
-        """What the status says about node.toml."""
+        """What the status reports about node.toml."""
         return [one["text"] for one in self.status().get("reasons", []) if one["subject"] == "node.toml"]
 
     def gaps(self) -> set[str]:
@@ -107,14 +109,14 @@ class Gateway:
         return {json.loads(line)["subject"] for line in done.stdout.splitlines()}
 
     def stop(self) -> None:
-        """As systemd does."""
+        """Stop it as systemd does."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(command.LIMIT_S) == 0, self.log.read_text()
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """The node with its servers; every test leaves the file of the start in force."""
+    """The node with its servers. Every test leaves the file of the start in force."""
     with ExitStack() as stack:
         yield Gateway(tmp_path_factory.mktemp("gateway"), stack)
 
@@ -128,8 +130,8 @@ def _restored(gateway: Gateway) -> Iterator[None]:
 
 
 def test_a_changed_source_disturbs_no_other(gateway: Gateway) -> None:
-    """The meter's new interval costs the meter its connection, and nobody else: the OPC UA session and the connections
-    to both brokers are the same as before, and only the meter has a gap."""
+    """A new interval of the meter costs only the meter's connection: the OPC UA session and the connections to both
+    brokers stay, and only the meter has a gap."""
     before, gaps = gateway.connections(), gateway.gaps()
     gateway.file.write_text(gateway.text().replace("unit_id = 1\n", "unit_id = 1\npoll_interval_ms = 300\n"))
     done = gateway.bsfg("reload")
@@ -163,8 +165,8 @@ def test_a_changed_peer_disturbs_no_other(gateway: Gateway) -> None:
 
 
 def test_a_source_comes_and_another_goes(gateway: Gateway) -> None:
-    """A source that is removed has its tags recorded as out of service; one that is added gives values; the OPC UA
-    session, to which nothing was changed, stays."""
+    """The tags of a removed source are recorded as out of service; an added source gives values; the unchanged OPC UA
+    session stays."""
     before = gateway.connections()
     new = gateway.text().replace('name = "meter"', 'name = "meter-2"').replace("meter.csv", "meter-2.csv")
     (gateway.folder / "meter-2.csv").write_text(modbus_tags_csv().replace("unit1.", "unit9."))
@@ -192,7 +194,7 @@ def test_a_bad_file_changes_nothing(gateway: Gateway) -> None:
         done = gateway.bsfg("reload")
         assert (done.returncode, done.stdout) == (1, "")
         assert why in done.stderr
-        gateway.file.write_text(text)  # `status` of another zone would ask for another node
+        gateway.file.write_text(text)  # `status` with another zone would ask another node
         assert any(why in reason for reason in gateway.reasons()), (why, gateway.reasons())
     assert gateway.connections() == before
     assert gateway.bsfg("reload").returncode == 0
@@ -201,7 +203,7 @@ def test_a_bad_file_changes_nothing(gateway: Gateway) -> None:
 
 
 def test_what_needs_a_restart_is_named(gateway: Gateway) -> None:
-    """What only a restart takes over is named by the command and by the status; the rest of the file is in force."""
+    """The command and the status name what only a restart takes over; the rest of the file is in force."""
     new = gateway.text().replace("commit_interval_ms = 250", "commit_interval_ms = 500\nbytes_max = 500_000_000")
     gateway.file.write_text(new)
     done = gateway.bsfg("reload")
@@ -213,7 +215,7 @@ def test_what_needs_a_restart_is_named(gateway: Gateway) -> None:
 
 
 def test_sighup_reloads(gateway: Gateway) -> None:
-    """The signal does the same without an answer, and does not end the process."""
+    """The signal reloads too, without an answer, and does not end the process."""
     count = gateway.log.read_text().count('"reloaded"')
     gateway.file.write_text(gateway.text() + '[[stream]]\nname = "orders"\nkeep_hours = 1\n')
     gateway.process.send_signal(signal.SIGHUP)
@@ -224,7 +226,7 @@ def test_sighup_reloads(gateway: Gateway) -> None:
 
 
 def test_nothing_to_reload(tmp_path: Path) -> None:
-    """Where no node runs, the command says so, and makes no store."""
+    """If no node runs, the command says so and makes no store."""
     (tmp_path / "node.toml").write_text('[node]\nzone = "plant-a"\n')
     done = command.bsfg(tmp_path, "reload")
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""What a changed node.toml means: every field in one class, and a plan that names each change once."""
+"""The plan for a changed node.toml: every field is in one class, and the plan names each change once."""
 
 import typing
 from dataclasses import fields, is_dataclass, replace
@@ -44,7 +44,7 @@ FULL = NodeSettings(
 
 
 def leaves() -> list[tuple[str, type, str, int | None]]:
-    """Every setting there is: the section's name, its type, the field, and the entry's index in a list."""
+    """Every setting: the section's name, its type, the field, and the entry's index in a list."""
     found: list[tuple[str, type, str, int | None]] = []
     for section, kind in typing.get_type_hints(NodeSettings).items():
         entry = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
@@ -55,7 +55,7 @@ def leaves() -> list[tuple[str, type, str, int | None]]:
 
 
 def other(value: Any) -> Any:
-    """A different value of the same type. Only compared, never used, so that it need not make sense."""
+    """A different value of the same type. It is only compared, never used, so it need not make sense."""
     match value:
         case bool():
             return not value
@@ -82,8 +82,8 @@ def changed(section: str, field: str, index: int | None) -> NodeSettings:
 
 
 def test_every_setting_is_in_exactly_one_class() -> None:
-    """A new section, or a new field of a section that is not replaced as a whole, needs a class; and no class is of
-    something that does not exist."""
+    """A new section, or a new field of a section that is not replaced as a whole, needs a class. No class is for a
+    field that does not exist."""
     of_type: dict[type, set[str]] = {}
     for _, kind, field, _ in leaves():
         assert isinstance(reach_of(kind, field), Reach)
@@ -95,7 +95,7 @@ def test_every_setting_is_in_exactly_one_class() -> None:
 
 @pytest.mark.parametrize("section, kind, field, index", leaves())
 def test_each_setting_alone(section: str, kind: type, field: str, index: int | None) -> None:
-    """A change of one field is named once, under its class, and only what is of class APPLY is in force afterwards."""
+    """A change of one field is named once, under its class, and afterwards only fields of class APPLY are in force."""
     new = changed(section, field, index)
     plan = plan_reload(FULL, new)
     named = {Reach.APPLY: plan.applied, Reach.RESTART: plan.needs_restart, Reach.REFUSE: plan.refused}
@@ -108,8 +108,8 @@ def test_each_setting_alone(section: str, kind: type, field: str, index: int | N
 
 
 def test_a_changed_part_takes_no_other_with_it() -> None:
-    """A peer's limit moves only what goes over its broker, a source only itself, a stream's limit nothing at all; a
-    peer that moves to another broker concerns both."""
+    """A peer's limit affects only what uses its broker, a source only itself, a stream's limit nothing else; a peer
+    that moves to another broker affects both brokers."""
     limited = replace(FULL.peer[1], bytes_per_second_max=100_000)
     assert plan_reload(FULL, replace(FULL, peer=(FULL.peer[0], limited))).brokers == {"b2"}
     moved = replace(FULL.peer[1], broker="b1")
@@ -123,7 +123,7 @@ def test_a_changed_part_takes_no_other_with_it() -> None:
 
 
 def test_another_zone_refuses_the_whole_file() -> None:
-    """Nothing of a file that describes another node is taken over."""
+    """Nothing is taken over from a file that describes another node."""
     plan = plan_reload(FULL, replace(FULL, node=IdentitySettings("plant-b", Path("/state")), modbus=()))
     assert (plan.refused, plan.settings, plan.applied, plan.sources) == (("node.zone",), FULL, (), frozenset())
 
@@ -165,8 +165,8 @@ def settings() -> st.SearchStrategy[NodeSettings]:
 
 @given(settings(), settings())
 def test_any_two_files(old: NodeSettings, new: NodeSettings) -> None:
-    """A plan that was carried out leaves only what needs a restart; a restart leaves nothing; the settings in force are
-    free of problems; and going back restores what was."""
+    """After a plan was carried out, only what needs a restart differs from the file; after a restart nothing does. The
+    settings in force are free of problems, and going back restores the settings before."""
     plan = plan_reload(old, new)
     assert not list(plan.settings.problems())
     again = plan_reload(plan.settings, new)

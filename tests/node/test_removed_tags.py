@@ -1,4 +1,4 @@
-"""Which tags were removed while the node was down, asked of real stores."""
+"""Finds tags that were removed while the node was down, with real stores."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def defined(store: FactStore, *names: str, **more: str) -> list[int]:
 
 
 def test_tags_that_no_file_names_and_that_are_in_service(tmp_path: Path) -> None:
-    """With the stream and the number of their newest sample, whatever numbers and streams they have had. Those in a
-    file, those out of service already, values from history, and tags without a source are none."""
+    """Removed tags are found with the stream and the number of their newest sample, whatever numbers and streams they
+    have had. Not found: tags in a file, tags out of service, values from history, and tags without a source."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         kept, gone, retired, moved = defined(store, "l/kept", "l/gone", "l/retired", "l/moved")
         (renumbered,) = defined(store, "l/moved", unit="V")
@@ -52,7 +52,8 @@ def test_tags_that_no_file_names_and_that_are_in_service(tmp_path: Path) -> None
 
 
 def test_the_search_is_bounded(tmp_path: Path) -> None:
-    """A tag whose newest sample lies deeper is not found: what was removed long ago is not recorded at every start."""
+    """A tag whose newest sample lies deeper is not found, so a tag that was removed long ago is not recorded at every
+    start."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         kept, gone = defined(store, "l/kept", "l/gone")
         store.appends.append_samples(STREAM, [Sample(gone, S, 1)]).result()
@@ -62,7 +63,8 @@ def test_the_search_is_bounded(tmp_path: Path) -> None:
 
 
 def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """At its start, with one line that names the first twenty; the next start finds nothing more."""
+    """The node records them at its start, with one log line that names the first twenty; the next start finds
+    nothing."""
     caplog.set_level(logging.INFO)
     settings = NodeSettings(IdentitySettings("plant-a", tmp_path), health=HealthSettings(listen_port=0))
     ahead_ns = 4_000_000_000 * S  # the source's clock was in the year 2096

@@ -1,5 +1,4 @@
-"""What proves to a serving node that its store is an old copy: our own signature on facts that it lacks, nothing
-less."""
+"""Only our own signature on facts that the store lacks proves to a serving node that its store is an old copy."""
 
 import os
 import shutil
@@ -45,7 +44,7 @@ def with_object(one: Message, content: bytes) -> Message:
 
 
 def last_head(store: FactStore) -> OriginHead:
-    """What a peer that holds everything of this store shows of it."""
+    """The newest head that a peer with all facts of this store presents."""
     held = store.held(STREAM)[store.origin][-1]
     head = store.covering_head(STREAM, store.origin, held.last_sequence)
     return OriginHead(
@@ -54,18 +53,18 @@ def last_head(store: FactStore) -> OriginHead:
 
 
 def claim(head: OriginHead | None) -> FetchFacts:
-    """A request that shows it."""
+    """A request that presents a head."""
     return FetchFacts(consumer_name="idmz.x", stream=STREAM, limit=1, epoch="0" * 32, origin_head=head)
 
 
 def proof(store: FactStore) -> RestoreProof:
-    """As a node of the plant judges."""
+    """The proof as a node of the plant judges it."""
     return RestoreProof(store, PageJudge(store, TrustPolicy(SignerTrust(), {}, "plant", (MADE.der,))))
 
 
 @pytest.fixture
 def copied(tmp_path: Path) -> tuple[Path, OriginHead]:
-    """A copy of the store after two facts, and the head of the fourth, which the store has written since."""
+    """A copy of the store after two facts, and the head of the fourth fact, which the store has written since."""
     path, copy = tmp_path / "facts.db", tmp_path / "copy" / "facts.db"
     copy.parent.mkdir()
     with opened(path) as store:
@@ -77,7 +76,7 @@ def copied(tmp_path: Path) -> tuple[Path, OriginHead]:
 
 
 def test_our_signature_on_facts_that_are_not_here_is_proof(copied: tuple[Path, OriginHead]) -> None:
-    """The copy lacks the fourth fact, and later has another in its place: the peer's head proves both."""
+    """The copy lacks the fourth fact, and later has another one in its place: the peer's head proves both."""
     path, head = copied
     with opened(path) as store:
         assert proof(store)(".", claim(head))
@@ -86,8 +85,8 @@ def test_our_signature_on_facts_that_are_not_here_is_proof(copied: tuple[Path, O
 
 
 def test_a_released_fact_is_compared_by_its_successor(tmp_path: Path) -> None:
-    """The copy has written another third fact and released it; the fourth says that it was another one. The peer's
-    head proves that the copy is one: else peer and copy would stand still for ever."""
+    """The copy has written another third fact and released it; the digest of the fourth shows the difference. The
+    peer's head proves that the copy is an old one; otherwise peer and copy would wait for each other forever."""
     path, copy = tmp_path / "facts.db", tmp_path / "copy" / "facts.db"
     copy.parent.mkdir()
     with opened(path) as store:
@@ -108,8 +107,8 @@ def test_a_released_fact_is_compared_by_its_successor(tmp_path: Path) -> None:
 
 
 def test_nothing_less_is_proof(copied: tuple[Path, OriginHead]) -> None:
-    """A head of what is held, a claim without a head, a changed one, one by another key, one of another stream, and a
-    confirmation prove nothing."""
+    """Not a proof: a head of held facts, a claim without a head, a changed head, one by another key, one of another
+    stream, and a confirmation."""
     path, head = copied
     with opened(path) as store:
         assert not proof(store)(".", claim(last_head(store)))

@@ -65,7 +65,7 @@ def with_a_consumer_behind(folder: Path) -> FactStore:
 
 
 def test_a_consumers_age_counts_from_its_registration(tmp_path: Path) -> None:
-    """Not since the source time of the facts, years ago, and not the time they were here before the consumer
+    """The age counts neither from the source time of the facts, years ago, nor from their arrival before the consumer
     registered."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.appends.define([TagDefinition("tag:line1/t1")]).result(20)
@@ -81,7 +81,7 @@ def test_a_consumers_age_counts_from_its_registration(tmp_path: Path) -> None:
 
 
 def test_the_read_rate_of_a_consumer(tmp_path: Path) -> None:
-    """From one refresh to the next, by the node's clock."""
+    """It is computed from one refresh to the next, by the node's clock."""
     now_s = 100.0
     with with_a_consumer_behind(tmp_path) as store:
         collector = collector_of(store, tmp_path, clock_s=lambda: now_s)
@@ -144,7 +144,8 @@ def pull_statistics(**some: object) -> PullStatistics:
 
 
 def test_the_reasons_that_delay_a_pull(tmp_path: Path) -> None:
-    """The peer's bandwidth limit, in seconds and with whether it delays the pull now, and why a page is not stored."""
+    """The status shows the peer's bandwidth limit, in seconds and whether it delays the pull now, and why a page is not
+    stored."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         collector = collector_of(store, tmp_path)
         pacing = Pacing(50_000, 8_863, 1_831, 438_602)
@@ -208,7 +209,7 @@ def test_counts_of_a_source(tmp_path: Path) -> None:
 
 
 def test_artifacts_at_their_limit(tmp_path: Path) -> None:
-    """Their size, their limit, and the room that is missing for the one that was refused."""
+    """The status shows their size, their limit, and the room that is missing for the refused one."""
     settings = StoreSettings(artifacts_total_bytes_max=100, artifact_bytes_max=100)
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=settings) as store:
         digests = ["sha256:" + hashlib.sha256(blob).hexdigest() for blob in (b"a" * 80, b"b" * 30)]
@@ -264,7 +265,7 @@ class Counted:
 
 
 def serving_only(server: Counted) -> BrokerRuntime:
-    """The parts of a broker, of which only the server is asked here."""
+    """The parts of a broker, of which this test uses only the server."""
     runtime = Mock(server=server, comparers={}, pullers=[])
     runtime.broker.name, runtime.link.statistics.return_value = "site", LinkStatistics(False, 0, 0, 0, None)
     return runtime
@@ -288,8 +289,8 @@ def test_the_servers_of_all_brokers_are_counted_together(tmp_path: Path) -> None
 
 
 def test_a_changed_configuration_is_named_until_the_restart(tmp_path: Path) -> None:
-    """A node.toml that was edited after the start is named with what to do, without an alert, and no longer once it is
-    as it was."""
+    """After an edit of node.toml the status names the change and what to do, without an alert, until the file is as
+    before."""
     file = tmp_path / "node.toml"
     file.write_text('[node]\nzone = "plant-a"\n')
     config = ConfigFile(file)
@@ -313,9 +314,9 @@ def test_a_changed_configuration_is_named_until_the_restart(tmp_path: Path) -> N
         assert ("node.toml", False) in asyncio.run(reasons())
 
 
-def test_a_reload_ends_what_was_told_of_the_file_before(tmp_path: Path) -> None:
-    """After a reload the status no longer says that the file is not in force: neither because of an earlier look at it
-    nor because of one that began before the reload and ended after it. A later change is told again."""
+def test_a_reload_clears_the_problems_of_the_file_before(tmp_path: Path) -> None:
+    """After a reload the status no longer reports a file that is not in force: neither by an earlier check nor by one
+    that began before the reload and ended after it. A later change is reported again."""
     file = tmp_path / "node.toml"
     file.write_text('[node]\nzone = "plant-a"\n')
     config = ConfigFile(file)
@@ -332,11 +333,11 @@ def test_a_reload_ends_what_was_told_of_the_file_before(tmp_path: Path) -> None:
         reloader = Reloader(settings, config, TrustFiles(settings, store), not_carried_out, asyncio.Event())
         serving = asyncio.create_task(reloader.run())
         file.write_text('[node]\nzone = "plant-a"\n[[stream]]\nname = "orders"\nkeep_hours = 1\n')
-        await reloader.look_at_file()
+        await reloader.check_file()
         assert reloader.is_file_changed
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(config, "is_changed", partial(late_answer, config.is_changed()))
-            look = asyncio.create_task(reloader.look_at_file())
+            look = asyncio.create_task(reloader.check_file())
             await wait_until_async(read.is_set, "the file is read")
             assert (await reloader.reload()).applied == ("stream orders",)
             assert not reloader.is_file_changed
@@ -344,7 +345,7 @@ def test_a_reload_ends_what_was_told_of_the_file_before(tmp_path: Path) -> None:
             await look
         assert not reloader.is_file_changed
         file.write_text('[node]\nzone = "plant-a"\n')
-        await reloader.look_at_file()
+        await reloader.check_file()
         assert reloader.is_file_changed
         serving.cancel()
 

@@ -1,4 +1,4 @@
-"""What ingest learns from a store about earlier processes, asked of real stores."""
+"""Samples of earlier processes that ingest reads from a store, with real stores."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ STREAM = "facts.telemetry"
 
 
 def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> None:
-    """Also where its source time is older, after a clock was set back; with the time of the newest good one. Tags
-    that were not asked for and streams without facts are left out."""
+    """The last recorded sample counts, also with an older source time after a clock was set back; it comes with the
+    time of the newest good one. Other tags, and streams without facts, are left out."""
     began_ns = time.time_ns()
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.appends.define([TagDefinition(f"tag:t/{n}") for n in range(4)]).result()
@@ -46,8 +46,8 @@ def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> N
 
 
 def test_no_definition_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start of a source tags are known by number: ten thousand definitions, which nobody looks at, would stay in
-    memory. A tag that was defined after a batch is not in it, which is not opened for its sake."""
+    """At the start of a source, tags are found by number, because ten thousand unused definitions would stay in memory.
+    A batch from before the definition of a tag is not opened for it."""
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
         for number in (1, 2):
             store.appends.define([TagDefinition(f"tag:t/{number}")]).result()
@@ -63,8 +63,8 @@ def test_no_definition_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for a tag that was never recorded, and where no batch of the stream names the tags: a source does not wait
-    for a walk through the whole store."""
+    """This also holds for a tag that was never recorded, and if no batch of the stream has the tags: a source does not
+    wait for a search through the whole store."""
     monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 20)
     monkeypatch.setattr(stored_samples, "OUTAGE_DEPTH_FACTS", 5)
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
@@ -93,8 +93,8 @@ def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: 
 
 
 def test_a_store_that_cannot_be_read_holds_no_source_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The searches at a start find nothing, which is logged. What would be filled is refused by name: filling it
-    blindly could store values twice."""
+    """The searches at the start find nothing, which is logged. Filling a gap is refused by name, because it could store
+    values twice."""
 
     def damaged(*_: object, **__: object) -> object:
         raise StoreDamaged("facts.db: a page is broken")
@@ -120,7 +120,7 @@ def test_a_store_that_cannot_be_read_holds_no_source_up(tmp_path: Path, monkeypa
     ],
 )
 def test_what_applications_append_under_our_predicates_is_no_outage(tmp_path: Path, content: str) -> None:
-    """A local program may append any fact; one that is no gap of ours is passed over and ends nothing."""
+    """A local program may append any fact; one that is not a gap of ours is ignored and has no effect."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.appends.append_message("facts.operational", outage(10)).result()
         foreign = Message(Envelope("foreign", "plant-a", "*", 1), Fact("source:plc", "samples_lost", content.encode()))
@@ -137,7 +137,7 @@ def outage(first_s: int) -> Message:
 
 
 def test_times_are_those_of_the_range_or_too_many(tmp_path: Path) -> None:
-    """Of the tags asked for, both ends included."""
+    """Times of the requested tags, both ends included."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.appends.define([TagDefinition("tag:t/a"), TagDefinition("tag:t/b")]).result()
         rows = [Sample(n, t * S, float(t)) for t in range(100) for n in (1, 2)]
@@ -148,8 +148,8 @@ def test_times_are_those_of_the_range_or_too_many(tmp_path: Path) -> None:
 
 
 def test_the_times_of_a_tag_are_those_of_all_its_numbers(tmp_path: Path) -> None:
-    """What was recorded before an edit of the tag, which gave it another number, and what came from history then, is
-    known too: filling that time again would store it twice."""
+    """Times from before an edit of the tag, which gave it another number, and values from history are included: filling
+    their time again would store it twice."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         named = [TagDefinition("tag:t/a"), TagDefinition("tag:t/a", acquisition="history"), TagDefinition("tag:t/b")]
         store.appends.define([*named, TagDefinition("tag:t/a", unit="bar")]).result()
@@ -159,8 +159,8 @@ def test_the_times_of_a_tag_are_those_of_all_its_numbers(tmp_path: Path) -> None
 
 
 def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both facts of an outage count once. Gaps that are no outage and outages of other sources are not among them. The
-    last gaps of a source are found, too, whatever became of them."""
+    """Both facts of an outage count once. Other gaps and outages of other sources are not included. The last gaps of a
+    source are found too, whether they were filled or not."""
 
     def gap(source: str, reason: str, first_s: float, last_s: int) -> Message:
         return gap_message(Gap(source, reason, int(first_s * S), last_s * S, 0, count_exact=False), "plant-a", last_s)

@@ -1,4 +1,5 @@
-"""Whom a node believes, changed while it runs: the files that [signing] names, replaced as an operator does it."""
+"""The signers that a node trusts, changed while it runs: the files that [signing] names are replaced as an operator
+does it."""
 
 import asyncio
 import contextlib
@@ -32,7 +33,7 @@ PLACE = MessagePlace("idmz", "plant", "i", b"c" * 16)
 
 
 class Files:
-    """The files of a node of idmz that demands the signatures of the plant, and what it makes of them."""
+    """The files of a node of idmz that demands signatures of the plant, and the node's judge."""
 
     def __init__(self, folder: Path, store: FactStore) -> None:
         self.authorities, self.compromised = folder / "facts-ca.pem", folder / "compromised.toml"
@@ -45,13 +46,13 @@ class Files:
         self.trust = TrustFiles(settings, store, EAGER)
         self.trust.read(is_start=True)
 
-    def believes(self, one: Made) -> bool:
-        """Whether a request that this key of the plant has signed is taken."""
+    def trusts(self, one: Made) -> bool:
+        """Whether a request signed with this key of the plant is accepted."""
         _, proof = split_request(sign_request(ZoneSigner(signing_key(one), one.der), PLACE, b"{}"))
         return self.trust.judge.refuses_request(PLACE, b"{}", proof, is_writing=True) is None
 
     def replace(self, file: Path, data: bytes) -> None:
-        """As an editor does it: another file takes the place at once."""
+        """Replace a file in one step, as an editor does."""
         new = file.with_suffix(".new")
         new.write_bytes(data)
         new.replace(file)
@@ -80,8 +81,8 @@ def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
 
 
 async def test_pins_and_rules_are_taken_over_by_a_reload(tmp_path: Path) -> None:
-    """A renewed certificate that is pinned counts from then on, and the one before counts no more; a zone whose rule is
-    taken away need not sign; a file that cannot be used leaves everything as it was."""
+    """A renewed pinned certificate counts from then on, and the former one no longer; a zone whose rule was removed
+    need not sign; an unusable file changes nothing."""
     async with played(tmp_path) as files:
 
         def pinned(one: Made, rule: Any = "required", authority: Path | None = None) -> NodeSettings:
@@ -90,11 +91,11 @@ async def test_pins_and_rules_are_taken_over_by_a_reload(tmp_path: Path) -> None
             return NodeSettings(IdentitySettings("idmz", tmp_path), signing=signing, origin=(origin,))
 
         files.trust.reconfigure(pinned(PLANT))
-        assert (files.believes(PLANT), files.believes(NEW)) == (True, False)
+        assert (files.trusts(PLANT), files.trusts(NEW)) == (True, False)
         files.trust.reconfigure(pinned(NEW))
-        assert (files.believes(PLANT), files.believes(NEW)) == (False, True)
+        assert (files.trusts(PLANT), files.trusts(NEW)) == (False, True)
         files.trust.reconfigure(pinned(PLANT, authority=tmp_path / "absent.pem"))
-        assert (files.believes(PLANT), files.believes(NEW)) == (False, True)
+        assert (files.trusts(PLANT), files.trusts(NEW)) == (False, True)
         other = PLACE._replace(asking_zone="mill")
         assert files.trust.judge.refuses_request(other, b"{}", None, is_writing=True) is None
         mill = NodeSettings(IdentitySettings("idmz", tmp_path), origin=(OriginSettings("mill", "required"),))
@@ -103,42 +104,42 @@ async def test_pins_and_rules_are_taken_over_by_a_reload(tmp_path: Path) -> None
 
 
 async def test_a_compromised_key_is_refused_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The command of certificates.md writes the list; seconds later nothing that the key signs is taken, the store
-    knows it, and one line in the log says so. The other signers stay believed."""
+    """The command of certificates.md writes the list. Seconds later nothing that the key signs is accepted, the store
+    has the list, and one log line says so. The other signers stay trusted."""
     caplog.set_level("INFO", "agent.node")
     certificate = tmp_path / "plant.pem"
     certificate.write_bytes(PLANT.pem)
     other = make("plant", FIRST, **LIFE)
     async with played(tmp_path) as files:
-        assert files.believes(PLANT)
+        assert files.trusts(PLANT)
         words = ["pki", "signer", "compromise", str(certificate), "--since", "2021-01-01T00:00:00+00:00"]
         done = await asyncio.to_thread(CliRunner().invoke, bsfg, [*words, "--file", str(files.compromised)])
         assert done.exit_code == 0, done.output
-        await wait_until_async(lambda: not files.believes(PLANT), "the key to be refused")
-        assert files.believes(other)
+        await wait_until_async(lambda: not files.trusts(PLANT), "the key to be refused")
+        assert files.trusts(other)
         (line,) = logged(caplog, "signers_taken_over")
         assert (line.authorities, line.compromised) == (1, 1)
 
 
-async def test_another_authority_is_believed_without_a_restart(tmp_path: Path) -> None:
-    """A second facts authority beside the first: both zones' keys are believed. The first one removed: its signers are
-    not, also those that were believed a moment ago."""
+async def test_another_authority_is_trusted_without_a_restart(tmp_path: Path) -> None:
+    """With a second facts authority added, the keys of both zones are trusted. After the first authority is removed,
+    its signers are no longer trusted, also those that were trusted before."""
     async with played(tmp_path) as files:
-        assert (files.believes(PLANT), files.believes(NEW)) == (True, False)
+        assert (files.trusts(PLANT), files.trusts(NEW)) == (True, False)
         files.replace(files.authorities, FIRST.pem + SECOND.pem)
-        await wait_until_async(lambda: files.believes(NEW), "the new authority")
-        assert files.believes(PLANT)
+        await wait_until_async(lambda: files.trusts(NEW), "the new authority")
+        assert files.trusts(PLANT)
         files.replace(files.authorities, SECOND.pem)
-        await wait_until_async(lambda: not files.believes(PLANT), "the old authority to be forgotten")
-        assert files.believes(NEW)
+        await wait_until_async(lambda: not files.trusts(PLANT), "the old authority to be forgotten")
+        assert files.trusts(NEW)
 
 
 @pytest.mark.parametrize("case", ["no certificate", "an authority for nothing", "no file", "list no TOML", "list gone"])
 async def test_files_that_cannot_be_used_change_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
-    """Who was believed stays believed, who was compromised stays so; the reason is logged and recorded once, and the
-    next good file is taken."""
+    """Trusted signers stay trusted, and compromised keys stay compromised. The reason is logged and recorded once, and
+    the next good file is used."""
     listed = b'[[compromised]]\nkey_id = "0011223344556677"\nsince = 2026-11-22T10:00:00Z\n'
     async with played(tmp_path) as files:
         files.replace(files.compromised, listed)
@@ -156,7 +157,7 @@ async def test_files_that_cannot_be_used_change_nothing(
                 files.compromised.unlink()
         await wait_until_async(lambda: logged(caplog, "signers_not_read"), "the reason")
         await asyncio.wrap_future(files.store.note("test", "x", "everything before is recorded"))
-        assert files.believes(PLANT)
+        assert files.trusts(PLANT)
         assert len(files.trust._trust.compromised_since_ms) == 1
         (line,) = logged(caplog, "signers_not_read")
         assert line.in_force == "the previous signers stay trusted"
@@ -164,11 +165,11 @@ async def test_files_that_cannot_be_used_change_nothing(
         assert incident.count == 1
         files.replace(files.compromised, listed)
         files.replace(files.authorities, SECOND.pem)
-        await wait_until_async(lambda: files.believes(NEW), "the good files")
+        await wait_until_async(lambda: files.trusts(NEW), "the good files")
 
 
-async def test_a_start_without_usable_files_believes_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The node starts, says why, believes no signer, and does so once the file is there."""
+async def test_a_start_without_usable_files_trusts_no_signer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The node starts, logs the reason, and trusts no signer until the file is there."""
 
     async def scenario(files: Files) -> None:
         files.authorities.unlink()
@@ -177,10 +178,10 @@ async def test_a_start_without_usable_files_believes_nobody(tmp_path: Path, capl
         (line,) = logged(caplog, "signers_not_read")
         assert line.in_force == "no signer is trusted"
         files.trust = again
-        assert not files.believes(PLANT)
+        assert not files.trusts(PLANT)
         files.replace(files.authorities, FIRST.pem)
         again.read()
-        assert files.believes(PLANT)
+        assert files.trusts(PLANT)
 
     with FactStore.open(tmp_path / "facts.db", "idmz", settings=IN_MEMORY) as store:
         await scenario(Files(tmp_path, store))

@@ -1,4 +1,5 @@
-"""What a node makes of its settings: who may read and append what, whose facts are taken, what a source waits out."""
+"""The parts that a node makes from its settings: rights to read and append, accepted origins, and errors on which a
+source waits."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +22,7 @@ TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"
 
 
 def made(folder: Path, store: FactStore, *peers: PeerSettings) -> Node:
-    """The node of idmz with these peers; nothing of it runs."""
+    """The node of idmz with these peers, not running."""
     broker = BrokerSettings("site", "host", folder / "ca.pem", folder / "idmz.pem", folder / "idmz.key")
     settings = NodeSettings(
         IdentitySettings("idmz", folder), broker=(broker,), peer=peers, health=HealthSettings(listen_port=0)
@@ -34,7 +35,8 @@ def made(folder: Path, store: FactStore, *peers: PeerSettings) -> Node:
 
 
 def test_each_peer_has_its_own_rights(tmp_path: Path) -> None:
-    """What is exported to one is not to another, and who may read a stream may not append to it."""
+    """A stream exported to one peer is not exported to another, and a peer that may read a stream may not append to
+    it."""
     peers = (
         PeerSettings("plant-a", "site", exports=(TELEMETRY,)),
         PeerSettings("plant-b", "site", exports=(OPERATIONAL,), appends=("orders",)),
@@ -48,7 +50,7 @@ def test_each_peer_has_its_own_rights(tmp_path: Path) -> None:
 
 
 def test_the_peers_of_all_brokers_share_their_turns(tmp_path: Path) -> None:
-    """Each pair of zones may have a broker of its own, and what is read for one zone takes time from all."""
+    """Each pair of zones may have a broker of its own, and reading for one zone takes time from all."""
     files = (tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
     brokers = tuple(BrokerSettings(name, "host", *files) for name in ("first", "second"))
 
@@ -63,7 +65,8 @@ def test_the_peers_of_all_brokers_share_their_turns(tmp_path: Path) -> None:
 
 
 def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
-    """Facts of the peer itself and of the zones that it relays, read as a consumer that bears our name."""
+    """A pull accepts facts of the peer itself and of the zones that it relays, and reads as a consumer with our zone's
+    name."""
     peers = (
         PeerSettings("plant-a", "site", pulls=(TELEMETRY,)),
         PeerSettings("relay", "site", pulls=(TELEMETRY,), relays=("plant-b",)),
@@ -154,13 +157,13 @@ def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> Non
 
 
 def test_a_source_retries_only_passing_errors() -> None:
-    """A store that is full or busy; any other trouble of it ends the life of a source."""
+    """A source retries if the store is full or busy; any other error of the store ends the source."""
     assert set(_SOURCE_RETRIES) == {StoreBusy, StoreFull}
     assert all(one("", "").retryable for one in _SOURCE_RETRIES)
 
 
 @pytest.mark.parametrize(
-    "raised, told",
+    "raised, shown",
     [
         ([errors.StoreFailed("disk", "hint")], errors.StoreFailed),
         ([ValueError("x"), ExceptionGroup("in", [errors.StoreFailed("disk", "hint")])], errors.StoreFailed),
@@ -168,7 +171,7 @@ def test_a_source_retries_only_passing_errors() -> None:
         ([ValueError("x")], ExceptionGroup),
     ],
 )
-def test_the_operator_sees_the_first_bsfg_error(raised: list[Exception], told: type[Exception]) -> None:
+def test_the_operator_sees_the_first_bsfg_error(raised: list[Exception], shown: type[Exception]) -> None:
     """The first BsfgError of a group is raised; with an AssertionError or an unexpected error in it, the whole
     group."""
-    assert isinstance(_first_reason(ExceptionGroup("node", raised)), told)
+    assert isinstance(_first_reason(ExceptionGroup("node", raised)), shown)

@@ -10,6 +10,7 @@ from typing import Any
 from agent.batch import Kind, open_messages, open_samples, parse
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition, Value, json_value, time_text
+from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, TELEMETRY, Elsewhere, done
 
 ODD_NAN = struct.unpack("<d", bytes.fromhex("010000000000f87f"))[0]
@@ -121,10 +122,3 @@ def of_message(one: Message) -> dict[str, Any]:
         "source_time": time_text(at_ns), "object_json": one.fact.object_json.decode(),
         "message_id": one.envelope.message_id,
     }  # fmt: skip
-
-
-def bits(value: Value) -> tuple[str, Any]:
-    """A value so that only what is equal to the bit is equal: 1, 1.0 and True differ, NaN is itself."""
-    if isinstance(value, float):
-        return "float", struct.pack("<d", value)
-    return type(value).__name__, value.data if isinstance(value, Json) else value

@@ -20,9 +20,10 @@ from agent.query.scan.bounds import Bounds
 from agent.query.scan.fact_columns import sql_value, value_text, value_type
 from agent.query.scan.messages import fact_messages
 from agent.query.scan.scanner import Scanner
+from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 from tests.query.exact import exact_value
-from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, bits, everything, naive
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, everything, naive
 
 NAMES = (
     "stream", "offset", "zone", "epoch", "sequence", "kind", "subject", "predicate", "tag", "unit", "quality",

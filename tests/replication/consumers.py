@@ -7,7 +7,7 @@ from agent.lease import NO_LEASE, Lease
 
 @dataclass(frozen=True)
 class Registered:
-    """What the protocol's port `Consumer` asks for."""
+    """The protocol's port `Consumer`."""
 
     zone: str
     stream: str

@@ -1,5 +1,4 @@
-"""The integers in a message type: where each stands, and its limits. A field that is added later needs no line in the
-tests that ask here."""
+"""The integers in a message type: their places and limits. A field that is added later needs no change in the tests."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ ORIGIN = f"plant-a/{'0' * 32}"
 
 
 def integers(kind: Any, place: Place = ()) -> Iterator[tuple[Place, msgspec.inspect.IntType]]:
-    """The integers in a message type, each with its place; of a list the first element's."""
+    """The integers in a message type, each with its place; for a list, those of its first element."""
     match kind:
         case msgspec.inspect.IntType():
             yield place, kind

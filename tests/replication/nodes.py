@@ -79,7 +79,7 @@ class Node:
         policy: TrustPolicy | None = None,
     ) -> "Node":
         """A node with its store in `folder`, opened as `bsfg run` opens it. Settings are the product's defaults; a test
-        that needs others says why. It signs its facts with `signer`, and believes others as `policy` says."""
+        that needs others says why. It signs its facts with `signer`, and trusts others as `policy` says."""
         folder.mkdir(parents=True, exist_ok=True)
         settings = settings or StoreSettings()
         store = FactStore.open(

@@ -35,7 +35,7 @@ class Attacker(ServerProcess):
         self._begin([json.dumps(self._options)])
 
     def command(self, what: str, **fields: Any) -> Any:
-        """One command of attacker.js and its answer."""
+        """Run one command of attacker.js. Returns its answer."""
         return self._exchange(json.dumps({"do": what, **fields}), what)
 
     # ------------------------------------------------------------------------------------------------------ asking
@@ -43,13 +43,14 @@ class Attacker(ServerProcess):
     def ask(
         self, zone: str, serving: str, operation: str, *, limit_ms: int = 10_000, raw: str | None = None, **fields: Any
     ) -> dict[str, Any]:
-        """The header of the answer to a request, `{}` where none comes in time. `raw`: the request's text, as it is."""
+        """The header of the answer to a request; `{}` if none comes in time. `raw`: the request's text, sent
+        unchanged."""
         sent = {"raw": raw} if raw is not None else {"fields": fields}
         found = self.command("ask", zone=zone, serving=serving, operation=operation, limit_ms=limit_ms, **sent)
         return dict(found.get("header", {}))
 
     def ask_at_once(self, zone: str, serving: str, operation: str, count: int, **fields: Any) -> Counter[str]:
-        """How `count` requests sent together were answered: `ok`, an error's code, or `silent`. `{n}` in a field is the
+        """The answers to `count` requests sent together: `ok`, an error code, or `silent`. `{n}` in a field is the
         number of the request."""
         answers = self.command("ask_many", zone=zone, serving=serving, operation=operation, count=count, fields=fields)
         return Counter(answers)
@@ -57,22 +58,22 @@ class Attacker(ServerProcess):
     # ----------------------------------------------------------------------------------------------------- serving
 
     def serve(self, zone: str, asking: str, epoch: str | None = None) -> str:
-        """Answer the requests of a zone from a log of our own; the epoch it is served under."""
+        """Answer the requests of a zone from a log of our own. Returns the epoch under which it is served."""
         return str(self.command("serve", zone=zone, asking=asking, epoch=epoch))
 
     def append(self, zone: str, stream: str, messages: Sequence[Mapping[str, Any]], **batch: Any) -> dict[str, Any]:
-        """Add a batch of messages to that log; `origin` and `epoch` as the batch is to claim them."""
+        """Add a batch of messages to that log. `origin` and `epoch` are those that the batch claims."""
         return dict(self.command("append", zone=zone, stream=stream, batch={"messages": messages, **batch}))
 
     def append_sample(self, zone: str, stream: str, sample: Mapping[str, Any], definitions: Sequence[str]) -> None:
-        """Add a batch of one sample, with the texts of the definitions that its origin has made."""
+        """Add a batch of one sample, with the texts of its origin's definitions."""
         self.command("append", zone=zone, stream=stream, batch={"sample": sample, "definitions": definitions})
 
     # ---------------------------------------------------------------------------------------------------- flooding
 
     @contextmanager
     def flooding(self, kind: str, **fields: Any) -> Iterator[str]:
-        """A flood of floods.js for the length of a block; its name, for `counts`."""
+        """Run a flood of floods.js during a block. Returns its name, for `counts`."""
         name = f"{kind}-{id(fields)}"
         self.command("flood", name=name, kind=kind, **fields)
         try:
@@ -81,14 +82,14 @@ class Attacker(ServerProcess):
             self.command("stop_flood", name=name)
 
     def counts(self, name: str) -> dict[str, int]:
-        """What has become of what a flood sent."""
+        """The outcomes of the requests of a flood."""
         return dict(self.command("counts", name=name))
 
 
 def message(
     number: int | str, content: bytes | str = b'{"ok":true}', zone: str = "evil", **fields: Any
 ) -> dict[str, Any]:
-    """A message for a batch; `content` is the object's bytes as they are to stand there."""
+    """A message for a batch; `content` are the bytes of its object, unchanged."""
     return {
         "message_id": f"{zone}-{number}",
         "from_zone": zone,
@@ -102,5 +103,5 @@ def message(
 
 
 def b64(content: bytes | str) -> str:
-    """Bytes as they travel to the attacker."""
+    """Bytes in the encoding of the attacker's commands."""
     return base64.b64encode(content.encode() if isinstance(content, str) else content).decode()

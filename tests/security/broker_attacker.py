@@ -1,6 +1,6 @@
 """A hostile client of the broker, byte by byte: MQTT 5 over a plain TLS socket, without any code of the product.
 
-It can do what a library refuses to do: stop reading, subscribe a hundred thousand times, keep a session for ever, or
+It can do what a library refuses to do: stop reading, subscribe a hundred thousand times, keep a session forever, or
 open a socket and remain silent.
 """
 
@@ -44,7 +44,7 @@ def bare_socket(host: str, port: int, source: str = "") -> socket.socket:
 
 
 def is_open(bare: socket.socket, wait_s: float = 0.05) -> bool:
-    """Whether the other side has not closed a socket that sends nothing."""
+    """Whether the other side has kept open a socket that sends nothing."""
     bare.settimeout(wait_s)
     try:
         return bare.recv(1) != b""
@@ -55,7 +55,7 @@ def is_open(bare: socket.socket, wait_s: float = 0.05) -> bool:
 
 
 class Attacker:
-    """One MQTT 5 session with a zone's certificate. Nothing is read except what a method awaits."""
+    """One MQTT 5 session with a zone's certificate. It reads nothing except what a method awaits."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Attacker:
         self.close()
 
     def close(self) -> None:
-        """Close without a word."""
+        """Close without DISCONNECT."""
         self.socket.close()
 
     def send_subscribe(self, topics: list[str], qos: int = 0) -> None:
@@ -110,7 +110,7 @@ class Attacker:
         self.socket.sendall(packet(0x82, self._next_identifier() + b"\x00" + filters))
 
     def unsent_bytes(self) -> int:
-        """What was sent and has not reached the broker's machine."""
+        """Bytes that were sent and have not reached the broker's machine."""
         return int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
     def subscribe(self, topics: list[str], qos: int = 0) -> None:
@@ -122,10 +122,6 @@ class Attacker:
         """Send a message; its acknowledgement is not read."""
         identifier = self._next_identifier() if qos else b""
         self.socket.sendall(packet(0x30 | qos << 1, text(topic) + identifier + b"\x00" + payload))
-
-    def begin_packet(self, length: int) -> None:
-        """Announce a PUBLISH of `length` bytes, send its first two kilobytes, and no more."""
-        self.socket.sendall(bytes([0x30]) + varint(length) + bytes(min(length - 1, 2048)))
 
     def ping(self) -> None:
         """Send PINGREQ; the answer is not read."""

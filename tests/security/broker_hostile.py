@@ -45,7 +45,7 @@ class Client:
         self._channel.sendall(data)
 
     def packets(self) -> Iterator[tuple[int, bytes]]:
-        """The packets of the node, until it closes."""
+        """The packets of the node, until it closes the connection."""
         while first := self._channel.recv(1):
             length = shift = 0
             while True:
@@ -86,7 +86,7 @@ def _silent(properties: bytes) -> Callable[[Client], None]:
 
 
 def _repeated(data: bytes, times: int = ENDLESS) -> Callable[[Client], None]:
-    """Accept, and send the same over and over without reading."""
+    """Accept, and send the same packet repeatedly without reading."""
 
     def play(client: Client) -> None:
         client.send(connack())
@@ -104,7 +104,7 @@ def _oversize(client: Client) -> None:
 
 
 def _unsolicited(client: Client) -> None:
-    """Send answers that belong to no request, as fast as the node takes them; then answer the node's requests."""
+    """Send answers that belong to no request, as fast as the node reads them; then answer the node's requests."""
     client.send(connack())
     topic = client.subscription()
     block = publish(topic, b"unsolicited") * 1000
@@ -146,7 +146,7 @@ PLAYS: dict[str, Callable[[Client], None]] = {
 
 
 def serve(cert_file: str, key_file: str, play: Callable[[Client], None]) -> None:
-    """Serve one connection after the other, for ever."""
+    """Serve one connection after the other, forever."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert_file, key_file)
     seed = 0

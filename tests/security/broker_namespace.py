@@ -36,7 +36,8 @@ def run(*words: object) -> str:
 
 @contextlib.contextmanager
 def second_namespace():  # noqa: ANN201
-    """Another network namespace with all foreign addresses, at the other end of a cable; the process that holds it."""
+    """Another network namespace with all foreign addresses, at the other end of a cable, and the process that keeps
+    it."""
     run("ip", "link", "set", "lo", "up")
     holder = subprocess.Popen(["unshare", "-n", "sleep", "infinity"])
     try:
@@ -56,7 +57,7 @@ def second_namespace():  # noqa: ANN201
 
 
 class Attack:
-    """What the second namespace does to the broker."""
+    """Attacks on the broker from the second namespace."""
 
     def __init__(self, folder: Path, port: int, pid: int) -> None:
         self.folder, self.port, self.pid = folder, port, pid
@@ -66,9 +67,8 @@ class Attack:
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def open(self, source: str, count: int, timeout_s: float = 0.5) -> list[socket.socket]:
-        """As many connections from `source` as are accepted, of `count` tried; the third in a row that is not ends it.
-
-        The kernel looks for closed connections once a clock tick and forgets a few at a time, so one may be refused
+        """Open connections from `source`: as many of `count` as are accepted. Stops at the third refusal in a row. The
+        kernel looks for closed connections once a clock tick and forgets a few at a time, so one may be refused
         although there is room; as a node does, this waits before it tries again."""
         found: list[socket.socket] = []
         refused = 0
@@ -84,13 +84,13 @@ class Attack:
         return found
 
     def close(self, sockets: list[socket.socket]) -> None:
-        """Close them and wait until the broker has, too."""
+        """Close them and wait until the broker has closed them too."""
         for each in sockets:
             each.close()
         wait_until(lambda: self._open_files() <= self._files, "the broker has closed its side")
 
     def honest_enters(self) -> bool:
-        """Whether a zone connects from an address that has no other connection."""
+        """Whether a zone connects from an address without another connection."""
         site = self.folder / "pki"
         context = pki.client_context(site / "ca.pem", site / "zones/idmz.pem", site / "zones/idmz.key")
         with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ class Attack:
         outside = self.open(OUTSIDE, 3)
         found: dict[str, object] = {"outside": _standing(outside)}
         self.close(outside)
-        # One address without a certificate, 64 sockets that say nothing.
+        # One address without a certificate, 64 silent sockets.
         bare = self.open(ATTACKERS[0], 64)
         found |= {"one address": _standing(bare), "honest beside one address": self.honest_enters()}
         self.close(bare)
@@ -116,8 +116,8 @@ class Attack:
         return found | {"tries of one address": self.tries(100), "honest at the end": self.honest_enters()}
 
     def tries(self, most: int) -> int:
-        """How many connections one address opens and closes before one is dropped, which unlike a refused one is not
-        answered."""
+        """How many connections one address opens and closes before one is dropped, which, unlike a refused one, gets no
+        answer."""
         for number in range(most):
             try:
                 self.close([socket.create_connection((BROKER, self.port), 0.5, source_address=(ATTACKERS[-1], 0))])
@@ -129,7 +129,7 @@ class Attack:
 
 
 def _standing(sockets: list[socket.socket]) -> int:
-    """How many the broker has not closed."""
+    """How many connections the broker has kept open."""
     return sum(is_open(each) for each in sockets)
 
 

@@ -1,8 +1,7 @@
-"""The brokers of a site as bsfg broker config writes them, running: one Mosquitto for each pair of zones, with the
-limit of open files that its unit has.
+"""The running brokers of a site as bsfg broker config writes them: one Mosquitto for each pair of zones, with its
+unit's limit of open files.
 
-`shared=True` puts all pairs on one port, as an operator may, and as every site was before: what an attack does then
-shows that the attack is one.
+`shared=True` puts all pairs on one port, as an operator may: the effect of an attack there shows that the attack works.
 """
 
 import contextlib
@@ -20,7 +19,6 @@ from agent.replication import pki
 from agent.replication.broker.config import limits_for, parse_link
 from agent.replication.broker.folder import BrokerFolder, write_site
 from agent.replication.broker.site import BrokerSite, Process, with_link
-from tests.replication.broker.zones import Caller
 
 HOST = "127.0.0.1"
 LINKS = ("plant-a:idmz", "idmz:enterprise")
@@ -44,7 +42,7 @@ class PairBroker(Child):
         return self._identities[zone]
 
     def rss_bytes(self) -> int:
-        """Memory that the broker occupies now."""
+        """The memory of the broker now."""
         status = Path(f"/proc/{self.pid}/status").read_text("ascii")
         found = re.search(r"VmRSS:\s+(\d+) kB", status)
         assert found is not None
@@ -73,7 +71,7 @@ class RunningSite:
         bound_files: bool = True,
         host: str = HOST,
     ) -> Iterator["RunningSite"]:
-        """Make everything below `folder`, run the brokers for the length of the block, leave no process behind. Without
+        """Make everything below `folder`, run the brokers during the block, and leave no process behind. Without
         `bound_files` the unit's limit of open files is not set. With another `host` they listen on all addresses."""
         now = datetime.now(UTC)
         pki.create_authority(folder / "pki", now)
@@ -95,12 +93,3 @@ class RunningSite:
                 broker.start()
                 broker.wait_ready(lambda broker=broker: " running\n" in broker.log_text() and accepts(broker.port))
             yield cls(folder / "etc", site, brokers)
-
-
-def round_trips(asking: Caller, serving: Caller, request: str, count: int) -> int:
-    """Send `count` messages one after the other, each awaited at the serving side; returns how many arrived."""
-    serving.subscribe(request)
-    before = len(serving.received)
-    for number in range(count):
-        asking.publish(request, f"request {number}".encode())
-    return len(serving.received) - before

@@ -1,5 +1,7 @@
-"""The sites that tests attack: three honest nodes, brokers and the attacker. A start takes seconds, so tests share a
-site; what an attack has ended is started again before the next."""
+"""The sites that tests attack: three honest nodes, brokers and the attacker.
+
+A start takes seconds, so tests share a site; whatever an attack has stopped is started again before the next test.
+"""
 
 from collections.abc import Iterator
 
@@ -20,7 +22,7 @@ keep_hours = 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs the attacker where set-up could not install its libraries."""
+    """Skip tests that need the attacker if set-up could not install its libraries."""
     if why := STACK.why_not():
         for item in items:
             if item.path.parent == HERE and {"shared_site", "small_site"} & {*getattr(item, "fixturenames", ())}:
@@ -29,14 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One site for all files that need nothing else."""
+    """One site for all files without special needs."""
     with running_site(tmp_path_factory.mktemp("site")) as site:
         yield site
 
 
 @pytest.fixture(scope="session")
 def small_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A site whose idmz has room for little: a megabyte of facts, eight of artifacts that no fact refers to."""
+    """A site whose idmz has little room: a megabyte of facts, eight megabytes of unreferenced artifacts."""
     with running_site(tmp_path_factory.mktemp("small"), more={IDMZ: SMALL}) as site:
         yield site
 

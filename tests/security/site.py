@@ -4,7 +4,7 @@ and a zone `evil` with a valid certificate and rights of its own.
     enterprise <- idmz <- plant-a        honest: messages of plant-a travel to the enterprise
                   idmz <- evil           idmz pulls from evil, serves it and accepts its appends
 
-evil is a peer of idmz as the site's configuration says; nothing else was given to it.
+evil is a peer of idmz by the site's configuration and has no other rights.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ PEERS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass
 class Site:
-    """The processes, and what they say of themselves."""
+    """The processes, and their reports."""
 
     folder: Path
     brokers: dict[str, Mosquitto]
@@ -97,19 +97,19 @@ class Site:
         self.nodes[zone].start()
 
     def wait_ready(self) -> None:
-        """Every node answers and is connected."""
+        """Wait until every node answers and is connected."""
         for zone, node in self.nodes.items():
             node.wait_ready(lambda zone=zone: self.is_connected(zone))  # type: ignore[misc]
 
     def revive(self) -> None:
-        """Start again what an earlier attack has ended, so that a test fails by its own attack only."""
+        """Restart what an earlier attack has stopped, so that a test fails only by its own attack."""
         for node in self.nodes.values():
             if not node.running:
                 node.start()
         self.wait_ready()
 
     def fresh_evil(self) -> int:
-        """Let evil serve an empty log under a new epoch, to an idmz that asks for it; where idmz's stream ends now."""
+        """Let evil serve an empty log under a new epoch, to an idmz that pulls it. Returns the end of idmz's stream."""
         self.attacker.command("begin", zone=EVIL)
         self.attacker.serve(EVIL, IDMZ)
         peers = self.status(IDMZ)["peers"]
@@ -120,7 +120,7 @@ class Site:
         return self.end(IDMZ)
 
     def renew(self, zone: str) -> None:
-        """Give a zone an empty store: what an earlier attack has used up is there again."""
+        """Give a zone an empty store, so that the room used by an earlier attack is free again."""
         self.nodes[zone].kill()
         shutil.rmtree(self.folder / zone / "state")
         self.revive()
@@ -140,7 +140,7 @@ class Site:
         return bool(brokers) and all(each["connected"] for each in brokers)
 
     def connects(self) -> dict[tuple[str, str], int]:
-        """How often each node has connected to each broker at which only honest zones meet."""
+        """How often each node has connected to each broker that only honest zones use."""
         found = {zone: self.status(zone)["brokers"] for zone in self.nodes}
         return {
             (zone, one["name"]): one["connects_total"]
@@ -154,7 +154,7 @@ class Site:
         return self.folder / zone / "state" / "facts.db"
 
     def end(self, zone: str, stream: str = STREAM) -> int:
-        """Where a stream of a zone's store ends."""
+        """The end of a stream in a zone's store."""
         with contextlib.closing(StoreReader(self.store(zone))) as reader:
             return reader.end_offset(stream)
 
@@ -165,7 +165,7 @@ class Site:
         return bytes(epoch).hex()
 
     def incidents(self, zone: str) -> list[str]:
-        """What a zone's store keeps of what was lost, refused or quarantined, newest first, as texts."""
+        """The incidents in a zone's store, newest first, as texts."""
         with contextlib.closing(StoreReader(self.store(zone))) as reader:
             return [str(one) for one in reader.incidents()]
 
@@ -175,17 +175,17 @@ class Site:
             return reader.consumers()
 
     def new_incidents(self, zone: str) -> list[str]:
-        """Those that were added or have counted on since `fresh_evil`."""
+        """Incidents that were added or counted again since `fresh_evil`."""
         return [one for one in self.incidents(zone) if one not in self._incidents_before]
 
     def log(self, zone: str) -> str:
-        """What a node has logged, over all its lives."""
+        """The log of a node, over all its lives."""
         return (self.folder / zone / "log").read_text("utf-8", errors="replace")
 
     # --- honest work -----------------------------------------------------------------------------------------------
 
     def append(self, zone: str = PLANT, stream: str = STREAM, content: bytes = b'{"honest":true}') -> str:
-        """Append a message as an application of the zone would; its id."""
+        """Append a message as an application of the zone. Returns its id."""
         self._numbers += 1
         message_id = f"{zone}-{self._numbers}"
         envelope = Envelope(message_id, zone, "*", 1_700_000_000_000 + self._numbers)
@@ -210,11 +210,11 @@ class Site:
     def wait_fact(
         self, message_id: str, zone: str = ENTERPRISE, *, stream: str = STREAM, limit_s: float = LIMIT_S
     ) -> None:
-        """A message has arrived in a zone's store."""
+        """Wait until a message has arrived in a zone's store."""
         wait_until(lambda: message_id in self.ids(zone, stream), f"{message_id} at {zone}", limit_s)
 
     def assert_honest_flow(self, limit_s: float = LIMIT_S) -> None:
-        """A fact of the plant appended now reaches the enterprise."""
+        """A fact that the plant appends now reaches the enterprise."""
         self.wait_fact(self.append(), limit_s=limit_s)
 
     @contextlib.contextmanager
@@ -229,8 +229,8 @@ class Site:
 
 
 def identities(brokers: Mapping[str, Mosquitto], zones: Iterable[str]) -> dict[str, dict[str, str | int]]:
-    """The certificates of some zones and the ports they meet idmz at, as the attacker takes them; idmz itself meets the
-    enterprise."""
+    """The certificates of some zones, and the ports at which they reach idmz, for the attacker; for idmz itself, the
+    port at which it reaches the enterprise."""
     found = dict[str, dict[str, str | int]]()
     for zone in zones:
         broker = brokers[ENTERPRISE if zone == IDMZ else zone]
@@ -249,8 +249,8 @@ def running_site(
     more: Mapping[str, str] = {},
     pulled_of_evil: Iterable[str] = (),
 ) -> Iterator[Site]:
-    """A site for the length of a block: nodes of the honest zones, and an attacker with the identities of the taken
-    ones (of the enterprise's only to see what another zone is answered)."""
+    """A site during a block: nodes of the honest zones, and an attacker with the identities of the taken ones (of the
+    enterprise's only to see the answers to another zone)."""
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(Mosquitto.started(folder / "site", (*HONEST, EVIL), LINKS[PLANT]))
         brokers = {PLANT: first}
@@ -276,8 +276,8 @@ def control_characters(text: str) -> list[str]:
 
 
 def some(cases: Mapping[str, object], short: int = 8) -> list[str]:
-    """The names of all cases in `make sim`; of `short` in `make test`, the first and others drawn from the day, so that
-    a week of runs meets them all."""
+    """The names of all cases in `make sim`. In `make test`, `short` of them: the first, and others chosen by the date,
+    so that a week of runs covers all."""
     names = list(cases)
     drawn = random.Random(datetime.now(UTC).toordinal()).sample(names[1:], min(short, len(names)) - 1)
     return names if IS_LONG else [names[0], *(name for name in names if name in drawn)]

@@ -1,4 +1,4 @@
-"""A zone that fills the disk with artifacts reaches its own limit and nobody else's."""
+"""A zone that fills the disk with artifacts reaches its own limit and does not affect others."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ def site(small_site: Site) -> Site:
 
 
 def artifact_bytes(site: Site) -> int:
-    """What the artifacts of idmz occupy."""
+    """The disk space of idmz's artifacts."""
     sizes = dict[int, int]()
     for one in (site.folder / IDMZ / "state").rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # the node has moved it meanwhile
@@ -51,8 +51,8 @@ def put_locally(site: Site, content: bytes) -> bool:
 
 
 def test_a_flood_of_artifacts_reaches_the_quota_of_its_zone(site: Site) -> None:
-    """Artifacts to which no fact refers, as fast as they are taken: they end at the zone's quota, an application of the
-    node still puts its own, and facts flow."""
+    """Unreferenced artifacts, put as fast as they are accepted, end at the zone's quota. An application of the node can
+    still put its own, and facts flow."""
     before = artifact_bytes(site)
     with (
         site.unharmed(),
@@ -64,8 +64,8 @@ def test_a_flood_of_artifacts_reaches_the_quota_of_its_zone(site: Site) -> None:
 
 
 def test_claimed_sizes_count_before_a_byte_is_sent(site: Site) -> None:
-    """A hundred artifacts announced with two megabytes each, of which one byte is sent: the quota counts what is
-    announced."""
+    """A hundred artifacts are announced with two megabytes each, and one byte of each is sent: the quota counts the
+    announced sizes."""
     with site.unharmed():
         codes = [
             site.attacker.ask(
@@ -79,8 +79,8 @@ def test_claimed_sizes_count_before_a_byte_is_sent(site: Site) -> None:
 
 
 def test_artifacts_behind_pulled_facts_are_bounded_too(site: Site) -> None:
-    """Facts of a pulled peer refer to artifacts that it serves without end and never rightly: idmz keeps no more than
-    its limits, and facts behind them flow."""
+    """Facts of a pulled peer refer to artifacts that it serves endlessly and always wrong: idmz stores no more than its
+    limits, and later facts flow."""
     site.fresh_evil()
     before = artifact_bytes(site)
     with site.unharmed():
@@ -108,9 +108,9 @@ LIES: dict[str, Callable[[bytes], Lie | None]] = {
 
 @pytest.mark.parametrize("case", some(LIES, 3))
 def test_an_artifact_that_a_peer_denies_or_forges_is_missing_by_name(site: Site, case: str) -> None:
-    """A pulled fact refers to an artifact that its peer denies, or sends wrongly each time. The fact is stored, and the
-    one behind it; an incident names artifact and peer; idmz serves no byte of it until an application of idmz has put
-    the true ones."""
+    """A pulled fact refers to an artifact that its peer denies, or always sends wrong. The fact and the next one are
+    stored; an incident names artifact and peer; idmz serves no byte of it until an application of idmz has put the true
+    content."""
     site.fresh_evil()
     true = f"{case} {secrets.token_hex(500)}".encode()
     digest = f"sha256:{hashlib.sha256(true).hexdigest()}"
@@ -122,7 +122,7 @@ def test_an_artifact_that_a_peer_denies_or_forges_is_missing_by_name(site: Site,
         site.attacker.command("patch", zone=EVIL, operation="GetObject", **lies)
 
     def served() -> str:
-        """What idmz answers to who asks for the artifact."""
+        """idmz's answer to a request for the artifact."""
         answer = site.attacker.ask(EVIL, IDMZ, "GetObject", digest=digest)
         return str(answer.get("error", {}).get("code", answer.get("bytes")))
 

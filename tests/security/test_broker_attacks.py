@@ -1,7 +1,6 @@
-"""Attacks on the brokers of a site by a zone with a valid certificate, and by sockets without one, against the
-generated configuration in real Mosquittos.
+"""Attacks on the brokers of a site by a zone with a valid certificate, and by sockets without one.
 
-Each attack was seen to do its harm when all zones share one process, as they did before.
+The generated configuration runs in real Mosquittos. Each attack was seen to do harm if all zones share one process.
 """
 
 import contextlib
@@ -58,7 +57,7 @@ def _attackers(broker: PairBroker, count: int) -> list[Attacker]:
 
 def _publishes_during_one_subscribe(site: RunningSite) -> tuple[bool, int]:
     """While one SUBSCRIBE of 60,000 filters occupies the broker of the attacker, idmz and plant-a exchange a hundred
-    messages. Returns whether they were done before the attacker had its answer, and how many arrived."""
+    messages. Returns whether they finished before the attacker had its answer, and how many arrived."""
     honest, attacked = site.broker("plant-a", "idmz"), site.broker("idmz", "enterprise")
     served = threading.Event()
     with _session(honest, "idmz") as idmz, _session(honest, "plant-a") as plant, _attacker(attacked) as attacker:
@@ -71,13 +70,13 @@ def _publishes_during_one_subscribe(site: RunningSite) -> tuple[bool, int]:
             attacker.await_packet(SUBACK)
             served.set()
 
-        # Until the broker has the whole packet, it serves others between the parts of it.
+        # Until the broker has the whole packet, it serves others between its parts.
         wait_until(lambda: attacker.unsent_bytes() == 0, "the broker has the SUBSCRIBE")
         waiting = threading.Thread(target=await_answer)
         waiting.start()
         for number in range(100):
             assert idmz.publish(REQUEST, f"{number}".encode()) == SUCCESS
-            # One by one: the broker drops what is beyond the queue of a session that does not get its turn to read.
+            # One by one: the broker drops messages beyond the queue of a session that cannot read.
             wait_until(lambda: len(plant.received) > number, "the honest message arrives")  # noqa: B023 awaited here
         was_served = served.is_set()
         waiting.join()
@@ -97,9 +96,9 @@ def test_pairs_that_share_a_process_wait_for_each_other(tmp_path: Path) -> None:
 
 
 def test_sessions_that_do_not_read_do_not_reach_the_memory_limit(site: RunningSite) -> None:
-    """A zone opens as many sessions as it gets and reads none of the pages sent to each of them. The broker stays below
-    its memory limit, and the zone that sends the pages, on the same broker, stays connected. (With 64 connections and
-    192 MiB, 30 such sessions reached the limit, and the sender was disconnected 58 times in 24 s.)"""
+    """A zone opens as many sessions as it can and reads none of the pages sent to them. The broker stays below its
+    memory limit, and the zone that sends the pages, on the same broker, stays connected. (With 64 connections and 192
+    MiB, 30 such sessions reached the limit, and the sender was disconnected 58 times in 24 s.)"""
     broker = site.broker("idmz", "enterprise")
     limits = limits_for([parse_link("idmz:enterprise")])
     with _session(broker, "idmz") as idmz:
@@ -122,8 +121,8 @@ def test_sessions_that_do_not_read_do_not_reach_the_memory_limit(site: RunningSi
 
 
 def test_messages_kept_for_sessions_at_qos_1_are_bounded(site: RunningSite) -> None:
-    """Sessions that subscribe at QoS 1 and acknowledge nothing, also when they have gone away, hold no more than the
-    limits allow."""
+    """Sessions that subscribe at QoS 1 and acknowledge nothing hold no more than the limits allow, also after they have
+    disconnected."""
     broker = site.broker("idmz", "enterprise")
     limits = limits_for([parse_link("idmz:enterprise")])
     with _session(broker, "idmz") as idmz:
@@ -150,8 +149,9 @@ def test_qos_2_is_refused(site: RunningSite) -> None:
 
 
 def test_bare_sockets_lock_out_their_own_pair_only(site: RunningSite) -> None:
-    """64 sockets without a certificate at one broker: a zone of another pair connects. What they take of the attacked
-    broker is bounded also where Mosquitto miscounts. (Sharing a port, they locked out every zone for 96 s.)"""
+    """With 64 sockets without a certificate at one broker, a zone of another pair still connects. The memory they take
+    of the attacked broker is bounded, also if Mosquitto miscounts. (Sharing a port, they locked out every zone for 96
+    s.)"""
     honest, attacked = site.broker("plant-a", "idmz"), site.broker("idmz", "enterprise")
     bare = [bare_socket(HOST, attacked.port) for _ in range(64)]
     try:
@@ -189,8 +189,8 @@ def _ended(broker: PairBroker) -> int:
 
 
 def test_the_miscount_is_mosquittos(tmp_path: Path) -> None:
-    """Why the limit of open files is needed, and the packet filter's: without either, Mosquitto 2.0.11 admits ever more
-    connections. Later versions count right."""
+    """This is why the limit of open files and the packet filter's limit are needed: without either, Mosquitto 2.0.11
+    admits ever more connections. Later versions count correctly."""
     links = ("idmz:enterprise",)
     with RunningSite.started(tmp_path, links, bound_files=False) as site:
         broker = site.broker("idmz", "enterprise")
@@ -204,5 +204,5 @@ def test_the_miscount_is_mosquittos(tmp_path: Path) -> None:
             for each in bare:
                 each.close()
             wait_until(lambda: _ended(broker) >= _admitted(broker), "the broker notices the ends")
-        # The first round is at the limit but for a connection that ended on the way, which is miscounted already.
+        # The first round is at the limit, except for a connection that ended on the way and is miscounted already.
         assert 2 * admitted[0] < admitted[-1] > 2 * limits_for([parse_link(LINKS[1])]).connections

@@ -24,7 +24,7 @@ LIMITS = limits_for([parse_link("plant-a:idmz")])
 
 @functools.cache
 def _why_not() -> str:
-    """Why rules cannot be loaded here, or nothing."""
+    """Why rules cannot be loaded here; empty if they can."""
     if shutil.which("nft", path="/usr/sbin:/usr/bin:/sbin") is None:
         return "nft is not installed: apt-get install nftables"
     tried = subprocess.run(
@@ -65,9 +65,9 @@ def test_nft_accepts_the_rules(tmp_path: Path, sources: tuple[str, ...]) -> None
 
 
 def test_one_address_takes_neither_all_connections_nor_all_tries(tmp_path: Path) -> None:
-    """64 sockets without a certificate from one address: no more than its share is open, and a zone connects from
-    another. All addresses together open no more than the process may have, although Mosquitto 2.0.11 miscounts. An
-    address that is not among the sources opens none, and one that tries without end is stopped."""
+    """Of 64 sockets without a certificate from one address, no more than its share are open, and a zone connects from
+    another address. All addresses together open no more than the process may have, although Mosquitto 2.0.11 miscounts.
+    An address that is not among the sources opens none, and one that tries endlessly is blocked."""
     found = _attacked(tmp_path)
     assert found["outside"] == 0
     assert 0 < found["one address"] <= LIMITS.connections_per_source

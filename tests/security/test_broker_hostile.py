@@ -1,4 +1,4 @@
-"""A broker that has been taken over must neither end this process, nor make it grow, nor stall it without an error."""
+"""A broker that has been taken over can neither end this process, nor make it grow, nor stall it without an error."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def hostile(folder: Path, play: str) -> Iterator[Access]:
-    """A hostile broker in a process of its own, and the zone's way to it."""
+    """A hostile broker in a process of its own, and the zone's access to it."""
     files = [folder / "brokers" / f"taken.{kind}" for kind in ("pem", "key")]
     command = [sys.executable, "-m", "tests.security.broker_hostile", *map(str, files), play]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as broker:
@@ -97,7 +97,8 @@ def test_limits_under_which_nothing_can_be_sent(folder: Path, play: str, says: s
 def test_a_silent_broker_is_detected_whatever_keep_alive_it_asks_for(
     folder: Path, play: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker that asks for no keep-alive, or for one of 18 hours, and answers nothing, is left after twice ours."""
+    """A broker that requests no keep-alive, or one of 18 hours, and answers nothing, is disconnected after twice our
+    keep-alive."""
     monkeypatch.setattr(transport, "KEEPALIVE_S", 1)
 
     async def connect(access: Access) -> None:
@@ -119,8 +120,8 @@ def test_a_silent_broker_is_detected_whatever_keep_alive_it_asks_for(
     ],
 )
 def test_a_flood_ends_the_connection_and_not_the_process(folder: Path, play: str, says: str) -> None:
-    """A packet that does not end, pings or acknowledged messages without end: the connection ends with the reason, and
-    what was kept of it is bounded. (200 MB were buffered; answers to pings piled up while none was read.)"""
+    """An endless packet, endless pings or endless acknowledged messages end the connection with the reason, and the
+    memory used for them is bounded. (200 MB were buffered; answers to pings piled up while none was read.)"""
     before = rss_bytes()
 
     async def connect(access: Access) -> None:
@@ -134,8 +135,8 @@ def test_a_flood_ends_the_connection_and_not_the_process(folder: Path, play: str
 
 
 def test_a_flood_of_unsolicited_answers_is_counted_and_forgotten(folder: Path) -> None:
-    """300,000 answers that belong to no request: each is counted, none is kept, and requests are answered meanwhile and
-    afterwards: the right answer once, the wrong correlation and the repetition never."""
+    """300,000 answers that belong to no request are counted and not kept. Requests are answered meanwhile and
+    afterwards: by the right answer once, and never by a wrong correlation or a repetition."""
     before = rss_bytes()
 
     async def ask(access: Access) -> None:

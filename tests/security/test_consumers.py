@@ -1,4 +1,4 @@
-"""Consumers of other zones: names that cannot be taken, a number that cannot be passed, leases that stay usable."""
+"""Consumers of other zones: names cannot be taken, the limit of consumers cannot be exceeded, leases stay usable."""
 
 import pytest
 
@@ -18,7 +18,8 @@ SQUATTED = (
 
 
 def test_a_consumer_name_begins_with_its_zone(site: Site) -> None:
-    """A zone registers consumers under its own name only: neither another zone's, nor those of local applications."""
+    """A zone registers consumers under its own name only, not under another zone's and not under those of local
+    applications."""
     with site.unharmed():
         for name in SQUATTED:
             answer = site.attacker.ask(EVIL, IDMZ, "FetchFacts", consumer_name=name, stream=STREAM, limit=10)
@@ -46,7 +47,7 @@ def test_a_foreign_consumer_is_neither_read_nor_confirmed(site: Site) -> None:
 
 
 def test_the_largest_lease_jams_no_consumer(site: Site) -> None:
-    """After a request with lease 2^53-1 the same consumer can still be taken over by another instance."""
+    """After a request with lease 2^53-1, another instance can still take over the same consumer."""
     attacker, name = site.attacker, f"{EVIL}.lease"
     with site.unharmed():
         fetch = {"consumer_name": name, "stream": STREAM, "limit": 10}
@@ -59,8 +60,8 @@ def test_the_largest_lease_jams_no_consumer(site: Site) -> None:
 
 
 def test_the_limit_of_consumers_holds_for_requests_at_once(site: Site) -> None:
-    """A hundred registrations sent together: no more than one after another would get, the next is refused, and a place
-    that is given back can be taken."""
+    """Of a hundred registrations sent together, no more succeed than one after another would; the next is refused, and
+    a freed place can be used."""
     fetch = {"stream": STREAM, "limit": 10}
     with site.unharmed():
         for stream in (STREAM, TELEMETRY):

@@ -1,5 +1,5 @@
-"""What a zone makes a node search, ask and log while it is pulled from: the node works on, and facts of the plant reach
-the enterprise meanwhile. The limits are in docs/decisions/0057."""
+"""A pulled zone makes a node search, request and log: the node keeps working, and facts of the plant reach the
+enterprise meanwhile. The limits are in docs/decisions/0057."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Answers = Callable[[Header, Header], bytes]
 
 
 def serve(site: Site, answer: Answers, is_over: Callable[[Counter[str]], bool]) -> Counter[str]:
-    """Answer the pulls of idmz as evil, and append a fact of the plant when it has begun: it reaches the enterprise.
-    Returns how often was asked for what."""
+    """Answer the pulls of idmz as evil, and meanwhile append a fact of the plant, which reaches the enterprise. Returns
+    how often each operation was requested."""
     asked, epoch = Counter[str](), os.urandom(16).hex()
 
     def requested(incoming: Incoming) -> None:
@@ -60,7 +60,7 @@ def serve(site: Site, answer: Answers, is_over: Callable[[Counter[str]], bool]) 
 
 
 def alone(site: Site) -> None:
-    """No other node serves as evil, and idmz asks."""
+    """Wait until no other node serves as evil, and idmz sends requests."""
     site.fresh_evil()
     site.attacker.command("hang_up", zone=EVIL)
 
@@ -72,7 +72,7 @@ def refusal(code: str) -> Header:
 
 
 def alike(epoch: int) -> list[bytes]:
-    """Batches of one epoch of evil that differ in their content only."""
+    """Batches of one epoch of evil that differ only in their content."""
     link, found = batch.Link(STREAM, batch.Origin(EVIL, epoch.to_bytes(8) + os.urandom(8))), list[bytes]()
     for number in range(BATCHES):
         content = b'"%d of %d"' % (number, epoch)
@@ -84,9 +84,9 @@ def alike(epoch: int) -> list[bytes]:
 
 
 def test_batches_that_are_alike_stop_no_writer(site: Site) -> None:
-    """Pages of batches with one count and one time, each page of another epoch: idmz looks for each under the names of
-    the others. It compares a few, and facts of the plant are stored meanwhile. (One page occupied the thread that
-    writes for more than twenty seconds.)"""
+    """Pages of batches with one count and one time, each page of another epoch: idmz searches each under the names of
+    the others. It compares a few, and facts of the plant are stored meanwhile. (One page occupied the writer thread for
+    more than twenty seconds.)"""
     alone(site)
     pages = [alike(epoch) for epoch in range(1, EPOCHS + 1)]
 
@@ -107,8 +107,8 @@ def test_batches_that_are_alike_stop_no_writer(site: Site) -> None:
 
 
 def test_an_epoch_in_each_answer_is_asked_for_once_a_second(site: Site) -> None:
-    """Each answer says that another epoch has begun. idmz asks once a second, and its log has few lines of it. (It
-    asked 354 times a second, with a line for each.)"""
+    """Each answer says that another epoch has begun. idmz requests once a second, and logs few lines about it. (It sent
+    354 requests a second, with a line for each.)"""
     alone(site)
     lines, begun_s = site.log(IDMZ).count("peer_epoch_changed"), os.times().elapsed
 

@@ -1,5 +1,5 @@
-"""What a peer claims to have read ends no process, begins no epoch and moves no row but its own: false timelines,
-offsets beyond the log, confirmations of facts that do not exist."""
+"""A peer's claim to have read something ends no process, begins no epoch and changes no row except the peer's: false
+timelines, offsets beyond the log, confirmations of facts that do not exist."""
 
 from typing import Any
 
@@ -36,9 +36,9 @@ CASES = {f"{claim}, {consumer}": claim for consumer in ("never registered", "reg
 
 @pytest.mark.parametrize("case", some(CASES, 2))
 def test_a_claim_moves_nothing_but_its_own_peer(site: Site, case: str) -> None:
-    """A fetch that claims what the log does not hold, under a consumer that fetched before or one never registered: an
-    error answers it, an incident names evil, and the node goes on under the same epoch. Each with a store of its own,
-    because a store that has begun an epoch for a peer does not do so again within the week."""
+    """A fetch claims facts that the log does not hold, under a known consumer or an unregistered one: it gets an error,
+    an incident names evil, and the node continues under the same epoch. Each case has a store of its own, because a
+    store that has begun an epoch for a peer does not do so again within the week."""
     name, is_registered = CASES[case], not case.endswith("never registered")
     site.renew(IDMZ)
     attacker, epoch = site.attacker, site.epoch(IDMZ)
@@ -54,7 +54,7 @@ def test_a_claim_moves_nothing_but_its_own_peer(site: Site, case: str) -> None:
 
 
 def test_a_claim_that_is_repeated_wears_nothing_out(site: Site) -> None:
-    """Two hundred false claims at once: the same outcome as one."""
+    """Two hundred false claims at once have the same outcome as one."""
     attacker, epoch = site.attacker, site.epoch(IDMZ)
     fetch = {"consumer_name": f"{EVIL}.many-{{n}}", "stream": STREAM, "limit": 100, "epoch": epoch}
     with site.unharmed():

@@ -1,5 +1,5 @@
-"""Floods of one zone: the honest nodes stay connected, other zones are not answered `busy`, facts flow, and
-no process ends. How much later they flow is measured by `bsfg bench hostile`, not here."""
+"""Floods of one zone: honest nodes stay connected, other zones are not answered `busy`, facts flow, and no process
+ends. The delay of the facts is measured by `bsfg bench hostile`, not here."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def fill(site: Site) -> None:
 
 
 @pytest.mark.parametrize("name", some(FLOODS, 2))
-def test_a_flood_disconnects_nobody_and_stops_no_fact(site: Site, name: str) -> None:
+def test_a_flood_disconnects_no_zone_and_stops_no_fact(site: Site, name: str) -> None:
     """While one zone floods idmz, every honest node keeps its connection and its process, facts of the plant reach the
     enterprise, and a request of the enterprise is answered, not `busy`."""
     fill(site)
@@ -65,9 +65,9 @@ def test_a_flood_disconnects_nobody_and_stops_no_fact(site: Site, name: str) -> 
 
 
 @pytest.mark.parametrize("hello", [False, True] if IS_LONG else [False])
-def test_bare_sockets_lock_nobody_out(site: Site, *, hello: bool) -> None:
-    """A hundred TCP connections without a certificate at the port of one zone: a node of another zone that starts now
-    connects at once, and those connected stay so."""
+def test_bare_sockets_lock_no_zone_out(site: Site, *, hello: bool) -> None:
+    """With a hundred TCP connections without a certificate at the port of one zone, a node of another zone that starts
+    now connects at once, and connected nodes stay connected."""
     connects = site.connects()
     with site.attacker.flooding("sockets", zone=EVIL, count=100, hello=hello) as flood:
         wait_until(lambda: site.attacker.counts(flood).get("connected", 0) >= 90, "the sockets to be open")

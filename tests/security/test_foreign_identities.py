@@ -1,5 +1,5 @@
 """Certificates that a zone of this site must not be able to use, presented to a real broker by a foreign client: two
-common names or none, another authority under the same name, the certificate of another zone with an own key."""
+common names or none, another authority with the same name, another zone's certificate with a different key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TO_SERVING = f"bsfg/1/{SERVING}/{{}}/req"
 
 @dataclass(frozen=True)
 class Authority:
-    """An authority's name and key, in the hands of an attacker."""
+    """An authority's name and key, known to an attacker."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
@@ -64,8 +64,8 @@ def another_authority(name: x509.Name) -> Authority:
 
 
 def mixed_key(own: ec.EllipticCurvePrivateKey, other: ec.EllipticCurvePublicKey) -> bytes:
-    """A key file with an own private number and the public key of another zone's certificate. OpenSSL compares only
-    the public part, so it presents that certificate and signs with the wrong number."""
+    """A key file with a private number of our own and the public key of another zone's certificate. OpenSSL compares
+    only the public part, so it presents that certificate and signs with the wrong number."""
     der = own.private_bytes(
         serialization.Encoding.DER, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )
@@ -90,14 +90,14 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 @dataclass(frozen=True)
 class Forgery:
-    """A broker, its authority, and a folder for what is forged."""
+    """A broker, its authority, and a folder for forged files."""
 
     broker: Mosquitto
     authority: Authority
     folder: Path
 
     def connect(self, chain: bytes, key: bytes) -> Attacker:
-        """A session with these bytes as an identity. Raises OSError or AssertionError where the broker refuses."""
+        """A session with these bytes as an identity. Raises OSError or AssertionError if the broker refuses."""
         cert_file, key_file = self.folder / "forged.pem", self.folder / "forged.key"
         cert_file.write_bytes(chain)
         key_file.write_bytes(key)
@@ -106,13 +106,13 @@ class Forgery:
         return Attacker(self.broker.host, self.broker.port, context)
 
     def certificate(self, zone: str) -> x509.Certificate:
-        """That of an honest zone; its broker sees it at each connection."""
+        """The certificate of an honest zone; its broker sees it at each connection."""
         return x509.load_pem_x509_certificate(Path(self.broker.identity(zone).cert_file).read_bytes())
 
 
 @pytest.fixture(scope="module")
 def forgery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forgery]:
-    """A broker between three zones, and its authority's key in the hands of an attacker."""
+    """A broker between three zones, and its authority's key, known to an attacker."""
     folder = tmp_path_factory.mktemp("forged")
     links = (f"{SERVING}:{ASKING}", f"{SERVING}:{EVIL}")
     with Mosquitto.started(folder / "site", (SERVING, ASKING, EVIL), links) as broker:
@@ -159,8 +159,8 @@ SUBJECTS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
 @pytest.mark.filterwarnings("ignore:Attribute's length:UserWarning")
 @pytest.mark.parametrize("case", SUBJECTS)
 def test_no_subject_speaks_for_another_zone(forgery: Forgery, case: str) -> None:
-    """Certificates of the true authority whose subject is not exactly the other zone's name: the broker refuses the
-    session, or nothing that it publishes in that zone's name arrives; and no node starts with one."""
+    """With certificates of the true authority whose subject is not exactly the other zone's name, the broker refuses
+    the session, or nothing that it publishes in that zone's name arrives; and no node starts with one."""
     names, alternatives = SUBJECTS[case]
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = forgery.authority.issue(names, key, alternatives=alternatives)
@@ -225,8 +225,8 @@ REFUSED: dict[str, Callable[[Forgery], tuple[bytes, bytes]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_no_session_without_the_zones_own_key_and_authority(forgery: Forgery, case: str) -> None:
-    """Another zone's name on a certificate that its authority did not issue, or its own certificate without its key:
-    TLS ends before MQTT begins, and the log of the broker names a TLS error."""
+    """With another zone's name on a certificate that its authority did not issue, or its own certificate without its
+    key, TLS ends before MQTT begins, and the broker's log names a TLS error."""
     before = forgery.broker.log_text().count("SSL")
     with pytest.raises((ssl.SSLError, ConnectionError)):
         forgery.connect(*REFUSED[case](forgery))

@@ -1,7 +1,7 @@
-"""The broker between idmz and the enterprise has been taken over: the attacker has the TLS certificate of idmz, sees
-each request of the enterprise, and answers it before idmz does.
+"""The broker between idmz and the enterprise has been taken over.
 
-idmz has a signing key, and the enterprise demands its signatures.
+The attacker has the TLS certificate of idmz, sees each request of the enterprise, and answers it before idmz does. idmz
+has a signing key, and the enterprise demands its signatures.
 """
 
 import hashlib
@@ -38,20 +38,20 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def pull(site: Site) -> dict[str, Any]:
-    """How the enterprise's pull of idmz is."""
+    """The status of the enterprise's pull from idmz."""
     (found,) = [one for one in site.status(ENTERPRISE)["peers"] if (one["zone"], one["stream"]) == (IDMZ, STREAM)]
     return dict(found)
 
 
 def command(site: Site, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command at the enterprise."""
+    """Run a command at the enterprise."""
     arguments = [sys.executable, "-m", "agent.cli", *words, "--config", str(site.folder / ENTERPRISE / "node.toml")]
     return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_pinned_certificate_is_replaced_by_a_reload(site: Site) -> None:
-    """idmz is to get a new signing key: the enterprise pins its certificate beside the old one and reloads node.toml.
-    What idmz signs with the new key is taken by the process that the enterprise was."""
+    """idmz gets a new signing key: the enterprise adds its certificate to the pinned ones and reloads node.toml. The
+    running process of the enterprise then accepts what idmz signs with the new key."""
     node, config = site.nodes[ENTERPRISE], site.folder / ENTERPRISE / "node.toml"
     before, pid = config.read_text(), node.pid
     site.wait_fact(site.append(IDMZ))
@@ -79,8 +79,8 @@ FORGED = {
 
 @pytest.mark.parametrize("case", FORGED)
 def test_a_broker_that_was_taken_over_stops_no_pull(site: Site, case: str) -> None:
-    """Every request is answered with the forgery first. Facts of idmz arrive all the same, as one unbroken log, and the
-    enterprise counts what it has not taken."""
+    """Every request is answered with the forgery first. The facts of idmz arrive all the same, as one unbroken log, and
+    the enterprise counts the answers that it has not accepted."""
     site.wait_fact(site.append(IDMZ))
     before = pull(site)["unproven_total"]
     site.attacker.command("patch", zone=IDMZ, operation="FetchFacts", header=FORGED[case], times=10_000)
@@ -97,9 +97,9 @@ def test_a_broker_that_was_taken_over_stops_no_pull(site: Site, case: str) -> No
 
 
 def test_forged_answers_mislead_no_command(site: Site) -> None:
-    """The attacker answers that both stores are equal because there is nothing, that an append is stored, and that a
-    tag has a value. Where it answers first, the comparison counts the true facts and the append ends as idmz says;
-    where it alone answers, nothing is believed, and the command says why."""
+    """The attacker answers that both stores are equal because they are empty, that an append is stored, and that a tag
+    has a value. If it answers first, the comparison counts the true facts and the append ends as idmz says. If it alone
+    answers, no answer is accepted, and the command says why."""
     site.wait_fact(site.append(IDMZ))
     own = {"status": "ok", "stream": STREAM, "end_offset": 99}
     value = {
@@ -157,8 +157,8 @@ def test_a_second_implementation_verifies_what_a_node_signs(site: Site) -> None:
 
 
 def test_a_key_is_withdrawn_while_the_node_runs(site: Site) -> None:
-    """idmz's key is in other hands: an operator writes it into the list at the enterprise. The running node takes the
-    list over, takes nothing more that idmz answers, and says why. The last test of the file."""
+    """idmz's key was stolen: an operator adds it to the list of compromised keys at the enterprise. The running node
+    reads the list, accepts no more answers of idmz, and says why. The last test of the file."""
     site.wait_fact(site.append(IDMZ))
     key_id = pki.read_signer(site.folder / "signers" / f"{IDMZ}.pem").key_id.hex()
     before = site.log(ENTERPRISE).count("signers_taken_over")

@@ -1,5 +1,5 @@
-"""The forged pages and requests of tests/fuzz against live processes over a real broker: none ends, its memory stays
-bounded, honest facts flow, and its store verifies afterwards."""
+"""The forged pages and requests of tests/fuzz against live processes over a real broker: no process ends, memory stays
+bounded, honest facts flow, and the store verifies afterwards."""
 
 import asyncio
 import contextlib
@@ -42,14 +42,14 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def rss_bytes(site: Site, zone: str) -> int:
-    """What a node has in memory."""
+    """The memory of a node."""
     pages = Path(f"/proc/{site.nodes[zone].pid}/statm").read_text().split()[1]
     return int(pages) * resource.getpagesize()
 
 
 @contextlib.asynccontextmanager
 async def connected(link: Link) -> AsyncIterator[None]:
-    """A link for the length of a block."""
+    """A link during a block."""
     running = asyncio.create_task(link.run())
     try:
         await link.wait_up()
@@ -115,7 +115,7 @@ def test_forged_pages_end_no_live_node(site: Site) -> None:
 
 
 async def ask_forged(site: Site, seed: int) -> Counter[str]:
-    """Send forged requests, a few open at once, and never wait for one that gets no answer."""
+    """Send forged requests, a few open at once, without waiting for those that get no answer."""
     link = link_to(site.brokers[EVIL], EVIL)
     answer_to, answers = response_topic(IDMZ, EVIL, "forged"), Counter[str]()
     link.route(answer_to, lambda incoming: answers.update([_code(incoming.payload)]))
@@ -139,7 +139,8 @@ def _code(payload: bytes) -> str:
 
 @patient
 def test_forged_requests_end_no_live_node(site: Site) -> None:
-    """Forged requests of every operation to a live node: it runs under the same epoch, and honest facts flow."""
+    """A live node gets forged requests of every operation: it keeps running under the same epoch, and honest facts
+    flow."""
     with site.unharmed():
         print(dict(asyncio.run(ask_forged(site, first_seed()))))
         rss = rss_bytes(site, IDMZ)

@@ -1,5 +1,5 @@
-"""Hostile facts in sealed batches of a peer that is otherwise correct: the puller lives, the batch is set aside by
-name, and what stands behind it flows on."""
+"""Hostile facts in sealed batches of an otherwise correct peer: the puller continues, the batch is declined by name,
+and later facts flow."""
 
 import contextlib
 import secrets
@@ -27,7 +27,7 @@ def content(text: str | bytes, **fields: Any) -> dict[str, Any]:
 
 
 def any_text(data: bytes) -> dict[str, str]:
-    """Bytes in the place of a text."""
+    """Bytes in place of a text."""
     return {"text": b64(data)}
 
 
@@ -94,8 +94,8 @@ HARMLESS = {"65 references", "reference of a negative size", "reference of a hug
 
 @pytest.mark.parametrize("name", some(HOSTILE, 5))
 def test_a_hostile_fact_is_set_aside_and_the_next_flows(site: Site, name: str) -> None:
-    """One fact that breaks one rule, in a batch with correct digest and chain, and an honest batch behind it. The
-    puller goes on, the honest fact reaches the enterprise, the hostile one no store, and an incident names evil."""
+    """One fact breaks one rule, in a batch with correct digest and chain, followed by an honest batch. The puller
+    continues, the honest fact reaches the enterprise, the hostile one no store, and an incident names evil."""
     attacker = site.attacker
     before = site.fresh_evil()
     with site.unharmed():
@@ -124,7 +124,7 @@ VALUES = {
 
 @pytest.mark.parametrize("name", some(VALUES, 2))
 def test_a_hostile_value_of_a_sample_is_set_aside(site: Site, name: str) -> None:
-    """JSON values of samples keep the same rules."""
+    """JSON values of samples obey the same rules."""
     attacker = site.attacker
     site.fresh_evil()
     definitions = ['{"subject":"tag:line1/x"}']
@@ -149,9 +149,9 @@ DEFINITIONS = {
 
 
 @pytest.mark.parametrize("name", some(DEFINITIONS, 2))
-def test_a_hostile_definition_stops_nobody_else(site: Site, name: str) -> None:
-    """A definition that breaks the rules, with a batch that proves it: the puller lives, and evil's messages in the
-    other stream and the plant's facts flow on."""
+def test_a_hostile_definition_stops_no_other_zone(site: Site, name: str) -> None:
+    """A definition breaks the rules, with a batch that proves it: the puller continues, and evil's messages in the
+    other stream and the plant's facts flow."""
     site.fresh_evil()
     with site.unharmed():
         sample = {"time_ns": "1700000000000000000", "value": "text"}
@@ -161,9 +161,9 @@ def test_a_hostile_definition_stops_nobody_else(site: Site, name: str) -> None:
         site.wait_fact(behind)
 
 
-def test_batches_that_no_packet_takes_together_stop_nobody(site: Site) -> None:
-    """A batch of the largest size without a head, and one as large with the head of some key: a page ends with a head,
-    so idmz could pass neither on, nor what stands behind them."""
+def test_batches_that_no_packet_takes_together_stop_no_reader(site: Site) -> None:
+    """A batch of the largest size without a head is followed by one as large with the head of some key. A page ends
+    with a head, so idmz could pass on neither of them, nor later facts."""
     before = site.fresh_evil()
     head = (
         b"\x01\x00"

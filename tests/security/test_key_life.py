@@ -1,5 +1,5 @@
-"""The signing keys of a chain of three zones are renewed, end and are compromised while the nodes run; all demand the
-signatures of all, and believe one facts authority."""
+"""The signing keys of a chain of three zones are renewed, expire and are compromised while the nodes run. All zones
+demand each other's signatures and trust one facts authority."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.system
 
 
 def issue(folder: Path, zone: str, when: datetime | None = None, days: int = 30) -> Path:
-    """A certificate for the zone's present key, issued and imported as the commands do it."""
+    """Issue and import a certificate for the zone's present key with the commands."""
     when = when or datetime.now(UTC)
     request = pki.request_signer(folder, zone).request_file
     issued = pki.sign_signer(folder / "facts", zone, request, when, days=days)
@@ -32,7 +32,7 @@ def issue(folder: Path, zone: str, when: datetime | None = None, days: int = 30)
 
 
 def renew(folder: Path, zone: str, when: datetime | None = None) -> str:
-    """Another key for a zone, with its certificate; the key id in hex."""
+    """Make another key for a zone, with its certificate. Returns the key id in hex."""
     pki.create_signer(folder, zone, datetime.now(UTC), force=True)
     return pki.read_signer(issue(folder, zone, when)).key_id.hex()
 
@@ -56,27 +56,27 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def reload(site: Site, zone: str) -> subprocess.CompletedProcess[str]:
-    """The command at a zone's node."""
+    """Run the reload command at a zone's node."""
     words = [sys.executable, "-m", "agent.cli", "reload", "--config", str(site.folder / zone / "node.toml")]
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
 
 
 def head_keys(site: Site, zone: str) -> list[str]:
-    """The keys (hex) that have signed the plant's messages, as a zone holds them, in the order of the log."""
+    """The keys (hex) that have signed the plant's messages, as stored by a zone, in the order of the log."""
     with contextlib.closing(StoreReader(site.store(zone))) as reader:
         found = [key_id_in(one.head).hex() for one in reader.read(STREAM, 0, 100_000, 80_000_000).batches if one.head]
     return list(dict.fromkeys(found))
 
 
 def pull(site: Site, zone: str, peer: str, stream: str = STREAM) -> dict[str, Any]:
-    """How a zone's pull of a peer is."""
+    """The status of a zone's pull from a peer."""
     (found,) = [one for one in site.status(zone)["peers"] if (one["zone"], one["stream"]) == (peer, stream)]
     return dict(found)
 
 
 @contextlib.contextmanager
 def appending(site: Site) -> Iterator[list[str]]:
-    """An application of the plant appends all the time; yields the ids so far."""
+    """An application of the plant appends continuously; yields the ids so far."""
     ids, ended = list[str](), threading.Event()
 
     def work() -> None:
@@ -93,9 +93,9 @@ def appending(site: Site) -> Iterator[list[str]]:
 
 
 def test_the_keys_of_a_chain_are_renewed_while_it_runs(site: Site) -> None:
-    """Plant, relay and enterprise get a new key each, one after the other, while the plant appends: `bsfg reload` names
-    it, and every fact from then on is signed with it. All facts arrive in order, once, verified; nothing was refused or
-    declined on the way, no connection and no process has ended."""
+    """Plant, relay and enterprise get a new key, one after the other, while the plant appends: `bsfg reload` names it,
+    and every fact from then on is signed with it. All facts arrive in order, once, verified; nothing was refused or
+    declined, and no connection and no process has ended."""
     processes, connects = {zone: site.nodes[zone].pid for zone in HONEST}, site.connects()
     unproven = {peer: pull(site, zone, peer)["unproven_total"] for zone, peer in ((IDMZ, PLANT), (ENTERPRISE, IDMZ))}
     old = pki.read_signer(site.folder / "signers" / f"{PLANT}.pem").key_id.hex()
@@ -140,7 +140,8 @@ BAD = dict.fromkeys(["another key", "another zone", "not yet valid", "no key", "
 
 @pytest.mark.parametrize("case", some(BAD, short=2))
 def test_a_bad_new_key_keeps_the_old_one(site: Site, case: str) -> None:
-    """The reload is refused with the reason, which the status keeps; facts go on under the key before."""
+    """The reload is refused with the reason, which the status keeps; facts continue to flow, signed with the former
+    key."""
     key_file, cert_file = (site.folder / "signers" / f"{PLANT}.{kind}" for kind in ("key", "pem"))
     before, mode = (key_file.read_bytes(), cert_file.read_bytes()), key_file.stat().st_mode
     other = site.folder / "other"
@@ -181,8 +182,8 @@ def test_a_bad_new_key_keeps_the_old_one(site: Site, case: str) -> None:
 
 
 def test_a_relay_whose_certificate_has_ended_goes_on_relaying(site: Site) -> None:
-    """The key of idmz ended a day ago. The plant's facts pass it, signed by the plant; what idmz records itself is
-    declined by name, until its certificate is renewed for the same key. Then its facts arrive, too."""
+    """The certificate of idmz expired a day ago. The plant's facts pass through it, signed by the plant. Facts that
+    idmz records are declined by name until its certificate is renewed for the same key; then they arrive too."""
     site.assert_honest_flow()
     site.nodes[IDMZ].stop()
     renew(site.folder, IDMZ, datetime.now(UTC) - timedelta(days=31))
@@ -207,8 +208,8 @@ def test_a_relay_whose_certificate_has_ended_goes_on_relaying(site: Site) -> Non
 
 
 def test_a_relay_whose_key_is_compromised_waits_until_it_has_another(site: Site) -> None:
-    """The enterprise has declared the key of idmz compromised: nothing that it signs counts, because its holder could
-    pass facts over; the pull waits and says why. idmz makes another key and reloads it: all facts arrive."""
+    """The enterprise has declared the key of idmz compromised: no signature of it counts, because its holder could skip
+    facts; the pull waits and says why. idmz makes another key and reloads it: all facts arrive."""
     site.assert_honest_flow()
     command = [sys.executable, "-m", "agent.cli", "pki", "signer", "compromise"]
     since = ["--since", "2021-01-01T00:00:00+00:00", "--file", str(site.folder / ENTERPRISE / "compromised.toml")]

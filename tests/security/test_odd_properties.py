@@ -1,6 +1,6 @@
-"""Requests whose MQTT properties no client library would send, byte by byte, to a live node through a real broker: user
-properties by the thousand, response topics with wildcards, control characters and great length, correlation data that
-are missing, empty or huge."""
+"""Requests with MQTT properties that no client library would send, byte by byte, to a live node through a real broker:
+thousands of user properties, response topics with wildcards, control characters or great length, missing, empty or huge
+correlation data."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def connects(site: Site) -> dict[str, int]:
 
 
 def test_no_property_disconnects_or_ends_a_node(site: Site) -> None:
-    """Each request is dropped by the broker or by idmz, or is answered to evil only; idmz keeps its connections, also
-    that to the broker which the attacker uses, and answers the next good request of evil."""
+    """Each request is dropped by the broker or by idmz, or answered to evil only. idmz keeps its connections, also that
+    to the attacker's broker, and answers the next good request of evil."""
     before = connects(site)
     with site.unharmed():
         for case, properties in CASES.items():

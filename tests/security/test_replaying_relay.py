@@ -1,7 +1,8 @@
-"""A relay that has been taken over and replays: the attacker has the certificate of idmz, takes facts and signatures of
-the plant as any relay does, and serves the enterprise what was true before.
+"""A relay that has been taken over replays what was true before.
 
-The enterprise demands the plant's signatures; they reach it through the second implementation of the protocol alone.
+The attacker has the certificate of idmz, takes facts and signatures of the plant as any relay does, and serves the
+enterprise old data. The enterprise demands the plant's signatures; they reach it only through the second implementation
+of the protocol.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ CHECKPOINT = "heads_checkpointed"
 
 @pytest.fixture(scope="module")
 def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The plant signs and the enterprise demands it; the relay between them is the attacker's."""
+    """The plant signs and the enterprise demands it; the relay between them is the attacker."""
     folder = tmp_path_factory.mktemp("site")
     files, _ = pki.create_signer(folder, PLANT, datetime.now(UTC))
     pin = hashlib.sha256(ssl.PEM_cert_to_DER_cert(files.cert_file.read_text())).hexdigest()
@@ -53,20 +54,20 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def relay(site: Site, after: int = 0) -> int:
-    """Serve what the plant has from an offset on, as it is; where its log ends."""
+    """Serve the plant's facts from an offset on, unchanged. Returns the end of its log."""
     port = site.brokers[PLANT].port
     return int(site.attacker.command("relay", zone=IDMZ, port=port, stream=STREAM, **{"from": PLANT, "after": after}))
 
 
 def relay_all(site: Site) -> None:
-    """Serve all that the plant has, and wait until the enterprise has it."""
+    """Serve all facts of the plant, and wait until the enterprise has them."""
     name = site.append()
     relay(site)
     site.wait_fact(name)
 
 
 def replay(site: Site) -> None:
-    """Serve what was taken first once more, with the signed ends of then."""
+    """Serve the first facts again, with the signed ends of that time."""
     site.attacker.command("replay", zone=IDMZ, stream=STREAM, number=0)
 
 
@@ -78,7 +79,7 @@ def serve_own(site: Site, **fields: Any) -> None:
 
 
 def restart(site: Site, zone: str) -> None:
-    """End a node in order, and start it again."""
+    """Stop a node in order, and start it again."""
     site.nodes[zone].stop()
     site.revive()
 
@@ -102,7 +103,7 @@ def checkpoints(site: Site, zone: str) -> list[bytes]:
 
 
 def is_stale(site: Site) -> bool | None:
-    """Whether the enterprise says that it has no recent signature of the plant; None while it knows none."""
+    """Whether the enterprise reports that it has no recent signature of the plant; None while it knows none."""
     found = [
         one["is_stale"] for one in site.status(ENTERPRISE)["origins"] if (one["zone"], one["stream"]) == (PLANT, STREAM)
     ]
@@ -110,8 +111,8 @@ def is_stale(site: Site) -> bool | None:
 
 
 def test_a_log_that_was_taken_back_changes_nothing(site: Site) -> None:
-    """The relay serves all facts of the plant, then under another epoch its first ones only, twice, with the signed end
-    of that time, as an old copy would. The enterprise has all facts once, and takes the next one."""
+    """The relay serves all facts of the plant, then under another epoch only its first ones, twice, with the signed end
+    of that time, as an old copy would. The enterprise has all facts once, and accepts the next one."""
     first = site.append()
     end = relay(site)
     second = site.append()
@@ -134,7 +135,7 @@ def test_a_log_that_was_taken_back_changes_nothing(site: Site) -> None:
 
 def test_a_signed_end_of_long_ago_is_no_sign_of_life(site: Site) -> None:
     """The relay replays an end that the plant signed an hour ago, to an enterprise that has just started and knows no
-    other: the plant counts as not heard of. With the plant's present end it does not."""
+    other: the plant counts as stale. With the plant's present end it does not."""
     relay_all(site)
     restart(site, ENTERPRISE)
     wait_until(lambda: is_stale(site) is False, "the present end to be known")
@@ -151,10 +152,10 @@ def test_a_signed_end_of_long_ago_is_no_sign_of_life(site: Site) -> None:
     site.attacker.command("unpatch", zone=IDMZ)
 
 
-def test_an_old_checkpoint_proves_nothing_anew(site: Site) -> None:
-    """The plant's checkpoint of today is replayed as it is, sealed anew in the plant's name with another digest, and
-    told by the relay in its own name: the first is a duplicate, the second is declined, the third is the relay's word.
-    The enterprise has one checkpoint of the plant, and its store is sound."""
+def test_an_old_checkpoint_proves_nothing_new(site: Site) -> None:
+    """The plant's checkpoint of today is replayed unchanged, sealed again in the plant's name with another digest, and
+    repeated by the relay in its own name: the first is a duplicate, the second is declined, the third is the relay's
+    own statement. The enterprise has one checkpoint of the plant, and its store is sound."""
     relay_all(site)
     restart(site, PLANT)  # a node records the day's checkpoint when it starts
     wait_until(lambda: checkpoints(site, PLANT), "a checkpoint of the plant")

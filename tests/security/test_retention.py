@@ -1,5 +1,4 @@
-"""A zone that registers a consumer and never confirms holds back its own facts, and fills nobody else's room (issue
-14.4)."""
+"""A zone that registers a consumer and never confirms holds back only its own facts, and takes no other zone's room."""
 
 import base64
 import os
@@ -20,9 +19,9 @@ def site(small_site: Site) -> Site:
     return small_site
 
 
-def test_who_never_confirms_stops_nobody(site: Site) -> None:
-    """Three times as much as idmz has room for passes while evil confirms nothing: every fact reaches the enterprise,
-    and evil reads a hole where it waited too long."""
+def test_a_zone_that_never_confirms_stops_no_other(site: Site) -> None:
+    """Three times as many facts as idmz has room for pass while evil confirms nothing: every fact reaches the
+    enterprise, and evil reads a hole where it waited too long."""
     fetch = {"consumer_name": f"{EVIL}.{STREAM}", "stream": STREAM, "limit": 10}
     with site.unharmed(limit_s=60):
         assert site.attacker.ask(EVIL, IDMZ, "FetchFacts", **fetch)["status"] == "ok"

@@ -1,5 +1,5 @@
-"""The attacker is a second implementation of the protocol, not a noise: what it does rightly is taken by the product,
-so what it does wrongly is refused for that alone."""
+"""The attacker is a second, correct implementation of the protocol: the product accepts its correct actions, so it
+refuses the wrong ones for their fault alone."""
 
 import pytest
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.system
 
 
 def test_what_it_does_rightly_is_taken(site: Site) -> None:
-    """Its batches are pulled, stored and relayed, its requests are answered, its appends stored."""
+    """Its batches are pulled, stored and relayed, its requests are answered, its appends are stored."""
     attacker = site.attacker
     site.fresh_evil()
     attacker.append(EVIL, STREAM, [message(1), message(2, "null")])

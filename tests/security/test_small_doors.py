@@ -1,4 +1,4 @@
-"""Small doors: what a peer says reaches no terminal raw, and no number that it sends is rounded, accepted
+"""Smaller interfaces: text of a peer reaches no terminal unescaped, and no number that it sends is rounded, accepted
 out of range or left unanswered."""
 
 import json
@@ -18,7 +18,7 @@ OUT_OF_RANGE = (-1, 2**63, 2**64, 10**30, 1.5, "1", True, [1], {"a": 1})
 
 
 def commands(site: Site) -> str:
-    """What an operator sees of idmz on a terminal and in its log."""
+    """idmz's status on a terminal and in its log."""
     config = str(site.folder / IDMZ / "node.toml")
     shown = ""
     for words in (["status"], ["store", "stats"], ["consumer", "list"], ["peer", "test", EVIL]):
@@ -34,8 +34,8 @@ def commands(site: Site) -> str:
 
 
 def test_an_error_text_of_a_peer_is_shown_without_its_control_characters(site: Site) -> None:
-    """ESC, line breaks and characters that turn the direction, in message and hint of an error, are not on the terminal
-    and do not add lines to the log."""
+    """ESC, line breaks and bidirectional controls in message and hint of an error are not on the terminal and add no
+    lines to the log."""
     site.fresh_evil()
     error = {"code": "zz_unknown", "message": HOSTILE_TEXT, "retryable": False, "hint": HOSTILE_TEXT}
     header = {"status": "error", "error": error}
@@ -68,8 +68,8 @@ NUMBERS = {
 
 @pytest.mark.parametrize("operation", some(NUMBERS, 3))
 def test_a_number_out_of_range_is_answered_with_an_error(site: Site, operation: str) -> None:
-    """Every integer field of every operation, below and beyond its range and as another type: an error answers it, and
-    the node lives."""
+    """Every integer field of every operation, below and above its range and as another type, is answered with an error,
+    and the node keeps running."""
     fields, names = NUMBERS[operation]
     common = {"protocol": "bsfg.replication", "version": "1.0", "operation": operation}
     with site.unharmed():
@@ -98,7 +98,7 @@ def test_a_start_is_answered(site: Site) -> None:
 
 
 def test_an_appended_integer_is_stored_as_it_was_or_refused(site: Site) -> None:
-    """No integer of an appended object is rounded: one that no double holds is refused."""
+    """No integer of an appended object is rounded: one that no double can hold is refused."""
     request = {"protocol": "bsfg.replication", "version": "1.0", "operation": "AppendFact", "stream": STREAM}
     with site.unharmed():
         for number in (2**53 + 1, -(2**53) - 1, 2**63 + 1, 10**25 + 1):

@@ -1,8 +1,6 @@
 """A relay that has been taken over: the attacker has the certificate of idmz itself and serves the enterprise facts of
-the plant that the plant never recorded.
-
-The enterprise demands signatures of plant-a. What the relay says in its own name is taken, as it may be.
-"""
+the plant that the plant never recorded. The enterprise demands signatures of plant-a. Facts in the relay's own name are
+accepted."""
 
 import secrets
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ DEMANDED = f'[[origin]]\nzone = "{PLANT}"\nsignatures = "required"\npinned = ["{
 
 @pytest.fixture(scope="module")
 def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Only the enterprise is honest here; the relay is the attacker's."""
+    """Only the enterprise is honest; the relay is the attacker."""
     with running_site(
         tmp_path_factory.mktemp("site"), honest=(ENTERPRISE,), taken=(IDMZ,), more={ENTERPRISE: DEMANDED}
     ) as site:
@@ -41,8 +39,8 @@ def serve_own(site: Site, name: str) -> None:
 
 @pytest.mark.parametrize("case", ["one epoch", "many epochs", "with facts of evil between"])
 def test_forged_facts_of_the_plant_are_not_stored(site: Site, case: str) -> None:
-    """Well-formed batches with the plant's name and correct chains, under an invented epoch or many: none of their
-    facts is in the enterprise's store, an incident names the plant, and the relay's own fact behind them is."""
+    """Well-formed batches with the plant's name and correct chains, under one invented epoch or many: none of their
+    facts is in the enterprise's store, an incident names the plant, and the relay's own fact after them is stored."""
     site.attacker.command("begin", zone=IDMZ)
     name, epoch = secrets.token_hex(4), secrets.token_hex(16)
     forged = [f"forged-{name}-{number}" for number in range(10)]
@@ -63,8 +61,8 @@ def test_forged_facts_of_the_plant_are_not_stored(site: Site, case: str) -> None
 
 
 def test_a_lie_about_the_relays_epoch_costs_its_own_pull_only(site: Site) -> None:
-    """A relay that changes its epoch with every answer, goes back to former ones and jumps in its offsets: the node
-    lives, and stores what the relay serves when it is quiet again."""
+    """A relay changes its epoch with every answer, returns to former ones and jumps in its offsets: the node keeps
+    running, and stores what the relay serves once it is consistent again."""
     for _ in range(12):
         site.attacker.command("begin", zone=IDMZ)
         serve_own(site, f"epoch-{secrets.token_hex(4)}")

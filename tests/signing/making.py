@@ -1,4 +1,4 @@
-"""Chains of sealed batches and their heads, honest and forged, for tests of what a receiver believes."""
+"""Chains of sealed batches and their heads, honest and forged, for tests of what a receiver accepts."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -91,6 +91,6 @@ class Signers:
         return None if key is None or key.key_id != key_id else Signer(zone, key.public, 0, UNIX_MS_MAX)
 
     def trust(self, rule: Rule = "required", proven: Iterable[str] = (), held: Iterable[Batch] = ()) -> Trust:
-        """What a receiver with this rule for all zones believes; `held` are batches whose digest is proven here."""
+        """What a receiver with this rule for all zones accepts; `held` are batches whose digest is proven here."""
         digests = {one.digest for one in held}
         return Trust(lambda _: rule, frozenset(proven), self.resolve, lambda one: one.digest in digests)

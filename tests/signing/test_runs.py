@@ -308,7 +308,7 @@ def test_one_signature_is_verified_of_a_run_that_its_zone_sends_itself(
 ) -> None:
     """The zone has signed the page with all its heads, and false ones would cost its own facts only: the last one is
     verified, and proves the chain before it. Of what a relay brings each head that is kept is verified, because a false
-    one would have facts of the zone declined by the next receiver. A head of a key that is not believed never counts
+    one would have facts of the zone declined by the next receiver. A head of a key that is not trusted never counts
     by a word."""
     verified: list[bytes] = []
     verify = SignerPublic.verify

@@ -88,7 +88,7 @@ def test_a_group_of_one_type_takes_its_own_path_to_the_same_rows(value: Any) -> 
 
 
 @pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 2**53, 2**63 - 1])
-def test_integers_beside_floats_stay_exact(number: int) -> None:
+def test_integers_among_floats_stay_exact(number: int) -> None:
     """An integer that a double would round is exact in value_int, also where the group holds floats."""
     run = [Sample(1, NOON_NS, number), Sample(1, NOON_NS + 1, 0.5)]
     [batch] = foreign(PLANT_A, [run])

@@ -91,16 +91,16 @@ def test_a_wrong_option_is_named(given: dict[str, str], names: str) -> None:
     "column, names",
     [
         (StructField("tags", StringType()), "no column 'tags'.*tag"),
-        (StructField("value", StringType()), "value was asked for as string; it is double"),
-        (StructField("ts", TimestampNTZType()), "ts was asked for as timestamp_ntz; it is timestamp"),
-        (StructField("value", DoubleType(), nullable=False), "value was asked for as NOT NULL"),
+        (StructField("value", StringType()), "value was requested as string; it is double"),
+        (StructField("ts", TimestampNTZType()), "ts was requested as timestamp_ntz; it is timestamp"),
+        (StructField("value", DoubleType(), nullable=False), "value was requested as NOT NULL"),
     ],
 )
 def test_a_wrong_column_is_named(column: StructField, names: str) -> None:
     """Spark's own words for these are a Java trace; ours say which column and what it is."""
     with pytest.raises(OptionError, match=names):
         arrow_schema(StructType([column]))
-    with pytest.raises(OptionError, match="no column was asked for"):
+    with pytest.raises(OptionError, match="no column was requested"):
         arrow_schema(StructType())
     with pytest.raises(OptionError, match="column tag was asked for twice"):  # Spark ends with a Java trace
         arrow_schema(StructType([FACTS["tag"], StructField("TAG", StringType())]))

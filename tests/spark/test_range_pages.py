@@ -23,9 +23,9 @@ ORIGIN = Origin("plant", bytes(range(16)))
 BATCHES = chain(6)  # of one fact each, so that a batch's place is its offset
 
 
-def pages(first: int, last: int, believed: Signers | None = None) -> RangePages:
+def pages(first: int, last: int, signers_trusted: Signers | None = None) -> RangePages:
     """The reading of a range."""
-    return RangePages("enterprise", "enterprise", Asked(STREAM, OffsetRange(first, last), EPOCH), {}, believed)
+    return RangePages("enterprise", "enterprise", Asked(STREAM, OffsetRange(first, last), EPOCH), {}, signers_trusted)
 
 
 def answer(batches: Sequence[tuple[int, Batch]], **fields: Any) -> tuple[RangeAnswer, list[bytes]]:
@@ -58,11 +58,11 @@ def test_pages_follow_one_another_to_the_end_of_the_range() -> None:
 @pytest.mark.parametrize(
     "batches, fields, error, said",
     [
-        ([(2, BATCHES[1])], {"stream": "facts.other"}, StoreUnreadable, "something else"),
-        ([(2, BATCHES[1])], {"store_zone": "plant"}, StoreUnreadable, "something else"),
-        ([(3, BATCHES[2])], {}, StoreUnreadable, "facts 3 to 3 came, asked was from 2 on"),
+        ([(2, BATCHES[1])], {"stream": "facts.other"}, StoreUnreadable, "answered another request"),
+        ([(2, BATCHES[1])], {"store_zone": "plant"}, StoreUnreadable, "answered another request"),
+        ([(3, BATCHES[2])], {}, StoreUnreadable, "facts 3 to 3 came, requested were facts from 2 on"),
         ([(1, BATCHES[0]), (2, BATCHES[1])], {}, StoreUnreadable, "facts 1 to 2 came"),
-        ([(2, chain(1, stream="facts.x")[0])], {}, StoreUnreadable, "another than the page says"),
+        ([(2, chain(1, stream="facts.x")[0])], {}, StoreUnreadable, "is not the one that the page lists"),
         ([], {"definitions": [definition(2)]}, StoreUnreadable, "definition 2 of plant came after number 0"),
         ([], {}, FactsGone, "ends at 6, not at 5"),
         ([], {"omitted": [(2, 5)]}, OptionError, "a zone that records nothing"),
@@ -91,15 +91,15 @@ def test_a_head_proves_its_chain_and_nothing_else() -> None:
     authority = signers.make("facts", is_ca=True)
     made = signers.make("plant", authority)
     key = signers.signing_key(made)
-    believed = Signers(SignerTrust((authority.certificate,)), signers.NOW_MS)
-    believed.add([made.der])
+    signers_trusted = Signers(SignerTrust((authority.certificate,)), signers.NOW_MS)
+    signers_trusted.add([made.der])
     stranger = chain(1, text="other")[0]
     batches = [stranger, *BATCHES[1:6]]
     heads = [b""] * 3 + [head_of(key, BATCHES[3])] + [b""] * 2
-    assert believed.verified(batches, heads) == ["no", "yes", "yes", "yes", "no", "no"]
+    assert signers_trusted.verified(batches, heads) == ["no", "yes", "yes", "yes", "no", "no"]
     forged = head_of(signers.signing_key(signers.make("plant", authority)), BATCHES[5])
-    assert believed.verified(BATCHES, [*heads[:5], forged]) == ["yes"] * 4 + ["no"] * 2
-    assert believed.known() == [key.key_id.hex()]
+    assert signers_trusted.verified(BATCHES, [*heads[:5], forged]) == ["yes"] * 4 + ["no"] * 2
+    assert signers_trusted.known() == [key.key_id.hex()]
 
 
 def test_the_rest_of_a_run_proves_and_is_not_read() -> None:
@@ -107,10 +107,10 @@ def test_the_rest_of_a_run_proves_and_is_not_read() -> None:
     to another task."""
     authority = signers.make("facts", is_ca=True)
     made = signers.make("plant", authority)
-    believed = Signers(SignerTrust((authority.certificate,)), signers.NOW_MS)
+    signers_trusted = Signers(SignerTrust((authority.certificate,)), signers.NOW_MS)
     page, sealed = answer(list(enumerate(BATCHES, 1)), heads=[5], signers=[made.der])
     sealed.append(head_of(signers.signing_key(made), BATCHES[5]))
-    reading = pages(2, 3, believed)
+    reading = pages(2, 3, signers_trusted)
     assert reading.request().whole_runs
     taken = reading.take(page, sealed).batches
     assert [(one.first_offset, one.verified) for one in taken] == [(1, "yes"), (2, "yes"), (3, "yes")]

@@ -123,7 +123,7 @@ def test_a_count_by_headers_stands_alone(path: Path) -> None:
     whole = len(RUN) + 500
     assert sum(row["facts"] for row in read(path, projection(["facts"]), numPartitions=7)) == whole
     for name in ("offset", "tag", "value"):
-        with pytest.raises(OptionError, match=f"column {name} was asked for beside facts"):
+        with pytest.raises(OptionError, match=f"column {name} was requested with facts"):
             read(path, projection(["zone", name, "facts"]))
 
 
@@ -262,7 +262,7 @@ def test_facts_released_while_reading_are_reported(tmp_path: Path, caplog: pytes
         [part] = reader.partitions()
         making.release(path, 10)
         if when_released == "fail":
-            with pytest.raises(FactsGone, match=r"facts 1 to 10 of facts.telemetry were released while"):
+            with pytest.raises(FactsGone, match=r"facts 1 to 10 of facts.telemetry were released during the read"):
                 list(reader.read(part))
         else:
             found = [row["offset"] for one in reader.read(part) for row in one.to_pylist()]
@@ -297,7 +297,7 @@ def test_a_store_that_began_another_epoch_is_not_read_on(path: Path) -> None:
     """Offsets are of the epoch in which they were planned."""
     reader = BsfgDataSource({"path": str(path)}).reader(FACTS)
     part: Any = reader.partitions()[0]
-    with pytest.raises(FactsGone, match=f"has begun epoch {part.epoch}, planned was 1111"):
+    with pytest.raises(FactsGone, match=f"has begun epoch {part.epoch}, the read was planned in 1111"):
         next(reader.read(replace(part, epoch="11" * 16)))
 
 
@@ -332,7 +332,7 @@ def test_an_unreadable_store_has_a_clear_error(tmp_path: Path, path: Path) -> No
     """Missing file, folder, other file, unknown stream, wrong option: each its own words, before any task starts."""
     with pytest.raises(StoreUnreadable, match=r"none.db does not exist on this host.*where the task runs"):
         read(tmp_path / "none.db")
-    with pytest.raises(StoreUnreadable, match=r"no file; name the store's file itself"):
+    with pytest.raises(StoreUnreadable, match=r"is not a file; name the store's file itself"):
         read(tmp_path)
     other = tmp_path / "other.db"
     other.write_bytes(b"no database " * 1000)

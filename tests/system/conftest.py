@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def bsfg() -> Callable[..., str]:
-    """Run `bsfg` with these arguments; its output, once it has ended well."""
+    """Run `bsfg` with these arguments. Returns its output, once it has succeeded."""
 
     def run(*arguments: object) -> str:
         command = [sys.executable, "-m", "agent.cli", *map(str, arguments)]

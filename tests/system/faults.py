@@ -1,7 +1,7 @@
-"""What is done to three zones and their broker, drawn from a seed beforehand: which process, when, for how long.
+"""Faults for three zones and their broker, drawn from a seed beforehand: which process, when, for how long.
 
-A kill is SIGKILL and, when its time is over, a new start; a freeze is SIGSTOP and SIGCONT: connections stay open and
-nothing comes, which is what a cut cable looks like. To freeze the broker cuts every zone off from every other.
+A kill is SIGKILL and, when its time is over, a new start. A freeze is SIGSTOP and SIGCONT: connections stay open and
+nothing arrives, as with a cut cable. Freezing the broker cuts every zone off from every other.
 """
 
 import itertools
@@ -42,8 +42,8 @@ Round = tuple[Fault, ...]
 
 
 def drawn(seed: int, rounds: int, lasts_s_max: float) -> list[Round]:
-    """Rounds with every kind equally often for its first fault. Some have a second, which begins during the first, or,
-    where the victim is the same, soon after its end: a process that has just begun to start is hit again."""
+    """Rounds in which every kind is equally often the first fault. Some have a second fault, which begins during the
+    first or, for the same victim, soon after its end: a process that is just starting is hit again."""
     chance, found = random.Random(seed), list[Round]()
     firsts: Iterator[str] = itertools.chain.from_iterable(
         chance.sample(KINDS, len(KINDS)) for _ in range(1 + rounds // len(KINDS))
@@ -60,13 +60,13 @@ def drawn(seed: int, rounds: int, lasts_s_max: float) -> list[Round]:
 
 
 def _duration(chance: random.Random, lasts_s_max: float) -> float:
-    """Often no time at all, which is a restart; else up to the limit."""
+    """Often zero, which is a restart; else up to the limit."""
     return chance.choice((0.0, chance.uniform(0.2, lasts_s_max)))
 
 
 def inflict(stage: RunningZones, faults: Round, before_end: Callable[[Fault], None]) -> None:
-    """Do all of a round at its moments; returns when the last fault has ended. `before_end` may look around while one
-    lasts."""
+    """Inflict all faults of a round at their times; returns when the last fault has ended. `before_end` may observe
+    while one lasts."""
     began_s = time.monotonic()
     moments = [(fault.at_s, False, fault) for fault in faults]
     moments += [(fault.at_s + fault.lasts_s, True, fault) for fault in faults]
@@ -85,8 +85,8 @@ def _act(stage: RunningZones, fault: Fault, *, is_end: bool) -> None:
         (process.thaw if is_end else process.freeze)()
 
 
-def told(rounds: Sequence[Round], recovered_s: Sequence[float]) -> str:
-    """The fault table: how often each was injected, and how long the rounds it stood in took to recover."""
+def fault_table(rounds: Sequence[Round], recovered_s: Sequence[float]) -> str:
+    """The fault table: how often each fault was injected, and how long its rounds took to recover."""
     count, times = Counter(fault.kind for faults in rounds for fault in faults), defaultdict[str, list[float]](list)
     for faults, took_s in zip(rounds, recovered_s, strict=True):
         for kind in ("all rounds", *{fault.kind for fault in faults}):

@@ -1,8 +1,8 @@
-"""Those who stand outside: who appends and remembers what was acknowledged, and who reads the store files and
-complains.
+"""External observers: the producer appends and remembers what was acknowledged; the checker reads the store files and
+reports violations.
 
-Nothing a node says of itself is taken on trust. A message counts as acknowledged when the door's answer has been read
-by the producer; samples have no such answer, so a batch of them counts from the moment it was seen in the plant's file.
+Nothing is taken from a node's own report. A message counts as acknowledged when the producer has read the answer of the
+node's socket. Samples have no such answer, so a batch of them counts from the moment it was seen in the plant's file.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ LIMIT_S = 90.0  # of one append, retries included: a frozen or killed node comes
 
 
 class Acknowledged(NamedTuple):
-    """A message whose appender was told that it is durable, and where."""
+    """A message whose durability was acknowledged, and its place."""
 
     message_id: str
     object_json: bytes
@@ -32,7 +32,7 @@ class Acknowledged(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The last batch of a stream as it once lay in a file."""
+    """The last batch of a stream, as seen in a file."""
 
     stream: str
     last_offset: int
@@ -40,15 +40,12 @@ class Seen(NamedTuple):
 
 
 class Producer:
-    """An application of a zone: appends one message after another through the node's socket, each again until it is
-    acknowledged.
-
-    Used as a context manager; leaving it waits for the last answer.
-    """
+    """An application of a zone. It appends one message after another through the node's socket, and repeats each until
+    it is acknowledged. It is a context manager; leaving it waits for the last answer."""
 
     def __init__(self, state_dir: Path, zone: str, to_zone: str, stream: str) -> None:
         self.acknowledged: list[Acknowledged] = []
-        self.answers_lost = 0  # the message was stored, and the producer had not heard of it
+        self.answers_lost = 0  # the message was stored, but its acknowledgement was lost
         self._place = (state_dir, zone, to_zone, stream)
         self._stopping = threading.Event()
         self._pool = ThreadPoolExecutor(1)
@@ -66,7 +63,7 @@ class Producer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it goes on; what ended it is raised on leaving."""
+        """Whether the producer still runs; leaving it raises the error that ended it."""
         return not self._work.done()
 
     async def _produce(self) -> None:
@@ -76,7 +73,7 @@ class Producer:
             await wait_until_async(lambda number=number: self._append(number), f"message {number}", LIMIT_S)
 
     async def _append(self, number: int) -> bool:
-        """Whether a message has been acknowledged by now."""
+        """Append once. Returns whether a message was acknowledged."""
         state_dir, zone, to_zone, stream = self._place
         message_id, object_json = f"{zone}-{number}", b'{"n":%d}' % number
         envelope = Envelope(message_id, zone, to_zone, 1_700_000_000_000 + number)
@@ -93,7 +90,7 @@ class Producer:
 
 
 def last_batch(path: Path, stream: str) -> Seen | None:
-    """What a stream ends with at this moment."""
+    """The present last batch of a stream."""
     with contextlib.closing(StoreReader(path)) as reader:
         end = reader.end_offset(stream)
         page = reader.read(stream, max(end - 1, 0), 1, 1).batches
@@ -106,12 +103,11 @@ def complaints(
     seen: Sequence[Seen],
     acknowledged: Mapping[str, Sequence[Acknowledged]],
 ) -> list[str]:
-    """What is wrong with the store files of these zones, the first of which all facts come from; nodes must have
-    stopped.
+    """Violations in the store files of these zones; all facts come from the first zone; nodes must have stopped.
 
-    Every zone holds the first one's streams byte for byte, each chain whole from its first fact; all that was `seen` in
-    the first one's file and all that was `acknowledged`, by stream, once and in its order; consumers have confirmed
-    everything without a hole, and no store has an incident to tell of.
+    Every zone must hold the first one's streams byte for byte, each chain complete from its first fact. All batches
+    that were `seen` in the first one's file, and all `acknowledged` messages by stream, must be there once and in
+    order. Consumers must have confirmed everything without a hole, and no store may have an incident.
     """
     found, origin = list[str](), next(iter(paths))
     for stream in streams:
@@ -129,7 +125,7 @@ def complaints(
 
 
 def _log(path: Path, stream: str, found: list[str]) -> list[bytes]:
-    """Every batch of a stream; what is wrong with the log by itself is added to `found`."""
+    """Every batch of a stream; violations inside the log are added to `found`."""
     log, end, links = list[bytes](), 0, dict[batch.Origin, batch.Link]()
     with contextlib.closing(StoreReader(path)) as reader:
         while True:
@@ -151,7 +147,7 @@ def _log(path: Path, stream: str, found: list[str]) -> list[bytes]:
 
 
 def _forgotten(where: str, log: Sequence[bytes], seen: Sequence[Seen]) -> Iterator[str]:
-    """Batches that once were there, at their place, and are not now."""
+    """Batches that were seen at a place and are not there now."""
     end, here = 0, set[tuple[int, bytes]]()
     for sealed in log:
         end += batch.parse(sealed).header.count
@@ -162,7 +158,7 @@ def _forgotten(where: str, log: Sequence[bytes], seen: Sequence[Seen]) -> Iterat
 
 
 def _unkept(where: str, log: Sequence[bytes], acknowledged: Sequence[Acknowledged]) -> Iterator[str]:
-    """Acknowledged messages that are missing, twice, changed, elsewhere than was said, or out of order."""
+    """Acknowledged messages that are missing, duplicate, changed, at another offset, or out of order."""
     messages = [one for sealed in log for one in batch.open_messages(batch.parse(sealed))]
     there = [(one.envelope.message_id, one.fact.object_json) for one in messages]
     for message_id, times in Counter(message_id for message_id, _ in there).items():
@@ -177,7 +173,7 @@ def _unkept(where: str, log: Sequence[bytes], acknowledged: Sequence[Acknowledge
 
 
 def _bookkeeping(path: Path, streams: Sequence[str]) -> Iterator[str]:
-    """Tables that do not say that everything is held once, without a hole, and confirmed."""
+    """Tables that contradict that everything is held once, without a hole, and confirmed."""
     with contextlib.closing(StoreReader(path)) as reader:
         ends = {stream: reader.end_offset(stream) for stream in streams}
         for one in reader.consumers():

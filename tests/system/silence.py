@@ -14,10 +14,10 @@ SETTLED_S = 2.0  # several times commit_interval_ms
 
 
 def fall_silent(stage: RunningZones) -> int:
-    """Stop the plant, wait until every zone holds what the plant holds, stop the nodes; the number of samples.
+    """Stop the plant, wait until every zone holds what the plant holds, stop the nodes.
 
-    A node that stops while a source is away declares the outage up to its stop, a fact that its peers get when it runs
-    again. So the plant's node is started once more without its sources.
+    Returns the number of samples. A node that stops while a source is away declares the outage up to its stop; its
+    peers get that fact when it runs again. So the plant's node is started once more, without its sources.
     """
     for child in stage.plant:
         child.stop()
@@ -30,8 +30,8 @@ def fall_silent(stage: RunningZones) -> int:
     last, since = (0, 0), time.monotonic()
 
     def level() -> bool:
-        """Equal everywhere, and nothing new for a while since the node is up: what was recorded last waits in the queue
-        for its commit."""
+        """Whether all stores are equal and nothing has been recorded for a while: a fact may wait in the queue for its
+        commit."""
         nonlocal last, since
         counts = {tuple(stage.facts(zone, stream) for stream in layout.STREAMS) for zone in layout.ZONES}
         if counts != {last} or stage.status(layout.PLANT) is None:

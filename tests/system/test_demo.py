@@ -16,19 +16,20 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
 
 def children() -> set[str]:
-    """Process ids of everything that calls us its parent."""
+    """Process ids of all children of this process."""
     found = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
     return set(found.split())
 
 
 def test_the_demo_ends_with_equal_counts_and_no_process_left(tmp_path: Path) -> None:
-    """Plant to Spark through a cut and a kill -9: facts appended, received and rolled up are the same number."""
+    """From plant to Spark, through a cut and a kill -9: the numbers of facts appended, received and rolled up are
+    equal."""
     before = children()
     printed = io.StringIO()
-    told: list[Outcome] = []
+    reported: list[Outcome] = []
     with View(Console(file=printed, width=120), ZONES) as view:
-        outcome = run_demo(tmp_path, view, Timing(run_s=3, cut_s=4, after_kill_s=2), told.append)
-    assert told == [outcome]
+        outcome = run_demo(tmp_path, view, Timing(run_s=3, cut_s=4, after_kill_s=2), reported.append)
+    assert reported == [outcome]
     assert outcome.equal, outcome
     assert outcome.rolled_up == outcome.facts["plant-a"] > 500
     assert len(set(outcome.messages.values())) == 1
@@ -38,8 +39,7 @@ def test_the_demo_ends_with_equal_counts_and_no_process_left(tmp_path: Path) -> 
 
 
 def test_an_outcome_with_a_missing_fact_is_not_equal() -> None:
-    """The last line can say NOT EQUAL: a zone or Spark that counts one less is noticed, and so is a count of
-    nothing."""
+    """The last line says NOT EQUAL if a zone or Spark counts one fact less, or if nothing was counted."""
     good = Outcome(dict.fromkeys(ZONES, 5), dict.fromkeys(ZONES, 1), {"facts_rolled_up": 5})
     assert good.equal
     assert not Outcome(good.facts | {"idmz": 4}, good.messages, good.spark).equal

@@ -1,4 +1,4 @@
-"""The checkers of the torture test complain: each on stores that break what it guards, and never on good ones."""
+"""The checkers of the torture test report each violation, on stores made for it, and report nothing for good stores."""
 
 import contextlib
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from agent.fact_store import FactStore, StoreReader
 from agent.message import Envelope, Fact, Message
 from agent.pages import PeerPosition
 from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, done, sealed_in
-from tests.system.faults import KINDS, Fault, drawn, told
+from tests.system.faults import KINDS, Fault, drawn, fault_table
 from tests.system.outside import Acknowledged, Seen, _unkept, complaints, last_batch
 
 Told = tuple[dict[str, Path], list[Seen], list[Acknowledged]]
@@ -26,7 +26,7 @@ def messages(*numbers: int) -> list[Message]:
 
 
 def record(path: Path, *numbers: int) -> list[Acknowledged]:
-    """The plant's store with these messages, a batch each, its reader in the zone above having confirmed all."""
+    """The plant's store with these messages, one batch each; its reader in the zone above has confirmed all."""
     acknowledged = []
     with FactStore.open(path, "plant", settings=AT_ONCE) as store:
         done(store.consumers.register("idmz.all", "idmz", OPERATIONAL))
@@ -38,7 +38,7 @@ def record(path: Path, *numbers: int) -> list[Acknowledged]:
 
 
 def relay(source: Path, path: Path, leave_out: int = 0) -> None:
-    """Another zone's store with what the source holds, but for the last so many batches."""
+    """Another zone's store with the source's facts, without the last so many batches."""
     with FactStore.open(source, "plant", settings=AT_ONCE) as store:
         batches = store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING).batches
         epoch = store.epoch
@@ -50,7 +50,7 @@ def relay(source: Path, path: Path, leave_out: int = 0) -> None:
 
 @pytest.fixture
 def good(tmp_path: Path) -> Told:
-    """Two zones that hold the same four messages, and what was seen and told on the way."""
+    """Two zones with the same four messages, and what was seen and acknowledged on the way."""
     paths = {"plant": tmp_path / "plant.db", "idmz": tmp_path / "idmz.db"}
     record(paths["plant"], 1, 2)
     seen = last_batch(paths["plant"], OPERATIONAL)
@@ -67,44 +67,44 @@ def complained(given: Told) -> str:
 
 
 def test_equal_stores_are_no_violation(good: Told) -> None:
-    """The same in both zones, all of it acknowledged: nothing to say."""
+    """The same facts in both zones, all acknowledged: no violation."""
     assert len(good[2]) == 4
     assert complained(good) == ""
 
 
 def a_zone_lacks_a_batch(given: Told) -> None:
-    """The zone above never got the last one."""
+    """The zone above lacks the last batch."""
     given[0]["idmz"].unlink()
     relay(given[0]["plant"], given[0]["idmz"], leave_out=1)
 
 
 def a_message_was_never_stored(given: Told) -> None:
-    """Acknowledged, and nowhere."""
+    """Acknowledged, but not stored."""
     given[2].append(Acknowledged("plant-5", b'{"n":5}', 5))
 
 
 def a_message_lies_elsewhere(given: Told) -> None:
-    """Acknowledged at an offset where another lies."""
+    """Acknowledged at an offset that has another message."""
     given[2][1] = given[2][1]._replace(offset=3)
 
 
 def a_message_has_changed(given: Told) -> None:
-    """Another object than was acknowledged."""
+    """The object differs from the acknowledged one."""
     given[2][1] = given[2][1]._replace(object_json=b'{"n":9}')
 
 
 def two_messages_changed_places(given: Told) -> None:
-    """Acknowledged in another order than they lie in."""
+    """Acknowledged in another order than stored."""
     given[2][1:3] = given[2][2], given[2][1]
 
 
 def the_plant_was_another_once(given: Told) -> None:
-    """An observer saw another batch at that place."""
+    """Another batch was seen at that place."""
     given[1][0] = given[1][0]._replace(digest=bytes(16))
 
 
 def not_all_is_confirmed(given: Told) -> None:
-    """One more message that is not confirmed."""
+    """One message is not confirmed."""
     with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE) as store:
         done(store.appends.append_message(OPERATIONAL, messages(5)[0]))
     given[0]["idmz"].unlink()
@@ -112,7 +112,7 @@ def not_all_is_confirmed(given: Told) -> None:
 
 
 def a_consumer_has_holes(given: Told) -> None:
-    """Two more messages, of which the second is confirmed."""
+    """Two more messages; only the second is confirmed."""
     not_all_is_confirmed(given)
     with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE) as store:
         done(store.appends.append_message(OPERATIONAL, messages(6)[0]))
@@ -149,7 +149,7 @@ def test_each_violation_is_reported(good: Told, do: Callable[[Told], None], said
 
 
 def test_a_duplicate_message_is_reported(good: Told) -> None:
-    """No store accepts the same batch twice, so the checker gets a log that no store wrote."""
+    """No store accepts the same batch twice, so the checker gets a log that no store has written."""
     with contextlib.closing(StoreReader(good[0]["plant"])) as reader:
         log = sealed_in(reader, OPERATIONAL)
     assert not list(_unkept("here", log, good[2]))
@@ -157,8 +157,8 @@ def test_a_duplicate_message_is_reported(good: Told) -> None:
 
 
 def test_a_seed_brings_the_same_faults_again() -> None:
-    """Rounds depend on the seed alone, every kind comes equally often first, and no fault hits what another has
-    down."""
+    """Rounds depend on the seed only, every kind is equally often first, and no fault hits a process that another one
+    has stopped."""
     rounds = drawn(7, 60, 3)
     assert rounds == drawn(7, 60, 3) != drawn(8, 60, 3)
     assert [sum(faults[0].kind == kind for faults in rounds) for kind in KINDS] == [10] * len(KINDS)
@@ -169,9 +169,9 @@ def test_a_seed_brings_the_same_faults_again() -> None:
 
 
 def test_the_fault_table_counts_every_fault() -> None:
-    """Each fault is counted, and a round's recovery stands with every kind that was in it."""
+    """Each fault is counted, and a round's recovery time is listed with every kind of fault in it."""
     kill, freeze = Fault("kill idmz", 0, 1), Fault("freeze broker", 0, 1)
-    lines = told([(kill,), (kill, freeze)], [1.0, 3.0]).splitlines()
+    lines = fault_table([(kill,), (kill, freeze)], [1.0, 3.0]).splitlines()
     rows = {line[:16].rstrip(): line[16:].split() for line in lines}
     assert rows["kill idmz"] == ["2", "1.00", "3.00"]
     assert rows["freeze broker"] == ["1", "3.00", "3.00"]

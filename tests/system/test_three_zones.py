@@ -26,14 +26,14 @@ LIMIT_S = 60.0
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[RunningZones]:
-    """Broker, plant and three nodes, with facts already at the top."""
+    """Broker, plant and three nodes, with facts already in the last zone."""
     with run_zones(tmp_path, keep=False) as made:
         wait_until(lambda: made.facts(layout.ENTERPRISE, TELEMETRY) > 0, "a fact at the top", LIMIT_S)
         yield made
 
 
 def fall_silent_and_compare(stage: RunningZones) -> int:
-    """Let the scene end; the number of samples that every zone holds, in the same batches."""
+    """End the run. Returns the number of samples that every zone holds, in the same batches."""
     facts = fall_silent(stage)
     assert complaints({zone: stage.store(zone) for zone in layout.ZONES}, layout.STREAMS, [], {}) == []
     return facts
@@ -60,13 +60,13 @@ def test_a_message_of_an_application_reaches_the_top(stage: RunningZones, bsfg: 
 
 
 def test_status_names_the_lost_source(stage: RunningZones) -> None:
-    """`bsfg status` names the source that is lost, and is good again when it returns."""
+    """`bsfg status` names the lost source, and is good again when it returns."""
     plant = layout.PLANT
     wait_until(lambda: (stage.status(plant) or {}).get("verdict") == "good", "the plant is well", LIMIT_S)
     stage.plant[1].stop()
     wait_until(lambda: (stage.status(plant) or {}).get("alert"), "an alert", LIMIT_S)
-    told = text(stage.status(plant))
-    assert "source boiler: not connected" in told
+    printed = text(stage.status(plant))
+    assert "source boiler: not connected" in printed
     stage.plant[1].start()
     wait_until(lambda: (stage.status(plant) or {}).get("verdict") == "good", "the plant is well again", LIMIT_S)
 
@@ -75,7 +75,7 @@ def test_every_certificate_is_renewed_under_running_zones(stage: RunningZones, b
     """`bsfg pki renew` for each zone and `bsfg broker reload` for the broker: one reconnect each, no restart, nothing
     lost.
 
-    `bsfg peer test` finds everything good afterwards, beside the node that runs.
+    Afterwards `bsfg peer test`, run while the node runs, finds everything good.
     """
     wait_until(
         lambda: all((stage.status(zone) or {}).get("verdict") == "good" for zone in layout.ZONES),
@@ -103,6 +103,6 @@ def test_every_certificate_is_renewed_under_running_zones(stage: RunningZones, b
 
 
 def _broker(stage: RunningZones, zone: str) -> dict[str, Any]:
-    """What a zone's node says of its broker."""
+    """The status of the broker in a zone's node."""
     (found,) = (stage.status(zone) or {"brokers": [{"connects_total": 0}]})["brokers"]
     return dict(found)

@@ -1,8 +1,8 @@
-"""The real broker and real processes under faults, round after round, while samples and messages keep flowing.
+"""A real broker and real processes under faults, round after round, while samples and messages keep flowing.
 
-Faults are drawn from a seed (`faults`); who complains at the end stands outside and reads the store files (`outside`,
-whose own eyes are tested in test_outside.py). How far a fault meets a node in what it does depends on the machine, so a
-seed brings back the same faults at the same moments, not the same interleaving.
+Faults are drawn from a seed (`faults`). At the end, external checkers read the store files (`outside`, tested in
+test_outside.py). What a node does when a fault hits it depends on the machine, so a seed repeats the faults and their
+times, not the interleaving.
 """
 
 import time
@@ -15,7 +15,7 @@ from agent.demo import layout
 from agent.demo.layout import OPERATIONAL, TELEMETRY
 from agent.demo.scenario import RunningZones, run_zones
 from tests.sim import first_seed, patient, scaled
-from tests.system.faults import BROKER, Fault, Round, drawn, inflict, told
+from tests.system.faults import BROKER, Fault, Round, drawn, fault_table, inflict
 from tests.system.outside import Producer, Seen, complaints, last_batch
 from tests.system.silence import fall_silent
 from tests.waiting import wait_until
@@ -29,13 +29,13 @@ FACTS_MIN = 500
 
 
 def wait_alive(stage: RunningZones, producer: Producer) -> float:
-    """Wait until a message appended from now on, and the samples there are now, have come to the top; how long that
-    took, in s."""
+    """Wait until a message appended from now on, and the present samples, have arrived in the last zone. Returns how
+    long that took, in s."""
     healed_s, answered = time.monotonic(), len(producer.acknowledged)
     telemetry = stage.facts(layout.PLANT, TELEMETRY)
 
     def arrived() -> bool:
-        """One answer may be to a request of before."""
+        """An answer may belong to an earlier request."""
         assert producer.is_alive, "the producer has given up"
         if len(producer.acknowledged) < answered + 2:
             return False
@@ -60,7 +60,7 @@ def wait_recorded_alone(stage: RunningZones, producer: Producer) -> None:
 
 
 def go_through(stage: RunningZones, rounds: list[Round], producer: Producer) -> tuple[list[Seen], list[float]]:
-    """Every round; what was seen in the plant's file before each, and how long each took to recover."""
+    """Run every round. Returns what was seen in the plant's file before each, and how long each took to recover."""
     seen, recovered_s = list[Seen](), list[float]()
 
     def before_end(fault: Fault) -> None:
@@ -91,7 +91,7 @@ def test_three_zones_and_a_broker_under_faults(tmp_path: Path, bsfg: Callable[..
             assert "as they were written" in bsfg("store", "verify", "--config", config)
     paths = {zone: stage.store(zone) for zone in layout.ZONES}
     assert complaints(paths, layout.STREAMS, seen, {OPERATIONAL: producer.acknowledged}) == []
-    print(told(rounds, recovered_s))
+    print(fault_table(rounds, recovered_s))
     print(
         f"{len(rounds)} rounds, {facts} samples, {len(producer.acknowledged)} messages acknowledged,"
         f" {producer.answers_lost} of them by a second answer: in every zone, once"

@@ -141,7 +141,7 @@ class Setup:
             except SetupFailed:
                 # Most servers refuse a client until an operator has accepted its certificate there.
                 if not self._steps.asks or not click.confirm(
-                    "Try it again, after what the step asks for", default=True
+                    "Try again, once you have done what the step asks for?", default=True
                 ):
                     raise
             else:

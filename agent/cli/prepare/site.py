@@ -127,7 +127,7 @@ class Site:
                 self._left.append(f"run setup at {peer}, bring the stick with {request.name} here, and run setup again")
             return
         click.echo(f"fingerprint of the key in {request}: {pki.request_fingerprint(request, peer)}")
-        if self._steps.asks and not click.confirm(f"Is it the one that setup printed at {peer}? Then it is signed"):
+        if self._steps.asks and not click.confirm(f"Sign it? Setup must have printed the same fingerprint at {peer}"):
             raise SetupFailed(f"{request} was not signed; remove it, and run setup at {peer} again")
         self._sign(authority, peer, request)
         self._steps.copy(authority / "zones" / f"{peer}.pem", stick / f"{peer}.pem")

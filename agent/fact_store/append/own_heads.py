@@ -42,7 +42,7 @@ def begin_signing(transaction: Transaction, signer: HeadSigner | None) -> None:
         return
     if signer.certificate:
         zone = transaction.catalog.origin.zone
-        transaction.add_signers([SignerCertificate(signer.key_id, signer.certificate, is_believed=True, zone=zone)])
+        transaction.add_signers([SignerCertificate(signer.key_id, signer.certificate, is_trusted=True, zone=zone)])
     for stream in transaction.catalog.streams.values():
         while rows := transaction.unsigned(stream.id, ROWS_AT_ONCE):
             unsigned_bytes = 0

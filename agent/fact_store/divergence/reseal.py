@@ -138,10 +138,10 @@ def _seal_stream(
             transaction.add_reseal(
                 Reseal(state.name, old_origin.epoch, header.first_sequence, batch.digest, origin.epoch)
             )
-        anew = resealed(batch, link)
-        transaction.reseal(number, new, anew)
-        row, link, last = number, anew.link, first_offset + header.count - 1
-        unsigned_bytes += len(anew.sealed)
+        copy = resealed(batch, link)
+        transaction.reseal(number, new, copy)
+        row, link, last = number, copy.link, first_offset + header.count - 1
+        unsigned_bytes += len(copy.sealed)
     _sign(transaction, row, link)
     facts = link.next_sequence - 1
     transaction.set_held(state.id, new, (HeldRange(1, facts, NO_DIGEST, link.digest),))

@@ -122,7 +122,7 @@ class ArtifactsFull(StoreFull):
 
 
 class ArtifactQuota(StoreFull):
-    """A zone has sent as many bytes to which no fact refers as it may. Nothing was written."""
+    """A zone's artifacts to which no fact refers would exceed its limit. Nothing was written."""
 
     waits_for_facts = True
     """For a pull: store the facts first, then fetch what they refer to."""

@@ -39,7 +39,7 @@ UPDATE store SET is_open = ?;
 -- update_new_epoch_because: a new epoch begins with this transaction
 UPDATE store SET new_epoch_because = ?;
 
--- select_origin_rows: batches of an origin that begin behind an offset
+-- select_origin_rows: batches of an origin that begin after an offset
 SELECT id, first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB) FROM batch
 WHERE stream = ? AND origin = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
 
@@ -68,29 +68,29 @@ UPDATE origin
 SET signed_unix_ms = coalesce(signed_unix_ms, :now), proven_unix_ms = coalesce(proven_unix_ms, :proven)
 WHERE id = :origin;
 
--- insert_signer: the certificate of a key that signs heads, or that it came again; a believed one stays so
+-- insert_signer: a certificate of a key that signs heads, or note that it came again; a trusted one stays trusted
 INSERT INTO signer (key_id, certificate, peer, seen_unix_ms) VALUES (:key_id, :certificate, :peer, :now)
 ON CONFLICT (key_id, certificate) DO UPDATE SET peer = excluded.peer, seen_unix_ms = excluded.seen_unix_ms
 WHERE peer != '' AND excluded.peer IN (peer, '');
 
--- delete_signers: the certificates of a key that a peer has brought, but the newest
+-- delete_signers: all but the newest certificates of a key from a peer
 DELETE FROM signer WHERE key_id = :key_id AND peer = :peer AND certificate NOT IN (
     SELECT certificate FROM signer WHERE key_id = :key_id AND peer = :peer
     ORDER BY seen_unix_ms DESC, certificate LIMIT :limit
 );
 
--- delete_signer_keys: the keys that a peer has brought of a zone, but the newest
+-- delete_signer_keys: all but the newest keys of a zone from a peer
 DELETE FROM signer WHERE peer = :peer AND key_id NOT IN (
     SELECT key_id FROM signer WHERE peer = :peer GROUP BY key_id ORDER BY max(seen_unix_ms) DESC, key_id LIMIT :limit
 );
 
--- select_signers: the certificates of a key: believed ones, then the newest of each peer, then the second of each
+-- select_signers: the certificates of a key: trusted ones, then the newest of each peer, then the second of each
 SELECT certificate FROM (
     SELECT certificate, peer, row_number() OVER (PARTITION BY peer ORDER BY seen_unix_ms DESC, certificate) AS place
     FROM signer WHERE key_id = :key_id
 ) ORDER BY peer != '', place, certificate LIMIT :limit;
 
--- select_unsigned: batches of an origin behind its last head: there was no key when they were sealed
+-- select_unsigned: batches of an origin after its last head: there was no key when they were sealed
 SELECT id, first_offset, last_offset, length(body), first_sequence + count - 1, CAST(digest AS BLOB) FROM batch
 WHERE stream = :stream AND origin = :origin AND first_sequence > coalesce(
     (
@@ -105,7 +105,7 @@ ORDER BY first_sequence LIMIT :limit;
 -- update_head: the head of a batch that had none
 UPDATE batch SET head = ?, verified_unix_ms = ? WHERE id = ?;
 
--- select_proof: the first verified head of an origin at or behind a sequence, if all between is held: the last sequence
+-- select_proof: the first verified head of an origin at or after a sequence, if all between is held: the last sequence
 -- that it covers, the first that is held with it, its bytes, and when it was verified
 SELECT batch.first_sequence + batch.count - 1, held.first_sequence, CAST(batch.head AS BLOB), batch.verified_unix_ms
 FROM held JOIN batch ON batch.stream = held.stream AND batch.origin = held.origin
@@ -146,7 +146,7 @@ INSERT OR REPLACE INTO released_head (stream, origin, last_sequence, digest, hea
 -- delete_released_heads: those before another of the same held range
 DELETE FROM released_head WHERE stream = ? AND origin = ? AND last_sequence >= ? AND last_sequence < ?;
 
--- select_next_head: the first head of an origin at or behind a sequence: the last sequence it covers and the digest
+-- select_next_head: the first head of an origin at or after a sequence: the last sequence it covers and the digest
 -- there, the head, and when it was verified
 SELECT first_sequence + count - 1, CAST(digest AS BLOB), CAST(head AS BLOB), verified_unix_ms FROM batch
 WHERE stream = :stream AND origin = :origin AND head IS NOT NULL
@@ -368,7 +368,7 @@ SELECT first_offset, age_ms FROM mark WHERE stream = ? ORDER BY first_offset LIM
 -- select_clock_marks: what the wall clock showed at the marks of a stream
 SELECT first_offset, unix_ms FROM mark WHERE stream = ? ORDER BY first_offset;
 
--- delete_marks: marks before everything that is left
+-- delete_marks: marks older than every fact that is left
 DELETE FROM mark WHERE stream = :stream AND first_offset < (
     SELECT max(first_offset) FROM mark WHERE stream = :stream AND first_offset <= :released_offset + 1
 );
@@ -584,14 +584,14 @@ INSERT OR IGNORE INTO unproven (stream, origin) VALUES (?, ?);
 -- select_unproven: origins of which facts came again that could not be compared
 SELECT stream, origin FROM unproven;
 
--- insert_reseal: facts from a sequence of an origin on have become the first of another
+-- insert_reseal: the facts of an origin from a sequence on were resealed as the first facts of another origin
 INSERT INTO reseal (stream, origin, first_sequence, digest, new_origin) VALUES (?, ?, ?, ?, ?);
 
--- select_reseals: all such, in the order in which they were made
+-- select_reseals: all reseals, in the order in which they were made
 SELECT s.name, o.epoch, r.first_sequence, r.digest, n.epoch FROM reseal r JOIN stream s ON s.id = r.stream
 JOIN origin o ON o.id = r.origin JOIN origin n ON n.id = r.new_origin ORDER BY r.id;
 
--- select_likenesses: what tells the first and the last batches of an origin from others
+-- select_likenesses: the columns by which the first and the last batches of an origin are recognised
 SELECT * FROM (
     SELECT first_sequence, count, time_min_ns, time_max_ns FROM batch
     WHERE stream = :stream AND origin = :origin ORDER BY first_sequence LIMIT :first_rows
@@ -610,17 +610,17 @@ SELECT stream, origin, new_origin, shift FROM renamed;
 -- insert_timeline: a stream begins to be served in this life
 INSERT INTO timeline (stream, id, until_offset) VALUES (?, ?, NULL);
 
--- end_timelines: in the last life a stream may have been served to its end
+-- end_timelines: the last life ended; it may have served a stream to its end
 UPDATE timeline SET until_offset = ? WHERE stream = ? AND until_offset IS NULL;
 
 -- delete_timeline: the oldest of a stream that has too many
 DELETE FROM timeline WHERE stream = ? AND id = ?;
 
--- select_timelines: up to where each stream is what it was on each of its timelines
+-- select_timelines: the timelines of each stream, and the offset up to which each is that of the stream today
 SELECT stream.name, timeline.id, timeline.until_offset FROM timeline JOIN stream ON stream.id = timeline.stream
 ORDER BY timeline.id;
 
--- insert_incident: what was lost or refused; a repeat increments the count. Returns the count
+-- insert_incident: something lost, refused or damaged; a repeat increments the count. Returns the count
 INSERT INTO incident (kind, subject, detail, count, first_unix_ms, last_unix_ms)
 VALUES (:kind, :subject, :detail, :count, :now, :now)
 ON CONFLICT (kind, subject)
@@ -630,7 +630,7 @@ RETURNING count;
 -- count_incidents: how many of a kind are kept
 SELECT count(*) FROM incident WHERE kind = ?;
 
--- delete_incidents: some of a kind, behind the first ones
+-- delete_incidents: some of a kind, after the first ones
 DELETE FROM incident WHERE id IN (
     SELECT id FROM incident WHERE kind = :kind AND subject <> :others ORDER BY id LIMIT :some OFFSET :first
 );

@@ -242,10 +242,10 @@ class Transaction:
     def add_signers(self, signers: Iterable[SignerCertificate], peer: str = "") -> None:
         """Store certificates that a peer has sent, so that they can be forwarded with the heads of their keys."""
         brought = set[str]()
-        for key_id, certificate, is_believed, zone in signers:
+        for key_id, certificate, is_trusted, zone in signers:
             assert len(key_id) == KEY_ID_BYTES
             # Each zone at each peer has its own places, so any number of keys of one zone displace none of another.
-            place = "" if is_believed else f"{peer}/{zone}"
+            place = "" if is_trusted else f"{peer}/{zone}"
             of = {"key_id": key_id, "peer": place, "limit": CERTIFICATES_OF_KEY_MAX}
             row = {**of, "certificate": certificate, "now": self.now_unix_ms}
             if self._execute(QUERIES["insert_signer"], row).rowcount:

@@ -34,7 +34,7 @@ from pymodbus.pdu.register_message import ReadHoldingRegistersRequest, ReadInput
 from agent.ingest.errors import IngestError, SourceLost, SourceRefused
 from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.plan import Read
-from agent.ingest.modbus.refusal import GATEWAY_CODES, is_about_address, quality_of, reason
+from agent.ingest.modbus.refusal import GATEWAY_CODES, quality_of, reason
 from agent.settings.sources import ModbusSourceSettings
 
 if TYPE_CHECKING:
@@ -62,14 +62,13 @@ class UnitGarbled(UnitSilent):
 
 
 class ReadRefused(IngestError):
-    """A unit refuses a read. `is_about_address`: whether a smaller read could succeed."""
+    """A unit refuses a read."""
 
     def __init__(self, read: Read, code: int) -> None:
         where = f"unit {read.unit_id} {read.table.value} {read.address}..{read.end - 1} (wire addresses)"
         super().__init__(f"{where} refused: {reason(code)}")
         self.code = code
         self.quality = quality_of(code)
-        self.is_about_address = is_about_address(code)
 
 
 def quiet_library() -> None:

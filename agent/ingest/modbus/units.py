@@ -189,7 +189,7 @@ class Unit:
         return found + self.planned(left) if found else []
 
     def replan(self) -> None:
-        """Plan anew at the next sweep. Unchanged reads keep what is known of them."""
+        """Make a new plan at the next sweep. Unchanged reads keep their state."""
         if len(self._kept) > KEPT_MAX:
             self._kept = {}
         self._kept.update((planned.read.span, planned) for plan in self._plans.values() for planned in plan)

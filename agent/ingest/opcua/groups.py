@@ -34,8 +34,8 @@ class Groups:
     """The handles of each subscription. Each subscription has one more item, the server's clock."""
 
     def __init__(self, limits: ServerLimits, items_per_subscription_max: int) -> None:
-        told = [n - 1 for n in (limits.items_per_subscription, limits.items) if n]
-        self._size_max = max(1, min(told, default=2**31))  # limit of the server
+        declared = [n - 1 for n in (limits.items_per_subscription, limits.items) if n]
+        self._size_max = max(1, min(declared, default=2**31))  # limit of the server
         self._size = min(items_per_subscription_max, self._size_max)
         # A limit for all sessions together also limits this one.
         self._count_max = min([n for n in (limits.subscriptions_per_session, limits.subscriptions) if n], default=0)

@@ -103,7 +103,7 @@ class Sequencer:
 
     def begin(self, subscription_id: int, number: int) -> None:
         """A subscription belongs to this session from now on. Its next notification has this number, 1 if it is new."""
-        self._forgotten.discard(subscription_id)  # a restarted server numbers its subscriptions anew
+        self._forgotten.discard(subscription_id)  # a restarted server restarts its subscription ids
         order = self._orders.setdefault(subscription_id, _Order())
         if number != 1:
             order.expected, order.is_new = number, False
@@ -148,7 +148,7 @@ class Sequencer:
         if 0 < behind <= DUPLICATES_BACK_MAX:
             self._acks.append((header.subscription_id, number))
             return
-        if behind > 0:  # the server numbers anew
+        if behind > 0:  # the server restarted its numbers
             order.expected = number
         order.held[number] = request, now_s, arrived
 

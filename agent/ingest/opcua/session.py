@@ -181,17 +181,17 @@ class Session:
 
     async def namespaces(self) -> list[str]:
         """The server's namespace URIs, by index."""
-        told = await self._call(self._client.get_namespace_array())
-        if not isinstance(told, list):
+        uris = await self._call(self._client.get_namespace_array())
+        if not isinstance(uris, list):
             raise SourceLost(f"{self._settings.url} does not give its namespaces")
-        found = [str(uri) for uri in told]
+        found = [str(uri) for uri in uris]
         self.reader.namespaces = found
         return found
 
     async def limits(self) -> ServerLimits:
         """The limits that the server declares."""
-        told = await self._standard_values(list(_LIMITS.values()))
-        return ServerLimits(**{name: limit_of(value) for name, value in zip(_LIMITS, told, strict=True)})
+        values = await self._standard_values(list(_LIMITS.values()))
+        return ServerLimits(**{name: limit_of(value) for name, value in zip(_LIMITS, values, strict=True)})
 
     async def ignores_ranges(self) -> bool:
         """Whether this server ignores index ranges and returns whole arrays with a good status (asyncua, python-opcua).

@@ -1,10 +1,10 @@
 """An OPC UA source: subscribes to the values of one server and delivers what it publishes.
 
-Client, session, subscriptions and items are created anew at every connection; nothing is resumed. What the
-subscriptions of the previous session still hold is fetched besides (`rescue`). Items are distributed over subscriptions
-(`groups`); one that the server ends is replaced alone. Publications go into a bounded buffer that one task drains. When
-the store refuses samples, the buffer fills, no Publish is sent, and the values queue at the server. If its queues
-overflow, the status of the values shows that, and a gap fact is recorded.
+Client, session, subscriptions and items are created at every connection; nothing is resumed. What the subscriptions of
+the previous session still hold is fetched besides (`rescue`). Items are distributed over subscriptions (`groups`); one
+that the server ends is replaced alone. Publications go into a bounded buffer that one task drains. When the store
+refuses samples, the buffer fills, no Publish is sent, and the values queue at the server. If its queues overflow, the
+status of the values shows that, and a gap fact is recorded.
 
 Values and the server's own clock, which is an item of each subscription, prove that the server is alive. Without a
 proof for `liveness_timeout_ms` the life ends, whatever the state of the connection (`liveness`). Nodes that the server

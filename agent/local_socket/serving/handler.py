@@ -1,8 +1,8 @@
 """Carries out the requests of the local socket on the node's store.
 
-A store has one writer. While a node runs, the node is it, and commands and applications of the same user ask it through
-the socket. While none runs, a command opens the store itself and uses the same `RequestHandler`, so a request means the
-same both ways. Readers need neither: any process may read the store's file.
+A store has one writer. While a node runs, the node is the writer, and commands and applications of the same user ask it
+through the socket. While none runs, a command opens the store itself and uses the same `RequestHandler`, so a request
+has the same effect. Readers need neither: any process may read the store's file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Sources(Protocol):
     """The sources of a running node."""
 
     def retry(self, source: str) -> str:
-        """End the waiting of a source; the state that it was in. Raises a BsfgError that names what there is."""
+        """Connect to a source now. Returns its state before. Raises a BsfgError that names the known sources."""
 
     def statistics(self) -> Sequence[Any]:
         """Each source, with the attributes of `SourceEntry`; an unknown time is 0, an error `last_error`."""
@@ -55,7 +55,7 @@ class Sources(Protocol):
         """Tags read over the source's connection, with the attributes of `TagValue`. Raises a BsfgError."""
 
     def backfill(self, source: str, first_ns: int, last_ns: int) -> int:
-        """Queue the filling of a time from the source's history; how many gaps it has now. Raises a BsfgError."""
+        """Queue a time for filling from the source's history. Returns the number of open gaps. Raises a BsfgError."""
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
         if os.geteuid() == 0 != owner:  # the node could not read what root makes there
             user = _user_name(owner)
             raise StateFolderUnusable(
-                f"{settings.node.state_dir} is of user {user}; run: runuser -u {user} -- bsfg ..."
+                f"{settings.node.state_dir} belongs to user {user}; run: runuser -u {user} -- bsfg ..."
             )
         with _opened(settings) as store:
             yield store
@@ -86,8 +86,8 @@ def _user_name(user_id: int) -> str:
 
 @contextlib.contextmanager
 def _opened(settings: NodeSettings) -> Iterator[FactStore]:
-    """The store with the key of [signing]. A key or list that cannot be used ends nothing: facts are recorded, and the
-    next head covers them."""
+    """The store with the key of [signing]. A key or list that cannot be used does not prevent this: facts are recorded,
+    and the next head covers them."""
     signer, problems = None, list[str]()
     try:
         signer = load_identity(settings.signing, settings.node.zone)
@@ -189,7 +189,8 @@ class RequestHandler:
                 return await _of_sources(self._sources, request)
             case messages.ConfirmReceipt():
                 known = store.consumers.get(request.consumer_name)
-                # Another zone confirms at its own request: otherwise facts that it lacks would be released.
+                # A consumer of another zone is confirmed only by that zone: otherwise facts that it lacks would be
+                # released.
                 if known is not None and known.zone != store.zone:
                     raise ConsumerNotYours(f"consumer {known.name!r} was registered by zone {known.zone!r}")
                 # Offsets of a former epoch may name facts that were never read.
@@ -201,7 +202,7 @@ class RequestHandler:
 
 
 def _check_consumer_name(name: str, owner: str) -> None:
-    """Raise MessageError unless the name of a consumer begins with its owner: a peer cannot reach names of others."""
+    """Raise MessageError unless the name of a consumer begins with its owner, as peers must name theirs."""
     check_name("consumer_name", name, CONSUMER)
     if not name.startswith(f"{owner}."):
         raise MessageError("consumer_name", f"{name!r}; use {owner}.{name}: names of consumers begin with their owner")

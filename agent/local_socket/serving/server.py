@@ -1,4 +1,4 @@
-"""Serves the local socket of a running node: reads requests, hands them to the handler, writes the answers.
+"""Serves the local socket of a running node: reads requests, passes them to the handler, writes the answers.
 
 At most CONNECTIONS_MAX clients at once. When all connections are in use, a new client replaces the client that has been
 idle, or has left its answer unread, the longest; a client whose request is being carried out is kept.
@@ -33,7 +33,7 @@ async def serve(handler: RequestHandler, state_dir: Path) -> None:
     open_connections: set[asyncio.StreamWriter] = set()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # It connected while the server was closing, or far too many wait.
+        # It connected while the server was closing, or too many clients wait.
         if not server.is_serving() or len(open_connections) >= CONNECTIONS_MAX + WAITING_MAX:
             writer.transport.abort()
             return
@@ -64,7 +64,7 @@ async def serve(handler: RequestHandler, state_dir: Path) -> None:
 
 
 class _Places:
-    """Who has one of the CONNECTIONS_MAX places, and which of them are idle."""
+    """The CONNECTIONS_MAX places for clients, and which of the clients are idle."""
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(CONNECTIONS_MAX)

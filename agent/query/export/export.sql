@@ -28,7 +28,7 @@ CREATE TABLE facts (
     verified TEXT NOT NULL
 );
 
--- insert_fact: one of them
+-- insert_fact: one fact
 INSERT INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- index_offset: made at the end, when it costs a sort and not a search for each row
@@ -37,5 +37,5 @@ CREATE UNIQUE INDEX facts_by_offset ON facts (stream, "offset");
 -- index_subject: a tag's values in the order of time
 CREATE INDEX facts_by_subject ON facts (subject, source_time_ns);
 
--- index_time: what was at a time
+-- index_time: the facts of a time
 CREATE INDEX facts_by_time ON facts (source_time_ns);

@@ -72,7 +72,7 @@ CREATE TABLE consumers (
     name TEXT, zone TEXT, stream TEXT, state TEXT, frontier INTEGER, behind_facts INTEGER
 );
 
--- incidents: what was lost or refused
+-- incidents: what was lost, refused or damaged
 CREATE TABLE incidents (
     kind TEXT,
     subject TEXT,

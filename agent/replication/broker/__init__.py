@@ -1,4 +1,4 @@
-"""The MQTT brokers (Mosquitto): generate its configuration, check and reload it, and diagnose the connection to a
+"""The MQTT brokers (Mosquitto): generates their configurations, checks and reloads them, tests the connection to a
 peer."""
 
 from agent.replication.broker.check import check_broker

@@ -76,7 +76,7 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
 
 
 def check_program() -> Iterator[Diagnostic]:
-    """Whether the installed Mosquitto is one that miscounts its connections: a note, because the generated packet
+    """Report an installed Mosquitto that miscounts its connections. It is only a note, because the generated packet
     filter rules and the unit's limit of open files replace its count."""
     program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
@@ -149,10 +149,9 @@ def _runs_with(process: Path, config_file: Path) -> bool:
         program, *arguments = (process / "cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
         if Path(program).name != "mosquitto":
             return False
+        # First: the next step is refused if the broker is in a user namespace of its own (PrivateUsers=).
         if str(config_file) in arguments:
-            return (
-                True  # first: the next line is refused if the broker is in a user namespace of its own (PrivateUsers=)
-            )
+            return True
         started_in = (process / "cwd").readlink()
     except OSError:  # it has ended, or belongs to another user
         return False

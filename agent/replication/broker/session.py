@@ -2,7 +2,7 @@
 
 `connection_steps` resolves the name, connects and performs the handshake, with a result for each; `Session` then uses
 MQTT with one zone's identity, one request at a time. Client ids are random and no session is kept, so a running node is
-not disturbed. What is sent, and what the results mean, is decided in `check` and `peer_test`.
+not disturbed. `check` and `peer_test` decide what is sent and what the results mean.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _handshake_done(channel: ssl.SSLSocket) -> Diagnostic:
     assert shown is not None
     facts = pki.describe(x509.load_der_x509_certificate(shown), datetime.now(UTC))
     what = f"{channel.version()}, {facts.subject} by {facts.issuer}, {facts.days_left} days left"
-    if facts.days_left < 30:
+    if facts.days_left < pki.WARN_DAYS:
         return note(what, "renew the broker's certificate: bsfg pki renew --broker NAME")
     return good(what)
 
@@ -146,7 +146,7 @@ def accepts_client(access: BrokerTarget, context: ssl.SSLContext | None) -> bool
 
 
 def reason_text(refused: TransportError | None) -> str:
-    """What became of a published message."""
+    """The broker's response to a published message, for an operator."""
     match refused:
         case None:
             return "accepted"

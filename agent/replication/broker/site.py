@@ -101,7 +101,7 @@ def without_link(site: BrokerSite, link: PeerLink) -> BrokerSite:
 
 
 def changes(before: BrokerSite | None, after: BrokerSite) -> Iterator[str]:
-    """What differs, a line each: + for what is added, - for what is removed."""
+    """The differences, a line each: + for an addition, - for a removal."""
     old, new = (_facts(site) if site is not None else [] for site in (before, after))
     yield from (f"- {line}" for line in old if line not in new)
     yield from (f"+ {line}" for line in new if line not in old)

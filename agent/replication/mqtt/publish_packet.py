@@ -23,7 +23,7 @@ _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 VARINT_BYTES_MAX = 4
 PROPERTIES_BYTES_MAX = 4096
 """Of one message. Ours need 300; the rest is for user properties that others add. A megabyte of them is 200,000, which
-take a fifth of a second to walk through, in the thread that all zones share."""
+take a fifth of a second to parse, in the thread that all zones share."""
 
 
 class BadPacket(ValueError):
@@ -48,9 +48,9 @@ class PackedProperties:
 
 
 def parse_publish(command: int, packet: bytes | bytearray) -> tuple[Incoming, int]:
-    """Message and QoS of a PUBLISH. `command` is its first byte, `packet` follows its length. Of a message with more
-    than PROPERTIES_BYTES_MAX of properties none is read, so it belongs to no request and demands no answer. Raises
-    BadPacket."""
+    """Message and QoS of a PUBLISH. `command` is its first byte, `packet` follows its length. More than
+    PROPERTIES_BYTES_MAX of properties are ignored, so such a message belongs to no request and demands no answer.
+    Raises BadPacket."""
     view = memoryview(packet)
     try:
         topic, at = _data(view, 0)
@@ -79,7 +79,7 @@ def parse_publish(command: int, packet: bytes | bytearray) -> tuple[Incoming, in
 
 
 def _properties(view: memoryview, at: int) -> dict[int, memoryview]:
-    """The properties from `at` to the end of `view`; of several of one kind the last."""
+    """The properties from `at` to the end of `view`; of several of one kind, the last counts."""
     found = {}
     while at < len(view):
         identifier = view[at]

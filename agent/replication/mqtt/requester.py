@@ -61,8 +61,8 @@ class Requester:
         link.route(self._response_topic, self._answered)
 
     def send(self, request: Request, on_answer: OnAnswer, expiry_s: int) -> asyncio.Future[None]:
-        """Send a request that the broker drops after `expiry_s` seconds. `on_answer` gets the answer, once, and before
-        it any that turn out to be unproven when they are opened.
+        """Send a request that the broker drops after `expiry_s` seconds. `on_answer` is called with the answer, once,
+        and before that with any answer that turns out to be unproven when opened.
 
         The future completes when the broker has acknowledged the request, or fails with a TransportError.
         """
@@ -128,7 +128,7 @@ class Requester:
 
 
 def _opened(arrived: ArrivedAnswer) -> Reply | PeerRefused | MalformedMessage:
-    """An answer, or what it is raised as. Raises UnprovenAnswer."""
+    """An answer, or the exception to raise for it. Raises UnprovenAnswer."""
     try:
         answer, batches = arrived.open()
     except MalformedMessage as error:

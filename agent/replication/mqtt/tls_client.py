@@ -1,7 +1,7 @@
-"""paho's client with the methods replaced that open, read and write the TLS socket.
+"""paho's client with other methods to open, read and write the TLS socket.
 
-All replaced methods are private methods of paho 2. They stand in this one file so that a new release can be compared
-with them quickly; a test fails if one disappears.
+All replaced methods are private methods of paho 2. They are in one file, so that they are quickly compared with a new
+release; a test fails if one disappears.
 
     _ssl_wrap_socket    paho leaks the socket when the handshake fails; also sets TCP_NODELAY
     _sock_recv          paho reads one byte, one byte, then a whole packet, and allocates each time; ours reads and

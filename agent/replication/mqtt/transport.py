@@ -7,7 +7,7 @@ reconnects sends its unfinished messages again, forever if the broker refuses on
 Guarantees: every message fits the packet size that the broker announced; the outgoing queue is bounded; requests use
 QoS 1, so that an absent peer and a forbidden topic are reported at once; answers use QoS 0 and are requested again when
 lost; no message is retained, and each one expires. Nagle's algorithm and, where the kernel allows it, delayed
-acknowledgements are off: together they made 88 ms of 0.4.
+acknowledgements are off: together they made 0.4 ms into 88.
 
 Not here: reconnecting and routing (`link`), the meaning of payloads (`protocol`).
 """
@@ -197,7 +197,7 @@ class Connection:
                 break
             message = self._outgoing.popleft()
             self._outgoing_bytes -= len(message.payload) + len(message.topic) + 256
-            properties = cast("Properties", message.properties)  # paho calls nothing of them but `pack`
+            properties = cast("Properties", message.properties)  # paho calls only `pack`
             sent = client.publish(message.topic, message.payload, message.qos, properties=properties)
             if message.acknowledged is not None:
                 self._unacknowledged[sent.mid] = message

@@ -1,7 +1,8 @@
 """The authority's folder: create it, load it, and sign certificates of zones and brokers.
 
 Each signed certificate is recorded before it is returned, and no record is ever removed. A facts authority, which
-issues signer certificates, has the same folder and a purpose of its own: neither kind can do the other's work.
+issues signer certificates, has the same folder and a purpose of its own: neither kind can issue the other's
+certificates.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def create_authority(
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(key_usage(key_cert_sign=True), critical=True)
     )
-    if for_facts:  # TLS then refuses whatever this authority issues, even where its root is trusted by mistake
+    if for_facts:  # TLS then refuses all that this authority issues, even if its root is trusted by mistake
         unsigned = unsigned.add_extension(x509.ExtendedKeyUsage([FACT_SIGNING]), critical=True)
     certificate = unsigned.sign(key, hashes.SHA256())
     with disk_errors(folder):
@@ -143,7 +144,7 @@ def load_authority(folder: Path, passphrase: bytes | None = None, *, for_facts: 
 
 
 def load_authority_certificate(folder: Path, *, for_facts: bool = False) -> x509.Certificate:
-    """The authority's certificate alone, for what needs no signature. Raises PkiError."""
+    """The authority's certificate alone, for commands that sign nothing. Raises PkiError."""
     cert_file = folder / "ca.pem"
     create = f"bsfg pki {'signer ' if for_facts else ''}ca --pki {folder}"
     if not cert_file.exists() and not (folder / "ca.key").exists():

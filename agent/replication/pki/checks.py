@@ -99,7 +99,7 @@ def _check_files(
 
 
 def _loaded(load: Callable[[Path], _T], path: Path, problems: list[Problem]) -> _T | None:
-    """What a file holds, or None and a problem more."""
+    """The content of a file; None, and one more problem, if it cannot be loaded."""
     try:
         return load(path)
     except PkiError as error:

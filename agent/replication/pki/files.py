@@ -107,9 +107,8 @@ def _is_token(data: bytes) -> bool:
 
 
 def _is_locked(data: bytes) -> bool:
-    return (
-        _is_token(data) or b"ENCRYPTED" in data[:200]
-    )  # in the first line (RFC 7468), or in the next one of older forms
+    # In the first line (RFC 7468), or in the second line of older forms.
+    return _is_token(data) or b"ENCRYPTED" in data[:200]
 
 
 def check_key_rights(path: Path) -> None:
@@ -143,8 +142,8 @@ def write_file(path: Path, data: bytes, mode: int, group: int = -1) -> None:
 
 
 def key_rights(folder: Path) -> tuple[int, int]:
-    """Mode and group of a key in `folder`: where root has opened the folder to a group, as the package does with the
-    node's in /etc/bsfg/pki, the group reads the key, too. Raises OSError."""
+    """Mode and group of a key in `folder`. If root has given a group access to the folder, as the package does in
+    /etc/bsfg/pki for the node, the group may read the key too. Raises OSError."""
     found = folder.stat()
     is_opened = found.st_uid == 0 and found.st_gid != 0 and found.st_mode & 0o050 == 0o050
     return (0o640, found.st_gid) if is_opened and os.geteuid() == 0 else (KEY_MODE, -1)

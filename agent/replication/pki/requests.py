@@ -141,7 +141,7 @@ def issue_for(
         make_folder(files.folder)
         files.replace(pem_of(certificate), None)
         if files.key_file.exists() and not key_matches(certificate, load_key(files.key_file)):
-            files.key_file.unlink()  # of the former certificate, with which it is in previous/
+            files.key_file.unlink()  # the key of the former certificate; both are in previous/
     return Issued(files.cert_file, files.key_file, folder / "ca.pem", describe(certificate, now))
 
 

@@ -4,9 +4,9 @@
                                   signers/ZONE.csr              the request to a facts authority
     the facts authority's folder  ca.pem  ca.key  issued/  signers/ZONE.pem
 
-The key is never written anywhere but on the node. `agent.signing` decides what is believed; this module only makes and
-moves files. Certificates are long-lived: an expired one makes receivers refuse newer facts, and none is ever revoked by
-a list (agent/signing/DESIGN.md).
+The key never leaves the node. `agent.signing` decides which signers are trusted; this module only makes and moves
+files. Certificates are long-lived: an expired one makes receivers refuse newer facts, and none is ever revoked by a
+list (agent/signing/DESIGN.md).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def import_signer(
     if facts_ca_file is not None:
         anchor = load_certificates(facts_ca_file)[0]
         if refusal := refuse_anchor(anchor):
-            raise PkiError(f"{facts_ca_file} is no facts authority: {refusal}", "use the ca.pem of its folder")
+            raise PkiError(f"{facts_ca_file} is not a facts authority: {refusal}", "use the ca.pem of its folder")
         if not is_issued_by(cert_file, facts_ca_file):
             raise PkiError(f"{cert_file} was not issued by {facts_ca_file}", "use the ca.pem of the same folder")
     with disk_errors(folder):
@@ -131,11 +131,11 @@ def is_issued_by(cert_file: Path, ca_file: Path) -> bool:
 
 
 def read_signer(cert_file: Path) -> Signer:
-    """What a signer certificate says. Raises PkiError if it is none."""
+    """The signer that a certificate names. Raises PkiError if it is not a signer certificate."""
     certificate = load_certificates(cert_file)[0]
     signer = describe_signer(certificate.public_bytes(serialization.Encoding.DER))
     if isinstance(signer, Refusal):
-        raise PkiError(f"{cert_file} is no signer certificate: {signer}", "make one: bsfg pki signer key")
+        raise PkiError(f"{cert_file} is not a signer certificate: {signer}", "make one: bsfg pki signer key")
     return signer
 
 

@@ -45,7 +45,7 @@ def parse_address(uri: str) -> TokenAddress:
 
 
 class TokenKey(ec.EllipticCurvePrivateKey):
-    """A private key of the curve P-256 in a token, which cryptography signs certificates and lists with."""
+    """A P-256 private key in a token, with which cryptography signs certificates and lists."""
 
     def __init__(self, public: ec.EllipticCurvePublicKey, private: Any) -> None:
         self._public, self._private = public, private
@@ -91,7 +91,7 @@ class TokenKey(ec.EllipticCurvePrivateKey):
 
 
 def make_key(uri: str, pin: bytes | None) -> TokenKey:
-    """A new key in the token. Raises PkiError, also where a key has this name already."""
+    """A new key in the token. Raises PkiError, also if a key of this name exists."""
     from pkcs11 import Attribute, KeyType
     from pkcs11.util.ec import encode_named_curve_parameters
 
@@ -151,7 +151,7 @@ def _session(address: TokenAddress, pin: bytes | None, *, is_writing: bool) -> A
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Turn what a token or its driver says into a PkiError, which names the likely reason."""
+    """Turn an error of the token or its driver into a PkiError that names the likely reason."""
     try:
         import pkcs11
     except ModuleNotFoundError as error:
@@ -165,7 +165,7 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except pkcs11.PKCS11Error as error:
-        if type(error) is pkcs11.PKCS11Error:  # of the library itself: it cannot be loaded
+        if type(error) is pkcs11.PKCS11Error:  # from the library itself: the driver cannot be loaded
             raise PkiError(f"the token's driver cannot be used: {error}", "correct module-path") from error
         why, hint = reasons.get(type(error), (f"{type(error).__name__} {error}".strip(), "see the token's manual"))
         raise PkiError(f"the token refuses: {why}", hint) from error

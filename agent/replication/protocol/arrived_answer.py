@@ -19,8 +19,8 @@ DESCRIBED_HEADER_BYTES_MAX = 4096
 """An error, and a page of some dozen batches."""
 
 RefusesMessage = Callable[[MessagePlace, bytes | memoryview, MessageProof | None], str | None]
-"""Why a message, given with what its signature is bound to, is not taken for its zone's; None for one that is. Must not
-wait."""
+"""Why no signature proves the zone of a message; None if one does or none is required. The place is what the signature
+is bound to. Must not block."""
 
 
 class RefusesRequest(Protocol):
@@ -32,7 +32,7 @@ class RefusesRequest(Protocol):
 
 
 def accept_every_message(_place: MessagePlace, _message: bytes | memoryview, _proof: MessageProof | None) -> None:
-    """Nothing is demanded."""
+    """No signature is required."""
 
 
 def accept_every_request(
@@ -42,12 +42,12 @@ def accept_every_request(
     *,
     is_writing: bool,
 ) -> None:
-    """Nothing is demanded."""
+    """No signature is required."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivedAnswer:
-    """The bytes of an answer, as they came."""
+    """The bytes of an answer as received."""
 
     payload: bytes
     place: MessagePlace
@@ -62,7 +62,7 @@ class ArrivedAnswer:
 
 
 def _claimed_type(message: memoryview) -> str:
-    """The type that an answer claims; nothing of one with a large header, which may be made to take long to read."""
+    """The type that an answer claims. A large header is not decoded: a forged one may take long."""
     if DESCRIBED_HEADER_BYTES_MAX < int.from_bytes(message[:4], "little") <= len(message):
         return "large"
     try:

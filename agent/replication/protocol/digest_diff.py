@@ -6,10 +6,10 @@ such lists follow
     missing     held there and not here: gaps of ours, to be fetched
     shared      held by both: to be compared, and equal as a whole if the digest at the last common sequence is equal
 
-A shared span whose last digests differ is a fork: one history was changed. Where it begins is found by `narrow`, with
-the digests of batches spread over the rest, until no batch ends between the last that is equal and the first that is
-not; each exchange leaves one piece in so many as it asks for. A fork is reported and never repaired: digests do
-not show which history is right.
+A shared span whose last digests differ is a fork: one history was changed. `narrow` finds where it begins: each
+exchange compares the digests of batches spread over the interval and keeps the part between the last equal and the
+first different one, until no batch ends in between. A fork is reported and never repaired: digests do not show which
+history is right.
 
 Batches that retention has released on one side cannot be compared and are no difference.
 """
@@ -47,9 +47,9 @@ Ends = Mapping[int, bytes]
 def missing(
     ours: Sequence[HeldRange], theirs: Sequence[HeldRange], *, is_level: bool, is_from_start: bool = True
 ) -> list[Span]:
-    """The sequences that they hold and we do not. What comes after our last is still under way, unless we have
-    everything they had when they listed it (`is_level`); what comes before our first was not requested, unless we
-    began at the oldest (`is_from_start`)."""
+    """The sequences that they hold and we do not. Sequences after our last are still under way, unless we have
+    everything that they had when they listed them (`is_level`). Sequences before our first were not requested, unless
+    we began at the oldest (`is_from_start`)."""
     found = ranges.subtract([one.span for one in theirs], [one.span for one in ours])
     first = 1 if is_from_start else min((one.first_sequence for one in ours), default=0)
     last = ours[-1].last_sequence if ours else 0
@@ -64,16 +64,15 @@ def shared(ours: Sequence[HeldRange], theirs: Sequence[HeldRange]) -> list[Span]
 
 
 def known_end(held: Iterable[HeldRange], sequence: int) -> bytes | None:
-    """The digest at a sequence, where a range ends with it: known though the batch itself may be released."""
+    """The digest at a sequence with which a range ends. It is known even if the batch itself was released."""
     return next((one.last_digest for one in held if one.last_sequence == sequence), None)
 
 
 def narrow(interval: Interval, ours: Ends, theirs: Ends) -> Interval | Forked:
-    """What is left of an interval once some ends inside it are known: `theirs` as asked for, `ours` for the same
-    sequences, where we have a batch there at all. At a sequence that is missing from `ours` we hold no batch end, and
-    that is another history.
+    """The interval that is left once digests inside it are known: `theirs` as requested, `ours` for the same sequences.
+    At a sequence that is missing from `ours` no batch ends here, so the histories differ.
 
-    Forked when they have no end left between the two.
+    Forked if no batch of theirs ends inside the interval.
     """
     equal, different = interval.equal, interval.different
     inside = sorted(sequence for sequence in theirs if equal < sequence < different)
@@ -89,7 +88,7 @@ def narrow(interval: Interval, ours: Ends, theirs: Ends) -> Interval | Forked:
 
 
 def spread(first_sequence: int, last_sequence: int, count: int) -> list[int]:
-    """At most `count` + 1 sequences from the first to the last, evenly: a batch is named by any sequence in it. The
-    first is among them, so that one batch at least is new in each exchange."""
+    """At most `count` + 1 sequences, evenly spaced from the first to the last; each stands for the batch that contains
+    it. The first is included, so at least one batch is new in each exchange."""
     width = last_sequence - first_sequence
     return sorted({first_sequence, *(first_sequence + width * number // count for number in range(1, count + 1))})

@@ -17,7 +17,7 @@ Exceptions:
             NotAuthorized       the broker's access list forbids the topic (final: configuration)
             MessageTooLarge     the message exceeds the broker's packet size (final for this message)
             OutgoingFull        this node's outgoing queue is full (retry)
-            UnprovenAnswer      an answer is not proven to be the peer's (retry)
+            UnprovenAnswer      no signature proves that the peer sent the answer (retry)
         PkiError                a certificate, key or list cannot be used (final: an operator must act)       (pki)
         TopologyError           links or settings that make no broker configuration (final)                   (broker)
 """
@@ -101,21 +101,21 @@ _ROWS = (
              "The artifact is larger than the serving node accepts.",
              "Raise artifact_bytes_max in [store] of the serving node's node.toml."),
     ErrorRow("artifact_quota", Fault.REQUESTER, True,
-             "The requesting zone has put as many bytes to which no fact refers as it may; nothing was stored.",
-             "Append the facts that refer to them; what no fact refers to is removed after some hours. If that is too "
-             "little, raise artifact_unreferenced_bytes_max in [store] of the serving node's node.toml."),
+             "The zone's artifacts to which no fact refers would exceed its limit; nothing was stored.",
+             "Append the facts that refer to them; after some hours the artifacts without a fact are removed. If that "
+             "does not suffice, raise artifact_unreferenced_bytes_max in [store] of the serving node's node.toml."),
     ErrorRow("artifacts_full", Fault.SERVER, True,
-             "The serving node has no room for the artifact: all of them are at their limit, or its disk has too "
-             "little free space. Facts are still appended.",
+             "The serving node has no room for the artifact: its artifacts have reached their limit, or its disk has "
+             "too little free space. Facts are still appended.",
              "Put it again later; bsfg status of the serving node names the limit."),
     ErrorRow("confirm_beyond_log", Fault.OPERATOR, False,
              "The confirmed offset is beyond the end of the log.",
-             "If the serving node was restored from a backup, begin a new epoch there (bsfg store new-epoch); or does a "
-             "copy of it also answer?"),
+             "If the serving node was restored from a backup, begin a new epoch there (bsfg store new-epoch). "
+             "Otherwise look for a copy of it that also answers."),
     ErrorRow("offset_beyond_log", Fault.OPERATOR, False,
              "after_offset is beyond the end of the log.",
-             "If the serving node was restored from a backup, begin a new epoch there (bsfg store new-epoch); or does a "
-             "copy of it also answer?"),
+             "If the serving node was restored from a backup, begin a new epoch there (bsfg store new-epoch). "
+             "Otherwise look for a copy of it that also answers."),
     ErrorRow("history_differs", Fault.OPERATOR, True,
              "The requester claims to hold a batch that this store recorded (origin_head), and it is not there: the "
              "claim is wrong, or the store is an old copy that has grown since.",
@@ -124,22 +124,22 @@ _ROWS = (
     ErrorRow("timeline_differs", Fault.OPERATOR, True,
              "The requester has read another copy of this log: the store was restored from a copy, or two machines "
              "answer under its name.",
-             "The requester reads this log again from its beginning, by itself. Does a copy of the serving node run? "
-             "Stop one."),
+             "The requester reads this log again from its beginning, by itself. If a copy of the serving node runs, "
+             "stop one of the two."),
     ErrorRow("unsigned_request", Fault.OPERATOR, False,
-             "The request changes something, and no signature proves that the requesting zone has sent it, which the "
-             "serving node demands.",
+             "The request changes something, and no signature proves that the requesting zone has sent it. The serving "
+             "node requires one.",
              "Give the requesting node a signing key (bsfg pki signer), or correct [[origin]] of the serving node."),
     ErrorRow("epoch_changed", Fault.NONE, True,
              "The offsets belong to another epoch of this store; the answer names the present one.",
              "Start again at offset 0 of the present epoch."),
     ErrorRow("fenced", Fault.OPERATOR, False,
-             "Another instance with this consumer name has acquired a newer lease; final for the instance that gets "
-             "this error.",
+             "Another instance with this consumer name has acquired a newer lease. The error is final for the instance "
+             "that gets it.",
              "Two receivers use one name (a cloned machine?): stop one. To continue with the fenced one, restart it."),
     ErrorRow("lease_unknown", Fault.REQUESTER, False,
-             "The lease that the request shows was never granted by this store: the store is new or was restored, or "
-             "the consumer was removed meanwhile.",
+             "This store never granted the lease of the request: the store is new or was restored, or the consumer was "
+             "removed meanwhile.",
              "Request a lease again: FetchFacts with lease 0."),
     ErrorRow("batch_exceeds_packet", Fault.OPERATOR, False,
              "The next batch is larger than the broker's packet limit.",
@@ -248,7 +248,7 @@ class OutgoingFull(TransportError):
 
 
 class UnprovenAnswer(TransportError):
-    """An answer is not proven to be the peer's: it counts as none."""
+    """No signature proves that the peer sent an answer. The answer is ignored."""
 
     code = "unproven_answer"
 

@@ -26,10 +26,10 @@ from agent.signing.heads import HEAD_BYTES
 # ---------------------------------------------------------------------------------------- types of fields, base classes
 
 OFFSET_MAX = 2**63 - 1
-"""Offsets of a request: one may ask for all up to the end by it."""
+"""Largest offset of a request; as a last offset it means the end of the log."""
 CLAIM_MAX = JSON_INTEGER_MAX
-"""Each integer of an answer, and each sequence of an origin. A node adds what its peers claim; a thousand of these fit
-into 64 bits, and a log comes near one after 28 years of ten million facts a second."""
+"""Largest integer of an answer, and largest sequence of an origin. A node adds up what its peers claim: the sum of a
+thousand such values fits into 64 bits. A log reaches it after 28 years of ten million facts a second."""
 Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
 Position = Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)]
 ClaimedOffset = Annotated[int, msgspec.Meta(ge=0, le=CLAIM_MAX)]
@@ -123,7 +123,7 @@ class Confirm(Part, frozen=True):
     first_offset: Position | None = None
 
     def check(self, operation: str) -> None:
-        """Raise MalformedMessage where the range is backwards."""
+        """Raise MalformedMessage if the range is backwards."""
         if self.first_offset is not None and self.first_offset > self.last_offset:
             why = f"confirm from {self.first_offset} to {self.last_offset} is backwards"
             raise MalformedMessage(why, "bad_request", operation)
@@ -276,12 +276,11 @@ class PageAnswer(AnswerBody, frozen=True):
     """One page of a stream. `batches`: (first_offset, last_offset, bytes in the attachment), in order of offset.
 
     `omitted`: ranges of offsets left out because the requester recorded these facts itself and did not ask for its
-    former epochs. `holes`: (first_offset,
-    last_offset, reason) of facts that the store no longer has: `expired` (released unconfirmed) or `damaged`; unknown
-    reasons mean the same. Together they cover a contiguous run of offsets. `more`: the requested range continues after
-    the page. `heads`: positions in `batches` of those that have a head; the records follow the batches in the
-    attachment. `signers`: certificates (DER) of keys of these heads that the requester did not name. Both only on
-    request."""
+    former epochs. `holes`: (first_offset, last_offset, reason) of facts that the store no longer has: `expired`
+    (released unconfirmed) or `damaged`; unknown reasons mean the same. Together they cover a contiguous run of offsets.
+    `more`: the requested range continues after the page. `heads`: positions in `batches` of those that have a head; the
+    records follow the batches in the attachment. `signers`: certificates (DER) of keys of these heads that the
+    requester did not name. Both only on request."""
 
     stream: Name
     batches: list[tuple[ClaimedPosition, ClaimedPosition, ClaimedPosition]] = []
@@ -640,7 +639,7 @@ class AppendedEntry(Part, frozen=True):
 
     @classmethod
     def of(cls, outcome: AppendOutcome) -> Self:
-        """The answer about a message."""
+        """The entry for an outcome of the store."""
         warning, in_force = outcome.warning[:WARNING_CHARACTERS_MAX], outcome.lease_epoch or None
         return cls(offset=outcome.offset, outcome=outcome.outcome, warning=warning, lease_epoch=in_force)
 
@@ -728,7 +727,7 @@ class LatestEntry(Part, frozen=True):
     ahead_ms: ClaimedOffset = 0
 
     def check(self) -> None:
-        """Raise MalformedMessage unless the value can be parsed: the decoder of an answer passes it over."""
+        """Raise MalformedMessage unless the value can be parsed. The decoder of an answer does not parse it."""
         try:
             check_depth("value", bytes(self.value))
             msgspec.json.decode(self.value)

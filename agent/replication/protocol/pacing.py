@@ -1,10 +1,10 @@
-"""How fast a peer or broker is asked: the wait between two tries, and how large a page to ask for. Core: no IO, no
-clock; chance comes in as a value between 0 and 1.
+"""Back-off between two attempts, and the size of the next page. Core: no IO, no clock; chance is a value between 0 and
+1.
 
-A large page costs both sides less (0.13 us a fact in pages of 1 MB, 0.18 in pages of 256 KiB), but delays the facts
-behind it, and on a slow line one that exceeds the answer timeout would be asked for again and again. So the page after
-a quick one is twice as large, the page after a slow one half as large. In between, where a long round trip may be the
-reason, nothing changes.
+A large page costs both sides less (0.13 us a fact in pages of 1 MB, 0.18 in pages of 256 KiB). But it delays the facts
+behind it, and on a slow line a page that exceeds the answer timeout would be requested again and again. So the page
+after a quick one is twice as large, the page after a slow one half as large. Between the two limits, where a long round
+trip may be the reason, the size stays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DOUBLINGS_MAX = 16
 BYTES_MIN, BYTES_START, BYTES_MAX = 16 * 1024, 256 * 1024, 1_000_000
 """The largest fits into the packet that our brokers let through, 1 MiB, with its header."""
 QUICK_MS = 50
-"""What a live fact behind a page may be delayed; the largest takes as long at 160 Mbit/s."""
+"""How long a page may delay a live fact behind it; the largest page takes this long at 160 Mbit/s."""
 SLOW_MS = 1_500
 """Half of a receiver's answer timeout. Longer than any round trip; 256 KiB take as long at 1.4 Mbit/s."""
 

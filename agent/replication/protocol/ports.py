@@ -1,18 +1,19 @@
 """The ports through which replication uses a fact store.
 
 `ServingStore` is what a serving node reads from, `ReceivingStore` what a pulling node writes to; `FactStore` satisfies
-both, and describes each method. What the ports demand of it besides:
+both, and describes each method. In addition:
 
 - Methods that return a `Future` return at once; the result is set when the change is durable. They may be called from
   the event loop's thread; the shells await them with `asyncio.wrap_future`.
 - `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once, or for a
-  small page in the event loop's. Everything else that returns a plain value reads memory only, and is called from the
-  event loop.
+  small page in the event loop's. Every other method that returns a plain value reads memory only, and is called from
+  the event loop.
 - A definition is stored only together with a batch whose digest covers it; what no batch of the page needs is ignored.
 - Errors are raised, directly or through the future, as exceptions of the store's own (given to the shells as
-  `store_errors`), whose attribute `retryable` says whether the same call may succeed later: a full or busy store is, a
-  forked history or a malformed batch is not. A forked history of a peer's present epoch has an attribute `held`: the
-  end of a batch held here that the page contradicts, or None. After an exception nothing has changed.
+  `store_errors`), whose attribute `retryable` says whether the same call may succeed later: true for a full or busy
+  store, false for a forked history or a malformed batch. The error for a forked history of a peer's present epoch has
+  an attribute `held`: the end of a batch held here that the page contradicts, or None. After an exception nothing has
+  changed.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class StreamBounds(Protocol):
 
 
 class ComparedStore(Protocol):
-    """What comparing two stores needs of either of them."""
+    """What a comparison of two stores needs of each."""
 
     def held(self, stream: str) -> Mapping[Origin, Sequence[HeldRange]]: ...
 

@@ -1,11 +1,11 @@
-"""A token bucket that may be overdrawn: the bandwidth limit of one peer, shared by all pulls of it; and what one zone
-may take of a serving node, in requests, bytes or milliseconds. A core.
+"""A token bucket that may be overdrawn. It limits the bandwidth from one peer, shared by all pulls, and the requests,
+bytes or milliseconds that one zone may use of a serving node. A core.
 
-The size of a page is known only when it has arrived, so its tokens are taken afterwards, and the next page is asked for
-when the debt is gone. A stream at the end of its log goes first: it may ask while the debt is below two seconds, which
-a stream with a backlog has to wait off, so a backlog does not delay live facts. Repairs go last: they ask when half of
-what can be saved is there, or after half a minute with the priority of live facts. Over any period no more arrives than
-the rate, a quarter of a second's worth that was saved, and what was under way.
+The size of a page is known only when it has arrived, so its tokens are spent afterwards, and the next page is requested
+when the debt is paid off. A stream at the end of its log goes first: it may request while the debt is below two
+seconds. A stream with a backlog waits until there is no debt, so it does not delay live facts. Repairs go last: they
+wait until the bucket is half full, or for half a minute, and then have the priority of live facts. Over any period no
+more arrives than the rate, the saved tokens of a quarter of a second, and what was under way.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from __future__ import annotations
 from enum import Enum
 
 PAGE_MS = 250
-"""One page's worth of time: what a backlog's page may delay a live one on a conduit of just this rate."""
+"""Time of one page at the rate: how long a page of a backlog may delay a live one on a conduit of this rate."""
 SAVED_MS_MAX = 250
-"""What can be saved while nothing arrives."""
+"""Tokens that can be saved while nothing arrives."""
 OVERDRAWN_MS_MAX = 2_000
-"""How far a stream at the end of its log may overdraw: beyond any page of PAGE_MS, at the least rate and the least
-page."""
+"""How far a stream at the end of its log may overdraw: more than any page, also the smallest at the lowest rate."""
 PAGE_BYTES_MIN = 16 * 1024
 """Smaller pages would cost more in requests than they give in smoothness."""
 
 REPAIR_SAVED_MS = 125
-"""What must be saved before a repair asks: a backlog, which asks as soon as there is no debt, never leaves that much
-for long."""
+"""What must be saved before a repair requests: a backlog, which requests as soon as there is no debt, never leaves this
+much for long."""
 REPAIR_WAITS_MS_MAX = 30_000
 
 
 class Priority(Enum):
-    """Of a request, highest first."""
+    """Priority of a request, highest first."""
 
     LIVE = "a stream at the end of its log"
     BACKLOG = "a stream with a backlog, and artifacts that its pages wait for"
@@ -45,7 +44,7 @@ class TokenBucket:
 
     def __init__(self, bytes_per_second_max: int) -> None:
         assert bytes_per_second_max > 0, bytes_per_second_max
-        # Bytes a second, which are thousandths of a byte a ms: all below are whole numbers.
+        # In thousandths of a byte a ms, so that all values are integers.
         self._rate = bytes_per_second_max
         self._saved = bytes_per_second_max * SAVED_MS_MAX
         self._now_ms: int | None = None
@@ -58,19 +57,19 @@ class TokenBucket:
 
     @property
     def bytes_waited_off(self) -> int:
-        """Bytes that arrived before they were due, and were waited off since."""
+        """Bytes that arrived before they were due, and have been paid off since."""
         return self._waited_off // 1000
 
     def page_bytes(self, bytes_max: int) -> int:
-        """How large a page to ask for, where without a limit it would be `bytes_max`."""
+        """The size of the page to request; `bytes_max` is the size without a limit."""
         return min(bytes_max, max(PAGE_BYTES_MIN, self._rate * PAGE_MS // 1000))
 
     def pages_ahead(self, size: int, pages_max: int) -> int:
-        """How many pages of `size` bytes to have under way at once: together at most one page's worth of time."""
+        """How many pages of `size` bytes may be under way at once: together at most PAGE_MS."""
         return max(1, min(pages_max, self._rate * PAGE_MS // 1000 // size))
 
     def bytes_owed(self, now_ms: int) -> int:
-        """Bytes that arrived before they were due, and are not waited off yet."""
+        """Bytes that arrived before they were due, and are not paid off yet."""
         self._catch_up(now_ms)
         return max(0, -self._saved // 1000)
 
@@ -80,8 +79,8 @@ class TokenBucket:
         self._saved -= size * 1000
 
     def ready_ms(self, now_ms: int, priority: Priority, waited_ms: int = 0) -> int:
-        """When a request that has waited for `waited_ms` may be sent; `now_ms` for at once. The caller asks again then,
-        because others spend meanwhile."""
+        """When a request that has waited for `waited_ms` may be sent; `now_ms` for at once. The caller then asks again,
+        because other requests may have spent tokens meanwhile."""
         self._catch_up(now_ms)
         ready_ms = now_ms + max(0, -((self._saved - self._rate * _LEAST_MS[priority]) // self._rate))
         if priority is Priority.REPAIR and ready_ms - now_ms > REPAIR_WAITS_MS_MAX - waited_ms:

@@ -95,12 +95,12 @@ class PageJudge(MessageJudge):
             self._proven |= found.proven_zones
             remember(signers.known, signers.trusted)
             to_store = [
-                SignerCertificate(key_id, one, is_believed, zone)
+                SignerCertificate(key_id, one, is_trusted, zone)
                 for zone, key_id in sorted(kept)
-                for certificates, is_believed in [signers.of(zone, key_id)]
+                for certificates, is_trusted in [signers.of(zone, key_id)]
                 for one in certificates
             ]
-            remember(self._relayed, {one.key_id: self._clock_ms() for one in to_store if not one.is_believed})
+            remember(self._relayed, {one.key_id: self._clock_ms() for one in to_store if not one.is_trusted})
         self._keep_evidence(peer, stream, offered, found)
         return JudgedPage(batches, found.heads, tuple(to_store), _bounded(found.declined))
 

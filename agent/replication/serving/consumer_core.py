@@ -198,7 +198,7 @@ class ConsumerCore:
         if refusal is None:
             return None
         why = f"consumer {request.consumer_name} of {zone}: {refusal.message}"
-        hint = "the peer reads this log again from its beginning; does a copy of this machine run? Stop one"
+        hint = "the peer reads this log again from its beginning; if a copy of this machine runs, stop one of the two"
         yield from effects.ReportPeerAhead(zone, f"{why}: {hint}")
         return refusal
 

@@ -27,8 +27,8 @@ UNSENT_OF_LINK_BYTES_MAX = 16 * 1024 * 1024
 """The same for all zones at one broker. A zone for which no answer waits is still served, so that zones that do not
 read their answers cannot shut it out."""
 UNREAD_BYTES_MAX, UNREAD_OF_LINK_BYTES_MAX = 4 * UNSENT_BYTES_MAX, 2 * UNSENT_OF_LINK_BYTES_MAX
-"""Above this, requests of the zone are dropped, and the peer asks again. Pages stay below both limits; the small
-answers to a zone or broker that reads none would not, and would fill the memory."""
+"""Above this, requests of the zone are dropped, and the peer asks again. Pages stay below both limits, but small
+answers that the zone or broker does not read would fill the memory."""
 READ_MS_PER_SECOND = 250
 """Processor time that reading for one zone may take in each second, if another zone has asked within SHARED_MS: a
 hundred pages of 1 MiB in batches of 10 kB, or twenty thousand batches of one fact."""

@@ -39,7 +39,7 @@ HEAD_ENTRY_BYTES = HEAD_BYTES + 8
 DEFINITIONS_BYTES_MAX = 384 * 1024
 """Definitions are sent in the header, which has a limit of its own."""
 SIGNERS_BYTES_MAX = 128 * 1024
-"""So are certificates; those of one key have 88 kB at most."""
+"""Certificates are sent in the header too; those of one key have at most 88 kB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the batch is sent, which is so unless a limit falls inside it."""
+        """Whether all of the batch is sent."""
         return (self.first_offset, self.last_offset) == (self.batch.first_offset, self.batch.last_offset)
 
     @property
@@ -149,9 +149,9 @@ def is_omitted(origin: Origin, asking_zone: str, former_epochs: Collection[bytes
 
 
 def _run_ends(plan: ReadPlan, batches: Sequence[StoredBatch]) -> frozenset[int]:
-    """Last offsets of the batches after which a page may end: not between a batch and the next head of its run. What
-    lies further before that head than an honest run reaches is no part of it: a zone could make a run that fits into no
-    packet, and facts of other zones would wait behind it."""
+    """Last offsets of the batches after which a page may end: not between a batch and the next head of its run. A batch
+    more than RUN_BYTES_MAX before that head does not count as part of its run: otherwise a zone could make a run that
+    fits into no packet, and facts of other zones would wait behind it."""
     ends, is_signed, run_bytes = set[int](), False, 0
     for at in range(len(batches) - 1, -1, -1):
         batch, after = batches[at], batches[at + 1] if at + 1 < len(batches) else None
@@ -170,7 +170,7 @@ class _Selection:
         self._plan = plan
         self._facts_left = plan.limit
         self._room_left = room
-        self._run_only_bytes = max(0, room - plan.bytes_max)  # of the room, what only the rest of a run may take
+        self._run_only_bytes = max(0, room - plan.bytes_max)  # the part of the room for the rest of a run only
         self._definition_bytes_left = min(room - self._run_only_bytes, DEFINITIONS_BYTES_MAX)
         self._ends = ends
         self._signers = signers
@@ -266,7 +266,7 @@ class _Selection:
         return 0 if key_id in self._signers_sent else self._signers.get(key_id, 0)
 
     def _add_signer(self, batch: StoredBatch) -> bool:
-        """Note that the page needs the certificate of a head; False where it already has as many as it may."""
+        """Add the certificate of the batch's head; False if the page has reached a limit of certificates."""
         if self._plan.whole_runs and batch.head and (key_id := key_id_in(batch.head)) in self._signers:
             sent = self._signers_sent | {key_id}
             if len(sent) > SIGNERS_MAX or sum(self._signers.get(one, 0) for one in sent) > SIGNERS_BYTES_MAX:

@@ -1,9 +1,9 @@
-"""Whose turn it is to have something read: the zones of all links share a few places, and each has its part of the time
-that reading takes. A core: no IO, no clock.
+"""Decides for which zone data is read next: the zones of all links share a few places and the processor time of
+reading. A core: no IO, no clock.
 
-What is read costs this node's processor, whatever becomes of it: a broker takes the answers for a session that does not
-read, and drops them. So a zone that is not alone waits after what was read for it until its part of the time has paid
-for that. A zone that is alone gets all that it asks for.
+Reading costs processor time even if the answer is never used: a broker accepts the answers for a session that does not
+read, and drops them. So while several zones ask, each waits after a read until its share of the time has paid for it. A
+zone that asks alone gets all that it asks for.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from agent.replication.serving.limits import READ_MS_PER_SECOND, READS_MAX, READ
 T = TypeVar("T")
 
 ReadyMs = Callable[[int], int | None]
-"""When the link of a zone may take a further answer for it, asked at a time: that time for at once; None where no time
-is known, and the link says so when it is ready."""
+"""From the present time, when the link of a zone can take another answer for it. None: not known; `take` is called
+again when the link has sent something."""
 
 
 class ReadTurns(Generic[T]):
-    """The places to read in, and the work that waits for one. Times are in ms of one monotonic clock."""
+    """The places for reading, and the work that waits for one. Times are in ms of one monotonic clock."""
 
     def __init__(self) -> None:
         self._queue: FairQueue[T] = FairQueue(READS_MAX, self._places_of, self._may_read)
         self._ready: dict[str, ReadyMs] = {}
-        self._asked_ms: dict[str, int] = {}  # by zone, when something was last to be read for it
+        self._asked_ms: dict[str, int] = {}  # by zone: when it last asked
         self._time: dict[str, TokenBucket] = {}  # in microseconds
         self._now_ms = 0
 
     def ask(self, zone: str, work: T, ready_ms: ReadyMs, now_ms: int) -> None:
-        """Something is to be read for a zone, when its link is ready."""
+        """Queue work of a zone, which gets a place when the zone's link is ready."""
         self._asked_ms[zone] = now_ms
         self._ready[zone] = ready_ms
         self._queue.add(zone, work)
 
     def take(self, now_ms: int) -> T | None:
-        """The next work that gets a place; None where none may have one now."""
+        """The next work that gets a place; None if none may have one now."""
         self._now_ms = now_ms
         return self._queue.take()
 
     def end(self, zone: str, work: T, took_us: int, now_ms: int) -> None:
-        """Work is over, and its place is free; or it is not wanted any more, and has had none. `took_us`: the time of a
-        processor that it took."""
+        """Free the place of work that has ended, or withdraw work that has no place yet. `took_us`: the processor time
+        that it used."""
         self._now_ms = now_ms
         if not self._queue.withdraw(zone, work):
             self._queue.end(zone)
-            if self._is_shared(zone):  # else a zone that was alone would begin with its debts
+            if self._is_shared(zone):  # otherwise a zone that was alone would begin in debt
                 self._time_of(zone).spend(took_us, now_ms)
 
     def due_ms(self, now_ms: int) -> int | None:
-        """When `take` may give a place that it does not give now, without any other event; None for never."""
+        """When `take` may give a place that it does not give now, if nothing else happens; None for never."""
         self._now_ms = now_ms
         due = [at_ms for zone in self._queue.zones_waiting() if (at_ms := self._ready_ms(zone)) is not None]
         return min((at_ms for at_ms in due if at_ms > now_ms), default=None)

@@ -1,5 +1,5 @@
-"""Reading a page from the store: batches, the definitions they need, the selection (`page.select_page`), slices where a
-limit asks for one.
+"""Reads a page from the store: batches, the definitions they need, the selection (`page.select_page`), slices where a
+limit falls inside a batch.
 
 Runs in the event loop or in a reader thread. Uses only the store's read methods.
 """
@@ -23,18 +23,18 @@ from agent.signing.heads import key_id_in
 DEFINITIONS_READ_MAX = 4096
 """Definitions read for one page: more than fit in one."""
 INLINE_FACTS_MAX = 4096
-"""Of a page that is read inline: about four batches of a busy node, or the tail of an idle one."""
+"""Facts of a page that is read inline: about four batches of a busy node, or the tail of an idle one."""
 SLOW_READ_NS = 2_000_000
 """A read that took longer waited for the disk. From memory a read takes 0.1 ms."""
 INLINE_PAUSE_FACTOR = 500
-"""Times what a slow read took, before the next inline one: of a page of many small batches, or of a slow disk, the
-event loop waits for a five hundredth of its time at most."""
+"""After a slow read, no page is read inline for this many times its duration, so the event loop spends at most a
+five-hundredth of its time in slow reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """What to read, for which zone, which definitions and signers it knows, how large a packet may be, and of which of
-    its former epochs the zone takes its own facts back."""
+    """What to read, and for which zone: the definitions and signers that it knows, the largest packet, and its former
+    epochs of which it takes its own facts back."""
 
     plan: ReadPlan
     asking_zone: str
@@ -45,8 +45,8 @@ class PageQuery:
 
     @property
     def read_bytes_max(self) -> int:
-        """What is read from the store. A request may name eight times what a packet takes; the rest would be read and
-        digested for nothing (decision 0057)."""
+        """The most to read from the store: a request may name eight times as much as fits into a packet (decision
+        0057)."""
         return min(self.plan.bytes_max, self.packet_bytes_max)
 
 
@@ -77,11 +77,11 @@ class PageRead:
 
 @dataclass(slots=True)
 class InlineReads:
-    """Whether a page is read inline, by the event loop itself, or in a reader thread.
+    """Decides whether a page is read inline, by the event loop itself, or in a reader thread.
 
-    A small page in memory is read in a third of the time that the way to a thread and back takes. A slow inline read
-    shows that the disk has to be waited for, or that the page has many batches: threads read for a while, then one
-    inline read tries again. Large pages are never read inline.
+    Reading a small page from memory takes a third of the time of a switch to a thread and back. A read from disk, or of
+    many batches, is slow: after one, threads read for a while, then one inline read tries again. Large pages are never
+    read inline.
     """
 
     paused_until_ns: int = 0
@@ -91,7 +91,7 @@ class InlineReads:
         return facts <= INLINE_FACTS_MAX and now_ns >= self.paused_until_ns
 
     def took(self, began_ns: int, ended_ns: int) -> None:
-        """An inline read has ended."""
+        """Note the duration of an inline read."""
         if (took_ns := ended_ns - began_ns) > SLOW_READ_NS:
             self.paused_until_ns = ended_ns + INLINE_PAUSE_FACTOR * took_ns
 
@@ -107,7 +107,7 @@ def read_page(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
 
 
 def read_sequences(store: ServingStore, origin: Origin, asked: PageQuery) -> PageRead | Refuse:
-    """As `read_page`, of one origin, by its sequences. Whole batches whatever the limit: the requester stores them."""
+    """As `read_page`, of one origin, by its sequences. Only whole batches: the requester stores them."""
     plan = asked.plan
     first, last = plan.after_offset + 1, plan.until(OFFSET_MAX)
     asked_for = plan.stream, origin, first, last, plan.limit, asked.read_bytes_max
@@ -143,7 +143,7 @@ def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Ref
     for piece in chosen.pieces:
         try:
             sealed = piece.batch.sealed if piece.is_whole else _slice(piece)
-        except BatchError as error:  # bit rot: reported here, since no other step opens the batch
+        except BatchError as error:  # bit rot: no other step opens the batch
             return Refuse("store_unavailable", f"the batch at offset {piece.batch.first_offset} is damaged: {error}")
         if asked.plan.whole_runs and piece.head:
             heads[len(entries)] = piece.head

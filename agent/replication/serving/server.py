@@ -76,8 +76,8 @@ class Server:
     """Serves the peers of one link.
 
     `exports` maps each peer zone to the streams it may read, `appends` to those it may append to. `look_up` finds
-    latest values. `is_proven` says whether a request proves that this store is an old copy, `refuses_request` why a
-    request that changes something is not proven to be its zone's. `ends_known` are signed ends of other origins.
+    latest values. `is_proven` says whether a request proves that this store is an old copy. `refuses_request` says why
+    no signature proves the zone of a request that changes something. `ends_known` are signed ends of other origins.
     `signer` signs the answers. `refusals` maps the store's errors to codes; any other of `store_errors` is answered
     `store_unavailable`. `turns` are shared by the servers of a node.
     """
@@ -179,8 +179,7 @@ class Server:
         allows."""
         if self._group is None:  # the server is being stopped
             return
-        # One time for all that follows: a zone that is not ready then has an alarm, also where it would be ready by
-        # now.
+        # One time for queue and alarm: a zone that becomes ready in between would otherwise get no alarm.
         self._begins_ms = self._context.now_ms()
         while (arrived := self._arrivals.take()) is not None:
             zone = arrived[0].zone
@@ -250,7 +249,8 @@ class Server:
                 self._telemetry.stop(span, waited_ns, facts=facts)
 
     def _unproven(self, caller: Caller, request: Request, payload: bytes, proof: MessageProof | None) -> str | None:
-        """Why a request that changes something is not proven to be its zone's; None where it is, or need not be."""
+        """Why no signature proves the zone of a request that changes something; None if one does or none is
+        required."""
         if type(request) not in CHANGING:
             return None
         return self._refuses_request(self._place(caller), payload, proof, is_writing=type(request) in WRITING)
@@ -295,7 +295,7 @@ class Server:
 
 
 def _decoded(payload: bytes) -> Request | MalformedMessage:
-    """A request, or why it is none."""
+    """The request, or the error of decoding it."""
     try:
         return decode_request(payload)
     except MalformedMessage as error:

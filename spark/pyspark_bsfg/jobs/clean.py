@@ -1,12 +1,12 @@
-"""Cleaned facts: one row a fact, and the number that it gives, if it gives one. Core: DataFrames in and out, no IO.
+"""Cleaned facts: one row for each fact, with its number, if it has a usable one. Core: DataFrames in and out, no IO.
 
     all columns of the landed table, and
 
-    problem     NULL where nothing is wrong; else bad, uncertain, nan, or the name of the first rule that the fact breaks
+    problem     NULL if nothing is wrong; else bad, uncertain, nan, or the name of the first rule that the fact breaks
     number      the value of a numeric fact without a problem; NULL otherwise, also for texts and messages
 
-No fact is dropped but a repetition: a row with the same stream, zone, epoch and sequence; the lower offset stays. There
-is no watermark: a late fact makes its date and zone be computed again.
+Only repetitions are dropped: of rows with the same stream, zone, epoch and sequence, the one with the lowest offset
+stays. There is no watermark: after a late fact its date and zone are computed again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql.types import DoubleType, StringType, StructField, StructType
 from pyspark_bsfg.jobs.settings import Rule
 from pyspark_bsfg.schema import IDENTITY, LANDED
 
-VERSION = 1  # of the rows; another one makes every date and zone be computed again
+VERSION = 1  # of the rows; with another version every date and zone is computed again
 CLEAN = StructType([*LANDED.fields, StructField("problem", StringType()), StructField("number", DoubleType())])
 
 _SEVERITY_BITS = 30  # OPC UA part 4, 7.39: the top two bits of a StatusCode say 0 Good, 1 Uncertain, 2 or 3 Bad
@@ -45,13 +45,13 @@ def cleaned(facts: DataFrame, rules: Sequence[Rule] = (), *, is_uncertain_accept
 
 
 def tag_is(pattern: str) -> Column:
-    """Whether the tag matches a text in which `*` stands for any text."""
+    """Whether the tag matches a pattern in which `*` stands for any text."""
     escaped = pattern.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")
     return F.col("tag").like(escaped.replace("*", "%")) if "*" in pattern else F.col("tag") == pattern
 
 
 def floored(number: Column, divisor: int) -> Column:
-    """The quotient of a long, rounded down, in integers: a double errs at the edge of a window."""
+    """The quotient of a long, rounded down, in integers: a double is inexact at the edge of a window."""
     below = F.when(number % F.lit(divisor) < 0, 1).otherwise(0)
     return F.call_function("div", number, F.lit(divisor)) - below
 

@@ -1,13 +1,13 @@
-"""Shell: tables by date and zone that are computed from another table, again only where that one has changed.
+"""Shell: tables by date and zone that are computed from another table; only what has changed is computed again.
 
-A table is `date=/zone=/part.parquet`, one file for each date and zone, which any reader of Parquet takes. `_bsfg.json`
-beside them has, of each, a digest of what it was computed from: the facts of its inputs, which only ever get more, and
-the settings. So a late fact makes its date and zone be computed again, and those whose look-back reaches it. A file is
-replaced by a rename and recorded after that: a run that is killed leaves whole files, and the next run computes again
-what is not recorded.
+A table is `date=/zone=/part.parquet`, one file for each date and zone, which any reader of Parquet can read.
+`_bsfg.json` in the same folder has, for each file, a digest of its inputs: the settings, and the facts, whose number
+only grows. So after a late fact its date and zone are computed again, and the dates whose look-back reaches it. A file
+is replaced by a rename and recorded after that: a killed run leaves whole files, and the next run computes again what
+is not recorded.
 
-A date and zone that would stand for fewer facts than before, because files of the input were taken away, keeps its file
-and is named.
+If a date and zone would now represent fewer facts than before, because files of the input are missing, its file is kept
+and reported.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.landing.tables import table_files
 from pyspark_bsfg.streaming.checkpoint import sync_folder, write_json
 
-RECORD = "_bsfg.json"  # Spark and others pass over names that begin with an underscore
+RECORD = "_bsfg.json"  # Spark and others ignore names that begin with an underscore
 PART = "part.parquet"
-_ASIDE = "_aside"  # a run that was stopped leaves it; the next one overwrites it
-# What one query computes: enough to be worth its start, little enough to be repeated after a kill.
+_ASIDE = "_aside"  # a stopped run leaves it; the next run overwrites it
+# What one query computes: enough to be worth starting it, little enough to repeat after a kill.
 PARTS_AT_ONCE, FACTS_AT_ONCE = 64, 50_000_000
 
 Key = tuple[str, str]
@@ -41,7 +41,8 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A date and zone of a table: for how many facts it stands, its files, and what tells one content from another."""
+    """A date and zone of a table: the number of facts it represents, its files, and a text that identifies its
+    content."""
 
     facts: int
     paths: tuple[str, ...]
@@ -66,8 +67,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How a table is computed. `settings` are whatever its rows depend on; `days_back` as far as its rows look into the
-    days before; `facts` counts the facts that the rows of a file stand for, None for the input's."""
+    """How a table is computed. `settings` are all values that its rows depend on; `days_back` is how many days before
+    its date a row reads; `facts` counts the facts that the rows of a file represent (None: as many as the input
+    has)."""
 
     name: str
     folder: Path
@@ -78,12 +80,12 @@ class Step:
     days_back: int = 0
     facts: Callable[[Path], int] | None = None
     is_exact: bool = True
-    """Whether the rows stand for all facts that were read; else for some of them."""
+    """Whether the rows represent all facts that were read, not only for some of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptDay:
-    """A date and zone whose file stays, because it stands for more facts than were found now."""
+    """A date and zone whose file is kept, because it represents more facts than were found now."""
 
     table: str
     date: str
@@ -103,7 +105,7 @@ class Outcome:
 
 
 def landed(folder: Path) -> Source:
-    """A table of the land job. Its facts only ever get more, so their number tells one content from another."""
+    """A table of the land job. The number of its facts only grows, so it identifies the content."""
     found: dict[Key, list[tuple[str, int]]] = {}
     for path, rows in table_files(folder):
         zone_folder = Path(path).parent
@@ -139,7 +141,7 @@ def derive(
     *,
     is_fewer_accepted: bool = False,
 ) -> Outcome:
-    """Bring a table up to date. Raises JobRefused, also where rows do not stand for the facts that were read."""
+    """Bring a table up to date. Raises JobRefused, also if rows do not represent the facts that were read."""
     _claim(step.folder)
     before = derived(step.folder)
     wanted = {key: state for key in source.parts if (state := _state(step, source, key)) != _recorded(before, key)}
@@ -170,13 +172,14 @@ def derive(
 
 
 def _written(spark: SparkSession, step: Step, source: Source, keys: Sequence[Key]) -> dict[Key, int]:
-    """Compute some dates and zones, beside the table; the facts that the rows of each stand for."""
+    """Compute some dates and zones into files outside the table. Returns the number of facts that the rows of each
+    represent."""
     is_wanted = F.concat_ws(" ", F.col("date").cast("string"), "zone").isin([" ".join(key) for key in keys])
     reading = sorted({near for key in keys for near in _near(key, step.days_back) if near in source.parts})
     rows = step.rows(source.read(spark, step.reads, reading)).where(is_wanted)
     aside = step.folder / _ASIDE
     ordered = rows.repartition("date", "zone").sortWithinPartitions("date", "zone", *step.order)
-    # One file for each date and zone: the other settings could cut it.
+    # One file for each date and zone, whatever the session's setting.
     writing = ordered.write.mode("overwrite").option("maxRecordsPerFile", 0)
     writing.partitionBy("date", "zone").parquet(str(aside))
     if step.facts is None:
@@ -186,21 +189,21 @@ def _written(spark: SparkSession, step: Step, source: Source, keys: Sequence[Key
         files = _part_file(aside, key).parent.glob("*.parquet")
         facts, read = sum(step.facts(file) for file in files), source.parts[key].facts
         if facts > read or (facts < read and step.is_exact):
-            told = f"{step.name} of {key[0]}, {key[1]} would stand for {facts} facts of {read}"
-            raise JobRefused(told, "run it again, and report this")
+            why = f"{step.name} of {key[0]}, {key[1]} would represent {facts} facts of {read}"
+            raise JobRefused(why, "run it again, and report this")
         found[key] = facts
     return found
 
 
 def _state(step: Step, source: Source, key: Key) -> str:
-    """A digest of what the rows of a date and zone follow from."""
+    """A digest of everything that the rows of a date and zone depend on."""
     inputs = [source.parts[near].state if near in source.parts else "" for near in _near(key, step.days_back)]
-    told = json.dumps([step.settings, inputs], default=str)
-    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+    content = json.dumps([step.settings, inputs], default=str)
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def _near(key: Key, days_back: int) -> list[Key]:
-    """A date and those before it that its rows look at."""
+    """A date, and the dates before it that its rows read."""
     day = date.fromisoformat(key[0])
     return [((day - timedelta(days=back)).isoformat(), key[1]) for back in range(days_back + 1)]
 
@@ -228,7 +231,7 @@ def _part_file(folder: Path, key: Key) -> Path:
 
 
 def _publish(folder: Path, key: Key) -> None:
-    """Put the new file of a date and zone in the place of the old one, durably; none where there are no rows."""
+    """Replace the file of a date and zone by the new one, durably; without new rows, remove it."""
     target = _part_file(folder, key)
     made = sorted(_part_file(folder / _ASIDE, key).parent.glob("*.parquet"))
     if not made:
@@ -260,12 +263,12 @@ def _forget(step: Step, table: Source, key: Key) -> None:
 
 
 def _claim(folder: Path) -> None:
-    """Raises JobRefused for a folder that holds something else."""
+    """Raise JobRefused for a folder that holds something else."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in folder.iterdir()} - {_ASIDE}
         if names and RECORD not in names:
-            raise JobRefused(f"{folder} is not empty and no table of this program", "name another folder")
+            raise JobRefused(f"{folder} is not empty and not a table of this program", "name another folder")
         if not names:
             write_json(folder / RECORD, {})
     except OSError as error:

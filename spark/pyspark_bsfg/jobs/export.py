@@ -1,7 +1,7 @@
 """Shell: copies the cleaned facts to an Iceberg table, each date and zone in one commit.
 
-A commit replaces a date and zone and records, as a property of the table in the same commit, which content it has; so
-what is there already is not written again, and a run that was killed goes on. The catalog is pyiceberg's, with its
+A commit replaces a date and zone. A property of the table, set in the same commit, records its content. So present
+content is not written again, and the next run continues after a killed one. The catalog is pyiceberg's, with its
 properties from the TOML or from pyiceberg's own configuration. Needs the extra `spark-iceberg`.
 """
 
@@ -30,7 +30,7 @@ SCHEMA = pa.schema([
     pa.field("date", pa.date32()),
     pa.field("zone", pa.string()),
 ])  # fmt: skip
-STATE = "bsfg."  # of a property; behind it date and zone
+STATE = "bsfg."  # prefix of a property; date and zone follow
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ def _table(asked: Export) -> Table:
 
 
 def _replace(target: Table, key: Key, part: Part) -> int:
-    """One commit: the rows of a date and zone, and what they are."""
+    """Replace the rows of a date and zone and record their content, in one commit."""
     from pyiceberg.expressions import And
 
     rows = _rows(key, part)
@@ -103,7 +103,7 @@ def _rows(key: Key, part: Part) -> Any:
 def _is(name: str, value: str) -> Any:
     from pyiceberg.expressions import EqualTo
 
-    made: Any = EqualTo  # its types know keywords only
+    made: Any = EqualTo  # its type stubs know only keyword arguments
     return made(name, value)
 
 

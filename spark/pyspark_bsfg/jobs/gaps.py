@@ -1,17 +1,17 @@
-"""Gaps in the facts of each tag, set against the losses that nodes have declared. Core: DataFrames in and out, no IO.
+"""Gaps in the facts of each tag, compared with the losses that nodes have declared. Core: DataFrames in and out, no IO.
 
-`found_within` looks at one date and zone and can be kept; `report` joins the dates, which is little work.
+`found_within` finds the gaps of one date and zone, which can be kept; `report` joins the dates, which is little work.
 
-    zone tag kind       what is missing of which tag
+    zone tag kind       the tag, and what is missing
                           missing   no fact for longer than expected, then another
-                          stale     no fact without a problem for longer than expected, though facts came
-                          silent    no fact since, until `as_of`; or none ever, of a tag that was expected by its name
+                          stale     facts came, but none without a problem for longer than expected
+                          silent    no fact since then until `as_of`; or none ever, of a tag that the settings name
                         Facts of the future, after `as_of`, count when their time has come.
-    begin end seconds   the last fact (or fact without a problem) before, and the next one; NULL where there is none
+    begin end seconds   the last fact (or fact without a problem) before, and the next one; NULL if there is none
     expected_s          how far apart the facts of this tag may be
     declared_by         predicate and reason of each declaration that explains the gap, or NULL. Losses of sources have
-                        times: together they must leave no stretch of the gap longer than `expected_s`. A node's loss
-                        (expired, damaged) has the sequences of an origin, and what no task could read has offsets:
+                        times: together they must leave no part of the gap uncovered for longer than `expected_s`. A
+                        node's loss (expired, damaged) has the sequences of an origin, and unread facts have offsets:
                         one of these between the ends explains the gap.
 """
 
@@ -43,7 +43,7 @@ WITHIN = StructType([
 ])  # fmt: skip
 GAP = ("zone", "tag", "kind", "begin", "end")
 SAMPLES_LOST, UNREAD = "samples_lost", "facts_unread"
-OF_ORIGINS = ("facts_expired", "facts_damaged")  # what a node lost, by zone, epoch and sequences
+OF_ORIGINS = ("facts_expired", "facts_damaged")  # losses of a node, by zone, epoch and sequences
 TAGS_NAMED_MAX = 20  # agent/ingest/gap.py: a declaration with fewer tags names them all
 
 _SECOND_NS = 1_000_000_000
@@ -64,14 +64,14 @@ def found_within(facts: DataFrame, limit_s: Column) -> DataFrame:
     samples = samples.withColumn("here", F.struct(F.col("source_time_ns").alias("ns"), "offset", "epoch", "sequence"))
     usable = F.when(F.col("problem").isNull(), F.col("here"))
     days = Window.partitionBy("date", "zone", "tag").orderBy("here")
-    told = samples.withColumns({
+    ordered = samples.withColumns({
         "before": F.lag("here").over(days),
         "usable_before": F.last(usable, ignorenulls=True).over(days.rowsBetween(Window.unboundedPreceding, -1)),
     })  # fmt: skip
     limit_ns = limit_s * _SECOND_NS
-    missing = told.where(_from_to("before.ns", "here.ns") > limit_ns)
+    missing = ordered.where(_from_to("before.ns", "here.ns") > limit_ns)
     is_stale = usable.isNotNull() & (_from_to("usable_before.ns", "here.ns") > limit_ns)
-    stale = told.where(is_stale & (F.col("usable_before.offset") != F.col("before.offset")))
+    stale = ordered.where(is_stale & (F.col("usable_before.offset") != F.col("before.offset")))
     groups = samples.groupBy("date", "zone", "tag")
     each = groups.agg(F.min("here").alias("begin"), F.max("here").alias("end"))
     good = groups.agg(F.min(usable).alias("begin"), F.max(usable).alias("end")).where("begin IS NOT NULL")
@@ -91,12 +91,12 @@ def report(within: DataFrame, incidents: DataFrame, limit_s: Column, as_of_ns: i
     for kind, edge in (("missing", "facts"), ("stale", "usable")):
         gaps = gaps.unionAll(_across_dates(within, kind, edge, limit_s))
     gaps = gaps.where(F.col("end.ns") <= as_of_ns)
-    # A gap of all facts is one of the usable ones too; it is told once.
+    # A gap of all facts is also a gap of the usable ones; report it once.
     twice = gaps.where("kind = 'missing'").withColumn("kind", F.lit("stale"))
     gaps = gaps.join(twice, list(GAP), "left_anti").select(*GAP)
     gaps = gaps.unionAll(_open_ended(within, limit_s, as_of_ns)).unionAll(_never(within, named))
-    told = _declared(gaps.withColumn("expected_s", limit_s), incidents)
-    return told.select(
+    declared = _declared(gaps.withColumn("expected_s", limit_s), incidents)
+    return declared.select(
         *("zone", "tag", "kind"),
         _time("begin").alias("begin"),
         _time("end").alias("end"),
@@ -111,15 +111,15 @@ def _rows(rows: DataFrame, kind: str, begin: str, end: str) -> DataFrame:
 
 
 def _across_dates(within: DataFrame, kind: str, edge: str, limit_s: Column) -> DataFrame:
-    """Between the last row of one date and the first of the next one that has any."""
+    """Gaps between the last row of one date and the first row of the next date that has any."""
     dates = Window.partitionBy("zone", "tag").orderBy("begin")
-    told = within.where(F.col("kind") == edge).withColumn("before", F.lag("end").over(dates))
-    found = told.where(_from_to("before.ns", "begin.ns") > limit_s * _SECOND_NS)
+    edges = within.where(F.col("kind") == edge).withColumn("before", F.lag("end").over(dates))
+    found = edges.where(_from_to("before.ns", "begin.ns") > limit_s * _SECOND_NS)
     return _rows(found, kind, "before", "begin").select(*GAP)
 
 
 def _open_ended(within: DataFrame, limit_s: Column, as_of_ns: int) -> DataFrame:
-    """Tags without a fact, or without a usable one, until now."""
+    """Gaps that last until now: tags without a fact, or without a usable one."""
     unknown = (F.lit(None).cast(one.dataType).alias(one.name) for one in END.fields[1:])
     now = F.struct(F.lit(as_of_ns).cast("long").alias("ns"), *unknown)
 
@@ -148,7 +148,7 @@ def _open_ended(within: DataFrame, limit_s: Column, as_of_ns: int) -> DataFrame:
 
 
 def _never(within: DataFrame, named: Sequence[str]) -> DataFrame:
-    """Tags that were expected and have no fact at all."""
+    """Tags that the settings name and that have no fact at all."""
     tags = within.sparkSession.createDataFrame([(one,) for one in named], "tag string")
     absent = tags.join(within.select("tag").distinct(), "tag", "left_anti")
     nothing = (F.lit(None).cast(END).alias(name) for name in ("begin", "end"))
@@ -162,7 +162,7 @@ def _declared(gaps: DataFrame, incidents: DataFrame) -> DataFrame:
         F.get_json_object("detail", "$.origins"),
         "array<struct<zone:string,epoch:string,first_sequence:long,last_sequence:long>>",
     )
-    told = incidents.where(F.col("what").isin(SAMPLES_LOST, UNREAD, *OF_ORIGINS)).select(
+    declarations = incidents.where(F.col("what").isin(SAMPLES_LOST, UNREAD, *OF_ORIGINS)).select(
         "what",
         F.col("zone").alias("of_zone"),
         F.col("offset").alias("first_offset"),
@@ -174,7 +174,7 @@ def _declared(gaps: DataFrame, incidents: DataFrame) -> DataFrame:
         F.explode_outer(origins).alias("origin"),
     )
     is_of_source = (F.col("what") == SAMPLES_LOST) & (F.col("of_zone") == F.col("zone")) & _names() & _is_within()
-    found = gaps.join(told, is_of_source | _was_between() | _is_of_origin(), "left")
+    found = gaps.join(declarations, is_of_source | _was_between() | _is_of_origin(), "left")
     by, is_loss = F.concat_ws(" ", "what", "reason"), F.col("what") == SAMPLES_LOST
     each = found.groupBy(*gaps.columns).agg(
         F.sort_array(F.collect_list(F.when(is_loss, F.struct("first_ns", "last_ns")))).alias("losses"),
@@ -188,12 +188,12 @@ def _declared(gaps: DataFrame, incidents: DataFrame) -> DataFrame:
 
 
 def _is_within() -> Column:
-    """Whether the loss of a source has a part of a gap, or touches it."""
+    """Whether the loss of a source overlaps a gap or touches it."""
     return (F.col("last_ns") >= F.col("begin.ns")) & (F.col("first_ns") <= F.col("end.ns"))
 
 
 def _uncovered_ns(losses: str) -> Column:
-    """The longest stretch of a gap that no loss covers; `losses` are in order."""
+    """The longest part of a gap that no loss covers; `losses` are in order."""
     nothing = F.struct(F.col("begin.ns").alias("reached_ns"), F.lit(0).cast("long").alias("longest_ns"))
 
     def with_loss(found: Column, loss: Column) -> Column:
@@ -215,13 +215,13 @@ def _names() -> Column:
 
 
 def _was_between() -> Column:
-    """Whether what no task could read lies between the ends of a gap."""
+    """Whether facts that no task could read lie between the ends of a gap."""
     low, high = F.least("begin.offset", "end.offset"), F.greatest("begin.offset", "end.offset")
     return (F.col("what") == UNREAD) & (F.col("first_offset") < high) & (F.col("until_offset") > low)
 
 
 def _is_of_origin() -> Column:
-    """Whether what a node lost lies between the ends of a gap, by the sequences of their origin."""
+    """Whether facts that a node lost lie between the ends of a gap, by the sequences of their origin."""
     is_after = F.col("origin.last_sequence") > F.col("begin.sequence")
     is_before = F.col("origin.first_sequence") < F.col("end.sequence")
     begun, ended = (F.col("origin.epoch") == F.col(f"{end}.epoch") for end in ("begin", "end"))
@@ -234,7 +234,7 @@ def _nanoseconds(text: Column) -> Column:
 
 
 def _from_to(earlier: Column | str, later: Column | str) -> Column:
-    """The ns between two times, at most what a long holds: clocks may be centuries off."""
+    """The ns between two times, at most the largest long: clocks may be centuries wrong."""
     begin, end = (F.col(one) if isinstance(one, str) else one for one in (earlier, later))
     between = F.coalesce(F.try_subtract(end, begin), F.lit(2**63 - 1))
     return F.when(begin.isNotNull() & end.isNotNull(), between)

@@ -1,11 +1,12 @@
-"""Shell: lands the facts of a stream in a table: each once, whatever is killed, and confirms to the node what is in it.
+"""Shell: lands the facts of a stream in a table, each exactly once, and confirms landed facts to the node.
 
-Each batch of the stream is added to the table in one atomic step, with the offset up to which the table then has the
-facts of this checkpoint; so a batch that Spark repeats is recognised. The consumer is confirmed up to batches that are
-durable in the table and finished in Spark's checkpoint, so the node releases nothing that is not landed. Facts by which
-a node declares a loss, and offsets that the store could not give, are rows of `<table>_incidents`; the run goes on.
+Each batch of the stream is added to the table in one atomic step, which also records the offset up to which the table
+has the facts of this checkpoint. So a batch that Spark repeats is recognised. The consumer is confirmed up to batches
+that are durable in the table and finished in Spark's checkpoint, so the node releases no fact that is not landed. Facts
+by which a node declares a loss, and offsets that the store could not give, become rows of `<table>_incidents`, and the
+run continues.
 
-A failing query is started again after 1 to 60 s, unless its options or the checkpoint are wrong.
+A query that fails is started again after 1 to 60 s, unless its options or the checkpoint are wrong.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_bsfg.errors import JobRefused
-from pyspark_bsfg.jobs.settings import Format, Settings, stream_options
+from pyspark_bsfg.jobs.settings import Settings, stream_options
 from pyspark_bsfg.landing.files import FilesSink
 from pyspark_bsfg.landing.lander import Lander, Totals
+from pyspark_bsfg.landing.manifest import Format
 from pyspark_bsfg.schema import TABLE
 from pyspark_bsfg.session import check
 from pyspark_bsfg.streaming.options import StreamOptions
@@ -34,8 +36,8 @@ from pyspark_bsfg.transports import places
 
 POLL_S = 0.5
 BACK_OFF_S = (1, 2, 4, 8, 15, 30, 60)
-ATTEMPTS_MAX = 5  # of a run that is to end
-# What no repetition mends. The classes are known by their names only, for Spark hands on a text.
+ATTEMPTS_MAX = 5  # of a run with an end
+# Errors that a retry cannot correct. Their classes are known only by name, because Spark passes on a text.
 _FINAL = re.compile(r"pyspark_bsfg\.errors\.(?:OptionError|StreamUnknown|FactsGone|ConsumerRefused|JobRefused): (.*)")
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be landed, and where. `options` are those of readStream."""
+    """What to land, and where. `options` are those of readStream."""
 
     options: Mapping[str, str]
     folder: Path
@@ -59,8 +61,8 @@ class Order:
         return cls(settings.source, land.table, land.checkpoint, land.format, is_available_now, land.every_s)
 
     def declarations(self, stream: str) -> Order:
-        """Another stream of the same store, from its oldest fact to now, beside the table of facts. A consumer has a
-        cursor for one stream."""
+        """The order for another stream of the same store, from its oldest fact to now, into `<table>_declared`. It has
+        a consumer of its own, because a consumer has a cursor for one stream."""
         options = {name.lower(): text for name, text in self.options.items()}
         options.pop("startingtimestamp", None)
         options |= {"stream": stream, "startingoffsets": "earliest"}
@@ -73,16 +75,16 @@ class Order:
 
 
 def declared_of(folder: Path) -> Path:
-    """The table of declarations beside a table of facts."""
+    """The table of declarations of a table of facts."""
     return folder.with_name(f"{folder.name}_declared")
 
 
 def run(
     spark: SparkSession, order: Order, stop: threading.Event, between: Callable[[Totals], None] = lambda _: None
 ) -> tuple[Totals, int]:
-    """Land until `stop` is set, or with `is_available_now` what is there; what was done, and how often the query had to
-    be started again. `between` is called every half second, beside the query. Raises JobRefused, SparkError and
-    PySparkException for what no repetition mends."""
+    """Land until `stop` is set, or with `is_available_now` the facts that are there. Returns what was done, and how
+    often the query was started again. `between` is called every half second while the query runs. Raises JobRefused,
+    SparkError and PySparkException for errors that a retry cannot correct."""
     check(spark)
     spark.dataSource.register(FilesSink)
     options = stream_options(order.options, order.checkpoint)
@@ -120,7 +122,7 @@ def _start(spark: SparkSession, options: Mapping[str, str], lander: Lander, orde
 
 
 def _follow(query: StreamingQuery, between: Callable[[], None], stop: threading.Event) -> None:
-    """Until the query ends, or is to be stopped. Raises StreamingQueryException, and what `between` raises."""
+    """Wait until the query ends or `stop` is set. Raises StreamingQueryException, and what `between` raises."""
     try:
         while not query.awaitTermination(POLL_S):  # type: ignore[arg-type]  # it takes fractions
             between()

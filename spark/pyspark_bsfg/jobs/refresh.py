@@ -1,4 +1,4 @@
-"""Shell: brings the tables that follow from the landed one up to date, in their order: clean, rollup, gaps, export."""
+"""Shell: brings the tables that are derived from the landed one up to date, in order: clean, rollup, gaps, export."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from pyspark_bsfg.streaming.reader import UNREACHABLE
 from pyspark_bsfg.transports import Bounds, places
 
 JOBS = ("land", "clean", "rollup", "gaps", "export")
-WITHIN = "_within"  # in the folder of the gaps, hidden from who reads the report
+WITHIN = "_within"  # in the folder of the gaps, hidden from readers of the report
 GAPS_SHOWN = 5
 
 Report = Callable[[str], None]
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class Refresh:
-    """The jobs behind land. Each raises JobRefused, SparkError and PySparkException."""
+    """The jobs after land. Each raises JobRefused, SparkError and PySparkException."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Refresh:
         self._declared: Bounds | None = None
 
     def run(self) -> dict[str, Any]:
-        """All of those that have a section and are asked for; for each, what it did."""
+        """Run the jobs in `only` that have a section. Returns what each did."""
         asked, landing = self._settings, self._settings.land
         found: dict[str, Any] = {}
         if "land" in self._only and landing.compact_files:
@@ -102,7 +102,7 @@ class Refresh:
             if "land" in self._only:
                 self._land_declarations(asked.declarations)
             of_sources = incidents(self._spark, declared_of(self._settings.land.table))
-            # The others have offsets of that stream, which are not those of the facts.
+            # Other declarations name offsets of their own stream, not of the facts.
             known = known.unionAll(of_sources.where(F.col("what") == gaps.SAMPLES_LOST))
         named = [one.tag for one in asked.tag if "*" not in one.tag]
         as_of_ns = newest_ns(source, round(datetime.now(UTC).timestamp() * 1000) * 1_000_000)
@@ -112,11 +112,11 @@ class Refresh:
         [file] = aside.glob("*.parquet")
         publish_file(file, asked.table / PART)
         shutil.rmtree(aside)
-        return asdict(outcome) | {"as_of_unix_ms": as_of_ns // 1_000_000} | _told(asked.table / PART)
+        return asdict(outcome) | {"as_of_unix_ms": as_of_ns // 1_000_000} | _summary(asked.table / PART)
 
     def _land_declarations(self, stream: str) -> None:
-        """Bring the table of declarations up to date. While the node is away, and where it has no such stream, the
-        report is made with those that are landed. Raises JobRefused."""
+        """Bring the table of declarations up to date. If the node cannot be reached or has no such stream, the report
+        uses the declarations that are landed. Raises JobRefused."""
         order = Order.of(self._settings, is_available_now=True)
         asked = StreamOptions.of(stream_options(order.options, order.checkpoint)).read
         if asked.stream == stream:
@@ -161,7 +161,7 @@ def rollup_steps(asked: Rollup) -> list[Step]:
 
 
 def within_step(asked: Gaps) -> Step:
-    """What the gaps are found from."""
+    """The table from which gaps are reported."""
     limit_s = gaps.expected_s(asked.expected_s, asked.tag)
     settings = [gaps.VERSION, asked.expected_s, *(asdict(one) for one in asked.tag)]
     return Step(
@@ -175,13 +175,13 @@ def _some(schema: StructType, names: Collection[str]) -> StructType:
 
 
 def _counted(file: Path) -> int:
-    """The facts that the rows of a rollup stand for."""
+    """The facts that the rows of a rollup represent."""
     return int(pc.sum(pq.read_table(file, columns=["count"], partitioning=None)["count"]).as_py() or 0)
 
 
 def newest_ns(within: Source, now_ns: int) -> int:
-    """The time of the newest fact that is not of the future; now, if a tag has facts before and after now without a gap
-    between; 0 without any. Until then a silent tag is silent."""
+    """The time until which a silent tag is reported silent: that of the newest fact that is not in the future; now, if
+    a tag has facts before and after now without a gap between them; 0 without any fact."""
     found = []
     for path in (path for part in within.parts.values() for path in part.paths):
         rows = pq.read_table(path, columns=["kind", "begin", "end"], partitioning=None)
@@ -195,8 +195,8 @@ def newest_ns(within: Source, now_ns: int) -> int:
     return max(found, default=0)
 
 
-def _told(report: Path) -> dict[str, Any]:
-    """Gaps by kind, and the longest of those that nothing declares."""
+def _summary(report: Path) -> dict[str, Any]:
+    """The gaps by kind, and the longest undeclared ones."""
     rows = pq.read_table(report, partitioning=None).to_pylist()
     undeclared = [row for row in rows if row["declared_by"] is None]
     longest = sorted(undeclared, key=lambda row: -(row["seconds"] or float("inf")))[:GAPS_SHOWN]
@@ -212,6 +212,6 @@ def _told(report: Path) -> dict[str, Any]:
 
 
 def check_sections(settings: Settings, only: Collection[str]) -> None:
-    """Raises JobRefused for a job that is asked for and has no section."""
+    """Raise JobRefused for a requested job without a section."""
     if missing := [name for name in only if getattr(settings, name) is None]:
         raise JobRefused(f"the job {missing[0]} has no section", f"add [{missing[0]}] to the TOML")

@@ -1,18 +1,18 @@
 """Rollups of cleaned facts by minute, hour and day. Core: DataFrames in and out, no IO.
 
-Every fact is in the `count` of exactly one row of each table, also a message or a bad reading. A number holds until the
-next fact of its tag, of any quality, or for `hold_s`; so a bad reading ends it, and a long silence is not covered. What
-holds beyond midnight counts in the next date, if that has facts of the zone.
+Every fact, also a message or a bad reading, is in the `count` of exactly one row of each table. A number holds until
+the next fact of its tag, of any quality, but no longer than `hold_s`. So a bad reading ends it, and a long silence is
+not covered. Time after midnight counts in the next date, if that date has facts of the zone.
 
     date zone start tag predicate unit      the key; `start` of the window, UTC; a tag whose unit changes has two rows
     count good_count bad_count              facts; those with Good and with Bad quality (the rest: Uncertain, or messages)
     value_count min max mean first last     facts with a number, and their figures; by source time, then offset
     covered_s time_mean good_share          seconds in which a number held, the mean weighted with them, their share of
                                             the window
-    increase increase_s rate                of counters: what the readings of the window have added, each compared with
-                                            the reading before it, at most a day before; the seconds between them; per
-                                            second. So a silence adds to the window of the reading that ends it, and
-                                            does not raise the rate.
+    increase increase_s rate                of counters: the sum of the increases at the readings of the window, each since the
+                                            reading before, at most a day earlier; the seconds between them; the
+                                            increase per second. So a silence counts in the window of the reading that
+                                            ends it, and does not raise the rate.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _MINUTE_NS = 60 * _SECOND_NS
 
 
 def by_minute(facts: DataFrame, hold_s: int, counters: Sequence[Counter] = ()) -> DataFrame:
-    """Rows of COLUMNS to ROLLED, a row for each minute, of all dates that are in the facts or after them."""
-    told = _with_increase(_with_order(facts), counters)
+    """Rows of COLUMNS to ROLLED, a row for each minute, of the dates of the facts and the dates after them."""
+    ordered = _with_increase(_with_order(facts), counters)
     since = F.col("source_time_ns")
     # NULL at the end of all times: a sum beyond int64 would end the job.
     held_until = F.try_add(since, F.lit(hold_s * _SECOND_NS))
@@ -55,7 +55,7 @@ def by_minute(facts: DataFrame, hold_s: int, counters: Sequence[Counter] = ()) -
     until = F.when(F.col("number").isNotNull(), F.coalesce(until, since)).otherwise(since)
     first = floored(since, _MINUTE_NS)
     last = F.when(until > since, floored(until - F.lit(1), _MINUTE_NS)).otherwise(first)
-    spread = told.withColumns({"until_ns": until, "first": first, "last": last})
+    spread = ordered.withColumns({"until_ns": until, "first": first, "last": last})
     spread = spread.withColumn("minute", F.explode(F.sequence("first", "last")))
     minute, minute_ns = F.col("minute"), F.lit(_MINUTE_NS)
     is_fact = minute == F.col("first")
@@ -64,7 +64,7 @@ def by_minute(facts: DataFrame, hold_s: int, counters: Sequence[Counter] = ()) -
     pieces = spread.withColumns({
         "start": F.timestamp_seconds(minute * 60),
         "date": F.date_from_unix_date(floored(minute, DAY_S // 60).cast("int")),
-        "is_fact": is_fact,  # the later pieces of a fact only cover
+        "is_fact": is_fact,  # the later pieces of a fact only count as covered time
         "covered_ns": end_ns - begin_ns,
     })  # fmt: skip
     figures = _figures(pieces.groupBy(*KEY))
@@ -95,8 +95,8 @@ def coarser(rows: DataFrame, window_s: int) -> DataFrame:
 
 
 def _with_order(facts: DataFrame) -> DataFrame:
-    """Facts with the time of the next one of their tag, and their place in the order as one long, by which Spark
-    aggregates without sorting again."""
+    """Facts with the time of the next fact of their tag, and their position in the order as one long, so that Spark
+    aggregates by it without sorting again."""
     order = Window.partitionBy("zone", "tag", "predicate").orderBy("source_time_ns", "offset")
     return facts.withColumns({
         "next_ns": F.lead("source_time_ns").over(order),
@@ -109,14 +109,15 @@ def _with_order(facts: DataFrame) -> DataFrame:
 
 
 def _with_increase(facts: DataFrame, counters: Sequence[Counter]) -> DataFrame:
-    """What a counter has added since the reading before; NULL for other tags, and where there is none within a day."""
+    """The increase of a counter since the reading before; NULL for other tags, and if there is no reading within a
+    day."""
     grown, found = F.col("number") - F.col("before"), F.lit(None).cast("double")
     between_ns = F.try_subtract(F.col("source_time_ns"), F.col("before_ns"))
     is_near = between_ns <= F.lit(DAY_S * _SECOND_NS)
     for counter in reversed(counters):  # the first that matches decides
         increase = F.when(grown >= 0, grown)
         if counter.modulus:
-            # A counter that wrapped has come less than half of the way; one that began again is compared with 0.
+            # A wrap is an increase of less than half of the modulus; otherwise the counter was reset to 0.
             wrapped = grown + F.lit(float(counter.modulus))
             increase = increase.when(wrapped <= counter.modulus / 2, wrapped)
         found = F.when(tag_is(counter.tag), increase.otherwise(F.col("number"))).otherwise(found)

@@ -1,8 +1,8 @@
 """Settings of the jobs, from one TOML into frozen records. Core: no IO.
 
-Every problem is reported at once, as the path of the key, its value and the reason; an unknown key with the nearest
-known one. `[source]` has the options of `readStream`, which `streaming/options.py` checks. A job without a section does
-not run.
+All problems are reported at once, each with the path of the key, its value and the reason; an unknown key with the
+nearest known one. `[source]` has the options of `readStream`, which `streaming/options.py` checks. A job without a
+section does not run.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pyspark_bsfg.errors import OptionError, SettingsError
+from pyspark_bsfg.landing.manifest import Format
 from pyspark_bsfg.options import local_path
 from pyspark_bsfg.streaming.options import StreamOptions
 
-Format = Literal["delta", "parquet"]
 DAY_S = 86_400
 MODULUS_MAX = 2**53  # a double counts exactly up to here
 
@@ -30,8 +30,8 @@ def _within(least: float, most: float, default: Any = MISSING) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Land:
-    """`[land]`: the table of facts, beside which `<table>_incidents` lies. Small files are merged where a date and
-    zone, or with Parquet the table, has `compact_files` of them; 0 leaves them."""
+    """`[land]`: the table of facts; `<table>_incidents` is next to it. Small files are merged when a date and zone, or
+    with Parquet the table, has `compact_files` of them; 0: never."""
 
     table: Path
     checkpoint: Path
@@ -52,7 +52,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """`[clean]`: which facts give a number."""
+    """`[clean]`: which facts have a usable number."""
 
     table: Path
     accept_uncertain: bool = False
@@ -61,7 +61,7 @@ class Clean:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """`[[rollup.counter]]`: tags that count up. After modulus - 1 comes 0; without a modulus, less is a reset."""
+    """`[[rollup.counter]]`: tags that count up. After modulus - 1 comes 0; without a modulus, a decrease is a reset."""
 
     tag: str
     modulus: int | None = _within(2, MODULUS_MAX, None)
@@ -69,7 +69,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Rollup:
-    """`[rollup]`: how long a value holds where no other follows, and what counts up."""
+    """`[rollup]`: how long a value holds if no other follows, and which tags are counters."""
 
     table: Path
     hold_s: int = _within(1, DAY_S, 300)
@@ -78,8 +78,7 @@ class Rollup:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """`[[gaps.tag]]`: how far apart the facts of some tags may be. A name without `*` is expected to have facts at
-    all."""
+    """`[[gaps.tag]]`: how far apart the facts of some tags may be. A tag without `*` is expected to have facts."""
 
     tag: str
     expected_s: float = _within(0.001, 366 * DAY_S)
@@ -87,8 +86,8 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """`[gaps]`: the interval expected of all other tags; the first `tag` that matches decides. `declarations` is the
-    stream in which nodes declare the losses of their sources; empty, none is read."""
+    """`[gaps]`: the expected interval of the tags that no `tag` matches; the first match decides. `declarations` is the
+    stream in which nodes declare the losses of their sources; if empty, none is read."""
 
     table: Path
     declarations: str = "facts.operational"
@@ -99,7 +98,7 @@ class Gaps:
 @dataclass(frozen=True, slots=True)
 class Export:
     """`[export]`: an Iceberg table, `namespace.name`, and the catalog by its properties as pyiceberg names them.
-    Secrets belong into pyiceberg's own configuration."""
+    Secrets belong in pyiceberg's own configuration."""
 
     table: str
     catalog: str = "bsfg"
@@ -135,8 +134,8 @@ class Settings:
 
 
 def stream_options(source: Mapping[str, str], checkpoint: Path) -> dict[str, str]:
-    """Options of readStream for the land job. A loss does not end it, for it has a place for it; nor does a restored
-    store, for it recognises facts that come again."""
+    """Options of readStream for the land job. A loss does not end it, because it becomes an incident; nor does a
+    restored store, because facts that come again are recognised."""
     return {"onNewEpoch": "reread", "failOnDataLoss": "false", **source, "checkpointLocation": str(checkpoint)}
 
 
@@ -165,14 +164,16 @@ def _contradictions(made: Settings) -> list[str]:
     for name, folder in tables.items():
         for other in (folder, *folder.parents, *(one for one in taken if folder in one.parents)):
             if other in taken:
-                found.append(f"{name} = {str(folder)!r}: it lies in {taken[other]} or around it; name another folder")
+                found.append(
+                    f"{name} = {str(folder)!r}: it is inside {taken[other]} or contains it; name another folder"
+                )
                 break
         taken[folder] = name
     return found
 
 
 def _record(kind: Any, given: Mapping[str, Any], path: str, problems: list[str]) -> Any:
-    """A record from a table of TOML; None where something was wrong."""
+    """A record from a table of TOML; None if something was wrong."""
     known, hints, before = {one.name: one for one in fields(kind)}, get_type_hints(kind), len(problems)
     values: dict[str, Any] = {}
     for key, value in given.items():
@@ -224,7 +225,7 @@ def _plain(kind: type, value: Any, path: str, problems: list[str], limits: Mappi
     elif kind is Path:
         if (folder := local_path(value)) is not None:
             return Path(folder).absolute()
-        # As a path it would be a folder of that name below the current one.
+        # Taken as a path, an address would be a folder below the current one.
         problems.append(f"{path} = {value!r}: it is a folder on storage that all hosts mount; [export] writes to s3://")
     elif kind is float and value != value:  # noqa: PLR0124  TOML has nan
         problems.append(f"{path} = nan: it is a number")

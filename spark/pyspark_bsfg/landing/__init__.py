@@ -1,1 +1,1 @@
-"""What the land job writes: files of facts, and tables in which each batch of a stream is once."""
+"""The output of the land job: files of facts, and tables that contain each batch of a stream once."""

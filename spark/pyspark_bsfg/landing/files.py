@@ -1,7 +1,6 @@
-"""Shell: the part of a task. Writes the facts of its partition as Parquet files by date and zone, and reports them.
+"""Shell: runs in a task. Writes the facts of its partition as Parquet files by date and zone, and reports them.
 
-A file is durable before it is reported. Files that are not reported, because a task died or ran twice, are never part
-of a table.
+A file is durable before it is reported. Unreported files, of a task that died or ran twice, are never part of a table.
 """
 
 from __future__ import annotations
@@ -26,25 +25,26 @@ from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import arrow_schema
 from pyspark_bsfg.streaming.checkpoint import sync_folder
 
-OPEN_MAX = 32  # a source whose clock is wrong gives facts of many dates
+OPEN_MAX = 32  # a source with a wrong clock produces facts of many dates
 PARTITIONS = ("date", "zone")
 
 
 def file_schema(facts: StructType) -> Any:
-    """The columns in a file: all but the zone, which is in its path. All may be null, so that columns can be added."""
+    """The columns in a file: all except date and zone, which are in its path. All may be null, so that columns can be
+    added."""
     columns = arrow_schema(facts)
     return pa.schema([one.with_nullable(True) for one in columns if one.name not in PARTITIONS])
 
 
 @dataclass
 class Lines(WriterCommitMessage):
-    """What one task reports."""
+    """The report of one task."""
 
     lines: list[str]
 
 
 class FilesSink(DataSource):
-    """`format("bsfg_files")`, for the land job only: `mapInArrow` would do, but in PySpark 4.3 it needs pandas."""
+    """`format("bsfg_files")`, for the land job only. `mapInArrow` would suffice, but needs pandas in PySpark 4.3."""
 
     @classmethod
     def name(cls) -> str:
@@ -57,7 +57,8 @@ class FilesSink(DataSource):
 
 
 class FileWriter(DataSourceArrowWriter):
-    """Where to write, where to report, up to which offset the table has the facts, and which it has anyway."""
+    """Writes below `root` and reports to `manifest`. Facts up to offset `after`, and those in `known`, are in the table
+    already."""
 
     def __init__(self, root: str, manifest: str, schema: StructType, after: int, known: Identities) -> None:
         self.root = root
@@ -67,7 +68,7 @@ class FileWriter(DataSourceArrowWriter):
         self.known = known
 
     def write(self, iterator: Iterator[Any]) -> Lines:
-        """In a task: facts in, lines of a manifest out."""
+        """Runs in a task: writes its facts, and returns lines of the manifest."""
         done, files = Manifest(), Files(Path(self.root), file_schema(self.schema))
         try:
             for batch in iterator:
@@ -78,7 +79,7 @@ class FileWriter(DataSourceArrowWriter):
         return Lines(done.lines())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """In a process of the driver's host, after all tasks."""
+        """Runs in a process of the driver's host, after all tasks."""
         lines = [line for one in messages if isinstance(one, Lines) for line in one.lines]
         Path(self.manifest).write_text("\n".join(lines), "utf-8")
 
@@ -152,7 +153,8 @@ class _Open:
 
 
 class Files:
-    """Files that are written together, one for each date and zone, more if these are many."""
+    """Files that are written together: one for each date and zone, or several if there are more than OPEN_MAX of
+    these."""
 
     def __init__(self, root: Path, schema: Any) -> None:
         self._root = root
@@ -163,7 +165,7 @@ class Files:
     def write(self, day: date, zone: str, facts: Any) -> None:
         key = (day, zone)
         one = self._open.pop(key, None) or self._opened(day, zone)
-        self._open[key] = one  # the last in line to be closed
+        self._open[key] = one  # moved to the end of the order in which files are closed
         one.writer.write_table(facts.select(self._schema.names).cast(self._schema))
         one.rows += facts.num_rows
         times_us = pc.cast(facts["ts"], pa.int64())
@@ -173,7 +175,7 @@ class Files:
             one.spans[name] = (min(least, before[0]), max(most, before[1]))
 
     def close(self) -> list[File]:
-        """Every file is durable, and so are its name and the names of its folders."""
+        """Close all files. They are then durable, and so are their names and the names of their folders."""
         while self._open:
             self._close(next(iter(self._open)))
         written = [(self._root / one.path).parent for one in self._done]

@@ -1,7 +1,7 @@
-"""Which facts a table has, by stream, zone, epoch and sequence, as ranges. Core: no IO.
+"""The identities of the facts in a table: ranges of sequences by stream, zone and epoch. Core: no IO.
 
-Needed only where a table may have facts that come again at other offsets: several checkpoints that write one table, and
-a store that was restored and is read once more.
+Needed only if facts may come again at other offsets: if several checkpoints write one table, or a restored store is
+read again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Identities:
         return bool(self._spans)
 
     def add(self, origin: Origin, sequences: Iterable[int]) -> None:
-        """Take sequences of one stream and origin, in any order."""
+        """Add sequences of one stream and origin, in any order."""
         spans = self._spans.setdefault(origin, [])
         for sequence in sequences:
             if spans and spans[-1][0] <= sequence <= spans[-1][1] + 1:
@@ -34,7 +34,7 @@ class Identities:
                 spans.append((sequence, sequence))
 
     def sealed(self) -> Identities:
-        """The same, with ranges in order and joined: call it after `add`, before `has`."""
+        """Sort and join the ranges. Call it after `add` and before `has`."""
         for origin, spans in self._spans.items():
             joined: Spans = []
             for first, last in sorted(spans):
@@ -48,19 +48,19 @@ class Identities:
     def has(
         self, streams: Sequence[str], zones: Sequence[str], epochs: Sequence[str], sequences: Sequence[int]
     ) -> list[bool]:
-        """Of each fact, whether it is here."""
+        """Whether each fact is in the table."""
         return [
             self._has((stream, zone, epoch), sequence)
             for stream, zone, epoch, sequence in zip(streams, zones, epochs, sequences, strict=True)
         ]
 
     def to_json(self) -> str:
-        """As an option of a write."""
+        """The identities as the text of an option."""
         return json.dumps([[*origin, spans] for origin, spans in self._spans.items()])
 
     @classmethod
     def of(cls, text: str) -> Identities:
-        """From `to_json`."""
+        """The identities from the text of `to_json`."""
         found = cls()
         for stream, zone, epoch, spans in json.loads(text):
             found._spans[stream, zone, epoch] = [(first, last) for first, last in spans]

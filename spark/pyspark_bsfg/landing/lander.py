@@ -1,8 +1,8 @@
 """Shell: lands the batches of one query in a table of facts and a table of incidents, as `foreachBatch`.
 
-Tasks write the files, the driver adds them to the tables: incidents first, then facts, each in one atomic step. So if
-facts of a batch are in their table, its incidents are too. A batch that Spark repeats after a crash adds nothing, or
-what is left of it.
+Tasks write the files, and the driver adds them to the tables: incidents first, then facts, each in one atomic step. So
+if the facts of a batch are in their table, its incidents are too. Of a batch that Spark repeats after a crash, only
+what is missing is added.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from agent.errors import BsfgError
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.landing.files import FilesSink, file_schema
 from pyspark_bsfg.landing.identities import Identities
-from pyspark_bsfg.landing.manifest import File, Incident, Manifest, missing, unread
-from pyspark_bsfg.landing.tables import WRITERS, Format, exclusive, identities, table
+from pyspark_bsfg.landing.manifest import File, Format, Incident, Manifest, missing, unread
+from pyspark_bsfg.landing.tables import WRITERS, exclusive, identities, table
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import TABLE
 from pyspark_bsfg.streaming.checkpoint import batch_offsets, read_binding, sync_folder, write_json
 from pyspark_bsfg.transports import Place
 
 FILE = "bsfg-land.json"  # in the checkpoint
-MANIFEST = "bsfg-land-batch"  # of the batch at hand
+MANIFEST = "bsfg-land-batch"  # of the present batch
 FACTS_SCHEMA = pa.schema([*file_schema(TABLE), pa.field("zone", pa.string()), pa.field("date", pa.date32())])
 INCIDENTS_SCHEMA = pa.schema([
     ("what", pa.string()),
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Totals:
-    """What a run did. `facts_known` were in the table before, by their identity; `facts_missing` are in the
+    """The results of a run. `facts_known` were in the table before, by their identity; `facts_missing` are in the
     incidents."""
 
     batches: int = 0
@@ -118,7 +118,8 @@ class Lander:
         lost = sum(hole.facts for hole in holes)
         if found.rows + found.known + lost != span.facts:
             raise JobRefused(f"{span} gave {found.rows} facts, {found.known} known, {lost} missing", "report this")
-        # A run that died here has landed those of its batch, which need not have ended where this one does.
+        # A run that died at this point has landed the incidents of its batch, which may have ended elsewhere than this
+        # one.
         done = self._incidents.landed(key)
         if fresh := [one for one in incidents if one.offset > done]:
             rest = OffsetRange(max(span.first, done + 1), span.last)
@@ -132,8 +133,8 @@ class Lander:
         self.totals.incidents += len(fresh)
 
     def _unread(self, holes: list[OffsetRange], epoch: str) -> list[Incident]:
-        """What is missing, with its reason: released before where the store begins, damaged behind it; `epoch` if the
-        store has left that epoch, so that what it still has of it comes again."""
+        """Incidents for missing offsets: `expired` before the first fact that the store holds, `damaged` after it;
+        `epoch` if the store has left that epoch, because then its facts come again."""
         first_held, otherwise = None, "unknown"
         try:
             with self._place.opened() as source:
@@ -144,7 +145,7 @@ class Lander:
         return unread(self._stream, holes, first_held, time.time_ns() // 1000, otherwise)
 
     def _claim(self) -> None:
-        """The checkpoint belongs to this table, and the table is written from this checkpoint, perhaps among others."""
+        """Bind the checkpoint to this table, and add it to the writers of the table. Raises JobRefused."""
         path = self._checkpoint / FILE
         known = _read_json(path, {}, "restore it, or use a new checkpoint")
         table = known.get("table", str(self._folder))
@@ -157,7 +158,7 @@ class Lander:
             self._join(known["writer"])
 
     def _join(self, writer: str) -> None:
-        """Add a name to the writers of the table. A table with facts and without names has been written before."""
+        """Add a name to the writers of the table. A table with facts but without names gets the name `earlier` too."""
         path = self._folder / WRITERS
         writers = self._writers()
         if not path.exists() and self._facts.paths():
@@ -166,7 +167,7 @@ class Lander:
             write_json(path, [*writers, writer])
 
     def _know_others(self) -> None:
-        """Know which facts the table has, if others write it too, or one store is read a second time."""
+        """Read the identities of the facts in the table, if others write it too, or a store is read a second time."""
         self._is_shared = len(self._writers()) > 1
         if self._is_shared:
             found = {Path(path).name: path for path in self._facts.paths()}
@@ -180,7 +181,7 @@ class Lander:
 
 
 def _read_json(path: Path, default: Any, hint: str) -> Any:
-    """Raises JobRefused."""
+    """The content of a file; `default` if it does not exist. Raises JobRefused."""
     try:
         return json.loads(path.read_text("utf-8")) if path.exists() else default
     except (OSError, ValueError) as error:
@@ -188,12 +189,12 @@ def _read_json(path: Path, default: Any, hint: str) -> Any:
 
 
 def incidents_of(folder: Path) -> Path:
-    """The table of incidents beside a table of facts."""
+    """The table of incidents of a table of facts."""
     return folder.with_name(f"{folder.name}_incidents")
 
 
 def _written(root: Path, incidents: list[Incident]) -> File:
-    """One file of incidents, durable."""
+    """Write one file of incidents, durably."""
     names = INCIDENTS_SCHEMA.names
     rows: list[dict[str, Any]] = [
         {name: one.time_us if name == "ts" else getattr(one, name) for name in names} for one in incidents

@@ -1,7 +1,8 @@
-"""What the tasks of a batch wrote and saw, and what was missing between. Core: no IO.
+"""The manifest of a batch: the files that its tasks wrote, the offsets that they saw, and those that are missing. Core:
+no IO.
 
-Each task reports its files, the offsets it saw as runs, and facts that declare a loss. Offsets of a stream are dense,
-so what no task saw is missing, whatever the reason: this is found without the source's help.
+Each task reports its files, the offsets that it saw as runs, and the facts that declare a loss. Offsets of a stream are
+dense, so an offset that no task saw is missing, whatever the reason; the source need not report it.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pyspark_bsfg.ranges import OffsetRange
 
-# Facts by which a node declares that facts are lost, or how it came back to them (agent/fact_store/log, agent/ingest).
+Format = Literal["delta", "parquet"]
+"""The format of a table."""
+
+# Facts by which a node declares that facts are lost, or were recovered (agent/fact_store/log, agent/ingest).
 DECLARING = frozenset({
     "facts_expired",
     "facts_damaged",
@@ -48,8 +52,8 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A row of the incidents table. For one that a fact declares, `offset` to `last_offset` is that fact; for
-    UNREAD, they are what is missing."""
+    """A row of the incidents table. `offset` to `last_offset` is the fact that declares the incident; for UNREAD, the
+    missing facts."""
 
     what: str
     stream: str
@@ -65,7 +69,7 @@ class Incident:
 
 @dataclass(slots=True)
 class Manifest:
-    """What the tasks of one batch report."""
+    """The reports of the tasks of one batch."""
 
     files: list[File] = field(default_factory=list)
     seen: list[OffsetRange] = field(default_factory=list)
@@ -79,7 +83,7 @@ class Manifest:
         return sum(one.rows for one in self.files)
 
     def lines(self) -> list[str]:
-        """As texts, for Spark to collect."""
+        """The manifest as texts, which Spark collects."""
         made: list[tuple[str, Any]] = [("file", asdict(one)) for one in self.files]
         made += [("seen", list(one)) for one in self.seen]
         made += [("declared", asdict(one)) for one in self.declared]
@@ -88,7 +92,7 @@ class Manifest:
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> Manifest:
-        """From the texts of all tasks."""
+        """The manifest from the texts of all tasks."""
         found = cls()
         for kind, body in map(json.loads, lines):
             match kind:
@@ -107,7 +111,7 @@ class Manifest:
 
 
 def missing(whole: OffsetRange, seen: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """The parts of a range that nothing saw, in order."""
+    """The parts of a range that no task saw, in order."""
     found, at = [], whole.first
     for one in sorted(seen):
         if one.first > at:
@@ -132,8 +136,8 @@ def runs(offsets: Sequence[int]) -> list[OffsetRange]:
 def unread(
     stream: str, holes: Iterable[OffsetRange], first_held: int | None, now_us: int, otherwise: str = "unknown"
 ) -> list[Incident]:
-    """Incidents for what is missing: `expired` before the first offset that the store holds, else `damaged`; where that
-    is not known, `otherwise`."""
+    """Incidents for missing offsets: `expired` before the first offset that the store holds, else `damaged`; if that
+    offset is not known, `otherwise`."""
     found = []
     for hole in holes:
         parts = [(otherwise, hole)]

@@ -1,15 +1,15 @@
-"""Shell: tables that take each range of a stream once, as Delta (through delta-rs) or as folders of Parquet.
+"""Shell: tables to which each range of a stream is added once, as Delta (through delta-rs) or as folders of Parquet.
 
-A writer is known by a key, which stands for one checkpoint and one epoch of the store. With the files of a range a
-table records, in the same atomic step, up to which offset it has this writer's facts. So whether a range is there
-already is a comparison of numbers, whatever became of Spark's checkpoint. A table is durable when `commit` returns.
+A writer has a key, which stands for one checkpoint and one epoch of the store. In the step that adds the files of a
+range, a table records the offset up to which it has this writer's facts. So it takes a comparison of numbers to know
+whether a range is there already, whatever the state of Spark's checkpoint. A table is durable when `commit` returns.
 
     Delta       `date=/zone=/part-*.parquet`, and in its log an application transaction: key, offset
-    Parquet     `batch=<key>.<first>-<last>/date=/zone=/part-*.parquet`, renamed to that name when it is whole
+    Parquet     `batch=<key>.<first>-<last>/date=/zone=/part-*.parquet`, renamed to that name when it is complete
 
-Small files are merged by `compact`. With Delta that is one commit. With Parquet the merged folder gets a name that
-encloses those of the merged ones, and a folder whose range another one encloses is no part of the table: so it has each
-fact once also if the program is killed before the merged ones are removed, which the next one does.
+Small files are merged by `compact`. With Delta that is one commit. With Parquet the merged folder gets the range of all
+merged folders, and a folder whose range lies within that of another one is not part of the table. So the table has each
+fact once even if the program is killed before it has removed the merged folders; the next run removes them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -33,18 +33,17 @@ import pyarrow.parquet as pq
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.landing.files import Files
 from pyspark_bsfg.landing.identities import Identities
-from pyspark_bsfg.landing.manifest import File
+from pyspark_bsfg.landing.manifest import File, Format
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.streaming.checkpoint import sync_folder
 
-Format = Literal["delta", "parquet"]
 _BATCH = re.compile(r"batch=(?P<key>[0-9a-z-]+)\.(?P<first>\d+)-(?P<last>\d+)")
 SMALL_BYTES = 64 * 1024 * 1024  # larger files, and folders, are not merged again
 ROW_GROUP = 128 * 1024
-# Spark and others pass over names that begin with an underscore.
+# Spark and others ignore names that begin with an underscore.
 _ASIDE, _LOCK = "_aside", "_bsfg-land.lock"
 WRITERS = "_bsfg-land.json"
-"""Who has written a table: a list with a name for each checkpoint."""
+"""The writers of a table: a list with a name for each checkpoint."""
 
 log = logging.getLogger(__name__)
 
@@ -53,24 +52,23 @@ class Table(Protocol):
     """A table of one format."""
 
     def landed(self, key: str) -> int:
-        """Up to which offset the facts of a writer are here; 0 where none are."""
+        """The offset up to which the facts of a writer are here; 0 if none are."""
         ...
 
     def root(self, key: str, span: OffsetRange) -> Path:
-        """A folder for the files of a range, to be given to `commit` below it."""
+        """A folder for the files of a range, which are then passed to `commit`."""
         ...
 
     def commit(self, key: str, span: OffsetRange, files: Sequence[File]) -> None:
-        """Add these files, and record that the range is here. Raises JobRefused where another writer with this key was
-        faster."""
+        """Add these files, and record the range. Raises JobRefused if another writer with this key was faster."""
         ...
 
     def paths(self) -> list[str]:
-        """Its files."""
+        """The paths of its files."""
         ...
 
     def compact(self, files_min: int) -> int:
-        """Merge small files where there are so many; how many were merged."""
+        """Merge small files if there are at least so many. Returns how many were merged."""
         ...
 
 
@@ -90,7 +88,7 @@ def table(folder: Path, kind: Format, schema: Any, partitions: Sequence[str] = (
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Of several jobs that write a table, one at a time is in such a block. Raises JobRefused."""
+    """Only one of several jobs that write a table is in this block at a time. Raises JobRefused."""
     with (folder / _LOCK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -101,7 +99,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def paths(folder: Path) -> list[str]:
-    """The files of a table of either format, for programs that know neither: Spark's `read.parquet(*paths)` with
+    """The files of a table of either format, for programs that know only Parquet: Spark's `read.parquet(*paths)` with
     `basePath`."""
     if _is_delta(folder):
         from deltalake import DeltaTable
@@ -111,7 +109,7 @@ def paths(folder: Path) -> list[str]:
 
 
 def table_files(folder: Path) -> list[tuple[str, int]]:
-    """The files of a table of either format, each with its rows."""
+    """The files of a table of either format, each with the number of its rows."""
     if not _is_delta(folder):
         return [(path, pq.read_metadata(path).num_rows) for path in paths(folder)] if folder.exists() else []
     from deltalake import DeltaTable
@@ -121,7 +119,7 @@ def table_files(folder: Path) -> list[tuple[str, int]]:
 
 
 def identities(files: Iterable[str], found: Identities) -> Identities:
-    """`found`, with the facts in some files of a table, by zone, epoch and sequence."""
+    """`found` with the identities of the facts in some files of a table added."""
     for path in files:
         zone = Path(path).parent.name.partition("=")[2]
         for batch in pq.ParquetFile(path).iter_batches(columns=["stream", "epoch", "sequence"]):
@@ -156,13 +154,13 @@ class _Delta:
             one.name: str(one.type) for one in wanted.fields
         }:
             raise JobRefused(f"{folder} has other columns: {self._schema}", "name another folder")
-        self._sync(self._table.version() - 1)  # a job that died may not have come to it
+        self._sync(self._table.version() - 1)  # a job that died may not have done this
 
     def landed(self, key: str) -> int:
         self._table.update_incremental()
         return self._table.transaction_version(key) or 0
 
-    def root(self, key: str, span: OffsetRange) -> Path:  # noqa: ARG002  files that no commit names are no part of it
+    def root(self, key: str, span: OffsetRange) -> Path:  # noqa: ARG002  files that no commit names are not part of it
         return self._folder
 
     def commit(self, key: str, span: OffsetRange, files: Sequence[File]) -> None:
@@ -221,17 +219,17 @@ class _Delta:
             return 0
         self._table.update_incremental()
         self._sync(before)
-        self._table.vacuum(dry_run=False)  # of what no version of the last seven days names
+        self._table.vacuum(dry_run=False)  # removes files that no version of the last seven days names
         return len(old)
 
     def _values(self, file: File) -> dict[str, str | None]:
         return {name: getattr(file, name) for name in self._partitions}
 
     def _statistics(self, file: File) -> str:
-        """By which readers skip files of facts."""
+        """Statistics by which readers skip files of facts."""
         if not self._partitions:
             return json.dumps({"numRecords": file.rows})
-        # Cut to milliseconds, outwards, as other writers of Delta do.
+        # Rounded to milliseconds, outwards, as other writers of Delta do.
         least_ms, most_ms = file.times_us[0] // 1000, -(-file.times_us[1] // 1000)
         low, high = ((file.offsets[n], file.sequences[n]) for n in (0, 1))
         columns = ("offset", "sequence", "ts")
@@ -243,8 +241,8 @@ class _Delta:
         })  # fmt: skip
 
     def _sync(self, after: int) -> None:
-        """Make what came to the log after a version durable: delta-rs writes it without fsync (seen with strace), so a
-        power cut could take a commit back, or leave a torn checkpoint."""
+        """Make the log after a version durable: delta-rs writes it without fsync (seen with strace), so a power cut
+        could undo a commit, or leave a torn checkpoint."""
         log = self._folder / "_delta_log"
         versions = [f"{version:020}" for version in range(after + 1, self._table.version() + 1)]
         names = [f"{version}{end}" for version in versions for end in (".json", ".checkpoint.parquet")]
@@ -263,7 +261,7 @@ class _Folders:
         self._folder = folder
 
     def tidied(self) -> _Folders:
-        """Without what a program that was killed has left of a merge."""
+        """Remove the remains of a merge that was killed."""
         with exclusive(self._folder):
             for path in self._named()[1]:
                 self._remove(path)
@@ -273,7 +271,7 @@ class _Folders:
         return max((int(found["last"]) for found, _ in self._batches() if found["key"] == key), default=0)
 
     def root(self, key: str, span: OffsetRange) -> Path:
-        """Emptied: what is there is of a run that died."""
+        """An emptied folder: its content is from a run that died."""
         aside = self._folder / _ASIDE / f"{key}.{span.first}"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
@@ -318,7 +316,7 @@ class _Folders:
         return old
 
     def _small_runs(self) -> list[tuple[str, list[tuple[OffsetRange, Path]]]]:
-        """Small folders of one key whose ranges follow one another."""
+        """Groups of small folders of one key whose ranges follow one another."""
         runs: list[tuple[str, list[tuple[OffsetRange, Path]]]] = []
         for found, path in self._batches():
             span = OffsetRange(int(found["first"]), int(found["last"]))
@@ -331,7 +329,7 @@ class _Folders:
         return runs
 
     def _remove(self, folder: Path) -> None:
-        """In one step for who reads meanwhile."""
+        """Remove a folder: first by a rename, which is one step for concurrent readers."""
         gone = self._folder / _ASIDE / "gone"
         shutil.rmtree(gone, ignore_errors=True)
         gone.parent.mkdir(exist_ok=True)
@@ -342,7 +340,7 @@ class _Folders:
         yield from self._named()[0]
 
     def _named(self) -> tuple[list[tuple[re.Match[str], Path]], list[Path]]:
-        """The folders of the table, and those that another one encloses."""
+        """The folders of the table, and those whose range lies within that of another one."""
         held: list[tuple[re.Match[str], Path]] = []
         enclosed: list[Path] = []
         names = [(found, path) for path in self._folder.iterdir() if (found := _BATCH.fullmatch(path.name))]

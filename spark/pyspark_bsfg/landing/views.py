@@ -1,10 +1,10 @@
 """SQL views over a landed table: facts, labels, messages and incidents.
 
 facts       the columns of `schema.TABLE`, and `date`
-labels      identity of a message, `message_id`, and one `name` with its `value` a row
-messages    envelope and fact of the messages that applications and nodes appended, by the names of
-docs/reference/messages.md, and `offset` and `ts`; a sample is a row of facts only
-incidents   what is missing or was: `what`, `offset` to `last_offset`, `detail`
+labels      one row for each label: the identity of the message, `message_id`, `name` and `value`
+messages    envelope and fact of the messages that applications and nodes appended, with the names of
+docs/reference/messages.md, and `offset` and `ts`; samples are not in it
+incidents   facts that are or were missing: `what`, `offset` to `last_offset`, `detail`
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def messages(facts: DataFrame) -> DataFrame:
     """Rows of TABLE to messages."""
     renamed = {"from_zone": "zone", "subject": "tag"}
     named = ("message_id", "from_zone", "to_zone", "produced_at_unix_ms", *ENVELOPE[1:], "labels")
-    told = facts.where("value_type = 'message'").withColumns(
+    rows = facts.where("value_type = 'message'").withColumns(
         {name: F.col(column) for name, column in renamed.items()}
         | {"produced_at_unix_ms": F.call_function("div", "source_time_ns", F.lit(1_000_000))}
     )
-    return told.select(*named, "subject", "predicate", "object_json", "stream", "epoch", "sequence", "offset", "ts")
+    return rows.select(*named, "subject", "predicate", "object_json", "stream", "epoch", "sequence", "offset", "ts")
 
 
 def labels(facts: DataFrame) -> DataFrame:
@@ -49,12 +49,12 @@ def labels(facts: DataFrame) -> DataFrame:
 
 
 def incidents(spark: SparkSession, folder: Path) -> DataFrame:
-    """All incidents beside a landed table; none where it has not been written."""
+    """All incidents beside a landed table; none if it has not been written."""
     return _read(spark, incidents_of(folder), INCIDENTS)
 
 
 def views(spark: SparkSession, folder: Path | str) -> None:
-    """Make the four views of a landed table in this session, over what it has now; call it again for what came since.
+    """Make the four views of a landed table in this session, over its present facts; call it again for newer ones.
     Raises JobRefused for a folder that the land job has not written: it would look like a table without facts."""
     table = Path(folder)
     if not (table / WRITERS).exists():

@@ -1,1 +1,1 @@
-"""The data source as a stream: `spark.readStream.format("bsfg")`, and the confirmations that follow a sink."""
+"""The data source as a stream: `spark.readStream.format("bsfg")`, and the confirmation of finished batches."""

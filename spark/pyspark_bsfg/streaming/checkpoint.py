@@ -1,8 +1,8 @@
-"""Shell: what this package keeps in the checkpoint of a query, and what it reads there of Spark's own files.
+"""Shell: the file of this package in the checkpoint of a query, and the files of Spark that it reads there.
 
 `bsfg.json` binds a consumer to one checkpoint: two queries with one consumer would release each other's facts. It also
-has where the query started, because Spark asks again if the first batch was not finished, and an id for the writes of
-the query to a table. Offsets and commits are read from Spark's logs, which are one small file for each batch.
+has the start of the query, because Spark asks for it again if the first batch was not finished, and an id for the
+query's writes to a table. Offsets and commits are read from Spark's logs, one small file for each batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Binding:
 
 
 def bind(folder: Path, store: str, stream: str, consumer: str) -> Binding:
-    """The binding of a checkpoint, made if there is none. Raises JobRefused where it belongs to something else."""
+    """The binding of a checkpoint, made if there is none. Raises JobRefused if it belongs to something else."""
     found = read_binding(folder)
     if found is None:
         made = Binding(uuid.uuid4().hex, store, stream, consumer)
@@ -53,7 +53,7 @@ def bind(folder: Path, store: str, stream: str, consumer: str) -> Binding:
 
 
 def read_binding(folder: Path) -> Binding | None:
-    """None where there is none yet. Raises JobRefused."""
+    """The binding of a checkpoint; None if there is none yet. Raises JobRefused."""
     try:
         text = (folder / FILE).read_text("utf-8")
     except FileNotFoundError:
@@ -71,13 +71,13 @@ def read_binding(folder: Path) -> Binding | None:
 
 
 def write_binding(folder: Path, binding: Binding) -> None:
-    """Durably, as a whole. Raises JobRefused."""
+    """Write a binding durably, as a whole. Raises JobRefused."""
     start = None if binding.start is None else binding.start.to_json()
     write_json(folder / FILE, asdict(replace(binding, start=None)) | {"start": start})
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Durably, as a whole; its folder is made. Raises JobRefused."""
+    """Write a file durably, as a whole; make its folder. Raises JobRefused."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def batch_offsets(folder: Path, batch: int) -> tuple[StreamOffset | None, Stream
 
 
 def last_committed(folder: Path) -> StreamOffset | None:
-    """Up to where all batches are finished, by Spark's logs; None before the first."""
+    """The end of the last finished batch, by Spark's logs; None before the first."""
     try:
         done = [int(path.name) for path in (folder / "commits").iterdir() if path.name.isdigit()]
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Options of `readStream`, parsed from Spark's texts into a frozen record. Core: no IO.
 
-They have the names of Kafka's source where they mean the same. What says where the facts are (path, stream, transport)
-is parsed by `pyspark_bsfg.options`, as for a batch read. An unknown option is refused with the nearest one.
+They have the names of Kafka's source if they mean the same. The options that locate the facts (path, stream, transport)
+are parsed by `pyspark_bsfg.options`, as for a batch read. An unknown option is refused with the nearest one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pyspark_bsfg.errors import OptionError
 from pyspark_bsfg.options import NAMES, OFFSET_MAX, PARTITIONS_MAX, UNIX_MS_MAX, Options, local_path, unknown
 from pyspark_bsfg.streaming.offsets import OnNewEpoch, Start
 
-# A micro-batch costs some 0.8 s whatever its size, a fact a microsecond; more would only be more to repeat.
+# A micro-batch costs some 0.8 s and a microsecond a fact; a larger one would only be more to repeat.
 OFFSETS_PER_TRIGGER = 1_000_000
-# Of a batch read; what a stream has instead.
+# Options of a batch read, and those that replace them in a stream.
 INSTEAD = {
     "endingoffsets": "trigger(availableNow=True), which ends at what is there",
     "endingtimestamp": "trigger(availableNow=True), which ends at what is there",
@@ -42,7 +42,7 @@ OURS = {
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What to read, from where on, and what to do about losses. `since_unix_ms` goes before `start`."""
+    """What to read, where to start, and what to do about losses. `since_unix_ms` has priority over `start`."""
 
     read: Options = field(repr=False)
     start: Start = "earliest"
@@ -56,7 +56,7 @@ class StreamOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> StreamOptions:
-        """From what Spark hands over. Raises OptionError naming the option as it is written in the documentation."""
+        """The options that Spark passes. Raises OptionError, which names the option as the documentation does."""
         texts = {key.lower(): value for key, value in given.items()}
         _refuse_strangers(texts)
         ours = {key: texts.pop(key) for key in list(texts) if key in OURS}
@@ -93,7 +93,7 @@ def _refuse_strangers(texts: Mapping[str, str]) -> None:
     known = OURS | {key: name for key, name in NAMES.items() if key not in INSTEAD}
     for key in sorted(texts):
         if key in INSTEAD:
-            # Kafka's source refuses the ends too: "not valid in streaming queries".
+            # Kafka's source also refuses the ends: "not valid in streaming queries".
             raise OptionError(f"option {NAMES[key]} of readStream", f"use {INSTEAD[key]}")
         if key not in known:
             raise unknown(key, known)
@@ -137,7 +137,7 @@ def _flag(texts: Mapping[str, str], key: str, default: str) -> bool:
 
 
 def _local_folder(text: str) -> str:
-    """A checkpoint as a folder of the driver's host. Raises OptionError for an address of another kind."""
+    """The folder of a checkpoint on the driver's host. Raises OptionError for an address of another kind."""
     if (path := local_path(text)) is None:
         raise OptionError(
             f"checkpointLocation {text}", "for readStream it is a folder that the driver's host has mounted"

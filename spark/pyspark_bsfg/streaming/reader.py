@@ -1,9 +1,9 @@
 """Shell: plans the micro-batches of a stream and reads them, as Spark calls it.
 
-One process of the driver's host makes all calls but `read`, which tasks make on a pickled copy; so what a task needs is
-in its partition. While the store or its node cannot be reached, the stream stays where it is and logs that once. A
-consumer is confirmed only up to batches that Spark has finished. Spark tells that one batch late and not at all of the
-last; `receipts.py` confirms these.
+One process of the driver's host makes all calls except `read`, which tasks make on a pickled copy; so what a task needs
+is in its partition. While the store or its node cannot be reached, the stream waits, and logs that once. A consumer is
+confirmed only up to batches that Spark has finished. Spark reports that one batch late, and never for the last one;
+`receipts.py` confirms these.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pyspark_bsfg.streaming.offsets import StreamOffset, first_offset, next_step
 from pyspark_bsfg.streaming.options import StreamOptions
 from pyspark_bsfg.transports import Asked, Bounds, FactSource, HoleLog, Place, StoreFile, places, record_batches
 
-# Spark asks 100 times a second while there is nothing; a stop waits for the answer.
+# Spark asks 100 times a second while there is nothing new; a stop waits for the answer.
 IDLE_WAIT_S = 0.5
 POLL_S = 0.05
 POLL_NODE_S = 0.2  # a request each
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StreamPart(InputPartition):
-    """What one task reads; empty where last < first."""
+    """What one task reads; empty if last < first."""
 
     place: Place
     epoch: str
@@ -63,7 +63,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One stream of one store, as a source of Structured Streaming."""
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
-        arrow_schema(schema)  # a wrong column is refused here, in planning, not in some task
+        arrow_schema(schema)  # a wrong column is refused in planning, not in a task
         stores = places(options.read)
         if len(stores) != 1:
             raise OptionError(f"readStream of {len(stores)} stores", "a query for each: their offsets are their own")
@@ -87,9 +87,9 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self.options.offsets_max)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The end of the next batch; `start` itself if nothing arrives for a moment, or the store is out of reach.
-        Raises FactsGone where facts are lost and the options do not allow that, and with AvailableNow also where the
-        store is out of reach."""
+        """The end of the next batch; `start` itself if nothing arrives for a moment, or the store cannot be reached.
+        Raises FactsGone if facts are lost and the options do not allow that; with AvailableNow also if the store cannot
+        be reached."""
         after = StreamOffset.of(start)
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         deadline, pause = time.monotonic() + IDLE_WAIT_S, threading.Event()
@@ -110,20 +110,21 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             pause.wait(POLL_S if isinstance(self.place, StoreFile) else POLL_NODE_S)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """The query ends at what is there now. Raises SparkError: a run that reached nothing is no success."""
+        """The query ends at the present end of the log. Raises SparkError: a run that could not reach the store is no
+        success."""
         with self.place.opened() as source:
             held = source.bounds(self.options.read.stream)
         self._target = StreamOffset(held.epoch, held.end_offset)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The end of the log as last seen, for Spark's progress; since when the store is out of reach, if it is."""
+        """The last known end of the log, for Spark's progress; and since when the store cannot be reached, if so."""
         if self._held is None:
             return None
         seen = StreamOffset(self._held.epoch, self._held.end_offset).to_json()
         return seen | ({"unreachable_since": self._silent_since} if self._silent_since else {})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Offset ranges, one a task. The same for the same offsets, whatever the store holds now."""
+        """Offset ranges, one for each task. They depend on the offsets only, not on what the store holds now."""
         begin, until = StreamOffset.of(start), StreamOffset.of(end)
         options = self.options
         shares = parts(
@@ -142,7 +143,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         with partition.place.opened() as source:
             if self.options.on_new_epoch == "reread" and source.bounds(asked.stream).epoch != asked.epoch:
-                # A batch that was planned before the store was restored. All that is left of it is read again later.
+                # This batch was planned before the store was restored. Its remaining facts are read again later.
                 log.warning("%s has left epoch %s: %s is empty", source.name, asked.epoch, asked.offsets)
                 return
             missing = HoleLog(source.name, asked.stream)
@@ -155,8 +156,8 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             missing.sum_up()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark has finished everything up to `end`. Never raises: that would end the query, and the next call confirms
-        this too."""
+        """Confirm everything up to `end`, which Spark has finished. Never raises: that would end the query, and the
+        next call confirms this too."""
         if not self.options.consumer:
             return
         try:
@@ -174,7 +175,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise FactsGone(f"{where} are no longer in the store: {hole.reason}", hint)
 
     def _reached(self) -> Bounds | None:
-        """What the store holds; None where it is out of reach, which is logged once, as is its return. Raises with
+        """What the store holds; None if it cannot be reached, which is logged once, as is its return. Raises with
         AvailableNow."""
         try:
             with self.place.opened() as source:
@@ -182,7 +183,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if not self._is_bound:
                     self._bound(source, held)
         except UNREACHABLE as error:
-            if self._target is not None:  # a run that is to end would end here, as if all had been read
+            if self._target is not None:  # with None, the run would end as if all had been read
                 raise
             if not self._silent_since:
                 self._silent_since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -195,8 +196,8 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return held
 
     def _bound(self, source: FactSource, held: Bounds) -> StreamOffset | None:
-        """Make sure that the checkpoint, the consumer and this query belong together; where it started, if the
-        checkpoint has that. Raises JobRefused, ConsumerRefused, and what the transport raises."""
+        """Make sure that the checkpoint, the consumer and this query belong together. Returns the start of the query,
+        if there is a checkpoint. Raises JobRefused, ConsumerRefused, and what the transport raises."""
         options, folder = self.options, Path(self.options.checkpoint)
         if not options.checkpoint:
             return None
@@ -222,8 +223,8 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return binding.start
 
     def _register(self, source: FactSource, *, is_new: bool) -> int:
-        """The cursor of the consumer, registered if it is not. One that was removed meanwhile starts over at the oldest
-        fact; what is finished is confirmed with the next batch."""
+        """The cursor of the consumer, which is registered if it is not yet. A consumer that was removed meanwhile
+        starts at the oldest fact; finished batches are confirmed with the next one."""
         options = self.options
         start: Any = "oldest"
         if is_new and options.since_unix_ms is not None:

@@ -1,8 +1,8 @@
-"""Shell: confirms what a query has finished, so that the node may release it.
+"""Shell: confirms the batches that a query has finished, so that the node may release their facts.
 
-A batch counts as finished when Spark has written its commit entry, that is after the sink. Spark tells the source one
-batch late and of the last batch never; a listener learns of each at once, and `confirming` confirms the last one when
-the query has ended.
+A batch is finished when Spark has written its commit entry, which is after the sink. Spark reports that to the source
+one batch late, and never for the last batch. A listener gets each report at once, and `confirming` confirms the last
+batch when the query has ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Receipts(StreamingQueryListener):
-    """Confirms the query of one checkpoint; events of other queries change nothing."""
+    """Confirms the query of one checkpoint; events of other queries are ignored."""
 
     def __init__(self, place: Place, consumer: str, checkpoint: Path) -> None:
         self._place = place
@@ -56,10 +56,10 @@ class Receipts(StreamingQueryListener):
             self.confirm()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """`confirming` does it, because this event may come after the end of the program."""
+        """Nothing: `confirming` confirms the last batch, because this event may come after the end of the program."""
 
     def confirm(self) -> bool:
-        """Confirm all batches that have a commit entry; whether that succeeded, or there was nothing new."""
+        """Confirm all batches that have a commit entry. Returns whether that succeeded or there was nothing new."""
         with self._lock:
             try:
                 done = last_committed(self.checkpoint)
@@ -76,11 +76,11 @@ class Receipts(StreamingQueryListener):
 
 @contextmanager
 def confirming(spark: SparkSession, options: Mapping[str, str]) -> Iterator[Receipts]:
-    """While the block runs, the batches of the query that reads with these options are confirmed as they are finished,
-    and at the end once more. Raises SparkError for wrong options."""
+    """While the block runs, confirm the batches of the query with these options as they are finished, and once more at
+    the end. Raises SparkError for wrong options."""
     asked = StreamOptions.of(options)
     if not asked.consumer:
-        raise OptionError("no consumer is to be confirmed", "name one: option consumer")
+        raise OptionError("there is no consumer to confirm", "name one: option consumer")
     receipts = Receipts(places(asked.read)[0], asked.consumer, Path(asked.checkpoint))
     spark.streams.addListener(receipts)
     try:

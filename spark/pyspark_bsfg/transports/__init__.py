@@ -1,5 +1,5 @@
-"""Where facts are read: a store's file on this host, or a node over MQTT. Each is a `Place`; its `opened` gives a
-`FactSource`."""
+"""Transports: facts are read from a store's file on this host, or from a node over MQTT. Each is a `Place`; its
+`opened` gives a `FactSource`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def places(options: Options) -> Sequence[Place]:
     """The stores that some options name, at least one. Raises StoreUnreadable for a pattern without a file."""
     if options.node is None:
         return files(options.paths)
-    from pyspark_bsfg.transports.mqtt_node import MqttNode  # with cryptography and paho, which a file does not need
+    from pyspark_bsfg.transports.mqtt_node import MqttNode  # loads cryptography and paho, which a file does not need
 
     return [MqttNode(options.node)]

@@ -1,15 +1,15 @@
-"""Shell: requests to one node from a thread that may block, as Spark's is, answered one after another.
+"""Shell: requests to one node, answered one after another, from a thread that may block, as Spark's does.
 
 The connection has a thread and an event loop of its own, so that keep-alives are sent and the next page arrives while
-Spark's thread decodes. It is made when something is asked, made again after a loss, and closed when nothing was asked
-for a while. A request without an answer is sent again, so only requests that may be carried out twice belong here.
+Spark's thread decodes. It is opened for the first request, opened again after a loss, and closed after a while without
+requests. A request without an answer is sent again, so only requests that may be carried out twice are allowed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading  # tidy: the event loop of MQTT stands beside the thread that Spark calls
+import threading  # tidy: the event loop of MQTT runs in a thread of its own, next to the one that Spark calls
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from agent.replication.protocol.arrived_answer import RefusesMessage
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, ReplicationError
 from agent.replication.protocol.messages import Request
 
-REQUESTS_WAITING_MAX = 4  # a page is fetched ahead of the one that is decoded
+REQUESTS_WAITING_MAX = 4  # one page is fetched ahead of the one that is decoded
 CLOSE_S_MAX = 10.0
 IDLE_S_MAX = 5.0  # longer than between two micro-batches; then the connection is free for another worker
 
@@ -30,8 +30,8 @@ class _Asked(NamedTuple):
 
 
 class Conversation:
-    """Requests to `peer`. Each is tried `attempts` times in a row, with a pause that grows to 2 s, and waits
-    `timeout_s` for its answer each time."""
+    """Requests to `peer`. Each is tried up to `attempts` times, with pauses that grow to 2 s, and waits `timeout_s` for
+    its answer each time."""
 
     def __init__(
         self, access: Access, peer: str, timeout_s: float, attempts: int, refuses_answer: RefusesMessage
@@ -68,7 +68,7 @@ class Conversation:
             asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        """Connect when something is asked, and again for what is asked after a failure."""
+        """Connect for the first request, and again for the next one after a failure."""
         main = asyncio.current_task()
         assert main is not None
         self._loop, self._main = asyncio.get_running_loop(), main

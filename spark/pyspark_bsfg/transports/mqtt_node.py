@@ -1,9 +1,9 @@
-"""Shell: reads a node's facts over MQTT with mutual TLS, as one more zone to which the node exports streams.
+"""Shell: reads a node's facts over MQTT with mutual TLS, as another zone to which the node exports streams.
 
-Nothing is registered or confirmed by reading: each page is a FetchRange of its own, so any number of tasks read side by
-side. While a page becomes columns, the next one is fetched. A Python worker of Spark keeps its connection, with a
-client id of its own, from one task to the next, because a broker's firewall counts new connections. The files of
-certificates are named by path, or as `spark-files:NAME` where `--files` has brought them.
+Reading registers and confirms nothing: each page is a FetchRange of its own, so any number of tasks read in parallel.
+While a page becomes columns, the next one is fetched. A Python worker of Spark keeps its connection, with a client id
+of its own, from one task to the next, because a broker's firewall counts new connections. The certificate files are
+named by path, or as `spark-files:NAME` if `--files` distributes them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SPARK_FILES = "spark-files:"
 
 
 class _Known(NamedTuple):
-    """What a process keeps from one task to the next: a connection, and definitions, which never change."""
+    """Kept by a process from one task to the next: a connection, and definitions, which never change."""
 
     conversation: Conversation
     definitions: Definitions
@@ -76,7 +76,7 @@ class MqttNode:
 
     @contextmanager
     def opened(self) -> Iterator[MqttNodeSource]:
-        """Connects when something is asked first. Raises NodeUnavailable for files that cannot be used."""
+        """Connects at the first request. Raises NodeUnavailable for files that cannot be used."""
         at = self.at
         try:
             files = _local(at.ca_file), _local(at.cert_file), _private(_local(at.key_file))
@@ -120,10 +120,11 @@ class MqttNodeSource:
         return Bounds(answer.epoch, answer.first_offset, answer.end_offset, self._at.peer)
 
     def marks(self, stream: str) -> Sequence[tuple[int, int]]:  # noqa: ARG002
-        raise AssertionError("the options refuse what asks for it: the protocol does not say it")
+        raise AssertionError("the options refuse time ranges: the protocol has no marks")
 
     def matching(self, asked: Asked, pruning: Pruning, dictionary: Dictionary) -> Iterator[OffsetRange]:  # noqa: ARG002
-        """By offset only: the protocol has no summaries. What a filter excludes is skipped unopened when it is here."""
+        """By offset only: the protocol has no summaries. A batch that a filter excludes is skipped unopened after it
+        has arrived."""
         first, last = max(asked.offsets.first, pruning.offsets[0]), min(asked.offsets.last, pruning.offsets[1])
         yield from [OffsetRange(first, last)] * (first <= last)
 
@@ -141,7 +142,7 @@ class MqttNodeSource:
             yield page
 
     def define(self, dictionary: Dictionary, origin: Origin, count: int) -> None:
-        """From what came with the pages, whole: a dictionary takes no additions."""
+        """From the definitions that came with the pages, all at once: a dictionary takes no additions."""
         if dictionary.known(origin) < count:
             bodies = self._definitions.get(origin, [])
             if len(bodies) < count:
@@ -162,7 +163,7 @@ class MqttNodeSource:
         return answer.frontier
 
     def register(self, consumer: str, stream: str, start: Start) -> int:
-        """By a first fetch, whose page is dropped: the protocol has no other way."""
+        """Registers by a first fetch, whose page is dropped: the protocol has no other way."""
         fetch = FetchFacts(consumer_name=consumer, stream=stream, start=start, limit=1, bytes_max=BYTES_MAX_MIN)
         answer = self._ask(fetch).answer
         assert isinstance(answer, FetchAnswer), answer
@@ -176,7 +177,7 @@ class MqttNodeSource:
         return self._answer_of(self._conversation.ask(request))
 
     def _answer_of(self, asked: Future[Reply]) -> Reply:
-        """Raises SparkError."""
+        """The answer to a request. Raises SparkError."""
         try:
             return asked.result()
         except PeerRefused as error:
@@ -186,7 +187,7 @@ class MqttNodeSource:
             raise NodeUnavailable(f"no answer from {tried}: {error}") from error
 
     def _refused(self, error: PeerRefused) -> SparkError:
-        """An error of the node as one of ours; for a stream with the names of those that are exported."""
+        """The error to raise for an error answer; for an unknown stream it names the exported ones."""
         what = f"{self.name}: {error.message.rstrip('. ')}"
         match error.code:
             case "stream_not_exported":
@@ -207,13 +208,14 @@ def _local(file: str) -> Path:
     if name == file:
         return Path(file)
     found = Path(SparkFiles.get(name))
-    # The process that plans a stream is told of a folder of its own, in which nothing is; --files are one above.
+    # The process that plans a stream gets a folder of its own, which is empty; the files of --files are in its parent.
     above = found.parents[1] / name
     return above if above.exists() and not found.exists() else found
 
 
 def _private(key_file: Path) -> Path:
-    """A key that others cannot use. What `--files` brings has a mode with which others may enter, though not read."""
+    """A key file that others cannot read. Files of `--files` have execute bits for others, which `client_context`
+    refuses."""
     try:
         mode = key_file.stat()
         if stat.S_IMODE(mode.st_mode) & 0o077 == 0o011 and mode.st_uid == os.geteuid():
@@ -224,7 +226,7 @@ def _private(key_file: Path) -> Path:
 
 
 def _zone_of(cert_file: Path) -> str:
-    """The zone that a certificate names, as which the broker knows us."""
+    """The zone that a certificate names, which is our user name at the broker."""
     zone = describe(load_certificates(cert_file)[0], datetime.now(UTC)).zone
     if not zone:
         raise PkiError(f"{cert_file} names no zone", "use a certificate made by bsfg pki issue ZONE")
@@ -232,7 +234,7 @@ def _zone_of(cert_file: Path) -> str:
 
 
 def _trust(at: NodeOptions) -> SignerTrust | None:
-    """Whose signatures the reader believes; None where it was told of nobody."""
+    """The signers that the reader trusts; None if no facts authority is given."""
     if not at.facts_ca_file:
         return None
     compromised = _local(at.compromised_file) if at.compromised_file else Path(os.devnull)

@@ -1,7 +1,7 @@
-"""What a reader needs of a transport: the bounds of a stream, its batches in pages, and the cursor of a consumer.
+"""The port to a transport: the bounds of a stream, its batches in pages, and the cursor of a consumer.
 
-A `Place` is plain values: Spark pickles it from the driver to the tasks. `opened` connects, for one method of Spark's
-at a time; nothing that is open is ever sent. Batch reads and streams use the same methods. Core: no IO.
+A `Place` has plain values only: Spark pickles it from the driver to the tasks. `opened` connects for one call of Spark
+at a time; open resources are never pickled. Batch reads and streams use the same methods. Core: no IO.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Bounds:
     first_offset: int
     end_offset: int
     zone: str = ""
-    """The store's."""
+    """The zone of the store."""
 
     @property
     def offsets(self) -> OffsetRange:
@@ -40,7 +40,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A part of a stream. `epoch` is that in which the offsets were read; empty takes any."""
+    """A part of a stream. `epoch` is the epoch to which the offsets belong; if empty, any."""
 
     stream: str
     offsets: OffsetRange
@@ -62,8 +62,8 @@ class PlacedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Batches in order, and the holes between them. Pages of a range together cover each of its offsets once; the first
-    batch may begin before the range, the last one end behind it."""
+    """Batches in order, and the holes between them. The pages of a range together cover each of its offsets once; the
+    first batch may begin before the range, the last one may end after it."""
 
     batches: Sequence[PlacedBatch]
     holes: Sequence[Hole] = ()
@@ -74,12 +74,12 @@ class FactSource(Protocol):
 
     @property
     def name(self) -> str:
-        """For messages: where it is."""
+        """Where it is, for messages."""
         ...
 
     @property
     def zone(self) -> str:
-        """Whose store it is."""
+        """The zone of the store."""
         ...
 
     def bounds(self, stream: str) -> Bounds:
@@ -87,17 +87,17 @@ class FactSource(Protocol):
         ...
 
     def marks(self, stream: str) -> Sequence[tuple[int, int]]:
-        """First offsets with the time (ms since 1970) at which these were recorded, about one a minute, in order."""
+        """First offsets with the time (ms since 1970) at which they were recorded, about one a minute, in order."""
         ...
 
     def matching(self, asked: Asked, pruning: Pruning, dictionary: Dictionary) -> Iterator[OffsetRange]:
-        """The parts of a range whose batches may hold facts that match, in order; the whole range where the store has
-        no way to find out without sending them."""
+        """The parts of a range whose batches may hold facts that match, in order; the whole range if the store cannot
+        tell without sending the batches."""
         ...
 
     def pages(self, asked: Asked, dictionary: Dictionary, *, needs_proofs: bool) -> Iterator[Page]:
-        """A range, whole. Raises FactsGone if the store has begun another epoch, or its end lies before that of the
-        range."""
+        """The pages of a whole range. Raises FactsGone if the store has begun another epoch, or its log ends before the
+        range does."""
         ...
 
     def define(self, dictionary: Dictionary, origin: Origin, count: int) -> None:
@@ -105,21 +105,21 @@ class FactSource(Protocol):
         ...
 
     def cursor(self, consumer: str) -> int | None:
-        """The offset up to which a consumer has confirmed all; None where it is not registered."""
+        """The offset up to which a consumer has confirmed everything; None if it is not registered."""
         ...
 
     def register(self, consumer: str, stream: str, start: Start) -> int:
-        """Register a consumer, if it is not; its cursor."""
+        """Register a consumer, if it is not registered. Returns its cursor."""
         ...
 
     def confirm(self, consumer: str, offset: int, epoch: str) -> None:
-        """The facts up to an offset are durable at the consumer, so that the store may release them. Repeating it, or a
-        smaller offset, changes nothing."""
+        """Confirm that the facts up to an offset are durable at the consumer, so that the store may release them. A
+        repetition, or a smaller offset, changes nothing."""
         ...
 
 
 class Place(Protocol):
-    """Where facts are read."""
+    """A place from which facts are read."""
 
     def opened(self) -> AbstractContextManager[FactSource]:
         """Connect for the duration of a block. Raises SparkError."""

@@ -1,7 +1,7 @@
-"""Which batches of a page that came over the network a trusted signature proves. Core: no IO.
+"""Verifies batches that came over the network: which ones a trusted signature proves. Core: no IO.
 
-A head proves its batch and the chain before it, as far as the batches are here and follow one another by sequence and
-digest. Heads are verified from the end, so that of a chain one is enough. A slice proves nothing, for no head is of it.
+A head proves its batch and the batches before it in the page that form a chain with it, by sequence and digest. Heads
+are verified from the end, so that one is enough for a chain. A slice is never proven, because no head is for a slice.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from agent.signing.runs import ChainEnd, Proof, check_head
 
 
 class Signers:
-    """Whom a reader believes, and the certificates that pages have brought."""
+    """The signers that a reader trusts, and the certificates that came with pages."""
 
     def __init__(self, trust: SignerTrust, now_ms: int) -> None:
-        # A key that counts as compromised still names its zone: what it signed is suspect, and not unproven.
+        # A compromised key still names its zone: what it signed is suspect, not unproven.
         self._trust = replace(trust, compromised_since_ms={})
         self._compromised: Mapping[bytes, int] = trust.compromised_since_ms
         self._now_ms = now_ms
-        self._believed: dict[tuple[str, bytes], Signer] = {}
-        self._came: set[bytes] = set()
+        self._trusted: dict[tuple[str, bytes], Signer] = {}
+        self._received: set[bytes] = set()
 
     def add(self, certificates: Sequence[bytes]) -> None:
         """Take the certificates of a page (DER)."""
         for one in certificates:
             named = describe_signer(one)
             if isinstance(named, Signer):
-                self._came.add(named.key_id)
+                self._received.add(named.key_id)
                 found = signer_of(one, self._trust, self._now_ms)
                 if isinstance(found, Signer):
-                    before = self._believed.get((found.zone, found.key_id), found)
-                    self._believed[found.zone, found.key_id] = before.joined(found)
+                    before = self._trusted.get((found.zone, found.key_id), found)
+                    self._trusted[found.zone, found.key_id] = before.joined(found)
 
     def known(self) -> list[str]:
         """Key ids whose certificates need not be sent again."""
-        return sorted(key_id.hex() for key_id in self._came)
+        return sorted(key_id.hex() for key_id in self._received)
 
     def verified(self, batches: Sequence[Batch], heads: Sequence[bytes]) -> list[Verified]:
-        """What is proven of each batch of a page; `heads` is empty for one without."""
+        """Whether each batch of a page is proven; its entry in `heads` is empty if it has none."""
         found: list[Verified] = []
         after: Batch | None = None
         for batch, head in zip(reversed(batches), reversed(heads), strict=True):
@@ -61,7 +61,7 @@ class Signers:
         return "suspect" if since_ms is not None and self._now_ms >= since_ms else "yes"
 
     def _resolve(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
-        return self._believed.get((zone, key_id))
+        return self._trusted.get((zone, key_id))
 
 
 def _follows(before: Batch, after: Batch) -> bool:

@@ -1,8 +1,8 @@
-"""One range of a stream, asked of a node page by page: the next request, and what an answer gives. Core: no IO.
+"""One range of a stream, requested from a node page by page: the next request, and the page of an answer. Core: no IO.
 
-An answer is believed as far as it can be checked: it is of the zone, stream and range that were asked for, without a
-gap, each batch has its digest and its header says what the page says of it. Tag definitions come with the first page
-whose batches need them, and are kept for the whole task.
+An answer is checked: it must be of the requested zone, stream and range and have no gap, each batch must match its
+digest, and its header must agree with the page. Tag definitions come with the first page whose batches need them, and
+are kept for the whole task.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable
 from pyspark_bsfg.transports.ports import Asked, Page, PlacedBatch
 from pyspark_bsfg.transports.proofs import Signers
 
-# Some 75 bytes each, beside 10 KB of signers; a request has 64 KiB.
+# Some 75 bytes each, and 10 KB of signers; a request has at most 64 KiB.
 ORIGINS_KNOWN_MAX = 500
-PAGE_BYTES = 1_000_000  # what our brokers let through with its header; smaller ones cost both sides more a fact
+PAGE_BYTES = 1_000_000  # fits into a packet of our brokers; smaller pages cost both sides more for each fact
 
 Definitions = dict[Origin, list[bytes]]
 
 
 class RangePages:
-    """The pages of one range of a zone's store. `signers` where heads are to be verified: then whole batches and their
-    heads are asked for, to the end of a run."""
+    """The pages of one range of a zone's store. With `signers` heads are verified: then whole batches and their heads
+    are requested, to the end of a run."""
 
     def __init__(self, name: str, zone: str, asked: Asked, definitions: Definitions, signers: Signers | None) -> None:
         self._name, self._zone, self._asked = name, zone, asked
@@ -43,11 +43,11 @@ class RangePages:
 
     @property
     def is_done(self) -> bool:
-        """Whether the range was taken whole."""
+        """Whether the whole range was taken."""
         return self._next > self._asked.offsets.last
 
     def request(self) -> FetchRange:
-        """What to ask next."""
+        """The next request."""
         assert not self.is_done
         known = ((str(origin), len(bodies)) for origin, bodies in reversed(self._definitions.items()))
         return FetchRange(
@@ -63,13 +63,13 @@ class RangePages:
         )
 
     def take(self, answer: Answer, attachment: Sequence[bytes]) -> Page:
-        """The page of an answer; it may be empty, where only definitions came. Raises SparkError."""
+        """The page of an answer; it is empty if only definitions came. Raises SparkError."""
         asked = self._asked
         if not isinstance(answer, RangeAnswer) or (answer.store_zone, answer.stream) != (self._zone, asked.stream):
-            raise StoreUnreadable(f"{self._name} gave an answer to something else", "read again")
+            raise StoreUnreadable(f"{self._name} answered another request", "read again")
         if answer.omitted:
             raise OptionError(
-                f"{self._name} leaves out what the zone of this certificate has recorded itself",
+                f"{self._name} leaves out facts that the zone of this certificate has recorded",
                 "read with a certificate of a zone that records nothing, such as analytics",
             )
         self._define(answer.definitions)
@@ -81,7 +81,7 @@ class RangePages:
             raise FactsGone(ends, "read again")
         is_whole = self._signers is not None and self._next == asked.offsets.first
         if not (covered[0] == self._next or (is_whole and covered[0] < self._next)) or covered[1] < self._next:
-            raise self._wrong(f"facts {covered[0]} to {covered[1]} came, asked was from {self._next} on")
+            raise self._wrong(f"facts {covered[0]} to {covered[1]} came, requested were facts from {self._next} on")
         page = self._page(answer, attachment)
         self._next = covered[1] + 1
         return page
@@ -101,7 +101,7 @@ class RangePages:
             for first, last, why in spans
             if first <= last
         ]
-        # The rest of a run proves what is in the range, and is another task's.
+        # The rest of a run is needed only to prove the range; its facts belong to another task.
         return Page([one for one in placed if one.first_offset <= asked.last], holes)
 
     def _parsed(self, entry: tuple[int, int, int], sealed: bytes) -> Batch:
@@ -111,14 +111,14 @@ class RangePages:
         except BatchError as error:
             raise self._wrong(f"the batch at offset {first}: {error}") from error
         if (batch.header.stream, batch.header.count) != (self._asked.stream, last - first + 1):
-            raise self._wrong(f"the batch at offset {first} is another than the page says")
+            raise self._wrong(f"the batch at offset {first} is not the one that the page lists")
         return batch
 
     def _define(self, entries: Sequence[DefinitionEntry]) -> None:
         for entry in entries:
             bodies = self._definitions.setdefault(Origin(entry.zone, bytes.fromhex(entry.epoch)), [])
             if entry.number <= len(bodies):
-                continue  # of an origin that the request had no room to name
+                continue  # the request had no room to name this origin
             if entry.number != len(bodies) + 1:
                 raise self._wrong(f"definition {entry.number} of {entry.zone} came after number {len(bodies)}")
             bodies.append(bytes(entry.definition))

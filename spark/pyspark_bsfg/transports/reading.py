@@ -1,8 +1,8 @@
-"""From pages of batches to Arrow record batches, whichever way the pages came. Core: no IO but its log.
+"""Turns pages of batches into Arrow record batches, for every transport. Core: no IO except its log.
 
 Every fact of the requested range that the store still has, and that a query's filters do not exclude, is returned once,
-in order. Each missing range is given to `on_hole`; `HoleLog` makes it a warning in the log of the task, or an exception
-where the caller wants one. Of batches that the filters exclude unread nothing is reported either.
+in order. Each missing range is passed to `on_hole`; `HoleLog` logs it as a warning, or raises an exception if the
+caller wants one. Missing batches that the filters exclude are not reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark_bsfg.errors import FactsGone, StoreUnreadable
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.transports.ports import Asked, FactSource, OnHole, PlacedBatch
 
-HOLES_LOGGED_MAX = 20  # lines of one task; a failing disk has more, and their sum is enough
+HOLES_LOGGED_MAX = 20  # lines of one task; a failing disk has more holes, and their sum is enough
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def record_batches(
     pruning = pruning or Pruning()
     dictionary = Dictionary(pruning.wants)
     columns = Columns(schema, asked.stream, dictionary, pruning)
-    skips_batches = pruning.skips_batches  # asked of each batch, it was a twentieth of a count
+    skips_batches = pruning.skips_batches  # read here once: for each batch, it took a twentieth of the time of a count
     for span in source.matching(asked, pruning, dictionary):
         part = Asked(asked.stream, span, asked.epoch)
         for page in source.pages(part, dictionary, needs_proofs=columns.needs_proofs):
@@ -55,7 +55,7 @@ def record_batches(
 
 
 def _summary(placed: PlacedBatch) -> BatchSummary:
-    """A batch as a store's table shows it."""
+    """The summary of a batch, as a store's reader gives it."""
     header = placed.batch.header
     return BatchSummary(
         *(placed.first_offset, placed.last_offset, header.origin, header.first_sequence),
@@ -64,7 +64,7 @@ def _summary(placed: PlacedBatch) -> BatchSummary:
 
 
 class HoleLog:
-    """Logs the facts of a task's range that the store does not have; call it with each hole, and `sum_up` at the
+    """Logs the facts of a task's range that the store does not have. Call it with each hole, and `sum_up` at the
     end."""
 
     def __init__(self, name: str, stream: str, *, is_expired_refused: bool = False) -> None:
@@ -75,10 +75,10 @@ class HoleLog:
         self._facts = 0
 
     def __call__(self, hole: Hole) -> None:
-        """Log one. Raises FactsGone for what retention has released, if that is refused."""
+        """Log a hole. Raises FactsGone for released facts, if that is refused."""
         where = f"{self._name}: facts {hole.first_offset} to {hole.last_offset} of {self._stream}"
         if hole.reason == "expired" and self._is_expired_refused:
-            raise FactsGone(f"{where} were released while this was reading", "read again, from a later one")
+            raise FactsGone(f"{where} were released during the read", "read again, from a later offset")
         self._holes += 1
         self._facts += hole.last_offset - hole.first_offset + 1
         if self._holes <= HOLES_LOGGED_MAX:
@@ -86,6 +86,6 @@ class HoleLog:
             log.warning("%s are missing: %s%s", where, hole.reason, hint)
 
     def sum_up(self) -> None:
-        """Log the sum, where holes were too many to log each."""
+        """Log the sum, if there were too many holes to log each."""
         if self._holes > HOLES_LOGGED_MAX:
             log.warning("%s: %s facts of %s are missing in this task", self._name, self._facts, self._stream)

@@ -26,7 +26,7 @@ from pyspark_bsfg.ranges import OffsetRange, joined
 from pyspark_bsfg.transports.ports import Asked, Bounds, Page, PlacedBatch
 
 PAGE_FACTS = 200_000
-PAGE_BYTES = 4 * 1024 * 1024  # some milliseconds of reading; a page of larger ones was no faster
+PAGE_BYTES = 4 * 1024 * 1024  # some milliseconds of reading; larger pages were no faster
 SUMMARIES_PAGE = 4096  # some milliseconds for each statement
 
 
@@ -38,15 +38,15 @@ class StoreFile:
 
     @contextmanager
     def opened(self) -> Iterator[StoreFileSource]:
-        """Raises StoreUnreadable, or the store's own error, when it cannot be read from here."""
+        """The store's facts. Raises StoreUnreadable, or the store's own error, if the file cannot be read from here."""
         _check_access(Path(self.path))
         with closing(StoreReader(Path(self.path))) as reader:
             yield StoreFileSource(reader)
 
 
 def files(patterns: Sequence[str]) -> list[StoreFile]:
-    """The stores' files that these paths name, where * ? and [...] match names. Raises StoreUnreadable for a pattern
-    without a file."""
+    """The store files that these paths name; * ? and [...] match names. Raises StoreUnreadable for a pattern that
+    matches no file."""
     found: list[str] = []
     for pattern in patterns:
         if not glob.has_magic(pattern) or Path(pattern).exists():
@@ -85,7 +85,7 @@ class StoreFileSource:
         return self.reader.clock_marks(stream)
 
     def matching(self, asked: Asked, pruning: Pruning, dictionary: Dictionary) -> Iterator[OffsetRange]:
-        """By the summaries of batches; no batch is read. Spans that touch are one."""
+        """By the summaries of batches; no batch is read. Spans that touch are joined."""
         first, last = max(asked.offsets.first, pruning.offsets[0]), min(asked.offsets.last, pruning.offsets[1])
         if not pruning.skips_batches or first > last:
             yield from [OffsetRange(first, last)] * (first <= last)
@@ -105,12 +105,12 @@ class StoreFileSource:
                 try:
                     summaries = self.reader.summaries(asked.stream, at, last, SUMMARIES_PAGE)
                 except StoreDamaged:
-                    summaries = []  # a page is read around the damage, and names it
+                    summaries = []  # `read` reads around the damage, and reports it
                 if not summaries:
                     yield OffsetRange(at, last)
                     return
                 for summary in summaries:
-                    if summary.first_offset > at:  # rows are lost: to be read, so that the hole is reported
+                    if summary.first_offset > at:  # rows are missing: included, so that the hole is reported
                         yield OffsetRange(at, summary.first_offset - 1)
                     if may_hold(summary):
                         yield OffsetRange(max(at, summary.first_offset), min(summary.last_offset, last))
@@ -119,10 +119,10 @@ class StoreFileSource:
         yield from joined(kept())
 
     def pages(self, asked: Asked, dictionary: Dictionary, *, needs_proofs: bool) -> Iterator[Page]:  # noqa: ARG002
-        """Signatures are not verified again: the store has kept what its node found."""
+        """Signatures are not verified again: the store has the results of its node."""
         epoch = self.reader.origin.epoch.hex()
         if asked.epoch not in {"", epoch}:
-            raise FactsGone(f"{self.name} has begun epoch {epoch}, planned was {asked.epoch}", "read again")
+            raise FactsGone(f"{self.name} has begun epoch {epoch}, the read was planned in {asked.epoch}", "read again")
         after, last = asked.offsets.first - 1, asked.offsets.last
         while after < last:
             page = self.reader.read(asked.stream, after, PAGE_FACTS, PAGE_BYTES, until_offset=last)
@@ -132,12 +132,12 @@ class StoreFileSource:
                 verified = self.reader.verified(asked.stream, places)
             yield Page([_placed(one, how) for one, how in zip(page.batches, verified, strict=True)], page.holes)
             reached = max([after, *(one.last_offset for one in page.batches), *(one.last_offset for one in page.holes)])
-            if reached == after:  # the range was held when this was planned: it is another file now
+            if reached == after:  # the range was held when the read was planned: the file was replaced
                 raise StoreUnreadable(f"{self.name}: {asked.stream} ends at {after}, not at {last}", "read again")
             after = reached
 
     def define(self, dictionary: Dictionary, origin: Origin, count: int) -> None:
-        """All of an origin, once."""
+        """Read all definitions of an origin, once."""
         if dictionary.known(origin) >= count:
             return
         dictionary.put(origin, self.reader.definitions(origin, 0, DEFINITIONS_MAX))
@@ -162,9 +162,9 @@ class StoreFileSource:
         self._ask(ConfirmReceipt(consumer, offset, epoch=epoch), consumer)
 
     def _ask(self, request: Any, consumer: str) -> Any:
-        """Ask the node that owns the store, which alone writes it; its answer. Raises StoreUnreadable where none
-        answers, and ConsumerRefused."""
-        # Here: it takes as long to import as all else, and tasks need none of it.
+        """The answer of the node that owns the store, which alone writes it. Raises StoreUnreadable if none answers,
+        and ConsumerRefused."""
+        # Imported here: it takes as long as all other imports, and tasks do not need it.
         from agent.local_socket import LocalError, Refused, StateFolderUnusable, ask
 
         folder = self.reader.path.parent
@@ -191,7 +191,7 @@ def _check_access(path: Path) -> None:
             "a store's file is read where the task runs: run on the store's host (master local[*])",
         )
     if not path.is_file():
-        raise StoreUnreadable(f"{path} is no file", "name the store's file itself, facts.db in the node's state_dir")
+        raise StoreUnreadable(f"{path} is not a file", "name the store's file itself, facts.db in the node's state_dir")
     if not os.access(path, os.R_OK):
         raise StoreUnreadable(f"{path} cannot be read by this user", "add the user to the group that owns it")
     shared = path.with_name(path.name + "-shm")

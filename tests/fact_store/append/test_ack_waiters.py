@@ -1,4 +1,4 @@
-"""Appends that wait for consumers in a real store: each is answered once and in time, and delays no other."""
+"""Appends that wait for consumers in a real store: each is answered once and in time, and none delays another."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ def plant(folder: Path, *streams: StreamSettings, consumers: Sequence[str] = ())
 
 
 def commits(store: FactStore) -> None:
-    """One commit later: each earlier append was judged at least once."""
+    """Make one commit. Each earlier append was judged at least once."""
     done(store.appends.define([tag(1)]))
     done(store.appends.define([tag(1)]))
 
@@ -54,7 +54,7 @@ def waits(store: FactStore, future: Future[AppendOutcome]) -> bool:
 
 
 def test_acknowledged_by_the_confirmation(tmp_path: Path) -> None:
-    """With acks all the answer comes with the confirmation of a consumer in sync, not with the commit."""
+    """With acks = all the answer comes with the confirmation of a consumer in sync, not with the commit."""
     with plant(tmp_path, ALL, consumers=["a", "b", "gone"]) as store:
         store.consumers.seen("a", is_at_end=True)
         store.consumers.seen("b", is_at_end=True)
@@ -94,7 +94,8 @@ def test_strong_is_never_silently_local(tmp_path: Path) -> None:
 
 
 def test_write_class_queued_answers_at_once(tmp_path: Path) -> None:
-    """Without a consumer in sync an acks_timeout_ms of an hour is not waited for; with one it is."""
+    """Without a consumer in sync the answer is immediate, although acks_timeout_ms is an hour. With one in sync the
+    append waits."""
     with plant(tmp_path, QUEUED_CLASS, consumers=["a"]) as store:
         outcome = done(store.appends.append_message(OPERATIONAL, message("m1")))
         assert outcome.outcome == "queued"
@@ -151,7 +152,8 @@ def test_messages_of_one_append_have_their_own_outcomes(tmp_path: Path) -> None:
 
 
 def test_many_may_wait_but_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit the answer is queued at once with the reason; when others are answered, appends wait again."""
+    """Beyond the limit an append is answered queued at once, with the reason. When waiting ones are answered, appends
+    wait again."""
     monkeypatch.setattr(ack_waiters, "WAITING_MAX", 3)
     with plant(tmp_path, ALL, consumers=["a"]) as store:
         store.consumers.seen("a", is_at_end=True)
@@ -193,8 +195,8 @@ def test_a_consumer_that_falls_out_of_sync_is_not_waited_for(tmp_path: Path) -> 
 
 
 def test_a_fetch_that_waits_at_the_end_keeps_up(tmp_path: Path) -> None:
-    """A long poll of an hour is one fetch: its consumer is in sync while it waits, and no longer when a newer fetch is
-    behind."""
+    """A long poll of an hour is one fetch: its consumer is in sync while it waits. It is no longer in sync when a newer
+    fetch reads further back."""
     stream = dataclasses.replace(SOON, in_sync_lag_ms=1, write_class="queued")
     with plant(tmp_path, stream, consumers=["a"]) as store:
 

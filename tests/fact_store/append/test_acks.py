@@ -40,7 +40,7 @@ def consumer(frontier: int, caught_up_s: float | None = None, name: str = "a") -
 
 @dataclass(frozen=True)
 class Row:
-    """An append at offset 10, durable at second 100, judged at `now`: what is said to it."""
+    """An append at offset 10, durable at second 100, and its expected answer at `now`."""
 
     what: str
     terms: AckTerms
@@ -158,7 +158,7 @@ def test_a_strong_append_is_never_downgraded() -> None:
 def test_an_append_may_override_the_acks_of_its_stream(
     write_class: WriteClass, own: Acks, override: Acks | None, promises: tuple[str, ...] | None
 ) -> None:
-    """An append may ask for other acks than its stream's, but not for what the write class forbids (None: refused)."""
+    """An append may ask for other acks than its stream's, except those that the write class forbids (None: refused)."""
     settings = StreamSettings(STREAM, acks=own, write_class=write_class)
     if promises is None:
         with pytest.raises(AcksRefused, match=f"acks {override} on {STREAM}: its write class is {write_class}"):
@@ -170,8 +170,8 @@ def test_an_append_may_override_the_acks_of_its_stream(
 
 
 def test_all_on_a_quorum_stream_requires_both() -> None:
-    """`all` on a strong stream that promises a quorum is both: two of five with the rest behind are all, and no
-    quorum."""
+    """`all` on a strong stream that promises a quorum requires both. Two of five in sync, with the rest behind, are all
+    and no quorum."""
     both = ack_terms(StreamSettings(STREAM, acks="quorum", write_class="strong"), "all")
     one_of_four = (consumer(10, IN_SYNC), *[consumer(0, BEHIND)] * 3)
     assert isinstance(decide_ack(10, of("all"), one_of_four, 100 * S, 100 * S), Acknowledged)
@@ -196,7 +196,7 @@ anyone = st.builds(consumer, frontiers, st.none() | st.integers(60, 120))
 def test_reached_is_the_last_offset_acknowledged(
     followers: list[Follower], acks: Acks, least: int, offset: int
 ) -> None:
-    """One comparison with `reached` says for any offset what the definition says, counting consumer by consumer."""
+    """For any offset, a comparison with `reached` agrees with the definition, which counts consumer by consumer."""
     found, now = of(acks, least), 100 * S
     have = [one for one in followers if one.frontier >= offset]
     voters = len(followers) + 1

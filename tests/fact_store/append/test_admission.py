@@ -80,8 +80,8 @@ def test_preconditions_that_make_no_sense(precondition: Precondition, field: str
 
 
 def test_lease_epochs_and_producers_are_limited() -> None:
-    """The first epoch is 1, each next is one higher; neither the epochs of a producer nor the producers are without
-    end."""
+    """The first epoch is 1, each next is one higher. The epochs of a producer and the number of producers are
+    limited."""
     assert next_lease_epoch({}, "s", "p") == 1
     assert next_lease_epoch({("s", "p"): 41, ("s", "q"): 99}, "s", "p") == 42
     with pytest.raises(FactsRefused, match="used up"):
@@ -93,8 +93,8 @@ def test_lease_epochs_and_producers_are_limited() -> None:
 
 
 def test_no_zone_takes_up_all_leases() -> None:
-    """A thousand producers of one zone in all streams, and no more; those it has go on, and other zones and names
-    without a dot have room."""
+    """One zone may have a thousand producers in all streams. At the limit its known producers continue, and other zones
+    and names without a dot have room."""
     leases = {(f"s{n % 7}", f"idmz.p{n}"): 1 for n in range(admission.PRODUCERS_OF_ONE_MAX)}
     with pytest.raises(FactsRefused, match="1000 producers of 'idmz'"):
         next_lease_epoch(leases, "s", "idmz.more")
@@ -141,8 +141,9 @@ def test_a_fenced_producer_stores_nothing(tmp_path: Path) -> None:
 
 
 def test_a_higher_epoch_is_in_force_once_shown(tmp_path: Path) -> None:
-    """An epoch higher than any acquired is remembered in the transaction of its message, within one list of messages
-    too, and whatever became of the message; also where the commit has nothing else to store."""
+    """A message may show an epoch higher than any acquired. It is stored in the message's transaction, whatever the
+    message's outcome, and applies within the same list of messages. It is stored also where the commit has nothing else
+    to store."""
     with plant(tmp_path) as store:
         asked = [
             Precondition("line1", 5),
@@ -166,8 +167,8 @@ def test_a_higher_epoch_is_in_force_once_shown(tmp_path: Path) -> None:
 
 
 def test_superseded_by_a_newer_fact_about_the_subject(tmp_path: Path) -> None:
-    """In a strong stream an append may name the newest fact it has seen about its subject: a newer one is answered with
-    its offset and nothing is stored; also within one commit, and after a restart."""
+    """In a strong stream an append may name the newest fact it has seen about its subject. If there is a newer one, its
+    offset is the answer and nothing is stored. This holds within one commit and after a restart."""
     based = [Precondition(base_offset=0), Precondition(base_offset=0), Precondition(base_offset=0), None]
     with strong(tmp_path) as store:
         messages = [order("a", "order:1"), order("b", "order:2"), order("c", "order:1"), order("d", "order:1")]

@@ -51,7 +51,7 @@ def test_appended_facts_are_read(tmp_path: Path) -> None:
 
 
 def test_appends_that_queue_up_share_a_batch(tmp_path: Path) -> None:
-    """Group commit: many small appends to one stream are sealed together, each told its own offsets, in order."""
+    """Group commit: many small appends to one stream are sealed together, and each gets its own offsets, in order."""
     with plant(tmp_path, committed_at(31)) as store:
         waiting = [store.appends.append_samples(TELEMETRY, samples(3, 1 + 3 * n)) for n in range(10)]
         last = store.appends.append_samples(TELEMETRY, samples(1, 31))
@@ -203,7 +203,7 @@ def test_invariant_4_the_same_id_with_other_content(tmp_path: Path) -> None:
 
 
 def test_messages_are_known_by_stream(tmp_path: Path) -> None:
-    """Streams are logs of their own: the same id in another stream is another message."""
+    """A message id counts for one stream: the same id in another stream is another message."""
     with plant(tmp_path) as store:
         assert done(store.appends.append_message("orders.a", message("a"))) == AppendOutcome(1, "applied")
         assert done(store.appends.append_message("orders.b", message("a", "2"))) == AppendOutcome(1, "applied")
@@ -232,7 +232,7 @@ def test_invariant_5_concurrent_appends_of_one_id(tmp_path: Path) -> None:
 
 
 def test_messages_of_one_commit_share_a_batch(tmp_path: Path) -> None:
-    """Messages handed over together are sealed together, each with its outcome, repeats within them included."""
+    """Messages handed over together are sealed together. Each has its outcome, repeats among them too."""
     with plant(tmp_path) as store:
         outcomes = done(
             store.appends.append_messages(OPERATIONAL, [message("a"), message("b"), message("a"), message("a", "2")])
@@ -247,8 +247,8 @@ def test_messages_of_one_commit_share_a_batch(tmp_path: Path) -> None:
 
 
 def test_a_bad_message_fails_alone(tmp_path: Path) -> None:
-    """A message that cannot be sealed is refused with its append, by its id; those that shared its commit are stored,
-    also one with the same id, and none of the refused append's is."""
+    """A message that cannot be sealed is refused by its id, with the whole append that holds it. Other appends of the
+    same commit are stored, even one with the same id."""
     labels: dict[str, Any] = {"a": "b"}
     bad = message("bad")
     bad = Message(replace(bad.envelope, labels=labels), bad.fact)
@@ -310,7 +310,7 @@ def test_a_tag_defined_in_the_same_commit(tmp_path: Path) -> None:
 
 
 def test_commits_are_announced(tmp_path: Path) -> None:
-    """Subscribers learn the new ends after each commit that moved one, until they unsubscribe."""
+    """Subscribers get the new ends after each commit that moved one, until they unsubscribe."""
     seen: list[dict[str, int]] = []
     with plant(tmp_path) as store:
         unsubscribe = store.on_commit(lambda ends: seen.append(dict(ends)))
@@ -359,7 +359,8 @@ def test_cancelling_an_append_does_not_take_it_back(tmp_path: Path) -> None:
     ],
 )
 def test_when_two_messages_are_equal(part: str, changes: dict[str, object]) -> None:
-    """Fact, media type and schema count; the time and the texts that a producer writes anew for a retry do not."""
+    """Two messages are equal when fact, media type and schema are equal. The time and the texts that a producer writes
+    again for a retry do not count."""
     one = message("a")
     again = replace(one, envelope=replace(one.envelope, produced_at_unix_ms=1, correlation_id="again"))
     assert content_digest(again) == content_digest(one)

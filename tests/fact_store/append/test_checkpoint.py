@@ -1,4 +1,4 @@
-"""Checkpoints: what a store says once a day of all that it holds, and what verification makes of it."""
+"""Checkpoints: the daily summary that a store records of all that it holds, and how verification uses it."""
 
 import json
 import sqlite3
@@ -58,8 +58,8 @@ def test_a_day_has_one_checkpoint_of_each_stream(tmp_path: Path) -> None:
 
 
 def test_a_history_that_was_rewritten_contradicts_the_checkpoint(tmp_path: Path) -> None:
-    """A store in which a zone's history was replaced by another, as sound as the first, is found out by the checkpoint
-    that this zone had recorded; a checkpoint of another zone is only its word."""
+    """Verification detects a store in which a zone's history was replaced by another sound one: it contradicts the
+    checkpoint that this zone had recorded. A checkpoint of another zone proves nothing."""
     mill, other = Elsewhere("mill"), Elsewhere("mill")
     mill.seal(5)
     other.seal(5, salt=100)
@@ -104,7 +104,7 @@ def test_checkpoints_of_many_origins_are_split() -> None:
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["date", "origins", "zone", "epoch", "digest", "last_sequence", "stream"]), inner)))  # fmt: skip
 def test_a_checkpoint_without_its_form_is_no_checkpoint(content: object) -> None:
-    """Whatever a zone writes under the predicate, reading it raises nothing."""
+    """Reading a malformed fact under the predicate of checkpoints raises nothing."""
     assert [*checkpoints_in([message(json.dumps(content).encode())])] == []
 
 

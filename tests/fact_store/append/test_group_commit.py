@@ -1,4 +1,4 @@
-"""When to commit, and what goes along: tables over the decision."""
+"""When to commit, and what a commit takes along: tables of the decision."""
 
 import pytest
 from hypothesis import given
@@ -48,13 +48,14 @@ def since(age_ms: int, facts: int = 10, newest_ms: int = 0) -> QueuedSamples:
 def test_when_samples_are_committed(
     waiting: dict[str, QueuedSamples], committed_ns: int, decision: Commit | Wait
 ) -> None:
-    """After the interval; a burst earlier, where the last commit is an interval ago; a full batch at once."""
+    """Samples are committed after the interval. A burst is committed earlier if the last commit is an interval ago, and
+    a full batch at once."""
     assert decide_commit(waiting, NOW, PACE, committed_ns=committed_ns) == decision
 
 
 def test_at_the_default_interval_a_burst_is_not_held() -> None:
-    """An operator who has asked for fewer commits gets them; by default latency counts, and a confirmation that finds
-    half of a burst waiting takes it along."""
+    """At the default interval latency counts: a confirmation that finds half of a burst waiting takes it along. An
+    operator who has set a longer interval gets fewer commits."""
     burst, less = {"a": since(0, ENOUGH_FACTS)}, {"a": since(0, ENOUGH_FACTS - 1)}
     assert decide_commit(burst, NOW, DEFAULT, committed_ns=JUST_NOW) == Commit(("a",))
     assert decide_commit(less, NOW, DEFAULT, committed_ns=LONG_AGO) == Wait(NOW + 250 * MS)
@@ -80,7 +81,8 @@ def test_at_the_default_interval_a_burst_is_not_held() -> None:
     ],
 )
 def test_urgent_work_is_committed_at_once(waiting: dict[str, QueuedSamples], decision: Commit) -> None:
-    """Whenever the last commit was, and with it the samples that have waited half their interval."""
+    """Urgent work is committed whatever the time of the last commit, with the samples that have waited half their
+    interval."""
     assert decide_commit(waiting, NOW, PACE, committed_ns=JUST_NOW, is_urgent=True) == decision
 
 
@@ -97,14 +99,14 @@ def test_urgent_work_is_committed_at_once(waiting: dict[str, QueuedSamples], dec
 def test_a_deferred_call_waits_for_a_commit(
     waiting: dict[str, QueuedSamples], deferred_ms: int, decision: Commit | Wait
 ) -> None:
-    """It goes with the next commit, and has one of its own where none comes."""
+    """A deferred call goes with the next commit. Where none comes, it has one of its own."""
     deferred_ns = NOW - deferred_ms * MS
     assert decide_commit(waiting, NOW, PACE, committed_ns=JUST_NOW, deferred_ns=deferred_ns) == decision
 
 
 @pytest.mark.parametrize("interval_ms, waits_ms", [(0, 0), (100, 400), (250, 1000), (1000, 1000), (60_000, 60_000)])
 def test_how_long_a_deferred_call_waits(interval_ms: int, waits_ms: int) -> None:
-    """Not at all where nothing waits; never less than the samples do."""
+    """A deferred call does not wait where nothing else waits, and never less than the samples do."""
     assert CommitPace(interval_ms * MS, 1).deferred_ns == waits_ms * MS
 
 
@@ -128,8 +130,8 @@ def test_an_interval_of_0_commits_at_once() -> None:
 def test_no_samples_wait_longer_than_the_interval_and_commits_are_no_more_often(
     arrivals: list[tuple[int, int]], interval_ms: int
 ) -> None:
-    """However samples arrive: each is committed within the interval, and two commits lie an interval apart, unless a
-    batch was full."""
+    """However samples arrive, each is committed within the interval. Two commits are an interval apart, unless a batch
+    was full."""
     pace = CommitPace(interval_ms * MS, 8192)
     now, committed, waiting = 0, -interval_ms * MS, None
     for pause_ms, facts in [*arrivals, (2 * interval_ms, 1)]:
@@ -154,7 +156,7 @@ def test_no_samples_wait_longer_than_the_interval_and_commits_are_no_more_often(
 
 @given(st.integers(1, 100_000), st.integers(1, 16_384))
 def test_batch_sizes(facts: int, target: int) -> None:
-    """Every fact is in one batch, no batch exceeds the target, there are no more than needed, and none is a crumb."""
+    """Every fact is in one batch, no batch exceeds the target, there are no more than needed, and none is tiny."""
     sizes = batch_sizes(facts, target)
     assert sum(sizes) == facts
     assert max(sizes) <= target

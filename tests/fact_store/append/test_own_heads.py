@@ -40,7 +40,7 @@ SIGNER = ZoneSigner(SigningKey(MADE.key), MADE.der)
 
 
 def opened(folder: Path, signer: ZoneSigner | None = SIGNER) -> FactStore:
-    """The plant's store; with its key unless told otherwise."""
+    """The plant's store, by default with its key."""
     store = FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE, signer=signer)
     done(store.appends.define([tag(1)]))
     return store
@@ -69,7 +69,7 @@ def damages(folder: Path) -> list[str]:
 
 
 def runs(batches: list[StoredBatch]) -> Iterator[int]:
-    """The bytes of each run, the last without a head counted as one."""
+    """The bytes of each run. A last run without a head counts too."""
     size = 0
     for one in batches:
         size += len(one.sealed)
@@ -108,9 +108,9 @@ def test_each_commit_ends_with_a_head(tmp_path: Path) -> None:
 
 
 def test_the_key_is_replaced_between_two_commits(tmp_path: Path) -> None:
-    """What is recorded before is signed with the key before, what follows with the new one, whose certificate is held
-    from then on; the end of the chain is signed with the new key; with none nothing is signed, and what was recorded
-    meanwhile is when there is a key again."""
+    """Facts recorded before the replacement are signed with the old key, facts after it with the new one, whose
+    certificate is kept from then on. The end of the chain is signed with the new key. Without a key nothing is signed
+    until there is a key again."""
     made = make("plant")
     new = ZoneSigner(SigningKey(made.key), made.der)
 
@@ -146,8 +146,8 @@ def test_without_a_key_nothing_is_signed(tmp_path: Path) -> None:
 
 
 def test_facts_from_before_the_key_are_signed_when_the_store_opens(tmp_path: Path) -> None:
-    """A store that recorded without a key, and again after it was lost, has runs of at most 128 KiB and a batch once it
-    is opened with a key; nothing else of the batches changes."""
+    """A store recorded without a key, and again after it was lost. Once opened with a key, its runs have at most 128
+    KiB and a batch. Nothing else of the batches changes."""
     with opened(tmp_path, None) as store:
         fill(store, 60_000)
         before = [one.sealed for one in read_file(store, TELEMETRY).batches]
@@ -167,8 +167,8 @@ def test_facts_from_before_the_key_are_signed_when_the_store_opens(tmp_path: Pat
 
 
 def test_a_run_before_facts_of_others_is_signed_later_too(tmp_path: Path) -> None:
-    """Where the facts of another zone lie between own ones that were recorded without a key, each piece gets a head:
-    a page of whole runs could not end there otherwise."""
+    """Facts of another zone may lie between own facts that were recorded without a key. Then each piece of own facts
+    gets a head, because a page of whole runs could not end there otherwise."""
     mill = Elsewhere("mill")
     with opened(tmp_path, None) as store:
         for number in range(3):
@@ -251,7 +251,7 @@ def test_heads_of_peers_are_stored_verbatim(tmp_path: Path) -> None:
         mill.put(store, mill.sealed[:2])
         heads = [mill.head(1, is_verified=False)]
         position = PeerPosition(mill.origin.epoch, 15)
-        given_signers = [SignerCertificate(mill.key.key_id, b"certificate", is_believed=False, zone="mill")]
+        given_signers = [SignerCertificate(mill.key.key_id, b"certificate", is_trusted=False, zone="mill")]
         batches = parsed(mill.sealed[:3])
         put = store.inbound.put_batches
         done(put("mill", TELEMETRY, batches, mill.received(), position, heads=heads, signers=given_signers))
@@ -271,10 +271,8 @@ def test_heads_of_peers_are_stored_verbatim(tmp_path: Path) -> None:
 
 
 def test_readers_learn_what_is_proven(tmp_path: Path) -> None:
-    """Facts up to a verified head are proven, also those of batches and pages before it; those behind it, those before
-    a gap, and those under a head that was not verified are not; a compromised key makes suspect what was verified
-    since.
-    """
+    """Facts up to a verified head are proven, also those of earlier batches and pages. Facts behind it, before a gap,
+    or under a head that was not verified are not. A compromised key makes suspect what was verified since."""
     mill = Signed("mill")
     for _ in range(8):
         mill.seal(5)
@@ -304,8 +302,8 @@ def test_readers_learn_what_is_proven(tmp_path: Path) -> None:
 
 
 def test_declined_facts_are_named_once(tmp_path: Path) -> None:
-    """What a page declines is an incident with a count, and one notice for the zones above; the position passes it and
-    no sequence is occupied, so the honest batch finds its place."""
+    """The facts that a page declines are reported once: an incident with a count, and one notice for the zones above.
+    The position passes them and no sequence is occupied, so the honest batch still fits."""
     mill = Elsewhere("mill")
     sealed = [mill.seal(5) for _ in range(2)]
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:

@@ -1,4 +1,4 @@
-"""Producers of one event loop: each gets its own outcome, whatever the others handed over in the same turn."""
+"""Producers of one event loop: each gets its own outcome, whatever the others appended in the same turn."""
 
 import asyncio
 import threading

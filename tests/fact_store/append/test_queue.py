@@ -1,4 +1,4 @@
-"""The writer's queue: its room in pieces and in bytes, and what the group commit learns of what waits."""
+"""The writer's queue: its limits in pieces and in bytes, and what the group commit reads of it."""
 
 import pytest
 
@@ -19,8 +19,8 @@ def append(queued_ns: int, size: int = 1) -> AppendSamples:
 
 
 def test_what_never_fits_is_refused_for_good() -> None:
-    """Work of more bytes than the queue holds is refused by name: with StoreBusy its caller would try for ever. It
-    takes no room."""
+    """Work of more bytes than the queue holds is refused by name, and takes no room. With StoreBusy its caller would
+    retry for ever."""
     queue = WriteQueue(10, 100)
     for work in (call(101), append(0, 101)):
         with pytest.raises(FactsRefused, match="101 bytes at once"):
@@ -41,8 +41,8 @@ def test_calls_are_bounded_in_bytes() -> None:
 
 
 def test_waiting_counts_from_the_oldest() -> None:
-    """What comes later puts off neither the commit of samples nor that of deferred calls: both would otherwise wait
-    for as long as others come. What is taken counts no more."""
+    """Later work delays neither the commit of samples nor that of deferred calls. Otherwise both would wait for as long
+    as others come. Work that was taken no longer counts."""
     queue = WriteQueue(10, 100)
     for at_ns in (5, 6, 7):
         waiting = queue.put_samples(append(at_ns))

@@ -65,7 +65,7 @@ def test_received_batches_are_stored_byte_for_byte(store: FactStore) -> None:
 
 
 def test_invariant_12_put_again_after_a_lost_confirm(store: FactStore) -> None:
-    """Putting what is held already leaves one copy and counts as success; a page may be half old, half new."""
+    """Putting a page that is held already leaves one copy and counts as success. A page may be half old, half new."""
     origin = Elsewhere()
     first, second, third = origin.seal(10), origin.seal(10), origin.seal(10)
     origin.put(store, [first, second], 20)
@@ -137,8 +137,8 @@ def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> No
 
 @pytest.mark.parametrize("reason, kinds", [("expired", []), ("damaged", ["peer_hole"])])
 def test_facts_released_before_the_first_fetch_are_no_loss(store: FactStore, reason: str, kinds: list[str]) -> None:
-    """A log whose beginning retention has released begins late without an incident; one whose beginning is damaged has
-    lost it."""
+    """A log whose beginning was released by retention causes no incident. A log whose beginning is damaged has lost
+    it."""
     position = PeerPosition(EPOCH, 20)
     done(store.inbound.put_batches("plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
     assert store.inbound.peer_position("plant", TELEMETRY) == position
@@ -161,7 +161,7 @@ def test_ranges_that_grow_together_are_one(tmp_path: Path) -> None:
 
 
 def test_starting_late_is_no_gap(store: FactStore) -> None:
-    """A consumer that begins at the end of a log misses nothing it asked for."""
+    """A consumer that begins at the end of a log reports no gap before it."""
     origin = Elsewhere()
     origin.seal(10)
     assert origin.put(store, [origin.seal(10)]).gaps == ()
@@ -183,7 +183,7 @@ def test_batches_that_cannot_be_stored_are_refused_at_once(store: FactStore) -> 
 
 @pytest.mark.parametrize("already_held", [1, 2, 3])
 def test_a_rewritten_history_is_refused_and_recorded(store: FactStore, already_held: int) -> None:
-    """An origin that writes its history anew is refused wherever the new history begins, and an incident is kept."""
+    """An origin that rewrites its history is refused wherever the new history begins, and an incident is recorded."""
     honest, restored = Elsewhere(), Elsewhere()
     origin_batches = [honest.seal(10) for _ in range(3)]
     for _ in range(already_held - 1):
@@ -201,7 +201,7 @@ def test_a_rewritten_history_is_refused_and_recorded(store: FactStore, already_h
 
 
 def test_a_page_with_a_fork_is_not_stored_at_all(store: FactStore) -> None:
-    """All or nothing: what stood before the contradiction in the page is not stored either."""
+    """All or nothing: batches of the page before the contradiction are not stored either."""
     honest, restored = Elsewhere(), Elsewhere()
     first, second = honest.seal(10), honest.seal(10)
     honest.put(store, [first], 10)
@@ -258,7 +258,7 @@ def test_later_batches_bring_only_new_definitions(store: FactStore) -> None:
 
 
 def test_definitions_without_proof_are_refused(store: FactStore) -> None:
-    """Definitions are believed only as far as a batch's digest vouches for them."""
+    """Definitions are accepted only as far as a batch's digest proves them."""
     origin = Elsewhere()
     sealed = origin.seal(10)
     lies = [replace(origin.received()[0], body=b'{"subject":"tag:line1/other"}'), origin.received()[1]]
@@ -285,7 +285,7 @@ def test_unreadable_definitions_are_refused(store: FactStore) -> None:
 
 
 def test_an_origin_that_redefines(store: FactStore) -> None:
-    """A later batch that counts the same tags but means others is a fork."""
+    """A later batch with as many tags but another meaning is a fork."""
     origin = Elsewhere(tags=2)
     origin.put(store, [origin.seal(10)])
     origin.bodies[0] = b'{"subject":"tag:line1/other"}'
@@ -345,8 +345,8 @@ def offer(store: FactStore, origin: Elsewhere, sealed: list[bytes], offset: int,
 
 @pytest.mark.parametrize("peer", ["plant", "dmz2"])
 def test_a_fork_of_an_old_epoch_is_skipped_and_reported(store: FactStore, peer: str) -> None:
-    """Facts of an epoch in which the peer does not go on, under sequences held as others: not stored, named once
-    however often they are offered, and what comes behind them is taken."""
+    """Facts of an epoch that the peer has left, under sequences held with other facts, are not stored. They are
+    reported once however often they are offered, and what comes after them is taken."""
     was, copy = forked()
     was.put(store, was.sealed, 30)
     after = Elsewhere(epoch=LATER)
@@ -370,8 +370,8 @@ def test_a_fork_of_an_old_epoch_is_skipped_and_reported(store: FactStore, peer: 
 
 
 def test_facts_behind_a_fork_that_fit_are_taken(store: FactStore) -> None:
-    """Where the other history is the longer one, what lies beyond the sequences held contradicts nothing: it is stored,
-    and the gap told."""
+    """Where the other history is longer, the facts beyond the held sequences contradict nothing. They are stored, and
+    the gap is reported."""
     was, copy = forked()
     was.put(store, was.sealed[:2], 20)
     last = copy.seal(5, 1000)
@@ -393,7 +393,8 @@ def test_a_fork_with_other_tag_definitions_is_skipped(store: FactStore) -> None:
 
 
 def test_a_fork_in_the_peers_present_epoch_stops_it(store: FactStore) -> None:
-    """There the peer finds out what we hold, and goes on under another; until then nothing is passed over."""
+    """In its present epoch the peer learns what is held here and begins another epoch. Until then nothing is
+    skipped."""
     was, copy = forked()
     was.put(store, was.sealed, 30)
     position = PeerPosition(EPOCH, 40)
@@ -404,8 +405,8 @@ def test_a_fork_in_the_peers_present_epoch_stops_it(store: FactStore) -> None:
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[tuple[FactStore, Elsewhere]]:
-    """A store that has released all it held of a plant's first epoch, 30 facts; and how that went on from an old
-    copy."""
+    """A store that has released all facts of a plant's first epoch, 30 of them, and the history that an old copy of the
+    plant recorded after them."""
     streams = [StreamSettings(TELEMETRY, keep_hours=0, bytes_max=100_000, on_full="drop_oldest")]
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE, streams=streams) as opened:
         was, copy = forked()
@@ -428,8 +429,8 @@ def full(tmp_path: Path) -> Iterator[tuple[FactStore, Elsewhere]]:
 def test_released_facts_that_a_copy_offers_again_are_reported_as_uncompared(
     full: tuple[FactStore, Elsewhere], peer: str, epoch: bytes, batches: int, refused: tuple[int, int] | None
 ) -> None:
-    """Sequences that were held, and are offered with other facts when ours can no longer be compared: an incident and a
-    fact name them, once however often they are offered."""
+    """Sequences that were held and released are offered with other facts, which can no longer be compared. An incident
+    and a fact name them, once however often they are offered."""
     store, copy = full
     expected = (OriginRange("plant", EPOCH, *refused),) if refused else ()
     for offset in (30, 31):
@@ -455,8 +456,8 @@ def test_released_facts_that_a_copy_offers_again_are_reported_as_uncompared(
 def test_released_facts_are_compared_by_what_is_held_after_them(
     tmp_path: Path, facts: int, refused: tuple[int, int] | None
 ) -> None:
-    """The batch is released here, and the one after it is not: that one tells which history the offered facts are of.
-    Those of another are refused and reported; they must not count as duplicates, for then they would be lost."""
+    """The batch is released here, and the one after it is held: it shows which history the offered facts belong to.
+    Those of another history are refused and reported. As duplicates they would be lost."""
     streams = [StreamSettings(TELEMETRY, keep_hours=0, bytes_max=100_000, on_full="drop_oldest")]
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE, streams=streams) as store:
         was, copy = Elsewhere(), Elsewhere()
@@ -478,9 +479,9 @@ def test_released_facts_are_compared_by_what_is_held_after_them(
 
 
 def test_released_facts_of_one_history_are_duplicates(full: tuple[FactStore, Elsewhere]) -> None:
-    """As long as nothing says that the plant has left its epoch, what comes again is what was there: from itself, and
-    from a relay. When its next epoch comes, what came again until then is named, and once that is known, what comes
-    again by a relay."""
+    """While the plant's epoch goes on, released facts that come again are duplicates, from itself and from a relay.
+    When its next epoch comes, the facts that came again until then are reported. From then on so are those that a relay
+    brings again."""
     store, copy = full
     for peer in ("plant", "dmz2"):
         put = done(
@@ -519,8 +520,8 @@ def test_another_copy_of_a_relays_log_makes_released_facts_uncompared(
 
 
 def test_a_zone_has_so_many_epochs_and_no_more(store: FactStore) -> None:
-    """A peer that sends each batch under an epoch of its own is refused beyond the limit, for good; other zones are
-    stored as before, and so is what continues a known epoch."""
+    """A peer that sends each batch under a new epoch is refused for good beyond the limit. Other zones are stored as
+    before, and so is what continues a known epoch."""
     invented = [Elsewhere("evil", epoch=number.to_bytes(16)) for number in range(1, EPOCHS_OF_ZONE_MAX + 1)]
     first = [one.seal(1) for one in invented]
     definitions = [each for one in invented for each in one.received()]
@@ -551,8 +552,8 @@ def test_a_zone_has_so_many_definitions_and_no_more(store: FactStore, monkeypatc
 
 
 def test_a_zone_has_so_many_ranges_and_no_more(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer whose sequences are nothing but gaps, in any number of epochs, is refused beyond the limit, because each
-    range takes memory for ever. What fills a gap is stored, and so is another zone."""
+    """A peer whose sequences are all gaps, in any number of epochs, is refused beyond the limit, because each range
+    takes memory for ever. What fills a gap is stored, and so is another zone."""
     monkeypatch.setattr(receive, "RANGES_OF_ZONE_MAX", 6)
     position, left = PeerPosition(EPOCH, 1), []
     for epoch in (1, 2):
@@ -581,9 +582,9 @@ def test_a_zone_has_so_many_ranges_and_no_more(store: FactStore, monkeypatch: py
 def test_a_zone_without_room_stops_no_other_behind_a_relay(
     store: FactStore, monkeypatch: pytest.MonkeyPatch, limit: str, why: str
 ) -> None:
-    """Two honest relays bring what a zone has shown to each of them. Together it is more than is kept of a zone here:
-    the zone loses what is beyond, by name, what continues its facts is stored, and so are those of another zone in the
-    same page."""
+    """Two honest relays bring the facts that a zone has shown to each of them. Together they exceed what is kept of a
+    zone here. The zone loses the excess, which is reported. What continues its facts is stored, and so are those of
+    another zone in the same page."""
     known, beyond, honest = Elsewhere("evil"), Elsewhere("evil", epoch=b"\x02" * 16), Elsewhere()
     first, lost, good = known.seal(1), [beyond.seal(1, salt=1000) for _ in range(3)], honest.seal(5)
     put = store.inbound.put_batches
@@ -604,9 +605,9 @@ def test_a_zone_without_room_stops_no_other_behind_a_relay(
 def test_an_epoch_has_no_more_definitions_than_a_new_receiver_takes(
     store: FactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A zone adds definitions with each batch. A receiver that is new, or has declined the first batches, gets all of
-    them at once; with more than it keeps it would never come to the facts of other zones behind. So no relay takes
-    more, however few come at once."""
+    """A zone adds definitions with each batch. A new receiver gets all of them at once, and so does one that has
+    declined the first batches. With more than it keeps, it would never come to the facts of other zones behind. So no
+    relay takes more, however few come at once."""
     monkeypatch.setattr(receive, "DEFINITIONS_OF_ORIGIN_BYTES_MAX", 2_000)
     evil, honest, put = Elsewhere("evil", tags=4), Elsewhere(), store.inbound.put_batches
     assert evil.put(store, [evil.seal(1)], 1).stored_facts == 1
@@ -620,7 +621,7 @@ def test_an_epoch_has_no_more_definitions_than_a_new_receiver_takes(
 
 
 def test_contradictions_beyond_a_limit_take_two_rounds(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page full of different batches for one sequence, of a zone that has no room: each would come in the place of
+    """A page is full of different batches for one sequence, of a zone that has no room. Each would take the place of
     the one that was left out before it."""
     planned: list[int] = []
     plan_page = receive._plan_page
@@ -662,8 +663,8 @@ def test_a_page_of_contradictions_is_named_by_its_first_ones(store: FactStore) -
 
 
 def test_incidents_of_a_kind_have_a_limit(store: FactStore) -> None:
-    """A peer decides what some incidents are about, so of a kind the first and the newest are kept, and the others
-    counted. No other kind loses one."""
+    """A peer decides the content of some incidents. So of each kind the first and the newest are kept, and the others
+    counted. No kind displaces another."""
     store.note("clock", "at opening", "why").result()
     notes = [store.note("declined", f"range {number}", "why") for number in range(3 * INCIDENTS_OF_KIND_MAX)]
     for one in notes:

@@ -21,9 +21,9 @@ OLD, NEW = b"o" * 16, b"n" * 16
 
 
 class History:
-    """A zone that was restored from a copy: `common` facts, those that were `lost` with the restore, those that the
-    copy recorded under the same sequences (`anew`), the same under the epoch that it began then (`again`), and what
-    `followed` there."""
+    """A zone that was restored from a copy. It has `common` facts, facts `lost` with the restore, facts that the copy
+    recorded under the same sequences (`anew`), the same facts under the epoch that it began then (`again`), and later
+    ones (`followed`)."""
 
     def __init__(self, count: int = 3) -> None:
         old = Elsewhere("north", epoch=OLD)
@@ -42,7 +42,7 @@ class History:
 
     @property
     def values(self) -> list[object]:
-        """Every value there is, once, without those that were lost."""
+        """Every value in the store once, without the lost ones."""
         batches = [self.common, *self.anew, *self.followed]
         return sorted(value for one in batches for value in open_samples(one).values)  # type: ignore[type-var]
 
@@ -56,8 +56,8 @@ def put(store: FactStore, history: History, batches: Sequence[Batch]) -> PutResu
 
 @pytest.mark.parametrize("is_lost_held", [True, False], ids=["behind other facts", "behind the common ones"])
 def test_the_old_name_comes_after_the_new_one(tmp_path: Path, *, is_lost_held: bool) -> None:
-    """A store that holds the facts under the new epoch takes their old names for duplicates, whether they contradict
-    what it holds there or would fit. None is refused, none is reported."""
+    """A store that holds the facts under the new epoch takes their old names for duplicates, whether or not they
+    contradict what it holds there. None is refused, none is reported."""
     history = History()
     with plant(tmp_path) as store:
         put(store, history, [history.common, *[history.lost] * is_lost_held])
@@ -70,7 +70,8 @@ def test_the_old_name_comes_after_the_new_one(tmp_path: Path, *, is_lost_held: b
 
 
 def test_the_new_name_comes_after_the_old_one(tmp_path: Path) -> None:
-    """The other way round; what follows under the new epoch is stored, also after a restart between the two."""
+    """The new name comes second. Facts that follow under the new epoch are stored, also after a restart between the
+    two."""
     history = History()
     with plant(tmp_path) as store:
         put(store, history, [history.common, *history.anew])
@@ -82,7 +83,7 @@ def test_the_new_name_comes_after_the_old_one(tmp_path: Path) -> None:
 
 
 def test_a_name_once_found_needs_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search sees a part of an epoch only; behind it names are known by the number that was recorded."""
+    """The search sees only a part of an epoch. Beyond it names are known by the recorded number."""
     monkeypatch.setattr(renamed, "FIRST_ROWS", 1)
     history = History(10)
     with plant(tmp_path) as store:
@@ -126,8 +127,8 @@ def test_each_fact_is_stored_once_in_any_order(memory: Path, order: list[bool], 
 
 
 def test_batches_that_are_all_alike_are_compared_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A zone makes thousands of batches with one count and one time, in many epochs. Each was compared with each, by
-    the thread that writes for all zones; now a batch is compared with a few, and a page with a bounded number."""
+    """A zone makes thousands of batches with one count and one time, in many epochs. To compare each with each would
+    block the thread that writes for all zones. So a batch is compared with a few, and a page with a bounded number."""
     compared, seal = [], renamed.resealed
     monkeypatch.setattr(renamed, "resealed", lambda *asked: compared.append(asked) or seal(*asked))
     monkeypatch.setattr(renamed, "ALIKE_OF_PAGE_MAX", 500)
@@ -154,8 +155,8 @@ def test_batches_that_are_all_alike_are_compared_a_few_times(tmp_path: Path, mon
 def test_a_zone_that_begins_an_epoch_with_each_page_is_not_searched_to_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first facts of an epoch are looked for in the last batches of the newest others, tenths of a second each, in
-    the thread that writes. A zone with many epochs has them looked for among the first batches only."""
+    """The first facts of an epoch are searched in the last batches of the newest others, in the thread that writes.
+    This takes tenths of a second each. For a zone with many epochs only the first batches are searched."""
     to_the_end, likenesses = list[int](), Transaction.likenesses
 
     def noted(transaction: Transaction, stream: int, origin: int, first: int, last: int) -> object:

@@ -43,8 +43,8 @@ def grow_old(folder: Path) -> None:
 
 
 def test_invariant_18_a_referenced_artifact_is_there_and_stays_as_it_is(tmp_path: Path) -> None:
-    """A fact that refers to a missing artifact, or to another size, is refused and not stored. Once it is stored the
-    bytes survive any sweep, and other bytes under the name are refused."""
+    """A fact that refers to a missing artifact, or to another size, is refused. Once the fact is stored, the bytes
+    survive any sweep, and other bytes under the name are refused."""
     with opened(tmp_path) as store:
         for message in (report("a"), report("b", "sha256:" + "0" * 64)):
             with pytest.raises(ArtifactMissing):
@@ -115,8 +115,7 @@ def test_received_facts_keep_their_artifacts(tmp_path: Path) -> None:
 
 
 def test_artifacts_that_are_absent_are_looked_for_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Facts of one zone may refer to millions of artifacts that are nowhere: their digests never are in memory
-    together."""
+    """Facts of one zone may refer to millions of missing artifacts. Their digests are never in memory all at once."""
     monkeypatch.setattr(reader, "ARTIFACTS_AT_ONCE", 2)
     nowhere = [f"sha256:{number:064x}" for number in range(1, 6)]
     link = batch.Link(OPERATIONAL, batch.Origin("plant", EPOCH))

@@ -157,7 +157,7 @@ def test_bad_names_sizes_and_full_disks_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) -> None:
-    """Whatever prefix of a transfer is left, and whatever its last bytes became: a second attempt completes it, and no
+    """Whatever prefix of a transfer is left, and whatever its last bytes became, a second attempt completes it. No
     other bytes get the name."""
     store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
     for length, is_spoilt in (
@@ -222,8 +222,8 @@ def test_all_artifacts_together_have_a_limit(tmp_path: Path) -> None:
 
 
 def test_bytes_lacking_for_a_refused_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes lacking are those to be removed before the refused artifact has room, also in the middle of it; 0 when
-    there is room, when it was not requested for ten minutes, and for one that never has room."""
+    """The lacking bytes are those to be removed before the refused artifact has room, also in the middle of it. They
+    are 0 when there is room, when it was not requested for ten minutes, and for one that never has room."""
     now_s = 1_000.0
     monkeypatch.setattr(artifact_files.time, "monotonic", lambda: now_s)
     store = ArtifactFiles(tmp_path, ArtifactLimits(total_max=1000))
@@ -337,8 +337,8 @@ def test_a_zone_that_floods_reaches_its_own_quota_only(tmp_path: Path) -> None:
 
 
 def test_what_a_fact_refers_to_is_no_longer_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer that appends its facts passes any amount through its quota. A fact that is held already lets its
-    artifact in whatever the quota."""
+    """A producer that appends its facts may put any amount within its quota. An artifact to which a stored fact refers
+    is taken whatever the quota."""
     now_s, referenced = 1000.0, set[str]()
     monkeypatch.setattr(artifact_files.time, "monotonic", lambda: now_s)
     limits = ArtifactLimits(unreferenced_max=2 * CHUNK_BYTES_MAX)
@@ -365,8 +365,8 @@ def test_a_zone_cannot_spoil_what_another_sends(tmp_path: Path) -> None:
 
 
 def test_orphans_go_sooner_than_what_a_fact_once_referred_to(tmp_path: Path) -> None:
-    """What no fact ever referred to goes after the orphans' hours, what facts referred to until they were released
-    after its own."""
+    """An artifact that no fact ever referred to goes after the orphans' hours. One whose facts were released goes after
+    its own hours."""
     referenced = {digest_of(b"released")}
     store = ArtifactFiles(tmp_path, is_referenced=referenced.__contains__)
     for blob in (b"released", b"orphan"):

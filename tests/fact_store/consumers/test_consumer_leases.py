@@ -75,8 +75,8 @@ def test_a_fenced_instance_confirms_nothing(tmp_path: Path) -> None:
 
 
 def test_a_lease_that_was_never_granted_changes_nothing(tmp_path: Path) -> None:
-    """Shown to a store that has not granted it, a lease of any epoch is refused, moves nothing, and jams nothing: the
-    next instance that requests one gets the next epoch."""
+    """A lease that this store has not granted is refused, whatever its epoch, and moves nothing. The next instance that
+    requests one gets the next epoch."""
     with plant(tmp_path) as store:
         registered(store)
         for epoch in (1, nth(store, 0), nth(store, 1), LEASE_EPOCH_MAX):
@@ -89,7 +89,8 @@ def test_a_lease_that_was_never_granted_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_its_owner_unregisters_a_consumer(tmp_path: Path) -> None:
-    """At once, durably, and only under the lease in force; a repeat finds nothing to do; another zone may not."""
+    """Its zone removes a consumer at once and durably, but only under the lease in force. A repeat finds nothing to do.
+    Another zone may not."""
     with plant(tmp_path) as store:
         registered(store)
         done(store.consumers.hold_lease(NAME, LeaseClaim("one", 0)))
@@ -107,8 +108,9 @@ def test_its_owner_unregisters_a_consumer(tmp_path: Path) -> None:
 
 def test_old_requests_take_no_lease_of_a_consumer_that_is_registered_again(tmp_path: Path) -> None:
     """A broker has kept the signed requests of a zone's former instances, each for the lease after the one before. The
-    consumer was removed, and the zone's instance, which lives, has registered it again: none of them takes its lease.
-    One that comes before it does, and fences nobody: what was granted before counts as unknown."""
+    consumer was removed, and the zone's living instance has registered it again: no old request takes its lease. An old
+    request that comes before the registration gets a lease, and fences no instance: leases granted before count as
+    unknown."""
     with plant(tmp_path) as store:
         registered(store)
         claim = store.consumers.hold_lease
@@ -129,8 +131,8 @@ def test_old_requests_take_no_lease_of_a_consumer_that_is_registered_again(tmp_p
 
 
 def test_the_limit_of_consumers_holds_for_requests_that_come_together(tmp_path: Path) -> None:
-    """Forty registrations in one commit: exactly as many as the zone may have are registered, and another zone's is not
-    refused for them. A name that is registered already does not count twice."""
+    """Of forty registrations in one commit exactly as many succeed as the zone may have. Another zone's is not refused
+    because of them. A name that is registered already does not count twice."""
     with plant(tmp_path) as store:
         registering = [
             store.consumers.register(f"idmz.{number}", "idmz", TELEMETRY, zone_max=8) for number in range(40)

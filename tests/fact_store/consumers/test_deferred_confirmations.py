@@ -1,5 +1,5 @@
-"""Confirmations that nobody awaits go with the next commit: none is answered before it is durable, none is lost, and
-none waits where somebody does."""
+"""Confirmations that no caller awaits go with the next commit: none is answered before it is durable, none is lost, and
+none waits where a caller does."""
 
 import random
 import time
@@ -63,7 +63,7 @@ SMALL = replace(NEVER, batch_facts_target=20)
 
 
 def test_it_makes_no_commit_of_its_own(tmp_path: Path) -> None:
-    """Any number of them wait together; the commit of a message takes all along, and then they are durable."""
+    """Any number of them wait together. The commit of a message takes all along, and then they are durable."""
     with plant(tmp_path, SMALL) as store:
         commits = store.statistics().commits
         riding = [ride(store, offset) for offset in (10, 30, 20)]
@@ -76,7 +76,7 @@ def test_it_makes_no_commit_of_its_own(tmp_path: Path) -> None:
 
 
 def test_it_goes_with_samples(tmp_path: Path) -> None:
-    """Samples that are due take it along in their commit."""
+    """The commit of samples that are due takes it along."""
     with plant(tmp_path, SMALL) as store:
         commits = store.statistics().commits
         riding = ride(store, 20)
@@ -86,7 +86,7 @@ def test_it_goes_with_samples(tmp_path: Path) -> None:
 
 
 def test_it_has_a_commit_where_none_comes(tmp_path: Path) -> None:
-    """On a quiet store it waits for no one's facts."""
+    """On a quiet store it is committed without facts."""
     with plant(tmp_path, replace(SMALL, commit_interval_ms=5)) as store:
         began_ns = time.monotonic_ns()
         assert done(ride(store, 10)) == 10
@@ -94,7 +94,7 @@ def test_it_has_a_commit_where_none_comes(tmp_path: Path) -> None:
 
 
 def test_a_call_that_waits_hastens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller that begins to wait brings the commit."""
+    """A caller that begins to wait causes the commit."""
     monkeypatch.setattr(housekeeping, "LOOK_EVERY_NS", 60_000_000_000)  # so that no timer wakes the writer
     with plant(tmp_path, SMALL) as store:
         riding = ride(store, 10)
@@ -104,7 +104,7 @@ def test_a_call_that_waits_hastens_it(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_awaited_one_does_not_wait(tmp_path: Path) -> None:
-    """ConfirmReceipt is answered at once, and those that ride go along."""
+    """ConfirmReceipt is answered at once, and deferred confirmations go with its commit."""
     with plant(tmp_path, SMALL) as store:
         riding = ride(store, 10)
         assert done(store.consumers.confirm(NAME, 20)) == 20
@@ -112,7 +112,7 @@ def test_an_awaited_one_does_not_wait(tmp_path: Path) -> None:
 
 
 def test_an_append_that_waits_for_consumers_hastens_them(tmp_path: Path) -> None:
-    """With acks = all the confirmation is what a producer waits for."""
+    """With acks = all a producer waits for the confirmation, so it is committed at once."""
     with plant(tmp_path, SMALL) as store:
         name = "idmz.ops"
         done(store.consumers.register(name, "idmz", OPERATIONAL))
@@ -136,7 +136,7 @@ def test_closing_commits_it(tmp_path: Path) -> None:
 
 
 def test_a_failed_commit_answers_none(tmp_path: Path) -> None:
-    """What rides on a commit that the disk fails is not answered as durable."""
+    """A deferred confirmation is not answered as durable when its commit fails."""
     disk = the_disk()
     if disk is None:
         pytest.skip("this interpreter's SQLite cannot be reached")
@@ -160,8 +160,9 @@ Asked = list[tuple[str, int, Future[Any]]]
 
 
 def test_whatever_was_answered_is_durable(tmp_path: Path) -> None:
-    """Samples, messages and confirmations in any order, awaited or not, with times between them: what is answered is in
-    the file for every other process, wherever batches and commits were cut; at the end everything is answered."""
+    """Samples, messages and confirmations come in any order, awaited or not, with times between them. Whatever is
+    answered is in the file for every other process, wherever batches and commits were cut. At the end everything is
+    answered."""
     first = first_seed()
     for seed in range(first, first + SEEDS):
         rng, asked, folder = random.Random(seed), Asked(), tmp_path / str(seed)
@@ -179,7 +180,7 @@ def test_whatever_was_answered_is_durable(tmp_path: Path) -> None:
 
 
 def _ask(store: FactStore, rng: random.Random, step: int, asked: Asked) -> None:
-    """One thing, answered now or later."""
+    """Append or confirm one thing, awaited or not."""
     match rng.choice(["samples", "message", "confirm", "ride", "ride", "hasten", "wait"]):
         case "samples":
             rows = samples(rng.randint(1, 9), 1000 * step)
@@ -198,7 +199,7 @@ def _ask(store: FactStore, rng: random.Random, step: int, asked: Asked) -> None:
 
 
 def _compare(file: Path, asked: Asked, where: str) -> None:
-    """What is answered by now is what another process reads now."""
+    """Fail unless everything answered by now is what another process reads now."""
     answered = [(kind, last, future.result()) for kind, last, future in asked if future.done()]
     with closing(StoreReader(file)) as reader:
         ends = {one.name: one.end_offset for one in reader.streams()}

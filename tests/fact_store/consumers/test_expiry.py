@@ -1,4 +1,4 @@
-"""The states of a consumer in a real store: seen, lost, back, removed, and back in time."""
+"""The states of a consumer in a real store: seen, lost, seen again, removed, and kept because it returned in time."""
 
 import dataclasses
 import time
@@ -88,7 +88,7 @@ def test_each_return_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_refused_confirmation_is_no_sign_of_life(tmp_path: Path) -> None:
-    """An instance that is refused keeps its consumer neither from being lost nor in sync."""
+    """A refused confirmation does not keep a consumer online or in sync."""
     with plant(tmp_path) as store:
         assert isinstance(failed(store.consumers.confirm(NAME, 11)), ConfirmBeyondLog)
         assert store.consumers.seen_unix_ms(NAME) is None
@@ -181,7 +181,7 @@ def test_a_consumer_that_does_not_return_is_removed(tmp_path: Path, monkeypatch:
 
 
 def test_now_removes_a_consumer_at_once(tmp_path: Path) -> None:
-    """`now` leaves no time to come back, and takes one commit."""
+    """With `now` a consumer has no time to return. Its removal takes one commit."""
     with plant(tmp_path) as store:
         assert done(store.consumers.remove(NAME, now=True)) is Lifecycle.DELETED
         assert state(store) is None

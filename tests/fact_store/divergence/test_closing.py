@@ -1,4 +1,4 @@
-"""What a store leaves behind when it is closed, or could not be opened: nothing open, nothing running, all synced."""
+"""A store that was closed, or could not be opened, leaves nothing open or running, and everything is synced."""
 
 import threading
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def leaves_nothing() -> Iterator[None]:
 
 
 def test_a_closed_store_has_nothing_open(tmp_path: Path) -> None:
-    """Neither a file nor a thread; so a process may open and close stores without end."""
+    """A closed store keeps no file and no thread open, so a process may open and close stores without end."""
     with leaves_nothing(), node(tmp_path) as store:
         fill(store)
     with leaves_nothing(), node(tmp_path) as store:
@@ -54,7 +54,7 @@ def test_a_closed_store_has_nothing_open(tmp_path: Path) -> None:
 
 
 def test_a_refused_opening_has_nothing_open(tmp_path: Path) -> None:
-    """Whatever the reason. Programs try again, some each second."""
+    """A refused opening keeps nothing open, whatever the reason. Programs try again, some each second."""
     with node(tmp_path) as store:
         fill(store)
         with leaves_nothing(), pytest.raises(StoreLocked):

@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_used_is_quarantined(tmp_path: Path, ruin: str | N
 
 
 def test_a_foreign_store_is_not_quarantined(tmp_path: Path) -> None:
-    """A store of another zone is the operator's mistake, and its file is not renamed."""
+    """The store of another zone is an operator's mistake, and its file is not renamed."""
     with node(tmp_path) as store:
         fill(store, 1)
     with pytest.raises(StoreForeign):
@@ -152,9 +152,9 @@ def test_a_restored_store_begins_a_new_epoch(tmp_path: Path) -> None:
             assert len(notices(again, "epoch_began")) == 1
 
 
-def test_a_peers_word_moves_nothing(tmp_path: Path) -> None:
-    """A peer claims facts that were never written here: the epoch stays, the store goes on, and one incident names the
-    peer and its claim."""
+def test_a_peers_claim_changes_nothing(tmp_path: Path) -> None:
+    """A peer claims facts that were never written here. The epoch stays, the store continues, and one incident names
+    the peer and its claim."""
     with node(tmp_path) as store:
         fill(store, 1)
         epoch = store.epoch
@@ -169,8 +169,8 @@ def test_a_peers_word_moves_nothing(tmp_path: Path) -> None:
 
 
 def test_an_epoch_begins_while_the_store_runs(tmp_path: Path) -> None:
-    """The store goes on under a new epoch without being closed: tags keep their numbers, subscribers hear of each
-    stream, confirmations for the old epoch are refused, and an opening later finds the same epoch."""
+    """The store goes on under a new epoch without being closed: tags keep their numbers, subscribers are notified of
+    each stream, and confirmations for the old epoch are refused. A later opening finds the same epoch."""
     with node(tmp_path) as store:
         fill(store, 1)
         assert store.read(TELEMETRY, 0, 100, 10**6).batches
@@ -212,8 +212,8 @@ def test_when_a_store_is_an_old_copy() -> None:
 
 
 def test_the_witness_follows_each_commit(tmp_path: Path) -> None:
-    """Ends, new streams and definitions are there at once, in lines of which a damaged one is left out; a new epoch
-    replaces them all."""
+    """Ends, new streams and definitions are in the witness at once. A damaged line of it is left out. A new epoch
+    replaces all lines."""
     path = tmp_path / "facts.db"
     live = LiveWitness(path, Witness("ab" * 16, {"a": 1}, 2))
     live.record("ab" * 16, {"a": 5, "b": 7}, 2)
@@ -233,7 +233,7 @@ def test_the_witness_follows_each_commit(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_names_an_unknown_epoch_leaves_an_incident(tmp_path: Path) -> None:
-    """Once for each peer; an epoch that this store has or had is nothing new."""
+    """The incident comes once for each peer. An epoch that this store has or had is nothing new."""
     with node(tmp_path) as store:
         fill(store, 1)
         store.peer_names_epoch("idmz", store.epoch.hex())
@@ -306,7 +306,8 @@ def test_a_quarantined_file_is_reported_without_room_for_the_mark(
 def test_the_newest_quarantined_file_is_reported_also_with_a_wrong_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its clock in 1970 a gateway gives the file a name before that of an older one, and reports the right one."""
+    """A gateway with its clock in 1970 gives the file a name before that of an older one. The right one is reported all
+    the same."""
     path = tmp_path / "facts.db"
     for now_ns in (1_800_000_000 * 10**9, 3600 * 10**9):
         node(tmp_path).close()
@@ -336,8 +337,7 @@ def test_a_witness_that_cannot_be_written_begins_one_epoch_only(
 
 
 def test_a_quarantined_file_keeps_its_write_ahead_log(tmp_path: Path) -> None:
-    """Commits that SQLite has not folded into the file yet are in its -wal: set aside with it, they can still be
-    read."""
+    """A file is quarantined with its -wal: commits that SQLite has not checkpointed can still be read."""
     alive, dead = tmp_path / "alive", tmp_path / "dead"
     alive.mkdir()
     dead.mkdir()
@@ -353,7 +353,7 @@ def test_a_quarantined_file_keeps_its_write_ahead_log(tmp_path: Path) -> None:
 
 
 def test_files_set_aside_in_one_second_have_two_names(tmp_path: Path) -> None:
-    """The second one does not take the place of the first."""
+    """A file quarantined in the same second does not replace the first."""
     path = tmp_path / "facts.db"
     for why in ("first", "second"):
         path.write_text(why)
@@ -362,7 +362,7 @@ def test_files_set_aside_in_one_second_have_two_names(tmp_path: Path) -> None:
 
 
 def test_damage_met_while_writing_sets_the_file_aside(tmp_path: Path) -> None:
-    """A node whose commit met a malformed page begins a new store when it starts again."""
+    """A node whose commit met a malformed page quarantines the file when it starts again, and begins a new store."""
     faults = Faults()
     with FactStore.open(
         tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect, unattended=True

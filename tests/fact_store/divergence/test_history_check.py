@@ -65,7 +65,7 @@ def test_a_copy_that_has_grown_is_detected(grown: tuple[FactStore, Ends], held: 
 
 
 def test_a_store_contradicts_no_reader_of_its_own(grown: tuple[FactStore, Ends]) -> None:
-    """Each end of each batch is accepted, also where facts of another zone follow it."""
+    """Each end of each own batch is accepted, also where facts of another zone follow it."""
     store, _ = grown
     other = Elsewhere("north")
     other.put(store, [other.seal(5)], 5)

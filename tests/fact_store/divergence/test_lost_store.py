@@ -1,5 +1,5 @@
-"""A store's file that is gone, set aside or interrupted on the way: what was there before is reported once, by the
-store that begins in its place, and no log is lost."""
+"""A store's file is gone, was quarantined or its opening was interrupted: the store that begins in its place reports
+once what was there before, and no log is lost."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def fill(store: FactStore) -> None:
 
 
 def killed(folder: Path) -> None:
-    """Leave what a killed node leaves: facts in the database, and twenty more in its log only."""
+    """Leave the files of a killed node: facts in the database, and twenty more in its log only."""
     alive = folder / "alive"
     alive.mkdir()
     with node(alive) as store:
@@ -90,8 +90,8 @@ def test_a_missing_file_is_reported(tmp_path: Path, how: str, monkeypatch: pytes
 
 
 def test_an_opening_that_failed_costs_nothing(tmp_path: Path) -> None:
-    """The writer was open already and then no reader: the log stays, so that the next opening misses nothing and begins
-    no new epoch."""
+    """The writer was open already and then no reader: the log stays, so the next opening finds all facts and begins no
+    new epoch."""
 
     def connect_writer_only(uri: str) -> sqlite3.Connection:
         if uri.endswith("mode=ro"):
@@ -119,7 +119,8 @@ def test_a_first_start_reports_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "emptied"])
 def test_a_log_without_its_database_is_kept(tmp_path: Path, how: str) -> None:
-    """SQLite would delete it. It is set aside byte for byte, and reported; an opening that is not unattended raises."""
+    """SQLite would delete it. It is quarantined byte for byte, and reported. An opening that is not unattended
+    raises."""
     killed(tmp_path)
     path, log = tmp_path / "facts.db", (tmp_path / "facts.db-wal").read_bytes()
     path.unlink()
@@ -194,8 +195,8 @@ def test_a_damaged_log_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_opening_remembers_the_lost_log(tmp_path: Path) -> None:
-    """A power cut after SQLite has begun the log anew, over the damaged one, and before the new epoch is durable: the
-    log looks whole then, and the witness is old. The reason beside the store is what is left."""
+    """A power cut comes after SQLite has begun the log again, over the damaged one, and before the new epoch is
+    durable. The log looks whole then, and the witness is old. Only the reason beside the store shows the loss."""
     killed(tmp_path)
     path = tmp_path / "facts.db"
     before = read_witness(path)
@@ -245,7 +246,7 @@ def die_in_opening(path: Path, step: int) -> bool:
 
 @pytest.mark.parametrize("loss", ["quarantined", "missing", "epoch"])
 def test_a_kill_in_the_opening_hides_nothing(memory: Path, loss: str) -> None:
-    """kill -9 after each commit and each other step of the opening that reports a loss: the next opening reports it."""
+    """kill -9 after each commit and each other step of the opening that reports a loss. The next opening reports it."""
     template = memory / "template"
     template.mkdir()
     killed(template)
@@ -275,7 +276,7 @@ def test_a_kill_in_the_opening_hides_nothing(memory: Path, loss: str) -> None:
 
 @pytest.mark.parametrize("ruined", ["first page", "whole file"])
 def test_quarantine_leaves_the_log_beside_the_file(tmp_path: Path, ruined: str) -> None:
-    """A damaged file and its log are set aside as they were, byte for byte: SQLite does not copy one into the other."""
+    """A damaged file and its log are quarantined unchanged, byte for byte: SQLite does not copy one into the other."""
     killed(tmp_path)
     path = tmp_path / "facts.db"
     content = path.read_bytes()
@@ -290,8 +291,8 @@ def test_quarantine_leaves_the_log_beside_the_file(tmp_path: Path, ruined: str) 
 
 
 def test_migrate_leaves_the_log_of_a_killed_node(tmp_path: Path) -> None:
-    """`bsfg store migrate` before the restart takes nothing away that the node needs: it opens in the same epoch,
-    quietly, with all facts."""
+    """`bsfg store migrate` before the restart removes nothing that the node needs: it opens in the same epoch, without
+    an incident, with all facts."""
     killed(tmp_path)
     before = read_witness(tmp_path / "facts.db")
     run = CliRunner().invoke(bsfg, ["store", "migrate", "--file", str(tmp_path / "facts.db")])

@@ -29,7 +29,7 @@ from tests.fact_store.making import AT_ONCE, TELEMETRY, done, plant, samples, va
 
 @contextmanager
 def by_hand(path: Path) -> Iterator[sqlite3.Connection]:
-    """A plain connection of another program, for a closed store."""
+    """A plain connection to a closed store, as another program opens it."""
     with closing(sqlite3.connect(path, isolation_level=None)) as found:
         yield found
 
@@ -198,8 +198,8 @@ def test_a_value_that_no_program_wrote(tmp_path: Path) -> None:
 
 
 def test_a_stream_without_a_name(tmp_path: Path) -> None:
-    """Pages of two states, as a power cut amid a checkpoint leaves them where the log is lost as well: a stream whose
-    name is NULL is damage, not a mistake of the program."""
+    """Damage, not a mistake of the program: a stream whose name is NULL. A power cut amid a checkpoint leaves such
+    pages of two states where the log is lost as well."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(3)))
     promised, dropped = "name TEXT NOT NULL UNIQUE", "name TEXT UNIQUE"
@@ -214,8 +214,8 @@ def test_a_stream_without_a_name(tmp_path: Path) -> None:
 
 
 def test_a_broken_constraint_at_the_opening_is_damage() -> None:
-    """Pages of two states, as above: what an opening inserts is not in the table, and is in its index. The file is
-    quarantined, as other damage; a node that ended there would not start again."""
+    """Pages of two states, as above: the row that an opening inserts is missing in the table and present in its index.
+    The file is quarantined, as with other damage. If the node ended there, it would not start again."""
     with closing(sqlite3.connect(":memory:")) as found:
         found.execute("CREATE TABLE stream (name TEXT UNIQUE)")
         found.execute("INSERT INTO stream VALUES ('a')")
@@ -250,8 +250,8 @@ def test_a_first_start_cut_short_is_repeated(tmp_path: Path) -> None:
 
 
 def test_migrations_lead_to_the_schema(tmp_path: Path) -> None:
-    """Migrating takes each step once, whole and in order: the tables, indexes and triggers are those that the files
-    say, also after a second call."""
+    """Migrating takes each step once, whole and in order. The tables, indexes and triggers are those of the files, also
+    after a second call."""
     with by_hand(tmp_path / "migrated.db") as migrated, by_hand(tmp_path / "written.db") as written:
         migrations.migrate(migrated)
         migrations.migrate(migrated)
@@ -275,7 +275,7 @@ def test_migrations_lead_to_the_schema(tmp_path: Path) -> None:
     ],
 )
 def test_invariant_14_nothing_is_changed_in_place(tmp_path: Path, sql: str) -> None:
-    """Stored facts and definitions are never updated or deleted, not even by mistake in our own SQL."""
+    """Stored facts and definitions are never updated or deleted, not even by a mistake in our own SQL."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(3)))
     with closing(connection.connect_writer(tmp_path / "facts.db")) as found:

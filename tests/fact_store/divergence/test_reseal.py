@@ -79,7 +79,7 @@ def grow(store: FactStore) -> None:
 
 
 def begin_anew(store: FactStore) -> None:
-    """It is known that the store is an old copy."""
+    """Begin a new epoch, as when the store is known to be an old copy."""
     done(store.begin_epoch("idmz holds other facts"))
 
 
@@ -136,8 +136,8 @@ def test_unread_facts_are_resealed(copy: Path, early: FactStore) -> None:
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["all", "some"])
 def test_an_older_copy_repeats_a_reseal(copy: Path, early: FactStore, is_whole: bool) -> None:
-    """A copy made before facts were resealed, put back beside the newer witness, reseals those of them that it has
-    under the same epoch as before: the peer that has read them meets none under its old identity. The record of it
+    """A copy made before facts were resealed is put back beside the newer witness. It reseals those of them that it has
+    under the same epoch as before, so the peer that has read them meets none under its old identity. The record of it
     outlives the copy, and a third restore repeats it once more."""
     files = [copy / "facts.db", copy / "facts.db-wal"]
     with node(copy) as store:
@@ -246,8 +246,8 @@ def sealed_in_quietly(store: FactStore) -> list[bytes]:
 
 
 def test_an_interrupted_reseal_is_repeated(copy: Path, early: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process dies between two batches: nothing is resealed, the epoch has not begun, and beginning it again
-    reseals nothing, since the facts may have been read in the life before."""
+    """The process dies between two batches: nothing is resealed, and the epoch has not begun. The next life begins the
+    epoch and reseals nothing, since the facts may have been read in the life before."""
     reseal, left = Transaction.reseal, [4]
 
     def dying(*arguments: object) -> None:
@@ -276,8 +276,8 @@ def test_an_interrupted_reseal_is_repeated(copy: Path, early: FactStore, monkeyp
 def test_on_a_full_disk_the_epoch_begins_without_resealing(
     copy: Path, early: FactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk the epoch begins without resealing: a node whose peers are refused would be worse than facts that
-    keep their name."""
+    """On a full disk the epoch begins without resealing. A node whose peers are refused would be worse than facts under
+    their old identity."""
     with opened(copy) as store:
         grow(store)
         monkeypatch.setattr(Transaction, "reseal", full)
@@ -312,8 +312,8 @@ def test_relayed_facts_are_not_resealed(copy: Path, early: FactStore) -> None:
 
 
 def test_no_unread_fact_is_read_while_an_epoch_begins() -> None:
-    """From the moment at which unread facts are known until they have their new names no fact can be read, and a page
-    that was being read then is dropped; afterwards reads continue."""
+    """While the new epoch begins no fact can be read, and a page that was being read then is dropped. Afterwards reads
+    continue."""
     seen = ReadHighWater({TELEMETRY: 20})
     first = seen.generation
     seen.record(TELEMETRY, 15, first)
@@ -330,7 +330,7 @@ def test_no_unread_fact_is_read_while_an_epoch_begins() -> None:
 
 
 def test_a_page_read_before_the_epoch_is_dropped(copy: Path) -> None:
-    """A page was read and not yet returned when the epoch began: its facts have other names now, so the reader is told
+    """A page was read and not yet returned when the epoch began. Its facts have another identity now, so the reader has
     to read again."""
     with opened(copy) as store:
         grow(store)
@@ -349,8 +349,8 @@ def test_a_page_read_before_the_epoch_is_dropped(copy: Path) -> None:
 
 
 def test_facts_read_by_their_sequences_keep_their_origin(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever fetches a range of sequences has read the facts as well; and a page of them that was being read when the
-    epoch began is dropped."""
+    """A fetch of a range of sequences counts as reading the facts. A page of them that was being read when the epoch
+    began is dropped."""
 
     def read(store: FactStore) -> Page:
         return store.read_sequences(TELEMETRY, store.origin, 21, 30, 10, 10**6)

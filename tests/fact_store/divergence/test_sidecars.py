@@ -17,8 +17,8 @@ WITNESS = Witness(EPOCH.hex(), {TELEMETRY: 7}, 3, (Reseal(TELEMETRY, EPOCH, 4, b
 
 
 def test_a_side_file_is_durable_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut leaves the old content or the new one: it is synced before it gets the name, and the name after. What
-    was resealed comes before the witness that knows of it."""
+    """A power cut leaves the old content or the new: the file is synced before it gets the name, and the name after.
+    The record of resealed facts is written before the witness that refers to it."""
     path, calls = tmp_path / "facts.db", DiskCalls(monkeypatch)
     write_witness(path, WITNESS)
     mark_suspect(path, "bad page")
@@ -30,7 +30,8 @@ def test_a_side_file_is_durable_before_it_counts(tmp_path: Path, monkeypatch: py
 
 
 def test_a_longer_draft_leaves_nothing_behind(tmp_path: Path) -> None:
-    """A process that ended while it wrote has left a draft; what is written over it is no longer than it is."""
+    """A process that ended while it wrote has left a draft. A shorter file written over it keeps none of the draft's
+    bytes."""
     file = tmp_path / "facts.db.suspect"
     (tmp_path / "facts.db.suspect.new").write_text("x" * 1000)
     write_json(file, {"why": "short"})
@@ -38,7 +39,7 @@ def test_a_longer_draft_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_only_a_part_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that ends early is no error of the system; the old file stays whole."""
+    """A short write raises no error in the system. The old file stays whole."""
     file, write = tmp_path / "facts.db.suspect", os.pwrite
     write_json(file, {"why": "old"})
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: write(descriptor, data[:5], at))

@@ -1,4 +1,4 @@
-"""SQLite connections that are not as the store made them: other pragmas, or failures where a test says (the writer's,
+"""SQLite connections that differ from the store's: other pragmas, or failures where a test asks for them (the writer's,
 at the n-th statement that matches)."""
 
 import sqlite3
@@ -8,7 +8,7 @@ from agent.fact_store.sqlite.connection import connect
 
 
 class Faults:
-    """Hands out connections; armed, those that write raise `error` at the `count`-th statement that starts with
+    """Makes connections. Once armed, those that write raise `error` at the `count`-th statement that starts with
     `start`."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Faults:
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=Faulty)
 
     def strike(self, sql: str) -> None:
-        """Raise when it is this statement's turn."""
+        """Raise if this statement is the one to fail."""
         if self.start is None or not sql.startswith(self.start):
             return
         self.count -= 1
@@ -78,20 +78,20 @@ def _error(name: str, text: str) -> sqlite3.Error:
 
 
 def disk_error() -> sqlite3.Error:
-    """What SQLite says when fsync fails."""
+    """SQLite's error when fsync fails."""
     return _error("SQLITE_IOERR_FSYNC", "disk I/O error")
 
 
 def full_error() -> sqlite3.Error:
-    """What SQLite says when there is no space."""
+    """SQLite's error when there is no space."""
     return _error("SQLITE_FULL", "database or disk is full")
 
 
 def busy_error() -> sqlite3.Error:
-    """What SQLite says when another program holds the write lock for too long."""
+    """SQLite's error when another program holds the write lock for too long."""
     return _error("SQLITE_BUSY", "database is locked")
 
 
 def broken_error() -> sqlite3.Error:
-    """What SQLite says when a page is not what it should be."""
+    """SQLite's error when a page is malformed."""
     return _error("SQLITE_CORRUPT", "database disk image is malformed")

@@ -51,7 +51,8 @@ def put(store: FactStore) -> None:
 
 
 def confirm(store: FactStore, name: str) -> None:
-    """Confirm ranges in no order, and now and then everything, which closes the holes; some go with other commits."""
+    """Confirm ranges in no order, and now and then everything, which closes the holes. Some are deferred to other
+    commits."""
     rng = random.Random(name)
     store.consumers.register(name, name.partition(".")[0], TELEMETRY).result()
     say("R", name)
@@ -66,7 +67,7 @@ def confirm(store: FactStore, name: str) -> None:
 
 
 def define(store: FactStore) -> None:
-    """Tags, one after the other; slowly, for they are never forgotten."""
+    """Define tags, one after the other; slowly, because they are never released."""
     for number in count(store.definition_counts()[store.origin] + 1):
         store.appends.append_message("facts.definitions", message(f"before-{number}")).result()
         store.appends.define([tag(number)]).result()

@@ -56,7 +56,7 @@ def record(command: Sequence[str], folder: Path, log: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One system call: where in the log it began and returned, what it was given, what it answered."""
+    """One system call: where in the log it began and returned, its arguments, its result."""
 
     begin: int
     end: int
@@ -66,7 +66,7 @@ class Call:
 
 
 class File:
-    """What is durable of a file's content."""
+    """The durable part of a file's content."""
 
     def __init__(self) -> None:
         self.durable = bytearray()
@@ -82,7 +82,7 @@ class Write:
     is_done: bool = False
 
     def apply(self, content: bytearray, sectors: frozenset[int] | None = None) -> None:
-        """Do it to a file's content, or do only these sectors of it."""
+        """Apply it to a file's content, or only these sectors of it."""
         if self.data is None:
             del content[self.offset :]
             content.extend(bytes(self.offset - len(content)))
@@ -97,7 +97,7 @@ class Write:
 
     @property
     def sectors(self) -> range:
-        """What it touches."""
+        """The sectors that it touches."""
         return range(self.offset // SECTOR, (self.offset + len(self.data or b"x") - 1) // SECTOR + 1)
 
 
@@ -122,7 +122,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """A sync on its way: what becomes durable when it returns."""
+    """A sync in progress: what becomes durable when it returns."""
 
     operations: list[Write] | list[Entry]
 
@@ -137,7 +137,7 @@ class Crash:
     said: bytes
 
     def lay_out(self, path: Path) -> None:
-        """Put this disk's files where a store of this path is, in place of those there."""
+        """Write this disk's files to the store's path, in place of those there."""
         for ending in (*ENDINGS, "-shm"):
             path.with_name(path.name + ending).unlink(missing_ok=True)
         for ending, content in self.files.items():
@@ -145,8 +145,7 @@ class Crash:
 
 
 def parse(log: Path) -> list[Call]:
-    """Every call that came to its end, in the order they began; a call that another thread interrupted is put
-    together."""
+    """Every completed call, in the order they began. A call that another thread interrupted is joined."""
     calls, begun = list[Call](), dict[str, tuple[int, str, str]]()
     with log.open(encoding="ascii", errors="replace") as lines:
         for number, line in enumerate(lines):
@@ -170,14 +169,14 @@ def parse(log: Path) -> list[Call]:
 
 
 def paths_of(call: Call) -> list[str]:
-    """The files a call speaks of: its names, or that of its descriptor."""
+    """The files that a call refers to: its names, or that of its descriptor."""
     if call.name in _NAMING:
         return [_unhex(one) for one in _STRING.findall(call.words)[:2]]
     return [path] if (path := _descriptor(call.words)) else []
 
 
 class Disk:
-    """The store's folder as the recorded calls change it: what is durable, and what is on its way."""
+    """The store's folder as the recorded calls change it: what is durable, and what is pending."""
 
     def __init__(self, store: Path) -> None:
         self._folder = str(store.parent)
@@ -189,7 +188,7 @@ class Disk:
         self.said = b""
 
     def begin(self, call: Call) -> Write | Entry | Sync | Call | None:
-        """A call begins: from now on what it writes may be on the disk. None where it is none of the store's."""
+        """A call begins: from now on its data may be on the disk. None for a call that does not concern the store."""
         paths = [_unhex(one) for one in _STRING.findall(call.words)[:2]] if call.name in _NAMING else []
         here = _descriptor(call.words) if call.name not in _NAMING else "/".join(paths[:1])
         ending = self._ending(here)
@@ -337,11 +336,11 @@ def _descriptor(words: str) -> str:
 
 
 def _data(words: str) -> bytes:
-    """The first string a call was given."""
+    """The first string argument of a call."""
     start = words.index('"') + 1
     return bytes.fromhex(words[start : words.index('"', start)].replace("\\x", ""))
 
 
 def _number(words: str) -> int:
-    """The last thing a call was given."""
+    """The last argument of a call."""
     return int(words.rpartition(", ")[2])

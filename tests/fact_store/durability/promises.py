@@ -31,7 +31,7 @@ RUN = 5  # samples of one append, facts of one batch
 
 
 def say(kind: str, *words: object) -> None:
-    """One acknowledgement."""
+    """Write one acknowledgement."""
     os.write(1, (" ".join(map(str, (kind, *words))) + "\n").encode())
 
 
@@ -78,7 +78,7 @@ class Promises:
 
 @dataclass
 class Held:
-    """What a store holds, as its doors tell it."""
+    """What a store holds, read through its API."""
 
     values: list[int] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
@@ -141,7 +141,7 @@ def _open(held: Held, stream: str, parsed: batch.Batch) -> None:
 
 
 def _facts(store: FactStore, held: Held, promises: Promises) -> Iterator[str]:
-    """Own samples, own messages and received batches: all acknowledged, none twice, none missing in between."""
+    """Own samples, own messages and received batches: all acknowledged ones are there, none twice, without a gap."""
     first = held.first_offsets.get(TELEMETRY, 1)
     last = first - 1 + len(held.values)
     if held.values != list(range(first, last + 1)):
@@ -200,5 +200,5 @@ def _is_confirmed(consumer: ConsumerState, first: int, last: int) -> bool:
 
 
 def origin_of_north() -> Elsewhere:
-    """The origin whose batches a hurt writer receives; anew in each process, the same bytes."""
+    """The origin whose batches a writer under test receives. Each process makes it again, with the same bytes."""
     return Elsewhere("north", stream=NORTH)

@@ -30,7 +30,7 @@ CHECKPOINT_PAGES = 100
 
 
 class Recorded:
-    """One store and the numbers it has got to."""
+    """One store and the numbers it has reached."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -40,7 +40,7 @@ class Recorded:
         self.asked: list[tuple[Future[Any], Callable[[Any], None]]] = []
 
     def ask(self, future: Future[Any], kind: str, *words: object) -> None:
-        """Remember to tell when it is answered."""
+        """Remember to report its answer."""
         self.asked.append((future, lambda _: say(kind, *words)))
 
     def turn(self, store: FactStore) -> None:
@@ -68,8 +68,8 @@ class Recorded:
         self.ask(store.appends.append_message(OPERATIONAL, message(f"id-{self.messages}")), "M", self.messages)
 
     def put(self, store: FactStore) -> None:
-        """A page: up to three new batches behind one that is held already; one in a turn, so that none is put behind
-        one refused."""
+        """A page: up to three new batches after one that is held already. One page in a turn, so that none follows a
+        refused one."""
         if self.has_put:
             return
         self.has_put = True

@@ -54,7 +54,7 @@ Step = tuple[tuple[object, ...], Callable[[FactStore], Future[Any]]]
 
 @pytest.fixture
 def disk() -> FaultyDisk:
-    """The disk, in order."""
+    """The disk, without an armed failure."""
     if (found := the_disk()) is None:
         pytest.skip("this interpreter's sqlite3 hides its SQLite; Debian's python3 does not")
     found.arm(0, for_ever=False, full=False)
@@ -62,7 +62,7 @@ def disk() -> FaultyDisk:
 
 
 def steps() -> Iterator[Step]:
-    """What a store is asked in its life, each with the acknowledgement it earns."""
+    """The calls of a store's life, each with its acknowledgement."""
     north, batches = origin_of_north(), 0
 
     def append(first: int, runs: int) -> Step:
@@ -144,8 +144,7 @@ def check(path: Path, promises: Promises) -> None:
 
 
 def killed_in_the_middle(folder: Path, disk: FaultyDisk) -> tuple[Promises, list[Step]]:
-    """Files as a kill leaves them, with much in the log that no checkpoint has taken; what they promise, and what comes
-    next."""
+    """The files that a kill leaves, with much in the log that no checkpoint has taken, and their promises."""
     folder.mkdir()
     all_steps, promises = list(steps()), Promises()
     half = len(all_steps) // 2
@@ -210,8 +209,7 @@ INJECTED = (
 
 @pytest.mark.parametrize("call, error, when", INJECTED)
 def test_the_kernel_fails_a_call(tmp_path: Path, call: str, error: str, when: str) -> None:
-    """A sample of the same on the unmodified program: strace makes the kernel refuse the n-th call, from `n+` on
-    each."""
+    """The unmodified program under strace: the kernel refuses the n-th call, from `n+` on each."""
     require_strace(tmp_path)
     path = tmp_path / "facts.db"
     inject = (

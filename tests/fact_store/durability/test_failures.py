@@ -1,5 +1,5 @@
-"""A disk that fails: no fact is acknowledged that is not durable, nothing is tried again, and space that returns is
-used."""
+"""A disk that fails: no fact is acknowledged that is not durable, nothing is retried, and the store uses space that
+returns."""
 
 import contextlib
 import os
@@ -126,8 +126,7 @@ def test_lack_of_space_is_survived(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_at_any_statement_rolls_back_the_group(tmp_path: Path) -> None:
-    """Whichever statement meets the full disk: the group is rolled back whole and nothing half remains in memory
-    either."""
+    """Whichever statement meets the full disk, the whole group is rolled back, in the file and in memory."""
     with faulty(tmp_path) as (store, faults):
         origin = Elsewhere("north")
         sealed, facts = origin.seal(5), 3
@@ -171,7 +170,7 @@ def test_a_second_writer_ends_the_store(tmp_path: Path) -> None:
 
 
 def test_a_rollback_that_fails(tmp_path: Path) -> None:
-    """If even undoing fails, the state of the connection is unknown: the store ends."""
+    """If the rollback fails, the state of the connection is unknown: the store ends."""
     with faulty(tmp_path) as (store, faults):
 
         def full_then_dead() -> sqlite3.Error:
@@ -236,7 +235,7 @@ def test_the_kernel_refuses_a_write(tmp_path: Path) -> None:
 
 
 def test_bit_rot_is_not_taken_for_facts(tmp_path: Path) -> None:
-    """SQLite does not notice a flipped bit in a stored batch; the reader does, and names the hole."""
+    """SQLite does not notice a flipped bit in a stored batch. The reader does, and names the hole."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(2000)))
         body = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches[0].sealed
@@ -273,8 +272,8 @@ def test_housekeeping_does_not_spin_on_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_store_that_damage_has_ended_is_still_closed(tmp_path: Path) -> None:
-    """When writing has met damage, being told of a consumer is no error of its caller, closing closes everything, and
-    the store can be opened again by the same process."""
+    """When writing has met damage, marking a consumer as seen raises nothing, closing closes everything, and the same
+    process can open the store again."""
     faults = Faults()
     store = FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect)
     for name in ("seen", "comes"):
@@ -291,7 +290,7 @@ def test_a_store_that_damage_has_ended_is_still_closed(tmp_path: Path) -> None:
 
 
 def test_a_message_of_a_failed_commit_is_not_known(tmp_path: Path) -> None:
-    """What was rolled back counts nowhere: the index of ids is what it was, and the same message again is stored."""
+    """A rolled-back message leaves nothing: the index of ids is unchanged, and the same message again is stored."""
     with faulty(tmp_path) as (store, faults):
         done(store.appends.append_message(OPERATIONAL, message("a")))
         index = store._writer._index._streams
@@ -304,7 +303,8 @@ def test_a_message_of_a_failed_commit_is_not_known(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_closing_takes_nothing_more(tmp_path: Path) -> None:
-    """From the moment it is told to close, not only once its writer has ended: else what is queued would never end."""
+    """A store refuses work from the call to close on, not only once its writer has ended. Otherwise queued work would
+    never be answered."""
     began, may_end = threading.Event(), threading.Event()
 
     def slow() -> sqlite3.Error:

@@ -32,7 +32,7 @@ FRESH_EVERY = 50  # so many rounds begin a new store: checking takes longer the 
 
 
 def run_and_kill(path: Path, rng: random.Random, promises: Promises, *, at_start: bool) -> None:
-    """Hear everything that a process said before it was killed at a random moment."""
+    """Everything that a process said before it was killed at a random moment."""
     command = [sys.executable, "-m", "tests.fact_store.durability.killed", str(path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -98,8 +98,8 @@ store.appends.append_message(OPERATIONAL, message("a"), precondition=Preconditio
 def test_a_retry_after_a_lost_answer_leaves_one_copy(
     tmp_path: Path, moment: str, outcome: Literal["applied", "noop_already_applied"]
 ) -> None:
-    """Invariants 3 and 12: a node killed around the commit of an append, its answer lost: the retry is told what became
-    of it, there is one copy, and the lease shown with it is as durable as the message."""
+    """Invariants 3 and 12: a node is killed around the commit of an append and its answer is lost. The retry gets the
+    outcome, there is one copy, and the lease shown with it is as durable as the message."""
     with plant(tmp_path):
         pass
     command = [sys.executable, "-c", LOST_ANSWER, str(tmp_path / "facts.db"), moment]

@@ -59,7 +59,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Image:
-    """The files of a killed process by what follows the store's name, its epoch, and what it had acknowledged."""
+    """The files of a killed process by their suffix, the store's epoch, and what it had acknowledged."""
 
     files: dict[str, bytes]
     epoch: bytes
@@ -120,8 +120,8 @@ def cut_checkpoint(database: bytes, frames: list[Frame], rng: random.Random) -> 
 
 
 def is_one_state(database: bytes, whole: bytes, frames: list[Frame], left: bytes | None) -> bool:
-    """Whether database and what is left of the log are together what one commit had left. They are not if a checkpoint
-    has copied pages of a later commit than the last one that is left."""
+    """Whether the database and the rest of the log are together the state after one commit. They are not if a
+    checkpoint has copied pages of a later commit than the last one that is left."""
     readable = committed(list(takewhile(lambda one: (left or b"")[: one.end] == whole[: one.end], frames)))
     now = {one.number: one.page for one in readable}
     versions = dict[int, list[tuple[int, bytes]]]()
@@ -183,7 +183,7 @@ def blank(log: bytes, commits: list[int], rng: random.Random) -> bytes | None:
 
 
 def keep(log: bytes, _commits: list[int], _rng: random.Random) -> bytes | None:
-    """As the kill has left it."""
+    """Leave it as the kill has."""
     return log
 
 
@@ -216,8 +216,8 @@ def check_quarantined(store: FactStore, path: Path) -> None:
 
 
 def check_told(store: FactStore, image: Image, *, is_one: bool) -> None:
-    """A loss was reported: which streams, up to where they are known; nothing else is wrong with the state of one
-    commit; what is appended next cannot be taken for what was lost."""
+    """Fail unless a loss was reported: its streams, each up to the last known offset. Nothing else is wrong with the
+    state of one commit, and later appends cannot be taken for the lost facts."""
     (notice,) = notices(store, "epoch_began")
     assert [one.kind for one in store.incidents()] == ["epoch"]
     assert notice["previous_epoch"] == image.epoch.hex()
@@ -277,8 +277,8 @@ def test_a_lost_log_is_reported_or_costs_nothing(tmp_path: Path, memory: Path) -
 
 
 def test_a_log_that_is_gone_after_a_power_cut(tmp_path: Path, memory: Path) -> None:
-    """A power cut, and then the log is deleted, with the witness as old as a disk can leave it: a loss is reported. So
-    is a changed bit that synced commits follow; only the newest commits can be lost without a trace."""
+    """After a power cut the log is deleted, and the witness is as old as a disk can leave it: a loss is reported. So is
+    a changed bit that synced commits follow. Only the newest commits can be lost without a trace."""
     require_strace(tmp_path)
     seed = first_seed()
     rng, log, store_path = random.Random(seed), *recording(tmp_path, seed)

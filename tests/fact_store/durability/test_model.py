@@ -126,7 +126,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return store
 
     def answer(self, future: Future[Any]) -> Any:
-        """What the store answers; REFUSED, where the disk is full and that is what it says."""
+        """The store's answer; REFUSED where the disk is full and the store says so."""
         error = future.exception(LIMIT_S)
         if self.is_full and isinstance(error, StoreFull):
             self.counts["refused"] += 1
@@ -152,7 +152,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 20), is_settled=st.booleans())
     def append(self, count: int, is_settled: bool) -> None:
-        """Samples, waited for or not."""
+        """Samples, awaited or not."""
         first, self.sampled = self.sampled + 1, self.sampled + count
         future = self.store.appends.append_samples(TELEMETRY, samples(count, first))
         self.queued.append((future, list(range(first, first + count))))
@@ -221,7 +221,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(CONSUMERS), high=ANY, low=st.none() | ANY)
     def confirm(self, name: str, high: int, low: int | None) -> None:
-        """A receipt for any range, perhaps beyond the log, by a consumer that registers with its first."""
+        """A receipt for any range, perhaps beyond the log, by a consumer that registers with its first receipt."""
         self.settle()
         if self.answer(self.store.consumers.register(name, "idmz", TELEMETRY)) is REFUSED:
             return
@@ -250,7 +250,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_full)
     @rule()
     def grow_old(self) -> None:
-        """The time to live of all facts is over: they go with the next commit, and unconfirmed ones are reported."""
+        """The time to live of all facts is over: the next commit releases them, and reports unconfirmed ones."""
         self.settle()
         end, confirmed = len(self.values), self.confirmed_by_all()
         StoreAgainstModel.ahead_ns += LONG_NS
@@ -333,8 +333,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self.age > LIFE)
     @rule()
     def crash(self) -> None:
-        """The files as they are at this moment, opened by a new life: what was answered is there, and of what was
-        queued a beginning."""
+        """A new life opens the files as they are at this moment: what was answered is there, and a prefix of what was
+        queued."""
         path, self.lives = self.home / f"{self.lives}.db", self.lives + 1
         with closing(connect(f"{path.as_uri()}?mode=ro")) as reader:
             reader.execute("BEGIN")  # while a reader is open the WAL is not restarted: both files are of one moment

@@ -18,7 +18,7 @@ T0 = 1_700_000_000_000
 
 
 def set_marks(file: Path, marks: list[tuple[int, int]]) -> None:
-    """As if the facts from each offset on had been recorded at that time."""
+    """Write marks as if the facts from each offset on had been recorded at that time."""
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("DELETE FROM mark")
         rows = [(offset, index * MINUTE, unix_ms) for index, (offset, unix_ms) in enumerate(marks)]

@@ -62,7 +62,7 @@ class Original:
                     self.owners[at] = stream, one.first_offset
 
     def _places(self, body: bytes) -> Iterator[int]:
-        """Where in the file the bytes of a batch are; a large one is in several pages."""
+        """Where in the file the bytes of a batch are. A large one is in several pages."""
         for first in range(0, len(body), PIECE):
             piece = body[first : first + PIECE]
             if len(piece) == PIECE and self.bytes.count(piece) == 1:

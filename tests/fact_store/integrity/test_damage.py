@@ -1,4 +1,4 @@
-"""A damaged batch is a named hole, never a changed fact or an error for the batches beside it, and is reported once."""
+"""A damaged batch is a named hole, never a changed fact or an error for its neighbours, and is reported once."""
 
 from pathlib import Path
 
@@ -48,8 +48,8 @@ def test_damage_is_reported_once(tmp_path: Path) -> None:
 
 
 def test_a_hole_that_grows_is_reported_again(tmp_path: Path) -> None:
-    """Damage beside a hole makes one larger hole, which is reported, so that it can be repaired; a part of a hole, as
-    the end of a page cuts it, is not reported again."""
+    """Damage next to a hole makes one larger hole, which is reported, so that it can be repaired. A part of a hole, cut
+    by the end of a page, is not reported again."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(30)))
         ranges = [OriginRange("plant", store.epoch, *one) for one in ((11, 20), (21, 30))]
@@ -72,8 +72,8 @@ def test_a_hole_that_grows_is_reported_again(tmp_path: Path) -> None:
 
 
 def test_rows_become_batches_and_holes() -> None:
-    """A row is accepted by its bytes alone; gaps are holes; released offsets are no damage; a row in another's place,
-    of another stream, or with other offsets is passed over."""
+    """A row is accepted by its bytes alone. Gaps are holes, and released offsets are no damage. A row in another's
+    place, of another stream, or with other offsets is skipped."""
     chain = Elsewhere()
     sealed = [chain.seal(10) for _ in range(4)]
     rows = [(1 + 10 * n, 10 + 10 * n, one[:-16], one[-16:], None) for n, one in enumerate(sealed)]

@@ -30,7 +30,7 @@ def filled(folder: Path) -> Path:
 
 
 def damages(path: Path, *, is_quick: bool = False) -> list[str]:
-    """What verify says."""
+    """The damage that verify reports."""
     return [str(one) for one in verify_store(path, VerifyCounts(), lambda *_: None, is_quick=is_quick)]
 
 

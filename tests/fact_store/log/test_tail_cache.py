@@ -38,8 +38,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FactStore, 
 def test_a_page_is_the_same_by_every_way(
     both: tuple[FactStore, StoreReader], after: int, facts: int, size: int, until: int | None
 ) -> None:
-    """The tail cache, the one statement of the usual case, and the several of all others return the same batches,
-    limits and end."""
+    """The tail cache, the single statement of the usual case, and the several statements of all others return the same
+    batches, limits and end."""
     store, reader = both
     end_offset = store.end_offset(TELEMETRY)
     last = end_offset if until is None else min(until, end_offset)
@@ -114,7 +114,7 @@ def test_a_closed_store_serves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_tail_answers_nothing_that_begins_before_it() -> None:
-    """What lies before the oldest batch in memory is in the file only: an answer from memory would pass over it."""
+    """Facts before the oldest batch in memory are only in the file. An answer from memory would skip them."""
     stored = StoredBatch(11, 20, b"sealed", batch.Origin("plant", bytes(16)), 0)
     tail = TailCache((stored,))
     assert tail.page(9, 100, 100, 20) is None

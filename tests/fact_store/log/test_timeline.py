@@ -1,5 +1,5 @@
-"""Timelines: a position that was read from another copy of this store's log is known from its own, whatever both
-contain, and no position of its own is taken for another's."""
+"""Timelines: a position read from another copy of this store's log is told from an own one, whatever both contain, and
+no own position is taken for another's."""
 
 import shutil
 from pathlib import Path
@@ -16,14 +16,14 @@ OLDEST, LAST, NOW, OTHER = (n.to_bytes(NUMBER_BYTES) + b"timeline" for n in (3, 
 
 
 def read(store: FactStore) -> tuple[bytes, int]:
-    """Where a reader stands that has read all of the log now."""
+    """The position of a reader that has read all of the log now."""
     if (beginning := store.consumers.begin_timeline(TELEMETRY)) is not None:
         done(beginning)
     return store.consumers.timeline, store.end_offset(TELEMETRY)
 
 
 def is_other(store: FactStore, position: tuple[bytes, int]) -> bool:
-    """Whether a position is none in the store's log."""
+    """Whether the store's log does not have this position."""
     return store.consumers.why_other_timeline(TELEMETRY, *position) is not None
 
 
@@ -48,17 +48,17 @@ def test_a_position_counts_up_to_the_end_of_its_life() -> None:
 
 
 def test_a_life_that_is_forgotten_refuses_no_reader() -> None:
-    """Where the oldest timelines are gone, one with a lower number cannot be compared; a newer one is still
-    another's."""
+    """Once the oldest timelines are removed, a lower number cannot be compared. A newer one is still another's."""
     known = {(n + 10).to_bytes(NUMBER_BYTES) + b"timeline": n for n in range(TIMELINES_MAX)}
     assert why_other_timeline(known, OLDEST, 4) is None
     assert why_other_timeline(known, (500).to_bytes(NUMBER_BYTES) + b"other...", 4) is not None
 
 
 @given(st.lists(st.sampled_from(["grow", "reopen", "copy", "read"]), max_size=30), st.randoms(use_true_random=False))
-def test_positions_are_told_apart_by_their_past(steps: list[str], chance: object) -> None:
-    """Logs as the lists of what was appended, of copies of copies: a position is refused by exactly the logs that do
-    not begin with what its reader has read, except where nobody has read on from a common beginning."""
+def test_positions_are_distinguished_by_their_history(steps: list[str], chance: object) -> None:
+    """The model has logs as lists of what was appended, in copies of copies. A log refuses exactly the positions whose
+    reader has read something else than the log's beginning, except where no reader has read on from a common
+    beginning."""
     logs = [_Log()]
     positions = list[tuple[bytes, int, tuple[object, ...]]]()
     for number, step in enumerate(steps):
@@ -93,7 +93,7 @@ class _Log:
         self.open()
 
     def open(self) -> None:
-        """Another life."""
+        """Begin another life."""
         self.timelines = {one: len(self.facts) if end is None else end for one, end in self.timelines.items()}
         _Log.lives += 1
         self.now = _Log.lives.to_bytes(16)
@@ -117,9 +117,10 @@ def test_a_reader_is_known_over_many_lives(tmp_path: Path) -> None:
             assert not any(is_other(store, position) for position in positions)
 
 
-def test_an_old_copy_refuses_who_has_read_on(tmp_path: Path) -> None:
-    """A copy that is made while the original serves, witness and all, has its readers up to the end that it has itself,
-    however far it grows and however often it is opened; the original's later facts may be equal to the copy's."""
+def test_an_old_copy_refuses_readers_that_are_ahead(tmp_path: Path) -> None:
+    """A copy is made while the original serves, with its witness. It accepts its readers up to the end that it has
+    itself, however far it grows and however often it is opened. The original's later facts may be equal to the
+    copy's."""
     home = tmp_path / "home"
     home.mkdir()
     with plant(home) as store:
@@ -138,8 +139,9 @@ def test_an_old_copy_refuses_who_has_read_on(tmp_path: Path) -> None:
 
 
 def test_two_copies_of_a_relay_differ_although_the_same_batch_ends_at_the_same_offset(tmp_path: Path) -> None:
-    """Each has a batch that the other lacks, of equal size, and then the same one: its end and digest, which readers
-    once showed, are the same. Who goes on at the other copy would miss what only that has."""
+    """Each copy has a batch that the other lacks, of equal size, and then the same one. So its end and digest, which
+    readers once showed, are the same. A reader that continued at the other copy would miss the facts that only that
+    copy has."""
     home = tmp_path / "home"
     home.mkdir()
     with plant(home):

@@ -53,9 +53,9 @@ def test_a_clock_that_is_set_while_the_node_runs_is_reported(
         for number in range(6):
             offset_ns = -HOUR_MS * 1_000_000 * (number // 2)
             done(store.appends.append_samples(TELEMETRY, samples(1)))
-        (told,) = store.incidents()
-        assert (told.kind, told.subject, told.count) == ("clock", "while the node ran", 2)
-        assert "set back by 3,6" in told.detail
+        (incident,) = store.incidents()
+        assert (incident.kind, incident.subject, incident.count) == ("clock", "while the node ran", 2)
+        assert "set back by 3,6" in incident.detail
     assert [one.message for one in caplog.records].count("clock_jumped") == 2
 
 
@@ -69,9 +69,9 @@ def test_a_clock_that_is_behind_at_the_start_is_reported(
     with monkeypatch.context() as early, caplog.at_level(logging.WARNING):
         early.setattr("agent.fact_store.store.time.time_ns", lambda: 60 * 10**9)
         with plant(tmp_path) as store:
-            (told,) = store.incidents()
-            assert (told.kind, told.subject) == ("clock", "at opening")
-            assert "the clock shows 1970-01-01 00:01:00Z" in told.detail
+            (incident,) = store.incidents()
+            assert (incident.kind, incident.subject) == ("clock", "at opening")
+            assert "the clock shows 1970-01-01 00:01:00Z" in incident.detail
     assert "clock_behind" in [one.message for one in caplog.records]
     with plant(tmp_path) as store:
         assert [(one.subject, one.count) for one in store.incidents() if one.kind == "clock"] == [("at opening", 1)]

@@ -60,7 +60,7 @@ def test_limits_in_bytes(reader: StoreReader) -> None:
 
 
 def test_limits_in_batches(reader: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more batches than a page may have, also within a run and of an origin's sequences; the next page has the
+    """A page has no more batches than its limit, also within a run and of an origin's sequences. The next page has the
     rest, and no batch is taken for damaged."""
     monkeypatch.setattr(page_assembly, "BATCHES_MAX", 3)
     assert offsets(reader, 0) == [1, 11, 21]
@@ -101,7 +101,7 @@ def test_invalid_limits(reader: StoreReader, after: int, facts: int, size: int) 
 
 
 def test_another_reader_sees_commits(tmp_path: Path) -> None:
-    """A reader beside a running store sees every commit, consumers included."""
+    """A reader in another process sees every commit, consumers included."""
     origin = Elsewhere("north")
     with plant(tmp_path) as store:
         reader = StoreReader(tmp_path / "facts.db")
@@ -191,7 +191,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_read_that_the_disk_failed_is_no_damage(tmp_path: Path) -> None:
-    """SQLite ends a read transaction when the disk fails it: the error of the disk is raised, not damage."""
+    """SQLite ends a read transaction when the disk fails. The disk's error is raised, not damage."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(10)))
 

@@ -22,7 +22,7 @@ RUN = 5
 
 
 def run_of(first: int) -> list[Sample]:
-    """Samples whose values begin with their offsets, large enough that pages are freed and used again."""
+    """Samples whose values begin with their offsets, large enough that pages are freed and reused."""
     noise = random.Random(first).randbytes(600).hex()
     return [Sample(1, offset * 1_000_000, f"{offset} {noise}", 0) for offset in range(first, first + RUN)]
 

@@ -1,4 +1,5 @@
-"""The file that is given up when the disk is full: its bytes are real, and it is given up exactly when it helps."""
+"""The ballast, the file that is deleted when the disk is full: its bytes are real, and it is deleted exactly when that
+helps."""
 
 from pathlib import Path
 
@@ -21,8 +22,7 @@ def test_the_ballast_allocates_its_bytes(tmp_path: Path) -> None:
 
 
 def test_the_ballast_is_made_only_above_the_floor(tmp_path: Path) -> None:
-    """A disk that would be below its floor with the ballast gets none, and so does a disk that does not say what it
-    has."""
+    """No ballast is made on a disk that would be below its floor with it, nor on a disk whose free space is unknown."""
     ballast = Ballast(tmp_path / "facts.db", SIZE)
     for free in (None, SIZE + OPENING_BYTES + 999):
         assert not ballast.make(free, 1000)
@@ -31,7 +31,8 @@ def test_the_ballast_is_made_only_above_the_floor(tmp_path: Path) -> None:
 
 
 def test_a_store_is_opened_with_its_bytes(tmp_path: Path) -> None:
-    """Before opening it goes where the disk has no room to open a database, and stays where there is room."""
+    """Before the opening the ballast is deleted where the disk has no room to open a database, and kept where there is
+    room."""
     ballast = Ballast(tmp_path / "facts.db", SIZE)
     assert ballast.make(PLENTY, 0)
     assert not ballast.delete_if_needed(None)

@@ -81,14 +81,14 @@ def test_a_reader_in_the_middle_of_a_scan(tmp_path: Path) -> None:
     with FactStore.open(tmp_path / "facts.db", "plant", settings=SETTINGS, streams=STREAMS) as store:
         done(store.appends.define([tag(1)]))
         done(store.consumers.register(CONSUMER, "idmz", TELEMETRY))
-        is_over, told, errors = threading.Event(), [0, 0], list[BaseException]()
+        is_over, counts, errors = threading.Event(), [0, 0], list[BaseException]()
 
         def scan() -> None:
             reader = StoreReader(tmp_path / "facts.db")
             try:
                 while not is_over.is_set():
-                    told[1] += scan_once(reader, told)
-            except BaseException as error:  # noqa: BLE001 told in the test's own thread
+                    counts[1] += scan_once(reader, counts)
+            except BaseException as error:  # noqa: BLE001 raised in the test's own thread
                 errors.append(error)
             finally:
                 reader.close()
@@ -99,14 +99,14 @@ def test_a_reader_in_the_middle_of_a_scan(tmp_path: Path) -> None:
             for _ in range(10):
                 done(store.appends.append_samples(TELEMETRY, run_of(store.end_offset(TELEMETRY) + 1)))
             done(store.consumers.confirm(CONSUMER, max(1, store.end_offset(TELEMETRY) - 100)))
-        wait_until(lambda: (told[0] > 0 and told[1] > 0) or errors, "a scan that met a hole and one that met facts")
+        wait_until(lambda: (counts[0] > 0 and counts[1] > 0) or errors, "a scan that met a hole and one that met facts")
         is_over.set()
         thread.join()
         assert not errors, errors
 
 
-def scan_once(reader: StoreReader, told: list[int]) -> int:
-    """From the first offset to the end in small pages; returns facts read, counts holes in told[0]."""
+def scan_once(reader: StoreReader, counts: list[int]) -> int:
+    """From the first offset to the end in small pages; returns facts read, counts holes in counts[0]."""
     offset, facts = 0, 0
     while True:
         page = reader.read(TELEMETRY, offset, 7, 100_000)
@@ -121,7 +121,7 @@ def scan_once(reader: StoreReader, told: list[int]) -> int:
         for first, last, one in parts:
             assert first <= offset + 1 <= last, (offset, parts)
             if one is None:
-                told[0] += 1
+                counts[0] += 1
             else:
                 values = batch.open_samples(batch.parse(one.sealed)).values
                 assert [str(value).partition(" ")[0] for value in values] == [str(n) for n in range(first, last + 1)]

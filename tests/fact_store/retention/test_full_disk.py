@@ -70,8 +70,8 @@ def refused(store: FactStore, end_offset: int) -> BaseException | None:
 
 @pytest.mark.parametrize("begin", ["new", "quarantined", "log lost"])
 def test_opening_needs_no_more_room_than_it_says(small_disk: Path, begin: str) -> None:
-    """With exactly the room that is named for it a store opens and stores facts, also where it has to begin anew. With
-    less a new store is refused with that figure, and nothing is made."""
+    """With exactly the stated room a store opens and stores facts, also where it has to create a new file. With less a
+    new store is refused with that figure, and no file is made."""
     path, other = small_disk / "facts.db", small_disk / "other"
     if begin != "new":
         with FactStore.open(path, "plant", settings=WITHOUT_BALLAST, unattended=True) as store:
@@ -99,7 +99,7 @@ def test_opening_needs_no_more_room_than_it_says(small_disk: Path, begin: str) -
 
 
 def test_a_full_disk_costs_no_acknowledged_fact(small_disk: Path) -> None:
-    """As the module says."""
+    """Every acknowledged fact is served on the full disk, after a kill, and when space returns (see the module)."""
     path, others, promises = small_disk / "facts.db", (small_disk / "large", small_disk / "last"), Promises()
     fill(others[0], 4 * 1024 * 1024)
     command = [sys.executable, "-m", "tests.fact_store.filled", str(path)]

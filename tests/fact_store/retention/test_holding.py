@@ -62,7 +62,7 @@ def test_a_zone_forfeits_what_is_beyond_its_limit(
 def test_a_zone_that_alone_holds_most_of_the_room_forfeits(
     ends: dict[str, int], expected: tuple[str, int] | None
 ) -> None:
-    """Counted is only what no other zone lacks: two zones that are both away hold nothing back from each other."""
+    """Only bytes that no other zone lacks count: two zones that are both away hold nothing back from each other."""
     zones = {zone: backlog(1000 - end, end) for zone, end in ends.items()}
     assert alone_forfeited(zones, 1000) == expected
 
@@ -108,7 +108,7 @@ def test_a_zone_that_never_confirms_loses_and_no_other_does(tmp_path: Path) -> N
 
 
 def test_a_limit_that_is_set_while_the_store_runs(tmp_path: Path) -> None:
-    """A zone that held back without limit forfeits what is beyond one that it gets later."""
+    """A zone without a limit gets one later, and forfeits what is beyond it."""
     with store_of(tmp_path, {}, keep_hours=0) as store:
         done(store.consumers.confirm("idmz.t", fill(store, 30)))
         assert first_offset(store) == 1
@@ -129,7 +129,7 @@ def test_the_limit_is_for_all_streams_of_a_zone(tmp_path: Path) -> None:
 
 
 def test_hours_end_a_hold_too(tmp_path: Path, clock: Clock) -> None:
-    """After its hours evil holds nothing back any more; from half of them on, the status has the hours that are
+    """After its hours evil holds nothing back any more. From half of them on, the status shows the hours that are
     left."""
     with store_of(tmp_path, {"evil": HoldLimit(hours_max=10)}, keep_hours=0) as store:
         end = fill(store, 2)
@@ -144,7 +144,8 @@ def test_hours_end_a_hold_too(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_bytes_are_forecast_in_hours(tmp_path: Path, clock: Clock) -> None:
-    """From half of the limit on: the room that is left of it, over the inflow of the last hour."""
+    """From half of the limit on the status shows the bytes that are left of it, divided by the inflow of the last
+    hour."""
     with store_of(tmp_path, {"evil": HoldLimit(bytes_max=6_000)}, keep_hours=0) as store:
         fill(store, 10)
         clock.ahead_ns = HOUR_NS // 2
@@ -158,8 +159,8 @@ def test_bytes_are_forecast_in_hours(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_a_full_store_takes_from_the_zone_that_holds_most_of_it(tmp_path: Path) -> None:
-    """Without any limit of its own: evil alone holds back all of a full stream, idmz has confirmed it. The append is
-    stored, evil loses the older half; where idmz is behind too, the append is refused as before."""
+    """No zone has a limit. Evil alone holds back all of a full stream, which idmz has confirmed: the append is stored,
+    and evil loses the older half. Where idmz is behind too, the append is refused as before."""
     size = 1024 * 1024
     settings = StoreSettings(commit_interval_ms=0, ballast_bytes=0, disk_free_bytes_min=0)
     streams = [StreamSettings(TELEMETRY, bytes_max=size, keep_hours=0)]

@@ -1,4 +1,4 @@
-"""What a store keeps of the signatures of facts that it has released."""
+"""The signatures that a store keeps of facts it has released."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from tests.waiting import wait_until
 
 
 def test_the_last_head_of_what_was_released_is_kept(tmp_path: Path) -> None:
-    """A store that has released all facts of a zone still shows the last head of it, also after it was opened again: of
-    a sequence that it covers, and of none behind it, for which a head that is held is shown."""
+    """A store that has released all facts of a zone still shows their last head, also after a restart. It shows it for
+    a sequence that the head covers, and for none behind it. For those a head that is held is shown."""
     mill, heads = Elsewhere("mill"), [bytes([number]) * HEAD_BYTES for number in range(5)]
     for _ in range(5):
         mill.seal(10)
@@ -44,8 +44,8 @@ def test_the_last_head_of_what_was_released_is_kept(tmp_path: Path) -> None:
 
 
 def test_each_range_keeps_the_head_of_its_end(tmp_path: Path) -> None:
-    """Facts of two histories of a zone may be held with a gap between, both released since: the end of the first one is
-    what proves to its zone that it is an old copy, so the second does not displace it."""
+    """Facts of two histories of a zone were held with a gap between, and both are released. The end of the first proves
+    to its zone that it is an old copy, so the second does not displace it."""
     mill, heads = Elsewhere("mill"), [bytes([number]) * HEAD_BYTES for number in range(6)]
     for _ in range(6):
         mill.seal(10)

@@ -141,7 +141,7 @@ def test_a_batch_that_came_late_outlives_later_ones(tmp_path: Path) -> None:
 
 
 def test_without_a_consumer_nothing_goes_before_its_time(tmp_path: Path, clock: Clock) -> None:
-    """Facts without any consumer wait until their time to live is over, whatever `keep_hours` is."""
+    """Facts without any consumer stay until their time to live is over, whatever `keep_hours` is."""
     with store_of(tmp_path, keep_hours=0, ttl_hours=10) as store:
         fill(store, 3)
         clock.ahead_ns = 9 * HOUR_NS
@@ -254,8 +254,8 @@ def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: py
 
 
 def test_confirmed_facts_of_every_stream_give_way_first(tmp_path: Path) -> None:
-    """Two streams share a full store, and all facts of one are confirmed: appends to it are never refused, and the
-    other, which may drop its oldest, loses nothing."""
+    """Two streams share a full store, and all facts of one are confirmed. Appends to it are never refused, and the
+    other, with drop_oldest, loses nothing."""
     settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
     streams = [StreamSettings(TELEMETRY), StreamSettings(OPERATIONAL, on_full="drop_oldest")]
     with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
@@ -331,8 +331,8 @@ def test_a_peers_backlog_does_not_count_as_inflow(tmp_path: Path, clock: Clock) 
 
 
 def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
-    """What comes from a peer needs room as what is recorded here does: refused, it stays at the peer, and is taken when
-    there is room."""
+    """A peer's page needs room as a local append does. If it is refused, it stays at the peer and is taken when there
+    is room."""
     elsewhere = Elsewhere("north")
     with store_of(tmp_path, bytes_max=1024 * 1024) as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
@@ -348,8 +348,7 @@ def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
 
 
 def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path) -> None:
-    """What is confirmed and kept for local readers takes no room from unconfirmed facts, also in another
-    stream."""
+    """Confirmed facts kept for local readers take no room from unconfirmed facts, also in another stream."""
     settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
     streams = [StreamSettings(TELEMETRY, keep_hours=24), StreamSettings(OPERATIONAL, on_full="drop_oldest")]
     with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
@@ -369,8 +368,7 @@ def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path
 
 
 def test_a_deletion_that_failed_is_done_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of released batches go some at a time; where the disk undoes that, they go later and do not stay for
-    ever."""
+    """Rows of released batches are deleted some at a time. Where the disk undoes a deletion, it is repeated later."""
     monkeypatch.setattr(housekeeping_module, "ROWS_WHEN_IDLE", 8)
     monkeypatch.setattr(housekeeping_module, "ROWS_WITH_COMMIT", 8)
     monkeypatch.setattr(housekeeping_module, "LOOK_EVERY_NS", 10_000_000)

@@ -86,8 +86,8 @@ def test_age_is_counted_while_open_and_goes_on_after_a_restart() -> None:
 
 
 def test_a_mark_is_due_after_a_minute_of_age_or_of_the_wall_clock() -> None:
-    """A first append, a minute of age, and a wall clock that moved by a minute (the store was closed, the clock was
-    set) need a mark; a clock that was set back does not."""
+    """A mark is due at the first append, after a minute of age, and when the wall clock has moved by a minute (the
+    store was closed, the clock was set). A clock that was set back needs none."""
     almost, whole = 1_000 + MARK_EVERY_MS - 1, 1_000 + MARK_EVERY_MS
     assert is_mark_due(None, 0, 0, 0)
     assert not is_mark_due(1_000, almost, 1_000, almost)
@@ -113,7 +113,7 @@ def test_no_fact_is_reported_older_than_it_is(steps: list[tuple[int, int]], aske
 
 
 def test_only_limits_that_are_set_count_and_the_nearest_decides() -> None:
-    """The limits of the stream, the store and the disk: each alone, and the fullest of all."""
+    """The limits of the stream, the store and the disk: each alone, and the nearest of all."""
     assert limits(10, 0, Space(100, None), 0, 50) == []
     found = limits(80, 100, Space(500, 1000), 1000, 600)
     assert [(one.used, one.limit) for one in found] == [(80, 100), (500, 1000), (500, 895)]

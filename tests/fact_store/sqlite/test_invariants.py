@@ -43,8 +43,8 @@ def test_invariant_7_the_frontier_never_moves_back(ranges: list[tuple[int, int]]
 
 
 def test_invariant_9_a_page_comes_again_until_it_is_confirmed(tmp_path: Path) -> None:
-    """From the frontier on the same page comes again, also after a restart; after confirm(n) the next begins at n +
-    1."""
+    """From the frontier on the same page is returned again, also after a restart. After confirm(n) the next begins at n
+    + 1."""
     with plant(tmp_path) as store:
         for n in range(4):
             done(store.appends.append_samples(TELEMETRY, samples(10, 1 + 10 * n)))
@@ -60,7 +60,7 @@ def test_invariant_9_a_page_comes_again_until_it_is_confirmed(tmp_path: Path) ->
 
 
 def test_invariant_10_a_page_keeps_to_its_limit(tmp_path: Path) -> None:
-    """Beyond what the limit's last fact needs no batch is read, and where nothing is new the page is empty."""
+    """No batch is read beyond the limit's last fact, and where nothing is new the page is empty."""
     with plant(tmp_path) as store:
         for n in range(10):
             done(store.appends.append_samples(TELEMETRY, samples(7, 1 + 7 * n)))
@@ -88,8 +88,8 @@ def test_invariant_13_reading_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_invariant_15_order_holds_inside_a_stream(tmp_path: Path) -> None:
-    """Facts of one origin lie in a stream in the order in which it recorded them, also when others write in between; of
-    different origins nothing is promised but that each keeps its own order."""
+    """Facts of one origin lie in a stream in the order in which it recorded them, also when others write in between.
+    Between origins no order is promised."""
     rng, origins = random.Random(15), [Elsewhere("north"), Elsewhere("south", epoch=bytes(16))]
     with plant(tmp_path) as store:
         first = 1
@@ -109,8 +109,8 @@ def test_invariant_15_order_holds_inside_a_stream(tmp_path: Path) -> None:
 
 
 def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
-    """A store that is given nothing but another one's batches and definitions knows what that one knew of its facts:
-    values, ids, chains, definitions, and which sequences are held."""
+    """A store that gets only another one's batches and definitions has the same state of its facts: values, ids,
+    chains, definitions, and the held sequences."""
     north = Elsewhere("north")
     with plant(tmp_path) as store:
         for n in range(5):
@@ -137,8 +137,8 @@ def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
 
 
 def test_invariant_20_offsets_of_two_stores_need_no_mapping(tmp_path: Path) -> None:
-    """What lies at one offset in the sender's stream lies at another in the receiver's; a position in the sender's is
-    all that is kept, and what arrives again by another path, at other offsets, is known by its sequences."""
+    """The same fact has different offsets in the sender's and the receiver's stream. Only a position in the sender's is
+    kept. A fact that arrives again by another path, at other offsets, is recognised by its sequence."""
     north = Elsewhere("north")
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(17)))

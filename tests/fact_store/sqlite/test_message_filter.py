@@ -1,5 +1,5 @@
-"""The filter of message ids: never forgets a key, seldom suspects a stranger, and comes back from its summaries as it
-was."""
+"""The filter of message ids: it never forgets a key, rarely matches an unknown one, and is restored from its summaries
+unchanged."""
 
 from hashlib import blake2b
 

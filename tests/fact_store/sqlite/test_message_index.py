@@ -1,7 +1,7 @@
 """The index of message ids against a dict: across generations, failed transactions, restarts, retention and damaged
 filters.
 
-Seen to catch, with the product broken on purpose: memory kept after a rollback, a damaged filter that is believed.
+Seen to catch, with the product broken on purpose: memory kept after a rollback, a damaged filter that is used.
 """
 
 import random
@@ -32,7 +32,7 @@ SCHEMA = migrations.FILES[0].script
 
 @pytest.fixture(autouse=True)
 def small_generations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Generations that a test fills in passing."""
+    """Generations so small that a test fills several."""
     monkeypatch.setattr(message_index, "GENERATION_IDS", SIZE)
 
 
@@ -54,13 +54,8 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 
 def key(number: int) -> bytes:
-    """The key of an id: few different beginnings, so that strangers look alike to the filter."""
+    """The key of an id: few different beginnings, so that different keys look alike to the filter."""
     return bytes((0, number % 3, 0, number % 2)) + number.to_bytes(12, "big")
-
-
-def true_key(number: int) -> bytes:
-    """A key as ids really have them."""
-    return blake2b(b"id %d" % number, digest_size=16).digest()
 
 
 def content(number: int) -> bytes:
@@ -111,7 +106,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
 
     @rule(stream=st.sampled_from(STREAMS), share=st.integers(0, 10), rows_max=st.integers(1, SIZE + 1))
     def release(self, stream: int, share: int, rows_max: int) -> None:
-        """Retention lets go of a prefix: whole generations in it disappear, everything else stays."""
+        """Retention releases a prefix: whole generations in it disappear, everything else stays."""
         known = self.known[stream]
         offsets = [offset for _, offset in known.values()]
         released = offsets[len(offsets) * share // 10 - 1] if offsets and share else 0

@@ -23,7 +23,7 @@ def second_step() -> migrations.Step:
 
 
 def test_steps_are_numbered_one_by_one() -> None:
-    """Two steps made side by side would have no order."""
+    """Two steps with one number would have no order."""
     assert [int(file.stem[:4]) for file in migrations.FILES] == list(range(1, len(migrations.FILES) + 1))
 
 

@@ -1,4 +1,4 @@
-"""The statements: each is one statement, each is used, each fits the schema and the look-up it is for."""
+"""The statements: each is one statement, is used, fits the schema, and uses an index where it must."""
 
 import re
 import sqlite3
@@ -22,7 +22,7 @@ def parameters(sql: str) -> dict[str, None] | list[None]:
 
 
 def plan(sql: str) -> str:
-    """How SQLite would run it."""
+    """SQLite's plan for it."""
     with closing(sqlite3.connect(":memory:")) as connection:
         migrations.migrate(connection)
         return "\n".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", parameters(sql)))
@@ -56,8 +56,8 @@ def test_hot_look_ups_use_an_index(name: str) -> None:
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_nothing_scans_the_batches(name: str) -> None:
-    """No statement, those at opening included, grows with the number of batches; but for the one that finds the end of
-    a stream whose index is damaged, and the one of `bsfg store verify`."""
+    """No statement grows with the number of batches, those at opening included. Excepted are the one that finds the end
+    of a stream whose index is damaged, and the one of `bsfg store verify`."""
     if name not in {"begin", "begin_read", "commit", "rollback", "select_last_row", "select_batch_streams"}:
         assert "SCAN batch" not in plan(QUERIES[name])
 

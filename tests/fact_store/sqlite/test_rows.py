@@ -1,4 +1,4 @@
-"""Batches go in several to a statement: however many there are, all of them, once, in order."""
+"""One statement inserts several batches: however many there are, all of them are stored, once, in order."""
 
 from pathlib import Path
 

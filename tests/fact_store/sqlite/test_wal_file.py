@@ -1,5 +1,5 @@
-"""The reader of the write-ahead log's file tells damage from the torn end that a power cut leaves, for logs that SQLite
-itself has written."""
+"""The reader of the write-ahead log's file distinguishes damage from the torn end that a power cut leaves, for logs
+that SQLite itself has written."""
 
 import shutil
 import sqlite3

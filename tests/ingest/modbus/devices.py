@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
-from agent.ingest.modbus.plan import Limits, Read, plan_reads
+from agent.ingest.modbus.plan import Limits, Read
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.sweep import Question, Sweep
 from agent.ingest.modbus.units import Pauses, Unit
@@ -120,8 +120,3 @@ def fewest_reads(registers: Iterable[Register], limits: Limits, device: Device) 
         left = [r for r in left if r.end > reach]
         count += 1
     return count
-
-
-def plain_plan(registers: Iterable[Register], limits: Limits) -> int:
-    """Reads of the plan for a device that refuses nothing."""
-    return len(plan_reads(registers, limits))

@@ -13,6 +13,7 @@ from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, frame_pause_ms
 from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.refusal import is_about_address
 from agent.settings.sources import ModbusSourceSettings
 
 READ = Read(1, Table.HOLDING, 10, 2, (Register(1, Table.HOLDING, 10, 2, value_type("int32", "ABCD")),))
@@ -54,13 +55,13 @@ async def test_an_answer_is_as_long_as_asked() -> None:
             await Answering(found).read(READ)
 
 
-async def test_refusals_are_told_apart() -> None:
+async def test_refusals_are_distinguished() -> None:
     """Those about addresses are learned from, those about the moment are not, and a gateway's say that a unit is
     silent."""
-    for code, is_about_address in ((1, True), (2, True), (3, True), (4, False), (5, False), (6, False)):
+    for code in (1, 2, 3, 4, 5, 6):
         with pytest.raises(ReadRefused) as refused:
             await Answering(exception(code)).read(READ)
-        assert (refused.value.code, refused.value.is_about_address) == (code, is_about_address)
+        assert (refused.value.code, is_about_address(code)) == (code, code <= 3)
     for code in (10, 11):
         with pytest.raises(UnitSilent):
             await Answering(exception(code)).read(READ)

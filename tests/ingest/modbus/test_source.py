@@ -147,7 +147,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.action for record in caplog.records if hasattr(record, "action")]
 
 
-async def test_a_unit_that_stays_silent_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_unit_that_stays_silent_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     """However often it is asked, and over new connections; its return is told when it gives values."""
     caplog.set_level(logging.INFO)
     source = await made(FakeStore())
@@ -192,7 +192,7 @@ async def test_what_was_learned_outlives_the_process() -> None:
     assert qualities(store) == {"1": [0], "2": [0]}
 
 
-async def test_a_refusal_is_told_over_the_loss_before() -> None:
+async def test_a_refusal_replaces_the_loss_before() -> None:
     """After an outage, which is presumed of all tags, a parked tag gets its own reason again."""
     store = FakeStore()
     source = await made(store)

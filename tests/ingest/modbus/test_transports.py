@@ -104,7 +104,7 @@ async def test_a_late_answer_is_not_taken_for_the_next_one() -> None:
             assert list(await line.read(Read(3, Table.HOLDING, 20, 5, ()))) == [20, 21, 22, 23, 24]
 
 
-async def test_a_port_that_does_not_exist_is_told_with_its_reason() -> None:
+async def test_a_port_that_does_not_exist_is_reported_with_its_reason() -> None:
     """The operating system's reason is in the message: a missing device file reads otherwise than a closed port."""
     for given in (
         settings("rtu", serial_port="/dev/does-not-exist"),

@@ -159,7 +159,7 @@ async def test_what_may_not_be_read_is_asked_for_each_time(monkeypatch: pytest.M
     assert source._subscriptions[0].denied == set()
 
 
-async def test_an_item_that_is_created_anew_while_it_is_suspected_is_no_finding(
+async def test_an_item_that_is_created_again_while_it_is_suspected_is_no_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An edit of the tag map had its item created anew between the two Reads: the first value of that may be on its

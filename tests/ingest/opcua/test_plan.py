@@ -79,7 +79,7 @@ def test_what_a_call_creates_for_no_tag_is_deleted() -> None:
     assert plan.next_call(0) == [9]
 
 
-def test_an_item_whose_node_is_gone_is_deleted_and_created_anew() -> None:
+def test_an_item_whose_node_is_gone_is_deleted_and_created_again() -> None:
     """It is parked with a pause of its own, its item at the server is deleted, and what is parked already is no news.
     An item that dies again at once waits twice as long; one that was well for a while begins with the first pause."""
     plan = ItemPlan([1, 2], size_max=10, pause_ns=100)
@@ -147,7 +147,7 @@ def test_an_absence_goes_on_if_its_new_item_goes_without_a_value() -> None:
     assert not absences.handles
 
 
-def test_what_was_created_is_told_once() -> None:
+def test_what_was_created_is_reported_once() -> None:
     """Also of an item that was created anew; not of one that nobody wants by now."""
     plan = ItemPlan([1, 2], size_max=10, pause_ns=100)
     plan.answered([1, 2], [Created(0, 11), BAD], 0)

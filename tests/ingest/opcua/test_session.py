@@ -21,7 +21,7 @@ from asyncua.ua.ua_binary import struct_to_binary
 from agent.ingest.errors import HistoryRefused, SourceLost
 from agent.ingest.opcua import session as session_module
 from agent.ingest.opcua.address import Reading
-from agent.ingest.opcua.decode import Publication, decode_publication
+from agent.ingest.opcua.decode import Publication
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.history import HistoryRange
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
@@ -39,7 +39,6 @@ from agent.ingest.opcua.session import (
 )
 from agent.ingest.opcua.values import type_reader
 from agent.ingest.opcua.values.structures import Shape, StructureType
-from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.quality import BAD_NOT_SUPPORTED
 from agent.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
@@ -47,11 +46,6 @@ from tests.ingest.opcua.fake_session import FakeSession
 
 S = 1_000_000_000
 SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
-
-
-def decode_values(body: bytes) -> Publication:
-    """The values of a publication, as a source reads them."""
-    return decode_publication(body, ValueReader())
 
 
 def session_with(monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[Session, list[Any]]:
@@ -143,9 +137,9 @@ async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("error", [struct.error("short"), uaerrors.UaError("short"), uaerrors.BadNodeIdUnknown()])
-async def test_what_a_server_tells_malformed_is_not_told(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """One limit that cannot be read, or is no number, hides no other, and is none; the same holds for the time of the
-    server's start. No answer at all ends the session."""
+async def test_a_malformed_limit_of_a_server_counts_as_none(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A limit that cannot be read, or is no number, counts as none and hides no other. The same holds for the time of
+    the server's start. No answer at all ends the session."""
     bad, boolean = ObjectIds.Server_ServerCapabilities_MaxMonitoredItems, ua.Variant(Value=True)
     boolean_node = ObjectIds.Server_ServerCapabilities_MaxSubscriptions
 

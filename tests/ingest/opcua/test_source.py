@@ -326,7 +326,7 @@ async def test_a_server_clock_before_1970_dates_a_loss_as_any_other() -> None:
     assert source.alive_ns == -100 * S
 
 
-async def test_an_item_whose_node_is_gone_is_created_anew() -> None:
+async def test_an_item_whose_node_is_gone_is_created_again() -> None:
     """The bad sample is recorded as it came; the item is deleted and its tag parked; the value of the node that comes
     back is recorded, with the time of its return, even if the node gives it an old time."""
     store = FakeStore()

@@ -98,7 +98,7 @@ def test_what_spreadsheets_save(tmp_path: Path, data: bytes, note: str) -> None:
     assert all(note in line for line in found.notes)
 
 
-def test_a_decimal_comma_beside_semicolons(tmp_path: Path) -> None:
+def test_a_decimal_comma_with_semicolons(tmp_path: Path) -> None:
     """A German sheet writes 0,5 and 2,5%."""
     text = 'tag;address;deadband\na/b;"nsu=urn:x;s=1";0,5\na/c;"nsu=urn:x;s=2";2,5%\n'
     first, second = opcua(tmp_path, text).tags
@@ -190,7 +190,7 @@ def test_ways_to_count_registers(
     assert (tag.point.table, tag.point.address) == expected
 
 
-def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_everything_wrong_is_reported_at_once(tmp_path: Path) -> None:
     """One reading of the file is enough to mend it."""
     rows = ["a/b,nsu=urn:x;s=1", "a/b,nsu=urn:x;s=2", "a/c,nsu=urn:x;s=1", "a/d,oops", "a/e,nsu=urn:x;s=3,extra"]
     with pytest.raises(TagMapError) as caught:

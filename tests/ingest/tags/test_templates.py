@@ -119,7 +119,7 @@ def test_mistakes_name_device_and_template(tmp_path: Path, rows: str, expected: 
         assert part in problem
 
 
-def test_a_mistake_in_a_template_is_told_once(tmp_path: Path) -> None:
+def test_a_mistake_in_a_template_is_reported_once(tmp_path: Path) -> None:
     """Not for each of 200 devices."""
     rows = "m,,{tag}/x,,input,{register},flaot32,,\n" + "".join(f",m,a/{n},,,{n},,,\n" for n in range(200))
     (problem,) = problems(tmp_path, rows)

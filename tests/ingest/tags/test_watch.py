@@ -123,7 +123,7 @@ async def test_modbus_tags_come_and_go_between_two_polls(meter: Program, tmp_pat
 
 
 @pytest.mark.system
-def test_a_broken_file_is_told_once_and_the_map_before_stays(
+def test_a_broken_file_is_reported_once_and_the_map_before_stays(
     plc: Program, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Broken: values go on, every problem is in one log event and the first in the figures. Broken otherwise: told

@@ -22,9 +22,10 @@ from agent.query.scan.errors import ExportRefused, ExtraMissing
 from agent.query.scan.scanner import Scanner
 from agent.query.statistics import statistics
 from pyspark_bsfg.schema import FACTS
+from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 from tests.query.exact import exact_value, value_of_text
-from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, add_consumer_and_gap, bits, everything, naive
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, add_consumer_and_gap, everything, naive
 from tests.query.test_scan import damage
 from tests.support import command
 
@@ -323,7 +324,7 @@ def test_json_values_are_texts_in_flat_files() -> None:
     assert value_of_text("json", '{"a":[1,2.5,null]}') == Json(b'{"a":[1,2.5,null]}')
 
 
-def test_an_export_beside_a_writer_is_what_was_there_when_it_began(tmp_path: Path) -> None:
+def test_an_export_of_a_running_store_is_what_was_there_when_it_began(tmp_path: Path) -> None:
     """Facts that are appended while an export runs are not in it; everything before is."""
     file = everything(tmp_path, rounds=3)
     before = len(naive(file))

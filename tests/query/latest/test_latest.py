@@ -19,8 +19,9 @@ from agent.query.latest.latest_query import AbsentTags, find_latest, find_latest
 from agent.query.latest.latest_search import Arrival, LatestRow, Tag
 from agent.query.scan.dictionary import Dictionary
 from agent.query.scan.scanner import Scanner
+from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done
-from tests.query.making import BASE_NS, SECOND_NS, bits, everything, naive
+from tests.query.making import BASE_NS, SECOND_NS, everything, naive
 from tests.query.test_scan import damage
 from tests.support.memory import memory_folder
 
@@ -264,8 +265,8 @@ def test_repeated_searches_equal_a_fresh_search(
 
 
 def test_an_unsuccessful_search_is_remembered(tmp_path: Path) -> None:
-    """A tag of another stream, that the store's definitions name, costs the first search the whole depth; the next
-    opens what has come since and the end. A deeper question searches anew, and so does one after a search that met
+    """A tag of another stream, which the store's definitions name, makes the first search read the whole depth. The
+    next one opens only new batches and the end. A deeper query searches again, and so does one after a search that met
     damage."""
     opened = list[int]()
     file = tmp_path / "facts.db"

@@ -1,4 +1,4 @@
-"""Last values that others told, beside those of a store: the newest wins, and what is stale says so."""
+"""Latest values from peers next to those of a store: the newest is shown, and a stale one is marked."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ FRESH_MS = 60_000
 
 
 def row(subject: str, at: str | None, value: object = 1, source: str = "press", **more: Any) -> LatestRecord:
-    """A value of a tag, its source heard of at the same time, or a tag without one."""
+    """A value of a tag, whose source was heard from at the same time, or a tag without one."""
     found = at is not None
     known: dict[str, Any] = {
         "zone": "plant", "subject": subject, "predicate": "value_sampled", "source": source, "value": value if found else None,
@@ -20,25 +20,25 @@ def row(subject: str, at: str | None, value: object = 1, source: str = "press", 
     return {**known, **more}  # type: ignore[typeddict-item,return-value]
 
 
-def told(subject: str, at: str, value: object = 2, **more: Any) -> LatestRecord:
-    """The same as a peer told it."""
+def from_peer(subject: str, at: str, value: object = 2, **more: Any) -> LatestRecord:
+    """The same from a peer."""
     return row(subject, at, value, offset=None, via="idmz", **more)
 
 
 def values(rows: list[LatestRecord]) -> dict[str, tuple[object, str | None]]:
-    """What is shown of each tag, and by whom it was told."""
+    """The value shown for each tag, and the peer it came from."""
     return {one["subject"]: (one["value"], one["via"]) for one in rows}
 
 
 def test_a_peers_latest_value_is_shown_until_the_store_has_a_newer_one() -> None:
-    """A tag of which the store knows nothing, or something older, shows what was told; of equal times the store's own
-    fact."""
+    """A tag of which the store has no value, or an older one, shows the peer's. Of equal times the store's own fact is
+    shown."""
     own = [row("tag:a", "2023-11-14T22:14:30Z"), row("tag:b", "2023-11-14T22:14:30Z"), row("tag:c", None)]
-    heard = [
-        told("tag:a", "2023-11-14T22:14:30Z"), told("tag:b", "2023-11-14T22:14:30.5Z"), told("tag:c", "2023-01-01T00:00:00Z"),
-        told("tag:d", "2023-01-01T00:00:00Z"),
+    from_peers = [
+        from_peer("tag:a", "2023-11-14T22:14:30Z"), from_peer("tag:b", "2023-11-14T22:14:30.5Z"), from_peer("tag:c", "2023-01-01T00:00:00Z"),
+        from_peer("tag:d", "2023-01-01T00:00:00Z"),
     ]  # fmt: skip
-    merged = merge_peer_records(own, heard, NOW_NS, FRESH_MS)
+    merged = merge_peer_records(own, from_peers, NOW_NS, FRESH_MS)
     assert values(merged) == {"tag:a": (1, None), "tag:b": (2, "idmz"), "tag:c": (2, "idmz"), "tag:d": (2, "idmz")}
     assert [one["subject"] for one in merged] == ["tag:a", "tag:b", "tag:c", "tag:d"]
 
@@ -48,20 +48,20 @@ def test_of_times_ahead_of_a_clock_the_stores_own_fact_is_newer() -> None:
     shown whatever its peers reported."""
     late, early = "2023-11-14T23:14:30Z", "2023-11-14T22:14:30Z"
     own = [row("tag:a", early), row("tag:b", early, ahead_ms=9), row("tag:c", None)]
-    heard = [told("tag:a", late, ahead_ms=9), told("tag:b", late), told("tag:c", late, ahead_ms=9)]
-    merged = merge_peer_records(own, heard, NOW_NS, FRESH_MS)
+    from_peers = [from_peer("tag:a", late, ahead_ms=9), from_peer("tag:b", late), from_peer("tag:c", late, ahead_ms=9)]
+    merged = merge_peer_records(own, from_peers, NOW_NS, FRESH_MS)
     assert values(merged) == {"tag:a": (1, None), "tag:b": (1, None), "tag:c": (2, "idmz")}
 
 
 def test_staleness_is_that_of_the_source_over_both() -> None:
-    """Who told knew until when the source spoke, and so does the store; the later of them counts for every tag of that
-    source."""
+    """The peer knows until when the source was heard from, and so does the store. The later time counts for every tag
+    of that source."""
     own = [row("tag:a", "2023-11-14T22:14:30Z"), row("tag:other", "2023-11-14T22:00:00Z", source="boiler")]
-    heard = [
-        told("tag:d", "2023-01-01T00:00:00Z", as_of="2023-11-14T22:10:00Z"),
-        told("tag:e", "2023-01-01T00:00:00Z", source="x"),
+    from_peers = [
+        from_peer("tag:d", "2023-01-01T00:00:00Z", as_of="2023-11-14T22:10:00Z"),
+        from_peer("tag:e", "2023-01-01T00:00:00Z", source="x"),
     ]
-    found = {one["subject"]: one for one in merge_peer_records(own, heard, NOW_NS, FRESH_MS)}
+    found = {one["subject"]: one for one in merge_peer_records(own, from_peers, NOW_NS, FRESH_MS)}
     assert {name: (one["staleness_ms"], one["mode"]) for name, one in found.items()} == {
         "tag:a": (30_000, "fresh"), "tag:d": (30_000, "fresh"), "tag:other": (900_000, "degraded"),
         "tag:e": (27_468_900_000, "degraded"),

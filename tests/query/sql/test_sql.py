@@ -21,9 +21,10 @@ from agent.query.scan.fact_columns import COLUMNS, sql_value
 from agent.query.scan.times import compare, parse_time_ns
 from agent.query.sql.session import SqlSession
 from agent.signing.keys import SigningKey, ZoneSigner
+from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, message
 from tests.query.exact import exact_value
-from tests.query.making import BASE_NS, SECOND_NS, TAGS, add_consumer_and_gap, bits, everything, naive
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, add_consumer_and_gap, everything, naive
 from tests.query.test_scan import damage
 
 NOW_NS = BASE_NS + 7200 * SECOND_NS
@@ -288,7 +289,7 @@ def test_apsw_never_opens_the_store(file: Path) -> None:
     assert done.stdout.split() == ["1", "1", "1", "['']"]
 
 
-def test_a_question_beside_a_writer(tmp_path: Path) -> None:
+def test_a_query_while_another_process_writes(tmp_path: Path) -> None:
     """While a writer of another process appends, every answer is a dense prefix of the log, and nothing disturbs the
     writer."""
     file = everything(tmp_path)

@@ -45,8 +45,7 @@ def bad(diagnostics: list[Diagnostic]) -> list[str]:
 
 
 def test_denied_zones_keep_a_block_and_lose_everything_in_it() -> None:
-    """The other zones' blocks are untouched, to the byte; denying twice changes nothing; an unknown zone is denied
-    too."""
+    """The other zones' blocks stay byte for byte; denying twice changes nothing; an unknown zone is denied too."""
     acl = render_acl(LINKS)
     denied = without_zones(acl, ["idmz", "stranger"])
     assert without_zones(denied, ["idmz", "stranger"]) == denied
@@ -97,7 +96,7 @@ def test_configuration_without_a_protection(setting: str) -> None:
 
 
 def test_last_setting_counts() -> None:
-    """As Mosquitto reads it; comments and blank lines do not count."""
+    """The last setting counts, as in Mosquitto; comments and blank lines do not."""
     assert parse_config("# a b\n\nuser x\n  user y \nflag\n") == {"user": "y", "flag": ""}
 
 
@@ -105,7 +104,7 @@ def test_last_setting_counts() -> None:
 
 
 def reload(broker: Mosquitto) -> list[Diagnostic]:
-    """As bsfg broker reload does."""
+    """Reload as bsfg broker reload does."""
     return list(reload_broker(broker.files.config_file, broker.pid, _pause))
 
 
@@ -256,7 +255,7 @@ def test_expiry_is_announced_a_month_ahead(broker: Mosquitto) -> None:
 def test_a_mosquitto_that_miscounts_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, is_noted: bool
 ) -> None:
-    """A Mosquitto older than 2.0.12 gets a note with what to do; a newer one, or one that says nothing, does not."""
+    """A Mosquitto older than 2.0.12 gets a note with what to do; a newer one, or one without a version, does not."""
     program = tmp_path / "mosquitto"
     program.write_text(f"#!/bin/sh\necho 'mosquitto version {version}'\nexit 3\n")
     program.chmod(0o755)

@@ -32,13 +32,13 @@ from tests.replication.broker.zones import LINKS
     ],
 )
 def test_parse_link_refuses(text: str) -> None:
-    """A link that is not two different zones is refused, above all one that would bring a second line into the list."""
+    """A link that is not two different zones is refused, especially one that would add a second line to the list."""
     with pytest.raises(TopologyError):
         plan.parse_link(text)
 
 
 def test_acl_text() -> None:
-    """The access list is what a person would write by hand: one block per zone, only its peers."""
+    """The access list is what a person would write: one block per zone, with only its peers."""
     acl = plan.render_acl([PeerLink("plant-a", "idmz")])
     assert [line for line in acl.splitlines() if line and not line.startswith("#")] == [
         "user idmz",
@@ -56,7 +56,8 @@ _links = st.lists(st.builds(PeerLink, _zones, _zones).filter(lambda link: link.s
 
 @given(_links, st.randoms(use_true_random=False))
 def test_acl_grants_the_links_and_nothing_else(links: list[PeerLink], random: Any) -> None:
-    """For any topology and any order of its links, the text grants exactly four rights a link, no pattern, no deny."""
+    """For any topology and any order of its links, the text grants exactly four rights for each link, without pattern
+    or deny."""
     acl = plan.render_acl(links)
     again = links * 2
     random.shuffle(again)

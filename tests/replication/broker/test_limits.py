@@ -1,5 +1,4 @@
-"""The limits of a broker process: over all topologies they stay below its memory limit, and leave room for each
-zone."""
+"""The limits of a broker process: for every topology they stay below its memory limit and leave room for each zone."""
 
 import re
 
@@ -26,8 +25,8 @@ def _settings(links: list[PeerLink], connections: int = 0) -> dict[str, str]:
 
 @given(_links, st.one_of(st.just(0), st.integers(2, 512)))
 def test_no_configuration_lets_its_clients_reach_the_memory_limit(links: list[PeerLink], connections: int) -> None:
-    """For any links and any number of connections: connections times queue times packet, computed here from the text
-    alone, is below the memory limit; or the configuration is refused because it would need too much."""
+    """For any links and number of connections, connections times queue times packet, computed here from the text alone,
+    is below the memory limit; or the configuration is refused because it needs too much."""
     try:
         settings = _settings(links, connections)
     except TopologyError as error:  # it would need too much
@@ -43,8 +42,8 @@ def test_no_configuration_lets_its_clients_reach_the_memory_limit(links: list[Pe
 
 @given(_links)
 def test_there_is_room_for_every_zone(links: list[PeerLink]) -> None:
-    """Each zone finds room for its node, a second identity, commands and tasks, and all links of the busiest zone for
-    their pages. One source address cannot take all connections."""
+    """Each zone has room for its node, a second identity, commands and tasks, and for the pages of all links of the
+    busiest zone. One source address cannot take all connections."""
     try:
         limits = limits_for(links)
     except TopologyError:
@@ -58,7 +57,7 @@ def test_there_is_room_for_every_zone(links: list[PeerLink]) -> None:
 
 
 def test_the_smallest_site() -> None:
-    """Two zones with one link: the figures that the unit file and the pages name."""
+    """Two zones with one link have the figures that the unit file and the docs name."""
     limits = limits_for(ONE_LINK)
     assert (limits.connections, limits.connections_per_source, limits.queued_messages) == (12, 8, 16)
     assert (limits.heap_bytes // MIB, limits.memory_bytes // MIB) == (276, 320)

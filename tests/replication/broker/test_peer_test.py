@@ -1,5 +1,4 @@
-"""bsfg peer test against a real broker and real nodes: what it says when all is well, and at each step that can
-fail."""
+"""bsfg peer test against a real broker and real nodes: its report when all is well, and for each step that can fail."""
 
 import asyncio
 import json
@@ -43,7 +42,7 @@ def last_bad(steps: list[Diagnostic]) -> tuple[str, str]:
     return bad[0].step, bad[0].what
 
 
-async def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_all_is_well_while_nodes_run(broker: Mosquitto, tmp_path: Path) -> None:
     """Every step is good, in order, with figures; running nodes keep their connections."""
     plant, idmz = (Node.open(broker, zone, tmp_path / zone) for zone in ("plant-a", "idmz"))
     plant.serve({"idmz": [STREAM]})
@@ -68,7 +67,7 @@ async def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Pat
 
 
 def test_a_peer_that_only_pulls_from_us(broker: Mosquitto) -> None:
-    """No request is sent; the right to answer is tested, and the hint names the test at the other side."""
+    """No request is sent; the right to answer is tested, and the hint names the test at the other zone."""
     steps = tried(target_of(broker), Peer("enterprise", asks_us=True, pulls=(), is_asked=False))
     assert [step.what for step in steps if step.step == "rights"] == ["may answer enterprise"]
     assert steps[-1].hint == "test the other direction at enterprise: bsfg peer test idmz"
@@ -122,7 +121,7 @@ def test_the_step_that_fails_is_the_last_and_is_named(
     step: str,
     says: str,
 ) -> None:
-    """All steps before the failed one are good; none follows it."""
+    """All steps before the failed one are good, and none follows it."""
     steps = tried(change(target_of(broker), tmp_path, broker))
     name, what = last_bad(steps)
     assert (name, says in what) == (step, True)
@@ -145,7 +144,7 @@ def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeyp
         plant = Node.open(broker, "plant-a", tmp_path / str(len(exports)))
         plant.serve({"enterprise": [STREAM], **exports})
         await plant.append(1, 1)
-        # Listening for idmz although it is no peer, as a node does whose configuration was changed under it.
+        # It listens for idmz, which is no peer, as a node does whose configuration has changed.
         plant.link._routes.setdefault("bsfg/1/plant-a/idmz/req", lambda _: None)
         async with plant.running():
             steps = await asyncio.to_thread(tried, target_of(broker))

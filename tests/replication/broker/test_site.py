@@ -1,5 +1,5 @@
-"""broker.toml: links are added and removed by name only, every pair of zones has a process, and the text is read as it
-was written."""
+"""broker.toml: links are added and removed only by name, every pair of zones has a process, and the text is read back
+as written."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def _links(site: BrokerSite) -> list[PeerLink]:
 
 @given(_steps)
 def test_every_link_is_carried_once_and_the_text_says_all(steps: list[tuple[PeerLink, int]]) -> None:
-    """Each link is carried by exactly one process; ports and names are unique; what is written is read back equal."""
+    """Exactly one process carries each link; ports and names are unique; what is written is read back equal."""
     site = _site(steps)
     assert _links(site) == sorted({link for link, _ in steps})
     for what in ("port", "name"):
@@ -66,7 +66,7 @@ def test_each_pair_of_zones_has_a_process_of_its_own(links: list[PeerLink]) -> N
 
 @given(_steps, st.data())
 def test_removing_a_link_removes_that_link(steps: list[tuple[PeerLink, int]], data: st.DataObject) -> None:
-    """The other links stay where they were; the change names the one; removing it again is refused by name."""
+    """The other links stay; the difference names the removed one; removing it again is refused by name."""
     site = _site(steps)
     link = data.draw(st.sampled_from(_links(site)))
     left = without_link(site, link)
@@ -125,9 +125,8 @@ def _config(*words: str) -> tuple[int, str]:
 
 
 def test_a_new_link_leaves_the_others(site_folder: Path) -> None:
-    """bsfg broker config with only the new link keeps the links it wrote before, prints the difference first, and
-    removes a link, with its files, only when told. (With the links in options only, those left out were dropped without
-    a word.)"""
+    """bsfg broker config with only a new link keeps the earlier links, prints the difference first, and removes a link
+    and its files only on request. (When all links were options, missing ones were dropped silently.)"""
     code, said = _config("--name", "idmz", "--user", own_user(), "--link", "plant-a:idmz")
     assert (code, "+ link plant-a:idmz on port 8883" in said) == (0, True)
     code, said = _config("--link", "idmz:enterprise", "--source", "10.9.0.0/16")
@@ -165,7 +164,7 @@ def test_a_new_link_leaves_the_others(site_folder: Path) -> None:
     ],
 )
 def test_wrong_usage_writes_nothing(site_folder: Path, words: tuple[str, ...], says: str) -> None:
-    """Whatever is wrong, it is named, and no file is written."""
+    """Each mistake is named, and no file is written."""
     result = CliRunner().invoke(bsfg, ["broker", "config", "etc", *words])
     assert result.exit_code != 0
     assert says in result.output + str(result.exception)
@@ -173,14 +172,14 @@ def test_wrong_usage_writes_nothing(site_folder: Path, words: tuple[str, ...], s
 
 
 def test_two_pairs_on_one_port_share_a_process() -> None:
-    """An operator who can open one port only names it; both pairs are then in one process, which is written down."""
+    """An operator who can open only one port names it; both pairs are then in one process, which is recorded."""
     site = with_link(with_link(BrokerSite("idmz"), PeerLink("plant-a", "idmz")), PeerLink("plant-b", "idmz"), 8883)
     shared = Process(8883, (PeerLink("plant-a", "idmz"), PeerLink("plant-b", "idmz")), name="idmz.plant-a")
     assert site.processes == (shared,)
 
 
 def test_a_link_does_not_move_silently() -> None:
-    """A link that is on one port is not put on another as well."""
+    """A link that is on one port is not put on another port too."""
     site = with_link(BrokerSite("idmz"), PeerLink("plant-a", "idmz"))
     wrong: dict[str, Any] = {"link": PeerLink("plant-a", "idmz"), "port": 9000}
     with pytest.raises(TopologyError, match="remove it first"):

@@ -30,7 +30,7 @@ NOW = datetime.now(UTC)
 LINKS = (PeerLink("plant-a", "idmz"), PeerLink("plant-b", "idmz"), PeerLink("idmz", "enterprise"))
 ZONES = ("plant-a", "plant-b", "idmz", "enterprise")
 
-# Written out by hand, so that the product is compared with what was meant and not with itself.
+# Written by hand, so that the product is compared with the intention and not with itself.
 MAY_WRITE = {
     "plant-a": {"bsfg/1/plant-a/idmz/rsp/x"},
     "plant-b": {"bsfg/1/plant-b/idmz/rsp/x"},
@@ -75,12 +75,12 @@ def target_of(broker: Mosquitto, zone: str = "idmz") -> BrokerTarget:
 
 
 def own_user() -> str:
-    """The user who runs the tests, and so the broker."""
+    """The user that runs the tests, and so the broker."""
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
 class Caller:
-    """One zone's plain paho connection, one question at a time."""
+    """One zone's plain paho connection, for one request at a time."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Caller:
         return self._next("suback", mid)
 
     def drop(self) -> None:
-        """End the connection as a lost machine does: without a word, so that a will is sent."""
+        """End the connection as a lost machine does, without DISCONNECT, so that a will is sent."""
         sock = self.client.socket()
         assert sock is not None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -155,7 +155,7 @@ class Caller:
 
 
 class Zones:
-    """The callers of one test, opened as they are needed."""
+    """The connections of one test, opened on demand."""
 
     def __init__(self, broker: Mosquitto, stack: contextlib.ExitStack) -> None:
         self.broker = broker
@@ -174,7 +174,7 @@ class Zones:
         return caller
 
     def fence(self, zone: str) -> list[tuple[str, bytes]]:
-        """All that has arrived at `zone` when everything published before is delivered."""
+        """All messages that have arrived at `zone` once everything published before is delivered."""
         writer, topic = FENCE[zone]
         reader = self[zone]
         payload = f"fence {len(reader.received)}".encode()

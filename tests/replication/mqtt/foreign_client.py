@@ -5,7 +5,7 @@ paho.
 
 Fetches a stream to its end in small pages, reading ahead once, confirms on the way, and prints one JSON object: what it
 got, as digests of the batches, and what the server said of its cursor. With `append` it appends messages instead, some
-of them wrongly, and prints what it was told. It must be run where `agent` cannot be imported.
+of them wrongly, and prints the answers. It must be run where `agent` cannot be imported.
 """
 
 import hashlib
@@ -119,7 +119,7 @@ def main(host: str, port: str, ca: str, cert: str, key: str, serving: str, askin
     beyond, _ = client.ask("ConfirmReceipt", consumer_name=consumer, offset=at + 1, epoch=epoch)
     client.close()
     assert "agent" not in sys.modules
-    told = {
+    answers = {
         "streams": [each["name"] for each in offered["streams"]],
         "refused": refused["error"]["code"],
         "pages": pages,
@@ -130,7 +130,7 @@ def main(host: str, port: str, ca: str, cert: str, key: str, serving: str, askin
         "frontier": cursor["frontier"],
         "beyond": [beyond["error"]["code"], beyond["error"]["retryable"]],
     }
-    print(json.dumps(told))
+    print(json.dumps(answers))
 
 
 def append(host: str, port: str, ca: str, cert: str, key: str, serving: str, asking: str, stream: str) -> None:
@@ -163,14 +163,14 @@ def append(host: str, port: str, ca: str, cert: str, key: str, serving: str, ask
     ]
     client.close()
     assert "agent" not in sys.modules
-    told = {
+    answers = {
         "applied": [(one["outcome"], one["offset"]) for one in applied["outcomes"]],
         "again": [(one["outcome"], one["offset"]) for one in again["outcomes"]],
         "leases": leases,
         "fenced": outcomes,
         "refused": [(one["error"]["code"], one["error"]["message"]) for one in refused],
     }
-    print(json.dumps(told))
+    print(json.dumps(answers))
 
 
 if __name__ == "__main__":

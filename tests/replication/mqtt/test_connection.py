@@ -1,4 +1,4 @@
-"""A connection without a broker: how it ends, and what it makes of packets."""
+"""A connection without a broker: how it ends, and how it handles packets."""
 
 import asyncio
 import contextlib
@@ -108,7 +108,7 @@ def connected(monkeypatch: pytest.MonkeyPatch, on_message: Callable[[Incoming], 
 
 
 async def test_the_first_reason_counts() -> None:
-    """What ends a connection is what is told; what follows from it is not."""
+    """The first reason for the end of a connection is reported, not the errors that follow from it."""
     connection = Connection(ACCESS, lambda _: None)
     connection._end(ConnectionLost("b", "first"))
     connection._end(ConnectionLost("b", "second"))
@@ -116,7 +116,7 @@ async def test_the_first_reason_counts() -> None:
 
 
 async def test_all_waiting_callers_fail_when_the_connection_ends() -> None:
-    """Requests not yet sent, requests not yet acknowledged, and callers that wait for the session."""
+    """These fail: requests not yet sent, requests not yet acknowledged, and callers that wait for the session."""
     connection = Connection(ACCESS, lambda _: None)
     connection._socket = object()  # type: ignore[assignment]
     connection._flush = lambda: None  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,64 +35,62 @@ async def serving(broker: Mosquitto, folder: Path, facts: int) -> Node:
     return plant
 
 
+async def foreign_client(broker: Mosquitto, folder: Path, *words: str) -> dict[str, Any]:
+    """What the client printed. It runs in a folder from which `agent` cannot be imported."""
+    mine = broker.identity("idmz")
+    reach = [broker.host, str(broker.port), str(mine.ca_file), str(mine.cert_file), str(mine.key_file)]
+    script = shutil.copy(HERE / "foreign_client.py", folder / "client.py")
+    command = [sys.executable, "-I", script, *reach, "plant-a", "idmz", *words]
+    done = await asyncio.to_thread(
+        subprocess.run, command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
 def test_a_client_written_from_the_page_reads_every_batch(broker: Mosquitto, tmp_path: Path) -> None:
     """A client written from the page alone, without importing `agent`, gets every batch byte for byte in pages,
     confirms them, and understands two refusals."""
-    mine = broker.identity("idmz")
-    words = [broker.host, str(broker.port), str(mine.ca_file), str(mine.cert_file), str(mine.key_file)]
-    script = shutil.copy(HERE / "foreign_client.py", tmp_path / "client.py")
-    command = [sys.executable, "-I", script, *words, "plant-a", "idmz", STREAM]
 
-    async def run() -> dict[str, object]:
+    async def run() -> dict[str, Any]:
         plant = await serving(broker, tmp_path / "store", 5_000)
         digests = [hashlib.sha256(each).hexdigest() for each in sealed(plant.store)]
         async with plant.running():
-            done = await asyncio.to_thread(
-                subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
-            )
-            assert done.returncode == 0, done.stderr
-            told = json.loads(done.stdout)
-            assert told["digests"] == digests
+            printed = await foreign_client(broker, tmp_path, STREAM)
+            assert printed["digests"] == digests
             (consumer,) = plant.store.consumers.all()
             assert (consumer.name, consumer.frontier) == (f"idmz.{STREAM}", 5_000)
         plant.store.close()
-        return dict(told)
+        return printed
 
-    told = asyncio.run(run())
-    assert told["streams"] == [STREAM]
-    assert told["definitions"] == ["tag:line1/temperature"]
-    assert (told["end_offset"], told["advanced_to"], told["frontier"]) == (5_000, 5_000, 5_000)
-    assert (told["refused"], told["beyond"]) == ("unknown_consumer", ["confirm_beyond_log", False])
-    assert int(str(told["pages"])) > 3
+    printed = asyncio.run(run())
+    assert printed["streams"] == [STREAM]
+    assert printed["definitions"] == ["tag:line1/temperature"]
+    assert (printed["end_offset"], printed["advanced_to"], printed["frontier"]) == (5_000, 5_000, 5_000)
+    assert (printed["refused"], printed["beyond"]) == ("unknown_consumer", ["confirm_beyond_log", False])
+    assert printed["pages"] > 3
 
 
 def test_plain_paho_appends(broker: Mosquitto, tmp_path: Path) -> None:
     """A client written from the page alone appends, repeats, is fenced and refused by code; the store contains exactly
     what it appended, in canonical form."""
-    mine = broker.identity("idmz")
-    words = [broker.host, str(broker.port), str(mine.ca_file), str(mine.cert_file), str(mine.key_file)]
-    script = shutil.copy(HERE / "foreign_client.py", tmp_path / "client.py")
-    command = [sys.executable, "-I", script, *words, "plant-a", "idmz", "facts.orders", "append"]
 
-    async def run() -> dict[str, list[object]]:
+    async def run() -> dict[str, Any]:
         plant = Node.open(broker, "plant-a", tmp_path / "store")
         plant.serve({}, {"idmz": ["facts.orders"]})
         async with plant.running():
-            done = await asyncio.to_thread(
-                subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
-            )
-            assert done.returncode == 0, done.stderr
+            printed = await foreign_client(broker, tmp_path, "facts.orders", "append")
         messages = [one for each in sealed(plant.store, "facts.orders") for one in open_messages(parse(each))]
         assert [one.fact.object_json for one in messages] == ['{"a":"ä","b":1}'.encode(), b"2.5"]
         plant.store.close()
-        return dict(json.loads(done.stdout))
+        return printed
 
-    told = asyncio.run(run())
-    assert told["applied"] == [["applied", 1], ["applied", 2]]
-    assert told["again"] == [["noop_already_applied", 1], ["noop_already_applied", 2], ["conflicting_duplicate", 1]]
-    assert told["leases"] == [1, 2]
-    assert told["fenced"] == [{"outcome": "rejected_fenced", "offset": 0, "lease_epoch": 2}]
-    codes, messages = zip(*told["refused"], strict=True)  # type: ignore[misc]
+    printed = asyncio.run(run())
+    assert printed["applied"] == [["applied", 1], ["applied", 2]]
+    assert printed["again"] == [["noop_already_applied", 1], ["noop_already_applied", 2], ["conflicting_duplicate", 1]]
+    assert printed["leases"] == [1, 2]
+    assert printed["fenced"] == [{"outcome": "rejected_fenced", "offset": 0, "lease_epoch": 2}]
+    codes, messages = zip(*printed["refused"], strict=True)
     assert codes == ("bad_request", "append_not_allowed", "bad_request")
     assert "messages[1]: from_zone" in messages[0]
 

@@ -1,4 +1,4 @@
-"""The standing relation to a broker, over connections that the test makes and breaks."""
+"""The permanent link to a broker, over connections that the test makes and breaks."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ ACCESS = Access("b", "idmz", "host", 1, lambda: None)  # type: ignore[arg-type, 
 
 
 class Standing:
-    """A connection that stands until the test ends it."""
+    """A connection that stays until the test ends it."""
 
     def __init__(self, broker: "Broker") -> None:
         self.closed = asyncio.get_running_loop().create_future()
@@ -34,7 +34,7 @@ class Standing:
 
 
 class Broker:
-    """What `Connection.open` does, one attempt after the other: an error, or a connection that stands."""
+    """The results of `Connection.open`, one attempt after the other: an error, or a connection."""
 
     def __init__(self, *attempts: ReplicationError | None) -> None:
         self.attempts = list(attempts)
@@ -54,8 +54,7 @@ class Broker:
 def scenario(
     monkeypatch: pytest.MonkeyPatch, broker: Broker, play: Callable[[Link], Any], identity: Any = None
 ) -> list[int]:
-    """Run a link at this broker while `play` does something; returns the tries that each wait between attempts was told
-    of."""
+    """Run a link at this broker while `play` runs. Returns the number of tries that was passed to each back-off."""
     tries = list[int]()
 
     def backoff_ms(_least_ms: int, _most_ms: int, count: int, _chance: float) -> int:
@@ -96,7 +95,7 @@ def test_back_off_grows_until_a_session_is_established(monkeypatch: pytest.Monke
 
 
 def test_users_of_a_link_are_notified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each connection once its topics are subscribed, and of its end with the reason."""
+    """Watchers are called after each connect once its topics are subscribed, and at its end with the reason."""
     broker = Broker()
 
     async def play(link: Link) -> None:
@@ -156,7 +155,7 @@ def test_each_outage_is_counted_and_logged_for_itself(
 
 
 def test_a_broker_that_refuses_us_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once, and not one that is only away."""
+    """Several refusals in a row need a person; a single refusal does not, and an unreachable broker does not."""
     refused = ConnectionRefused("b", "no")
     broker = Broker(*[refused] * REFUSALS_UNTIL_ERROR, BrokerUnreachable("b", "away"))
     needs = list[tuple[int, bool]]()
@@ -176,7 +175,7 @@ def test_a_broker_that_refuses_us_needs_a_person(monkeypatch: pytest.MonkeyPatch
 
 
 class Offering:
-    """An identity of which a new version is offered when the test says so."""
+    """An identity that offers a new version when the test says so."""
 
     trouble, ends = "", None
 
@@ -202,8 +201,8 @@ class Offering:
 def test_a_new_identity_takes_over_only_when_the_broker_accepts_it(
     monkeypatch: pytest.MonkeyPatch, error: ReplicationError
 ) -> None:
-    """It is shown beside the connection that stands, which is closed only once the new one is accepted. A broker that
-    cannot be reached for it has not refused it."""
+    """The new identity is tried on a second connection; the present connection is closed only when the broker has
+    accepted the new one. A broker that cannot be reached has not refused it."""
     broker, identity = Broker(None, error, None), Offering()
     is_refused = isinstance(error, ConnectionRefused)
 

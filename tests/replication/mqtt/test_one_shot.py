@@ -1,4 +1,4 @@
-"""Requests and their answers, over a connection that the test answers for."""
+"""Requests and their answers, over a connection for which the test gives the answers."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ GOOD = encode_answer(StreamsAnswer(store_zone="plant-a", epoch=EPOCH, streams=[]
 
 
 class Sent:
-    """A connection that keeps what is published."""
+    """A connection that records what is published."""
 
     def __init__(self) -> None:
         self.requests = list[tuple[str, bytes]]()  # response topic, correlation
@@ -36,7 +36,7 @@ class Sent:
 
 
 def asking() -> tuple[Requester, Link, Sent]:
-    """An asker of plant-a, its link, and what it sends."""
+    """A requester of plant-a, its link, and what it sends."""
     link, sent = Link(Access("b", "idmz", "host", 1, lambda: None)), Sent()  # type: ignore[arg-type, return-value]
     asker = Requester(link, "plant-a")
     link.connection = sent  # type: ignore[assignment]
@@ -44,13 +44,13 @@ def asking() -> tuple[Requester, Link, Sent]:
 
 
 def answer(link: Link, sent: Sent, payload: bytes, number: int = -1, *, is_retained: bool = False) -> None:
-    """The broker delivers an answer to a request."""
+    """Deliver an answer to a request, as the broker does."""
     topic, correlation = sent.requests[number]
     link._dispatch(Incoming(topic, payload, None, correlation, None, is_retained))
 
 
 async def test_an_answer_counts_once() -> None:
-    """What comes again, is retained, or belongs to nothing that was asked, is a stranger."""
+    """A repeated answer, a retained one, and one that belongs to no request are unsolicited."""
     asker, link, sent = asking()
     got = list[ArrivedAnswer]()
     await asker.send(ListStreams(), got.append, 1)
@@ -65,7 +65,7 @@ async def test_an_answer_counts_once() -> None:
 
 
 async def test_answers_that_never_come_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many requests without an answer only the newest are still known."""
+    """Of many requests without an answer, only the newest stay known."""
     monkeypatch.setattr(requester, "REQUESTS_KNOWN_MAX", 2)
     asker, link, sent = asking()
     got = list[ArrivedAnswer]()
@@ -77,7 +77,7 @@ async def test_answers_that_never_come_are_forgotten(monkeypatch: pytest.MonkeyP
 
 
 async def asked(payload: bytes | None, timeout_s: float = 20) -> Any:
-    """What becomes of a question with this answer, None for none."""
+    """The result of a request with this answer, None for no answer."""
     asker, link, sent = asking()
     async with asyncio.TaskGroup() as group:
         task = group.create_task(asker.ask(ListStreams(), timeout_s), name="ask")
@@ -92,7 +92,7 @@ async def asked(payload: bytes | None, timeout_s: float = 20) -> Any:
 
 
 def test_a_good_answer_is_returned_with_its_size() -> None:
-    """The bytes count what came over the wire."""
+    """The size counts the bytes on the wire."""
     reply = asyncio.run(asked(GOOD))
     assert isinstance(reply.answer, StreamsAnswer)
     assert reply.bytes == len(GOOD)
@@ -100,7 +100,7 @@ def test_a_good_answer_is_returned_with_its_size() -> None:
 
 @pytest.mark.parametrize("code, is_retryable", [("busy", True), ("stream_not_exported", False)])
 def test_a_refusal_is_raised_with_the_peers_code(code: str, *, is_retryable: bool) -> None:
-    """The code, and whether asking again may help, are those of the peer."""
+    """The code, and whether to retry, are those of the peer."""
     payload = encode_error("plant-a", EPOCH, "ListStreams", code, "why")
     with pytest.raises(ExceptionGroup) as group:
         asyncio.run(asked(payload))
@@ -110,7 +110,7 @@ def test_a_refusal_is_raised_with_the_peers_code(code: str, *, is_retryable: boo
 
 
 def test_a_request_without_an_answer_is_a_transport_error() -> None:
-    """It is an error of the transport, which may pass."""
+    """It is a retryable transport error."""
     with pytest.raises(ExceptionGroup) as group:
         asyncio.run(asked(None, timeout_s=0.01))
     (error,) = group.value.exceptions

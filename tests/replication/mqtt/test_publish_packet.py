@@ -16,7 +16,7 @@ correlations = st.binary(max_size=200)
 
 
 def packet(topic: str, properties: bytes, payload: bytes, identifier: bytes = b"") -> bytes:
-    """What follows the length of a PUBLISH."""
+    """The bytes after the length of a PUBLISH."""
     encoded = topic.encode()
     return len(encoded).to_bytes(2) + encoded + identifier + properties + payload
 
@@ -69,7 +69,7 @@ def test_the_overridden_methods_of_paho_exist(name: str) -> None:
 
 
 def test_properties_that_end_beyond_the_packet_are_refused() -> None:
-    """Also where those that are there make sense: what is missing was lost, and with it the payload."""
+    """This also holds if the present ones are valid: the missing part was lost, and the payload with it."""
     expiry = b"\x02\x00\x00\x00\x0a"
     good = b"\x00\x01t" + bytes([len(expiry)]) + expiry
     assert parse_publish(0x30, good)[0].expiry_s == 10
@@ -85,8 +85,8 @@ def test_a_topic_alias_is_refused() -> None:
 
 
 def test_a_megabyte_of_properties_is_not_read() -> None:
-    """User properties are allowed, and a sender may add 200,000 of them to a message. They are not walked through, and
-    the message has no response topic then; a few are passed over as before."""
+    """User properties are allowed, and a sender may add 200,000 of them to a message. They are not parsed, and such a
+    message has no response topic; a few are skipped as before."""
     ours = PackedProperties(b"12345678", 9, "bsfg/1/a/b/rsp/i").pack()[1:]
 
     def parsed(properties: bytes) -> Incoming:

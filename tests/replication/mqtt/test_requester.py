@@ -33,7 +33,7 @@ EPOCH = "0" * 32
 
 
 class Published(NamedTuple):
-    """A request as it went to the broker."""
+    """A request as published to the broker."""
 
     topic: str
     response_topic: str
@@ -72,7 +72,7 @@ class Scene(NamedTuple):
     connection: RecordingConnection
 
     def deliver(self, sent: Published, payload: bytes, **change: Any) -> None:
-        """The broker delivers an answer to `sent`, with these fields changed."""
+        """Deliver an answer to `sent`, with these fields changed, as the broker does."""
         incoming = Incoming(sent.response_topic, payload, None, sent.correlation, None, is_retained=False)
         self.connection.deliver(incoming._replace(**change))
 
@@ -83,7 +83,7 @@ class Scene(NamedTuple):
     async def ask(
         self, timeout_s: float = 5.0, request: Request | None = None
     ) -> tuple[asyncio.Task[Reply], Published]:
-        """A question under way, and what went to the broker."""
+        """An open request, and what was published for it."""
         known = len(self.connection.published)
         asking = asyncio.get_running_loop().create_task(self.requester.ask(request or ListStreams(), timeout_s))
         await asyncio.sleep(0)
@@ -113,7 +113,7 @@ async def play(monkeypatch: pytest.MonkeyPatch, refuses: RefusesMessage = accept
 
 
 async def test_an_answer_is_delivered_to_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request goes to the peer's topic; two open requests get their own answers, in whichever order these come."""
+    """The request goes to the peer's topic; two open requests get their own answers, in any order."""
     async with play(monkeypatch) as scene:
         (first, one), (second, two) = await scene.ask(), await scene.ask()
         assert one.topic == two.topic == request_topic("plant-a", "idmz")
@@ -140,7 +140,8 @@ async def test_an_answer_is_delivered_to_its_request(monkeypatch: pytest.MonkeyP
     ids=str,
 )
 async def test_a_foreign_answer_is_not_delivered(monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:
-    """On another zone's topic, with another correlation, or retained: it is counted, and the request stays open."""
+    """An answer on another zone's topic, with another correlation, or retained, is counted, and the request stays
+    open."""
     async with play(monkeypatch) as scene:
         asking, sent = await scene.ask()
         scene.deliver(sent, answer_of("foreign"), **change)
@@ -162,7 +163,7 @@ async def test_an_answer_is_delivered_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_a_late_answer_does_not_reach_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After its time-out a request is over: its answer changes nothing, and the next request waits for its own."""
+    """After its time-out a request is over: its answer has no effect, and the next request waits for its own."""
     async with play(monkeypatch) as scene:
         late, one = await scene.ask(timeout_s=0.001)
         with pytest.raises(TransportError, match="no answer in"):
@@ -222,8 +223,8 @@ async def test_an_error_answer_becomes_an_exception(monkeypatch: pytest.MonkeyPa
 
 
 async def test_the_peers_answer_is_awaited_behind_unproven_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not proven to be the peer's answer counts as none: the answer that is proven still comes, and without one
-    the reason is raised. The proof is looked for at the place of this request."""
+    """An answer without proof does not count: the proven one is still accepted, and without one the reason is raised.
+    The proof is bound to the place of this request."""
     places = list[MessagePlace]()
 
     def refuses(place: MessagePlace, answer: bytes | memoryview, _: object) -> str | None:

@@ -104,12 +104,12 @@ def test_two_connections_of_a_zone_are_independent_clean_sessions(broker: Mosqui
 def test_a_chained_error_names_the_broker_once() -> None:
     """A request on a broken link fails with the link's error; the broker and the full stop appear once."""
     first = BrokerUnreachable("broker b (h:1)", "cannot be reached: refused", "Is it running?")
-    told = ConnectionLost("broker b (h:1)", str(first))
-    assert str(told) == str(first) == "broker b (h:1): cannot be reached: refused. Is it running?"
+    lost = ConnectionLost("broker b (h:1)", str(first))
+    assert str(lost) == str(first) == "broker b (h:1): cannot be reached: refused. Is it running?"
 
 
 def test_no_broker_at_the_port(broker: Mosquitto) -> None:
-    """No broker at the port."""
+    """The error names that no broker listens at the port."""
     wanted = access(broker, "idmz")
     error = why_not(Access("b", "idmz", "127.0.0.1", free_port(), wanted.make_context))
     assert isinstance(error, BrokerUnreachable)
@@ -170,7 +170,7 @@ def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
 
 
 def test_a_port_without_tls_is_named(broker: Mosquitto) -> None:
-    """A program without TLS at the port."""
+    """The error for a program without TLS at the port names this cause."""
 
     async def run() -> TransportError:
         async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -190,7 +190,7 @@ def test_a_port_without_tls_is_named(broker: Mosquitto) -> None:
 
 
 async def test_large_messages_both_ways(broker: Mosquitto) -> None:
-    """Pages of all sizes up to the packet limit arrive complete, also when many are in the sockets at once."""
+    """Pages of all sizes up to the packet limit arrive complete, also if many are in the sockets at once."""
     arrived: list[Incoming] = []
     server = await Connection.open(access(broker, "plant-a"), lambda _: None)
     client = await Connection.open(access(broker, "idmz"), arrived.append)
@@ -208,7 +208,8 @@ async def test_large_messages_both_ways(broker: Mosquitto) -> None:
 
 
 def test_frozen_broker_fills_a_bounded_queue(tmp_path: Path) -> None:
-    """With a broker that reads nothing, publishing fails before memory grows; pending calls fail when it dies."""
+    """With a broker that reads nothing, publishing fails before memory grows; pending calls fail when the broker
+    dies."""
 
     async def run(broker: Mosquitto) -> None:
         connection = await Connection.open(access(broker, "idmz"), lambda _: None)

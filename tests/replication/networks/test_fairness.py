@@ -45,7 +45,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 
 
 class Flood:
-    """A connection of evil that has as many requests open as the server takes, and asks again after each answer."""
+    """A connection of evil that keeps as many requests open as the server accepts, and sends another after each
+    answer."""
 
     def __init__(self, broker: Mosquitto, request: Request) -> None:
         self._access = access(broker, "evil")
@@ -59,13 +60,13 @@ class Flood:
 
     def _ask(self) -> None:
         assert self._connection is not None
-        with contextlib.suppress(TransportError):  # its own queue is full: enough is under way
+        with contextlib.suppress(TransportError):  # its own queue is full: enough requests are under way
             asked = self._connection.publish_request(FLOOD, self._payload, FLOOD_TO, secrets.token_bytes(16), 30)
             asked.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Flood"]:
-        """Connected, with all its requests open."""
+        """Run it connected, with all its requests open."""
         self._connection = await Connection.open(self._access, self._arrived)
         await self._connection.subscribe([FLOOD_TO])
         try:
@@ -79,8 +80,8 @@ class Flood:
 
 
 async def test_searches_of_one_zone_do_not_make_another_one_busy(shared: Mosquitto, tmp_path: Path) -> None:
-    """Evil has all its searches for latest values open, and refused ones besides. The search of idmz begins next, after
-    the one that runs, and none of its requests is refused."""
+    """Evil has all its allowed searches for latest values open, and gets further ones refused. The search of idmz
+    begins right after the one that runs, and none of its requests is refused."""
     may_go_on, begun = threading.Semaphore(0), list[str]()
 
     def look_up(stream: str, _wanted: object, fresh_ms: int, _: int) -> LatestValues:
@@ -108,8 +109,8 @@ async def test_searches_of_one_zone_do_not_make_another_one_busy(shared: Mosquit
 def test_pages_of_one_zone_do_not_delay_those_of_another(
     shared: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Evil asks for pages of the largest size, as many at once as it may. Between a request of idmz and its answer at
-    most a few pages of evil leave: those that are being read, and those that are handed to the connection."""
+    """Evil requests pages of the largest size, as many at once as it may. Between a request of idmz and its answer,
+    only a few pages of evil are sent: those being read, and those in the connection's queue."""
     events = list[str]()
     publish, arrive = Connection.publish_answer, Server._arrived
 

@@ -47,8 +47,7 @@ async def test_a_copy_that_has_grown_past_its_reader_loses_nothing(
 ) -> None:
     """The store is restored from 200 facts to 100 and grows to 400 before its reader returns. The reader is refused,
     and another zone that reads from the copy is served, until the store begins a new epoch: by the reader's proof, or
-    by hand, where its word proves nothing. No process ends, and the reader gets the old and the new facts, each
-    once."""
+    by hand if its claim is unproven. No process ends, and the reader gets the old and the new facts, each once."""
     plant = plant_at(broker, tmp_path, is_proven=is_proven)
     await plant.append(0, 100)
     plant.store.close()
@@ -105,7 +104,7 @@ async def test_a_reader_that_starts_at_the_end_causes_no_epoch_change(broker: Mo
             await wait_until_async(lambda: puller.statistics().offset == 100, "the end to be known")
             answered_ms = puller.statistics().last_answer_ms
             await wait_until_async(
-                lambda: puller.statistics().last_answer_ms != answered_ms, "an answer to who was told"
+                lambda: puller.statistics().last_answer_ms != answered_ms, "an answer to the restored peer"
             )
         plant.store.close()
         for first in (100, 150):

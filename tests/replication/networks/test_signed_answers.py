@@ -45,8 +45,8 @@ def refusal(code: str, epoch: str) -> bytes:
 
 
 def elsewhere(signed: bytes, after: int) -> bytes:
-    """A page that the zone has sent, as if its facts stood at another offset: they are true, so nothing is declined,
-    and what stands there would be passed."""
+    """A page of the zone with its facts at another offset: the facts are true, so none is declined, but the facts at
+    that offset would be skipped."""
     answer, _ = split_answer(signed)
     (length,) = struct.unpack_from("<I", answer)
     fields = json.loads(answer[4 : 4 + length])
@@ -101,7 +101,7 @@ class Forger:
 
 @asynccontextmanager
 async def forging(broker: Mosquitto, epoch: str) -> AsyncIterator[Forger]:
-    """The attacker, connected as the plant, and as idmz to see what the plant signs."""
+    """The attacker, connected as the plant, and as idmz to see the plant's signatures."""
     forger = Forger(epoch)
     seeing = await Connection.open(access(broker, "idmz"), forger.arrived)
     await seeing.subscribe(["bsfg/1/plant-a/idmz/rsp/#"])
@@ -122,11 +122,10 @@ def pulling(broker: Mosquitto, folder: Path, policy: TrustPolicy | None = None) 
 
 @pytest.mark.parametrize("rule", ["required", "if_present"])
 async def test_a_stranger_stops_no_pull_in_the_peers_name(broker: Mosquitto, tmp_path: Path, rule: str) -> None:
-    """Each request is answered by the attacker first: fenced, another epoch, holes, an empty log, no answer at all,
-    true facts in the place of others; unsigned, signed by another zone, or with what the plant signed as the answer to
-    another request. All of it is counted, none of it fences the puller,
-    moves its position or begins anew, and the plant's own answers behind it bring every fact. Without the rule it is so
-    once the plant has signed facts."""
+    """The attacker answers each request first: fenced, another epoch, holes, an empty log, no answer, true facts at
+    other offsets; unsigned, signed by another zone, or signed by the plant for another request. All of it is counted;
+    nothing fences the puller, moves its position or restarts it, and the plant's own answers bring every fact. Without
+    a rule this holds once the plant has signed facts."""
     plant = Node.open(broker, "plant-a", tmp_path / "plant", signer=SIGNERS["plant-a"])
     plant.serve({"idmz": [STREAM]})
     idmz, puller = pulling(broker, tmp_path, TrustPolicy(TRUST, {"plant-a": rule}))  # type: ignore[dict-item]
@@ -151,8 +150,8 @@ async def test_a_stranger_stops_no_pull_in_the_peers_name(broker: Mosquitto, tmp
 
 
 async def test_without_keys_a_stranger_can_stop_a_pull(broker: Mosquitto, tmp_path: Path) -> None:
-    """What the signatures are for: where the plant has no key and none is demanded, the first forged answer fences the
-    puller for good."""
+    """This shows the need for signatures: without a key of the plant, and none demanded, the first forged answer fences
+    the puller permanently."""
     plant = Node.open(broker, "plant-a", tmp_path / "plant")
     plant.serve({"idmz": [STREAM]})
     idmz, puller = pulling(broker, tmp_path)
@@ -164,7 +163,7 @@ async def test_without_keys_a_stranger_can_stop_a_pull(broker: Mosquitto, tmp_pa
 
 
 async def test_a_peer_that_cannot_sign_is_named(broker: Mosquitto, tmp_path: Path) -> None:
-    """Where signatures are demanded of a peer without a key, its pull says so, with what to do, and tries again."""
+    """If signatures are demanded of a peer without a key, its pull reports that with what to do, and retries."""
     plant = Node.open(broker, "plant-a", tmp_path / "plant")
     plant.serve({"idmz": [STREAM]})
     idmz, puller = pulling(broker, tmp_path, TrustPolicy(TRUST, {"plant-a": "required"}))

@@ -1,4 +1,4 @@
-"""Confirmations and appends in a zone's name by a stranger who has taken over what carries them, over a real broker."""
+"""Confirmations and appends in a zone's name by an attacker who has taken over the broker, over a real broker."""
 
 import json
 from datetime import UTC, datetime
@@ -28,19 +28,19 @@ CONSUMER = f"idmz.{STREAM}"
 
 
 def request(operation: str, **fields: object) -> bytes:
-    """A request as the protocol has it."""
+    """A request of the protocol."""
     return json.dumps({"protocol": "bsfg.replication", "version": "1.0", "operation": operation, **fields}).encode()
 
 
 def idmz_at(broker: Mosquitto, folder: Path) -> Node:
-    """The node of idmz, which signs what it asks for."""
+    """The node of idmz, which signs its requests."""
     found = Node.open(broker, "idmz", folder / "idmz", signer=SIGNERS["idmz"])
     found.pull("plant-a", receiver=IMPATIENT)
     return found
 
 
 async def sent(evil: Intruder, payload: bytes) -> str:
-    """What the plant answers: ok, or the code of an error."""
+    """The plant's answer: ok, or an error code."""
     correlation = await evil.publish(request_topic("plant-a", "idmz"), payload, response_topic("plant-a", "idmz", "x"))
     answer = await evil.answer(correlation)
     return answer.error.code if isinstance(answer, ErrorAnswer) else "ok"
@@ -50,10 +50,10 @@ async def sent(evil: Intruder, payload: bytes) -> str:
 async def test_a_stranger_confirms_and_appends_nothing_in_a_zones_name(
     broker: Mosquitto, tmp_path: Path, rule: str
 ) -> None:
-    """The broker, with the zone's certificate in its hands, confirms what never arrived, takes the lease, appends, and
-    removes the consumer: unsigned, with a key of another zone, with the signature of another request. The plant refuses
-    all of it, and the zone itself, which signs, goes on. It may ask for what changes nothing. Without the rule it is
-    refused from the zone's first signed request on."""
+    """The attacker, with the zone's certificate, confirms facts that never arrived, takes the lease, appends, and
+    removes the consumer: unsigned, with a key of another zone, or with the signature of another request. The plant
+    refuses all of it, and the zone's own signed requests continue to work. Requests that change nothing are answered.
+    Without a rule the attacker is refused from the zone's first signed request on."""
     policy = TrustPolicy(TRUST, {"idmz": rule})  # type: ignore[dict-item]
     plant = Node.open(broker, "plant-a", tmp_path / "plant", policy=policy)
     plant.serve({"idmz": [STREAM]}, {"idmz": [STREAM]})
@@ -91,8 +91,8 @@ async def test_a_stranger_confirms_and_appends_nothing_in_a_zones_name(
 
 
 async def test_a_zone_without_a_key_goes_on_unsigned(broker: Mosquitto, tmp_path: Path) -> None:
-    """Where nobody has keys nothing is demanded, and where signatures are required of a zone that has none, its
-    requests are refused by name and nothing is lost."""
+    """Without keys nothing is demanded. If signatures are required of a zone without a key, its requests are refused by
+    name and nothing is lost."""
     for number, rule in enumerate(("if_present", "required")):
         policy = TrustPolicy(TRUST, {"idmz": rule})  # type: ignore[dict-item]
         plant = Node.open(broker, "plant-a", tmp_path / f"plant{number}", policy=policy)

@@ -128,8 +128,8 @@ def test_how_an_append_ends() -> None:
 
 
 def test_how_a_first_reading_ends() -> None:
-    """When nothing is outstanding for the first time and all is durable. A replaced store begins a new one; a final
-    refusal fails it. A resumed pull has none."""
+    """It ends when nothing is outstanding for the first time and all is durable. A replaced store begins a new one; a
+    final refusal fails it. A resumed pull has none."""
     pull = Pull(epoch=None)
     pull(LinkUp(), PageArrived(1, page(1, 10, more=True)), Appended(), PageArrived(2, page(11, 20)))
     assert pull.ends(Span.BOOTSTRAP) == (1, 0, 0, 0)
@@ -159,8 +159,8 @@ def test_how_a_first_reading_ends() -> None:
     ],
 )
 def test_how_a_confirmation_ends(events: list[Event], confirms: tuple[int, int, int, int]) -> None:
-    """When the peer's answer shows it, this one or a later one. Without an answer it is unknown and sent again; for a
-    replaced store it is discarded."""
+    """It ends when an answer of the peer shows the frontier, this answer or a later one. Without an answer it is
+    unknown and sent again; for a replaced store it is discarded."""
     pull = Pull()
     pull(LinkUp(), PageArrived(1, page(1, 10)), Appended())
     pull(*events, after_ms=1_600)
@@ -182,7 +182,7 @@ def test_open_confirm_spans_are_bounded() -> None:
 
 
 def test_spans_open_at_a_stop_are_discarded() -> None:
-    """A fetch, a page being stored, a confirmation, and a bootstrap."""
+    """These are discarded: a fetch, a page being stored, a confirmation, and a bootstrap."""
     pull = Pull(epoch=None)
     pull(LinkUp(), PageArrived(1, page(1, 10, more=True)), Appended(), PageArrived(2, page(11, 20, more=True)))
     pull(Appended(), PageArrived(3, page(21, 30, more=True)))
@@ -194,29 +194,30 @@ def test_spans_open_at_a_stop_are_discarded() -> None:
 
 
 def test_how_a_bootstrap_span_ends_on_the_serving_side() -> None:
-    """At the end of the log, by a final refusal, or when the consumer registers again; not by a retryable refusal."""
+    """It ends at the end of the log, by a final refusal, or when the consumer registers again; not by a retryable
+    refusal."""
     telemetry = Telemetry()
     readings = BootstrapSpans(telemetry)
 
-    def told() -> tuple[int, int, int, int]:
+    def counts() -> tuple[int, int, int, int]:
         return ends(telemetry, Span.BOOTSTRAP, Side.SERVING)
 
     readings.reached_end("idmz.a")
     readings.began("idmz.a", "idmz", STREAM)
     readings.refused("idmz.a", "busy")
-    assert told() == (1, 0, 0, 0)
+    assert counts() == (1, 0, 0, 0)
     readings.reached_end("idmz.a")
     readings.reached_end("idmz.a")
-    assert told() == (1, 1, 0, 0)
+    assert counts() == (1, 1, 0, 0)
     for _ in range(2):
         readings.began("idmz.b", "idmz", STREAM)
-    assert told() == (3, 1, 0, 1)
+    assert counts() == (3, 1, 0, 1)
     readings.refused("idmz.b", "batch_exceeds_packet")
-    assert told() == (3, 1, 1, 1)
+    assert counts() == (3, 1, 1, 1)
 
 
 def test_how_a_confirm_span_ends_on_the_serving_side() -> None:
-    """Durable, refused by the store, or discarded when the node stops."""
+    """It is stopped when durable, failed when the store refuses, and discarded when the node stops."""
     ended = [Future[int]() for _ in range(3)]
 
     class Confirmed:
@@ -266,7 +267,7 @@ def test_the_debug_log_has_each_step_on_both_sides(
 
     asyncio.run(scenario())
     for event in ("span_start", "span_stop"):
-        told = {
+        logged = {
             (one.__dict__["span"], one.__dict__["side"], one.__dict__.get("operation", ""), one.__dict__["peer"])
             for one in caplog.records
             if one.message == event
@@ -276,7 +277,7 @@ def test_the_debug_log_has_each_step_on_both_sides(
         }
         served = {("serve", "serving", operation, "idmz") for operation in ("FetchFacts", "GetDigests")}
         seen = {("confirm", "serving", "", "idmz"), ("bootstrap", "serving", "", "idmz")}
-        assert asked | served | seen <= told, event
+        assert asked | served | seen <= logged, event
     assert all(one.__dict__["took_ms"] >= 0 for one in caplog.records if one.message == "span_stop")
 
 
@@ -360,14 +361,14 @@ def test_all_spans_of_a_pull(broker: Mosquitto, tmp_path: Path, caplog: pytest.L
     assert ends(serving, Span.BOOTSTRAP, Side.SERVING) == (1, 1, 0, 0)
     assert ends(asking, Span.CONFIRM)[1] > 0
     assert ends(asking, Span.CONFIRM)[2] == 0
-    # What is served lies within what is fetched; so however slow the machine is, the difference is what was waited.
+    # Serving time is part of fetching time; so the difference is the waiting time, however slow the machine is.
     assert of(asking, Span.FETCH).sum_s - of(serving, Span.SERVE, Side.SERVING, "FetchFacts").sum_s > 1
     assert not [record for record in caplog.records if record.message.startswith("span")]
 
 
 def test_bootstraps_that_never_end_take_no_more_memory() -> None:
-    """A zone that registers consumers under ever new names and never reads: the oldest bootstrap is discarded, the
-    newest ends as ever."""
+    """If a zone registers consumers under ever new names and never reads, the oldest bootstrap is discarded, and the
+    newest ends normally."""
     telemetry = Telemetry()
     readings = BootstrapSpans(telemetry)
     for number in range(BOOTSTRAPS_MAX + 5):

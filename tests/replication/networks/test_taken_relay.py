@@ -1,5 +1,5 @@
 """A relay that has been taken over, at a real broker: it has the certificate of idmz, keeps the plant's facts as it got
-them, and serves the enterprise whatever it likes. The enterprise believes the plant's signatures, not the relay."""
+them, and serves the enterprise whatever it likes. The enterprise trusts the plant's signatures, not the relay."""
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
@@ -34,7 +34,7 @@ LONG_AGO, LATER = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=
 
 @pytest.fixture(scope="module")
 def authority() -> Made:
-    """The facts authority of the site, valid by the clock of this machine, as the plant's store signs."""
+    """The facts authority of the site, valid by this machine's clock, by which the plant's store signs."""
     return make("facts authority", is_ca=True, begins=LONG_AGO, ends=LATER)
 
 
@@ -44,7 +44,7 @@ def signer(authority: Made, zone: str) -> ZoneSigner:
     return ZoneSigner(signing_key(made), made.der)
 
 
-def believing(authority: Made, rule: Rule = "required") -> TrustPolicy:
+def trusting(authority: Made, rule: Rule = "required") -> TrustPolicy:
     """The enterprise's configuration: the plant's facts need a signature."""
     return TrustPolicy(SignerTrust((authority.certificate,)), {"plant-a": rule, "plant-b": rule}, "enterprise")
 
@@ -70,10 +70,10 @@ def smuggle(
     heads: dict[int, bytes] | None = None,
     certificate: HeadSigner | None = None,
 ) -> None:
-    """Write batches into the relay's store as if a peer had brought them: whoever holds the machine can."""
+    """Write batches into the relay's store as if a peer had sent them; an attacker on the machine can do that."""
     kept = [KeptHead(at, record, is_verified=False) for at, record in (heads or {}).items()]
     signers = (
-        [SignerCertificate(certificate.key_id, certificate.certificate, is_believed=False, zone="")]
+        [SignerCertificate(certificate.key_id, certificate.certificate, is_trusted=False, zone="")]
         if certificate
         else []
     )
@@ -88,7 +88,7 @@ def head(key: HeadSigner, batch: Batch) -> bytes:
 
 
 def of_plant(store: FactStore) -> list[bytes]:
-    """The batches in the plant's name, as a store has them."""
+    """The batches in the plant's name in a store."""
     return [one for one in sealed(store) if parse(one).header.origin.zone == "plant-a"]
 
 
@@ -106,10 +106,10 @@ async def running(*nodes: Node) -> AsyncIterator[None]:
 def chain(
     broker: Mosquitto, folder: Path, authority: Made, rule: Rule = "required", plant_signer: HeadSigner | None = None
 ) -> tuple[Node, Node, Node]:
-    """plant-a, which signs; the relay, which believes whatever it gets; the enterprise with its rule."""
+    """plant-a, which signs; the relay, which trusts every signer; the enterprise with its rule."""
     plant = Node.open(broker, "plant-a", folder / "p", SMALL, signer=plant_signer or signer(authority, "plant-a"))
     relay = Node.open(broker, "idmz", folder / "i")
-    enterprise = Node.open(broker, "enterprise", folder / "e", policy=believing(authority, rule))
+    enterprise = Node.open(broker, "enterprise", folder / "e", policy=trusting(authority, rule))
     plant.serve({"idmz": [STREAM]})
     relay.pull("plant-a")
     relay.serve({"enterprise": [STREAM]})
@@ -118,16 +118,16 @@ def chain(
 
 
 def declined(node: Node) -> list[str]:
-    """What the incidents of a node say of facts that it declined."""
+    """The incidents of a node about facts that it declined."""
     return [f"{one.subject}: {one.detail}" for one in node.store.incidents() if one.kind == "declined"]
 
 
 async def test_forged_facts_are_declined_and_honest_ones_flow(
     broker: Mosquitto, tmp_path: Path, authority: Made
 ) -> None:
-    """The relay invents an epoch of the plant without signatures, one that it signs with its own key, one with a
-    signature that the plant made for other facts, and then the successor of the plant's last batch. The enterprise has
-    every fact of the plant and none of these, names each, and its position passes them."""
+    """The relay invents an epoch of the plant without signatures, one signed with its own key, one with a signature
+    that the plant made for other facts, and then a successor of the plant's last batch. The enterprise has every fact
+    of the plant and none of these, names each, and its position passes them."""
     plant, relay, enterprise = chain(broker, tmp_path, authority)
     own = signer(authority, "idmz")
     async with running(plant, relay, enterprise):
@@ -170,7 +170,7 @@ async def test_without_the_rule_the_forged_facts_are_stored(broker: Mosquitto, t
 
 
 async def test_once_proven_a_zone_must_prove_everything(broker: Mosquitto, tmp_path: Path, authority: Made) -> None:
-    """With the default rule nothing is configured for the plant but the authority: its first signature is enough for
+    """With the default rule, nothing but the authority is configured for the plant: its first signature is enough for
     the enterprise to decline what a relay adds later, also after a restart of the enterprise."""
     plant, relay, enterprise = chain(broker, tmp_path, authority, "if_present")
     async with running(plant, relay, enterprise):
@@ -180,7 +180,7 @@ async def test_once_proven_a_zone_must_prove_everything(broker: Mosquitto, tmp_p
         puller = enterprise.pullers[0]
         await wait_until_async(lambda: puller.statistics().offset == 103, "the first forged epoch to be passed")
         enterprise.store.close()
-        again = Node.open(broker, "enterprise", tmp_path / "e", policy=believing(authority, "if_present"))
+        again = Node.open(broker, "enterprise", tmp_path / "e", policy=trusting(authority, "if_present"))
         assert again.store.signed_zones() == {"plant-a"}
         assert of_plant(again.store) == of_plant(plant.store)
         again.store.close()
@@ -189,8 +189,8 @@ async def test_once_proven_a_zone_must_prove_everything(broker: Mosquitto, tmp_p
 async def test_a_comparison_brings_what_is_proven_and_nothing_else(
     broker: Mosquitto, tmp_path: Path, authority: Made
 ) -> None:
-    """Facts declined because the plant's certificate was not yet trusted arrive by the next comparison after it is; the
-    forged ones beside them never do, and each comparison counts on in the same incident."""
+    """Facts that were declined because the plant's certificate was not yet trusted arrive by the next comparison after
+    it is. The forged facts among them never do, and each comparison adds to the count of the same incident."""
     plant, relay, enterprise = chain(broker, tmp_path, authority)
     enterprise.judge._policy = TrustPolicy(SignerTrust(), {"plant-a": "required"}, "enterprise")
     requester = ThrottledRequester(enterprise.requester("idmz"))
@@ -206,7 +206,7 @@ async def test_a_comparison_brings_what_is_proven_and_nothing_else(
         first = await comparer.compare(STREAM, repair=True)
         assert (first.repaired_facts, len(first.missing)) == (0, 2)
         assert any("declined" in one for one in first.refused)
-        enterprise.judge._policy = believing(authority)
+        enterprise.judge._policy = trusting(authority)
         second = await comparer.compare(STREAM, repair=True)
         assert second.repaired_facts == 300
         assert of_plant(enterprise.store) == of_plant(plant.store)

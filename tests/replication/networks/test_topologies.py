@@ -139,7 +139,7 @@ def test_eighty_plants_into_one_relay(tmp_path: Path) -> None:
 
 
 async def test_facts_do_not_circulate_in_a_ring(meshed: Mosquitto, tmp_path: Path) -> None:
-    """Three zones that pull from each other in a ring end with all facts, each once, and nothing circulates: every
+    """Three zones that pull from each other in a ring end with all facts, each once, and then nothing circulates: every
     position reaches its peer's end."""
     plant, idmz, enterprise = (
         Node.open(meshed, zone, tmp_path, batches_of(20)) for zone in ("plant-a", "idmz", "enterprise")

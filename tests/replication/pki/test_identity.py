@@ -43,7 +43,7 @@ class Files:
         self.watch = IdentityWatcher([self.identity], EAGER)
 
     def bring(self, issued: pki.Issued) -> None:
-        """Copy the files one after the other, as a person does."""
+        """Copy the files one after the other, as an operator does."""
         shutil.copy(issued.key_file, self.key)
         shutil.copy(issued.cert_file, self.cert)
 
@@ -97,8 +97,8 @@ def test_renewed_under_load(broker: Mosquitto, tmp_path: Path, caplog: pytest.Lo
         idmz.store.close()
 
     asyncio.run(run())
-    told = [record.serial for record in caplog.records if record.message == "identity_taken_over"]  # type: ignore[attr-defined]
-    assert (len(told), told[0] != told[1], told[0] == told[2]) == (3, True, True)
+    logged = [record.serial for record in caplog.records if record.message == "identity_taken_over"]  # type: ignore[attr-defined]
+    assert (len(logged), logged[0] != logged[1], logged[0] == logged[2]) == (3, True, True)
     assert [record for record in caplog.records if record.message == "broker_lost"] == []
 
 
@@ -138,7 +138,7 @@ def _open_to_others(files: Files) -> None:
 
 
 def _all_of_another_authority(files: Files) -> None:
-    """Valid by our own checks; only the broker refuses it."""
+    """Files that are valid by our own checks; only the broker refuses them."""
     _another_authority(files)
     shutil.copy(files.folder / "other/ca.pem", files.folder / "both.pem")
     files.ca.write_bytes(files.ca.read_bytes() + (files.folder / "both.pem").read_bytes())
@@ -161,7 +161,7 @@ def _all_of_another_authority(files: Files) -> None:
 def test_bad_files_change_nothing_and_are_named(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Files], None], says: str
 ) -> None:
-    """The connection stays, the reason names the file and is logged once; valid files afterwards are used."""
+    """The connection stays, the reason names the file and is logged once; valid files that follow are used."""
 
     async def run() -> None:
         mine = Files(broker, "idmz", tmp_path)
@@ -170,7 +170,7 @@ def test_bad_files_change_nothing_and_are_named(
             await mine.link.wait_up()
             first = mine.link.connection
             spoil(mine)
-            await wait_until_async(lambda: says in mine.link.statistics().identity_trouble, f"{says} is told")
+            await wait_until_async(lambda: says in mine.link.statistics().identity_trouble, f"{says} is logged")
             assert mine.link.connection is first
             # A lost connection comes back with what is in force.
             broker_side = mine.link.statistics().connects
@@ -186,8 +186,8 @@ def test_bad_files_change_nothing_and_are_named(
             linking.cancel()
 
     asyncio.run(run())
-    told = [record.reason for record in caplog.records if record.message == "identity_refused"]  # type: ignore[attr-defined]
-    assert sum(says in reason for reason in told) == 1
+    logged = [record.reason for record in caplog.records if record.message == "identity_refused"]  # type: ignore[attr-defined]
+    assert sum(says in reason for reason in logged) == 1
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_repeated_refusals_are_logged_once(broker: Mosquitto, caplog: pytest.Log
                 linking.cancel()
 
     asyncio.run(run())
-    (told,) = [record for record in caplog.records if record.message == "broker_refuses_us"]
-    assert "revoked, expired" in told.reason  # type: ignore[attr-defined]
+    (logged,) = [record for record in caplog.records if record.message == "broker_refuses_us"]
+    assert "revoked, expired" in logged.reason  # type: ignore[attr-defined]
 
 
 def test_a_certificate_that_expires_in_use_is_reported_before_connecting(tmp_path: Path) -> None:

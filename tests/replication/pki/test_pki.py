@@ -1,4 +1,4 @@
-"""Certificates: what is made, what is refused, and that a private key is never readable by others."""
+"""Certificates: what is made, what is refused, and that no private key is ever readable by others."""
 
 import os
 import re
@@ -43,7 +43,8 @@ def test_extensions_of_the_certificates(made: Path) -> None:
 
 @pytest.mark.parametrize("who,purpose", [("zones/idmz", "sslclient"), ("brokers/b1", "sslserver")])
 def test_openssl_agrees(made: Path, who: str, purpose: str) -> None:
-    """Another implementation builds the chain in its strict mode, with the revocation list, for the purpose meant."""
+    """Another implementation builds the chain in its strict mode, with the revocation list, for the intended
+    purpose."""
     command = ["openssl", "verify", "-x509_strict", "-crl_check", "-purpose", purpose]
     command += ["-CAfile", str(made / "ca.pem"), "-CRLfile", str(made / "ca.crl"), str(made / f"{who}.pem")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

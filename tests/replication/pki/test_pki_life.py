@@ -97,7 +97,7 @@ def _lose_previous(folder: Path) -> datetime:
     [(_expire, "expired at"), (_revoke_previous, "was revoked at"), (_lose_previous, "no previous identity of idmz")],
 )
 def test_rollback_refuses_what_is_not_good(folder: Path, spoil: Callable[[Path], datetime], says: str) -> None:
-    """An expired or revoked identity is not restored; the one in force stays."""
+    """An expired or revoked identity is not restored; the identity in force stays."""
     pki.renew(folder, "idmz", LATER)
     now = spoil(folder)
     new = _serial(folder / "zones/idmz.pem")
@@ -147,7 +147,8 @@ def _revoked(folder: Path) -> set[str]:
 
 
 def test_revoke_by_name_takes_all_that_are_good(folder: Path) -> None:
-    """A zone's name revokes its present and its previous certificate, since both are accepted, and no other zone's."""
+    """A zone's name revokes its present and its previous certificate, because both are accepted, and no certificate of
+    another zone."""
     first = _serial(folder / "zones/idmz.pem")
     pki.renew(folder, "idmz", NOW)
     second = _serial(folder / "zones/idmz.pem")

@@ -62,8 +62,8 @@ def test_a_renewal_keeps_what_is_in_force_until_the_import(folder: Path, tmp_pat
 
 
 def test_the_authority_keeps_no_key_of_a_former_certificate(folder: Path, tmp_path: Path) -> None:
-    """A zone whose first key was made at the authority changes to one of its own: the old key goes to previous/ there,
-    and a renewal with a new key is refused, with the way to go."""
+    """A zone whose first key was made at the authority changes to a key of its own: the old key goes to previous/
+    there, and a renewal with a new key is refused with a hint."""
     made = pki.make_request(tmp_path, "idmz")
     issued = pki.sign_request(folder, "idmz", made.request_file, NOW)
     assert not issued.key_file.exists()
@@ -162,8 +162,8 @@ def test_every_signature_needs_the_passphrase(locked: Path) -> None:
 
 
 def test_the_passphrase_is_asked_for_or_read(locked: Path) -> None:
-    """Typed on the terminal, or in the first line of a file that others cannot read; a wrong or missing one ends in an
-    error that says what to do."""
+    """It is typed on the terminal, or is the first line of a file that others cannot read; a wrong or missing one ends
+    in an error that says what to do."""
 
     def run(*words: str, typed: str = "") -> tuple[int, str]:
         done = CliRunner().invoke(bsfg, ["pki", *words, "--pki", str(locked / "pki")], input=typed)
@@ -182,7 +182,7 @@ def test_the_passphrase_is_asked_for_or_read(locked: Path) -> None:
     assert run("show")[0] == 1  # idmz is revoked; the locked key needs no passphrase to be shown
 
 
-def test_a_new_authority_has_a_passphrase_unless_told(tmp_path: Path) -> None:
+def test_a_new_authority_has_a_passphrase_by_default(tmp_path: Path) -> None:
     """`ca` asks twice; a short one is refused, and without a terminal the options are named."""
 
     def run(name: str, *words: str, typed: str = "") -> tuple[int, str]:

@@ -58,7 +58,7 @@ def test_an_identity_the_broker_refuses_is_retried_periodically(rotation: Rotati
     assert rotation.problem == "unknown authority"
     assert rotation.refused(NEW, "unknown authority") is FileChange.NONE
     rotation.files_checked(NEW, "", is_retry=True)
-    assert rotation.candidate() == OLD  # reconnecting does not depend on how often the clock offers the other
+    assert rotation.candidate() == OLD  # reconnecting does not depend on how often periodic checks offer the other one
     assert not rotation.accepted(OLD)
     assert rotation.candidate() == NEW
     assert rotation.accepted(NEW)
@@ -66,7 +66,7 @@ def test_an_identity_the_broker_refuses_is_retried_periodically(rotation: Rotati
 
 
 def test_an_offer_that_could_not_be_shown_is_offered_again(rotation: Rotation) -> None:
-    """If the broker was unreachable, a periodic check offers the identity again, a file event does not."""
+    """If the broker was unreachable, a periodic check offers the identity again; a file event does not."""
     rotation.files_checked(NEW, "")
     assert rotation.files_checked(NEW, "") is FileChange.NONE
     assert rotation.files_checked(NEW, "", is_retry=True) is FileChange.OFFERED
@@ -88,6 +88,6 @@ def test_at_start_a_refused_identity_is_tried_again(act: Callable[[Rotation], ob
 
 
 def test_the_identity_in_force_is_refused_by_the_broker(rotation: Rotation) -> None:
-    """Revoked while in use: there is no alternative and no problem with a new identity to report."""
+    """It was revoked while in use: there is no alternative, and no problem of a new identity to report."""
     assert rotation.refused(OLD, "revoked") is FileChange.NONE
     assert (rotation.candidate(), rotation.problem) == (OLD, "")

@@ -1,4 +1,5 @@
-"""Signer certificates: made, issued, pinned, compromised; and never accepted for TLS, nor those of TLS as signers."""
+"""Signer certificates: made, issued, pinned, compromised; never accepted for TLS, and TLS certificates never as
+signers."""
 
 import json
 import socket
@@ -46,9 +47,9 @@ def signers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_issued_signer_is_believed(signers: Path) -> None:
-    """Key made on the node, certificate of the facts authority: a receiver that names the authority believes it, and
-    the node can sign with it."""
+def test_an_issued_signer_is_trusted(signers: Path) -> None:
+    """With a key made on the node and a certificate of the facts authority, a receiver that names the authority trusts
+    the signer, and the node can sign with it."""
     node = signers / "plant-a"
     settings = SigningSettings(
         node / "signers/plant-a.key", node / "signers/plant-a.pem", node / "facts-ca.pem", node / "none.toml"
@@ -88,8 +89,8 @@ def _identity_problems(signers: Path, node: Path) -> list[pki.Problem]:
 
 @pytest.mark.parametrize("purpose", ["sslclient", "sslserver", "smimesign"])
 def test_openssl_refuses_a_signer_for_tls(signers: Path, purpose: str) -> None:
-    """OpenSSL, told to trust the facts authority, accepts the signer for no purpose of its own, and without a purpose
-    it does: what is refused is the usage."""
+    """OpenSSL, set to trust the facts authority, accepts the signer for none of its purposes, but does without a
+    purpose: so the usage is what it refuses."""
     words = ["openssl", "verify", "-CAfile", signers / "facts/ca.pem"]
     signer = signers / "plant-a/signers/plant-a.pem"
     refused = subprocess.run([*words, "-purpose", purpose, signer], capture_output=True, text=True, check=False)
@@ -99,8 +100,8 @@ def test_openssl_refuses_a_signer_for_tls(signers: Path, purpose: str) -> None:
 
 
 def test_openssl_refuses_a_client_that_a_facts_authority_issued(signers: Path, tmp_path: Path) -> None:
-    """Even a certificate for TLS clients is refused if a facts authority was made to issue it, and the same from the
-    authority for TLS is accepted."""
+    """Even a TLS client certificate is refused if a facts authority issued it; the same certificate from the TLS
+    authority is accepted."""
     for folder, is_good in ((signers / "tls", True), (signers / "facts", False)):
         files = [folder / "ca.pem", folder / "ca.key", signers / "tls/zones/idmz.key", tmp_path / "made.pem"]
         request = ["openssl", "req", "-new", "-key", files[2], "-subj", "/CN=idmz", "-out", tmp_path / "r.csr"]
@@ -119,7 +120,7 @@ PLAIN_CA = make("plain", is_ca=True, usages=(), **DATES)
 
 @pytest.fixture(scope="module")
 def trusting_broker(signers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
-    """A real broker whose operator put facts authorities among the authorities of zones, by mistake."""
+    """A real broker whose operator has added facts authorities to the zones' authorities by mistake."""
     folder = tmp_path_factory.mktemp("broker")
     with Mosquitto.started(folder, zones=("plant-a", "idmz"), links=("plant-a:idmz",)) as broker:
         zones_ca, config = broker.files.folder / "zones-ca.pem", broker.files.config_file
@@ -167,8 +168,8 @@ def test_mosquitto_refuses_a_signer_as_a_client(trusting_broker: Mosquitto, sign
 def test_mosquitto_refuses_either_usage(
     trusting_broker: Mosquitto, tmp_path: Path, authority: Made, usage: x509.ObjectIdentifier, is_admitted: bool
 ) -> None:
-    """The usage of the certificate is enough to be refused, and so is that of its authority; a client of an authority
-    without a usage is admitted, so it is not the authority that the broker does not know."""
+    """The usage of the certificate alone is refused, and that of its authority alone too. A client of an authority
+    without a usage is admitted, so the refusal is not about an unknown authority."""
     made = make("plant-a", authority, usages=(usage,), **DATES)
     (tmp_path / "pem").write_bytes(made.pem)
     (tmp_path / "key").write_bytes(made.key_pem)
@@ -185,7 +186,7 @@ def run(*words: object) -> Result:
 
 
 def test_what_pin_prints_is_accepted_in_node_toml(tmp_path: Path) -> None:
-    """The printed lines, pasted into a receiver's node.toml, make it believe this certificate and not the next one."""
+    """The printed lines, pasted into a receiver's node.toml, make it trust this certificate and not the next one."""
     node = tmp_path / "node"
     assert run("key", "plant-a", "--pki", node).exit_code == 0
     certificate = node / "signers/plant-a.pem"
@@ -196,9 +197,7 @@ def test_what_pin_prints_is_accepted_in_node_toml(tmp_path: Path) -> None:
     settings = load(file)
     assert settings.origin == (OriginSettings("plant-a", "required", settings.origin[0].pinned),)
     trust = load_trust(settings.signing, settings.origin)
-    found = signer_of(der_of(certificate), trust, NOW_MS)
-    assert isinstance(found, Signer)
-    assert found.is_pinned
+    assert isinstance(signer_of(der_of(certificate), trust, NOW_MS), Signer)
     assert run("key", "plant-a", "--pki", node, "--force").exit_code == 0
     assert isinstance(signer_of(der_of(certificate), trust, NOW_MS), Refusal)
     assert (node / "signers/previous/plant-a.key").exists()
@@ -246,8 +245,8 @@ def test_an_import_that_does_not_fit_changes_nothing(signers: Path, tmp_path: Pa
         (signers / "idmz/signers/idmz.pem", None, "is for key .* of idmz"),
         (signers / "plant-a/signers/plant-a.pem", None, "is for key .* of plant-a, not for"),
         (mine, tmp_path / "facts/ca.pem", "was not issued by"),
-        (mine, signers / "tls/ca.pem", "is no facts authority"),
-        (signers / "tls/zones/plant-a.pem", None, "is no signer certificate"),
+        (mine, signers / "tls/ca.pem", "is not a facts authority"),
+        (signers / "tls/zones/plant-a.pem", None, "is not a signer certificate"),
         (old, None, "signed after the certificate had expired"),
     ):
         with pytest.raises(pki.PkiError, match=why):
@@ -257,7 +256,8 @@ def test_an_import_that_does_not_fit_changes_nothing(signers: Path, tmp_path: Pa
 
 
 def test_a_compromised_key_is_recorded_and_refused(signers: Path, tmp_path: Path) -> None:
-    """By key id or certificate, into the list that node.toml names; entries add up; the key is refused from then on."""
+    """A key is added, by key id or certificate, to the list that node.toml names; entries add up; from then on the key
+    is refused."""
     file = tmp_path / "node.toml"
     facts_ca = signers / "facts/ca.pem"
     file.write_text(f'[node]\nzone = "enterprise"\n[signing]\nfacts_ca_file = "{facts_ca}"\n')
@@ -286,7 +286,8 @@ def test_a_compromised_key_is_recorded_and_refused(signers: Path, tmp_path: Path
 
 
 def test_show_says_what_is_wrong(signers: Path, tmp_path: Path) -> None:
-    """Zone, key, issuer, validity; status 1 for an expired one or one of another authority; no secret in the output."""
+    """It shows zone, key, issuer and validity; status 1 for an expired certificate or one of another authority; no
+    secret in the output."""
     certificate = signers / "plant-a/signers/plant-a.pem"
     good = run("show", certificate, "--facts-ca", signers / "facts/ca.pem", "--json")
     assert good.exit_code == 0

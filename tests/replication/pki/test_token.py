@@ -1,4 +1,4 @@
-"""An authority whose key is in a token: SoftHSM, a token in software that others made, driven through its PKCS#11
+"""An authority whose key is in a token: SoftHSM, a software token of another project, driven through its PKCS#11
 library."""
 
 import re
@@ -36,7 +36,7 @@ def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(folder: Path, line: str, *, is_good: bool = True) -> str:
-    """One command, in a process of its own because a driver keeps state in a process."""
+    """Run one command in a process of its own, because a driver keeps state in a process."""
     done = process(folder, *line.split())
     assert (done.returncode == 0) is is_good, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -45,7 +45,7 @@ def run(folder: Path, line: str, *, is_good: bool = True) -> str:
 
 @pytest.mark.system
 def test_an_authority_signs_and_revokes_with_its_token(uri: str, tmp_path: Path) -> None:
-    """Root, zone, broker and revocation list are good to openssl, and no file holds a key of the authority."""
+    """openssl accepts root, zone, broker and revocation list, and no file holds a key of the authority."""
     run(tmp_path, f"pki ca --token {uri} --passphrase-file pin")
     assert (tmp_path / "pki/ca.key").read_text() == f"{uri}\n"
     run(tmp_path, "pki request plant-a --pki node")
@@ -65,7 +65,7 @@ def test_an_authority_signs_and_revokes_with_its_token(uri: str, tmp_path: Path)
 
 @pytest.mark.system
 def test_what_goes_wrong_with_a_token_is_named(uri: str, tmp_path: Path) -> None:
-    """A wrong PIN, another token, a driver that is not there, and a name that is taken; nothing is written."""
+    """A wrong PIN, another token, a missing driver, and a name that is taken are named; nothing is written."""
     (tmp_path / "wrong").write_text("111111\n")
     (tmp_path / "wrong").chmod(0o600)
     assert "the PIN is wrong" in run(tmp_path, f"pki ca --token {uri} --passphrase-file wrong", is_good=False)
@@ -83,6 +83,6 @@ def test_what_goes_wrong_with_a_token_is_named(uri: str, tmp_path: Path) -> None
     "uri", ["", "pkcs11:", "pkcs11:token=a;object=b", "pkcs11:token=;object=b?module-path=/x", "file:/x", "pkcs11:;;?&"]
 )
 def test_an_address_without_its_parts_is_refused(uri: str) -> None:
-    """With an example of a good one."""
+    """The error shows an example of a valid one."""
     with pytest.raises(PkiError, match="does not name a key"):
         parse_address(uri)

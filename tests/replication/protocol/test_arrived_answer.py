@@ -1,4 +1,4 @@
-"""Where a peer's signature is demanded, an answer is taken only with a proof, whatever it says."""
+"""If a peer's signature is demanded, an answer is accepted only with a proof, whatever its content."""
 
 import json
 import struct
@@ -45,7 +45,7 @@ ANSWERS = [
 
 
 def verified(place: MessagePlace, answer: bytes, proof: MessageProof | None) -> str | None:
-    """Demands the signature of SIGNER."""
+    """The check that demands the signature of SIGNER."""
     if proof is None:
         return "nobody signed it"
     good = SIGNER.key.public.verify(answer_bytes(place, answer), proof.signature)
@@ -53,14 +53,14 @@ def verified(place: MessagePlace, answer: bytes, proof: MessageProof | None) -> 
 
 
 def opened(payload: bytes, place: MessagePlace = PLACE) -> object:
-    """The answer in a payload, where a proof is demanded."""
+    """The answer in a payload, opened with a demanded proof."""
     return ArrivedAnswer(payload, place, verified).open()[0]
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda one: type(one).__name__)
 def test_every_answer_needs_a_proof(answer: Answer) -> None:
-    """Holes, digests, outcomes of appends and latest values are taken with the signature of this answer to this
-    request, and without it never."""
+    """Holes, digests, outcomes of appends and latest values are accepted only with the signature of this answer to this
+    request."""
     payload = encode_answer(answer, [])
     assert opened(sign_answer(SIGNER, PLACE, payload)) == answer
     with pytest.raises(UnprovenAnswer, match=r"\(\w+\) is not proven: nobody signed it") as raised:
@@ -74,7 +74,7 @@ def test_every_answer_needs_a_proof(answer: Answer) -> None:
 
 @pytest.mark.parametrize("code", ERRORS)
 def test_every_refusal_needs_a_proof(code: str) -> None:
-    """Also one that may be retried: `epoch_changed` makes the requester begin anew."""
+    """This includes a retryable one: `epoch_changed` makes the requester start again."""
     payload = encode_error("plant", "1" * 32, "FetchFacts", code, "why")
     assert opened(sign_answer(SIGNER, PLACE, payload)).error.code == code  # type: ignore[attr-defined]
     with pytest.raises(UnprovenAnswer, match=code):
@@ -82,8 +82,8 @@ def test_every_refusal_needs_a_proof(code: str) -> None:
 
 
 def test_the_signature_of_a_page_covers_all_but_the_bodies_of_batches() -> None:
-    """Another offset, length, digest of a batch or byte of a head is another page. Of a batch only its digest counts,
-    which proves the rest of it to its reader. The largest artifact chunk is covered whole."""
+    """Another offset, length, digest of a batch or byte of a head makes another page. Of a batch only the digest is
+    covered, which proves the rest of it to its reader. The largest artifact chunk is covered completely."""
     signed = sign_answer(SIGNER, PLACE, encode_answer(FACTS, ATTACHED))
     assert ArrivedAnswer(signed, PLACE, verified).open() == (FACTS, ATTACHED)
     header = signed.index(b"{")
@@ -107,8 +107,8 @@ def test_the_signature_of_a_page_covers_all_but_the_bodies_of_batches() -> None:
     [[[1, 2, 15]], [[1, 2, -20], [1, 2, 40]], [[1, 2, 10**30]], [[1, 2, -9]], [[1, 2]], 7, [[1, 2, 99]]],
     ids=str,
 )
-def test_where_batches_cannot_be_told_everything_is_covered(lengths: object) -> None:
-    """A header that names impossible lengths leaves no byte of the answer out."""
+def test_where_batches_cannot_be_identified_everything_is_covered(lengths: object) -> None:
+    """If a header names impossible lengths, every byte of the answer is covered."""
     text = json.dumps({"batches": lengths}).encode()
     message = struct.pack("<I", len(text)) + text + b"x" * 40
     whole = {answer_bytes(PLACE, message[:at] + b"?" + message[at + 1 :]) for at in range(len(message))}
@@ -117,7 +117,7 @@ def test_where_batches_cannot_be_told_everything_is_covered(lengths: object) -> 
 
 @pytest.mark.parametrize("count, is_listed", [(BATCHES_MAX, True), (BATCHES_MAX + 1, False), (100_000, False)])
 def test_more_batches_than_a_page_may_have_are_not_looked_for(count: int, *, is_listed: bool) -> None:
-    """Before anything is proven, a header of a megabyte of them is not read: everything is covered."""
+    """A header with a megabyte of them is not parsed before anything is proven: everything is covered."""
     text = json.dumps({"batches": [(2**63 - 1, 2**63 - 1, 17)] * count}, separators=(",", ":")).encode()
     message = struct.pack("<I", len(text)) + text + b"x" * 17 * count
     changed = bytearray(message)
@@ -126,7 +126,7 @@ def test_more_batches_than_a_page_may_have_are_not_looked_for(count: int, *, is_
 
 
 def test_a_large_answer_that_is_not_proven_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a small one claims is named; a large one may be made to take long to read, and is refused as it came."""
+    """The claimed type of a small one is named. A large one could take long to read, so it is refused unread."""
     holes = [(at, at, "expired") for at in range(1, 2_000)]
     payload = encode_answer(FetchAnswer(**PAGE, frontier=0, end_offset=9, holes=holes), [])  # type: ignore[arg-type]
     monkeypatch.setattr(arrived_answer, "decode_answer", lambda _: pytest.fail("it is read"))
@@ -135,7 +135,7 @@ def test_a_large_answer_that_is_not_proven_is_not_read(monkeypatch: pytest.Monke
 
 
 def test_what_is_no_answer_stays_none() -> None:
-    """A signature makes no bytes readable. Bytes without one are not the peer's, so they close no request."""
+    """A signature does not make bytes readable. Bytes without one are not the peer's, so they close no request."""
     with pytest.raises(MalformedMessage):
         opened(sign_answer(SIGNER, PLACE, b""))
     for payload in (b"", b"\xff" * 4, b"\0" * 4):

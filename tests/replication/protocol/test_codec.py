@@ -357,7 +357,7 @@ def test_any_flipped_byte(data: st.DataObject) -> None:
     ],
 )
 def test_where_a_consumer_may_start(start: object, found: object) -> None:
-    """The oldest fact, the end, or a time in either spelling."""
+    """The oldest fact, the end, or a time in either notation."""
     request = decode_request(request_with(start=start))
     assert isinstance(request, FetchFacts)
     assert request.starts == found
@@ -427,7 +427,7 @@ def with_integer(kind: Any, place: Place, value: int) -> Any:
 
 
 def rest(place: Place, step: str | int) -> Place:
-    """The place inside the part that `step` names; one that is nowhere for another part."""
+    """The rest of a place inside the part that `step` names; one that matches nothing for another part."""
     return place[1:] if place[:1] == (step,) else ("",)
 
 
@@ -441,7 +441,7 @@ CLAIMS = [
 
 
 def refusal(operation: str, fields: dict[str, Any]) -> str:
-    """Why an answer with these fields is refused; empty where it is not."""
+    """Why an answer with these fields is refused; empty if it is not."""
     head = {"protocol": "bsfg.replication", "version": "1.0", "operation": operation, "status": "ok"}
     encoded = json.dumps({**fields, **head}).encode()
     try:
@@ -453,15 +453,15 @@ def refusal(operation: str, fields: dict[str, Any]) -> str:
 
 @given(st.sampled_from(CLAIMS), st.integers(CLAIM_MAX + 1, 2**64) | st.integers(-(2**64), -1))
 def test_every_integer_of_an_answer_has_a_limit(claim: tuple[str, Any, Place, Any], value: int) -> None:
-    """Whatever field of whatever answer holds a number below 0, or one that leaves no room for sums of it in 64 bits:
-    the answer is refused, naming the field. The largest that the field allows is not what is wrong with an answer."""
+    """If any field of any answer holds a number below 0, or one that leaves no room for sums of it in 64 bits, the
+    answer is refused, naming the field. The largest allowed value is accepted."""
     operation, info, place, field = claim
     assert f"$.{place[0]}" in refusal(operation, with_integer(info, place, value))
     assert "Expected `int`" not in refusal(operation, with_integer(info, place, field.le))
 
 
 def test_no_sum_of_claims_leaves_64_bits() -> None:
-    """A thousand of the largest claims fit, and every integer of every answer has both limits."""
+    """A thousand of the largest claims fit into 64 bits, and every integer of every answer has both limits."""
     assert len(CLAIMS) > 40
     assert CLAIM_MAX * 1000 < 2**63
     assert [(place, one.ge, one.le) for _, _, place, one in CLAIMS if one.ge not in {0, 1} or one.le > CLAIM_MAX] == []

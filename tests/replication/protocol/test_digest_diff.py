@@ -1,5 +1,4 @@
-"""The core of comparing: exactly what is missing is asked for, a fork is named where it begins, and few questions are
-enough."""
+"""The core of comparisons: it requests exactly what is missing, names where a fork begins, and needs few requests."""
 
 import math
 import random
@@ -25,7 +24,7 @@ Batch = tuple[int, int, bytes]  # first and last sequence, digest
 
 
 def history(sizes: list[int], salt: int = 0, prefix: tuple[Batch, ...] = ()) -> list[Batch]:
-    """A chain of batches of these sizes behind a prefix, each digest of its own."""
+    """A chain of batches of these sizes after a prefix, each with a digest of its own."""
     found = list(prefix)
     for size in sizes:
         first = found[-1][1] + 1 if found else 1
@@ -34,7 +33,7 @@ def history(sizes: list[int], salt: int = 0, prefix: tuple[Batch, ...] = ()) -> 
 
 
 def held(batches: list[Batch]) -> list[HeldRange]:
-    """The ranges that some batches of one chain make."""
+    """The held ranges that some batches of one chain make."""
     found = list[HeldRange]()
     for first, last, digest in batches:
         if found and found[-1].last_sequence + 1 == first:
@@ -44,7 +43,7 @@ def held(batches: list[Batch]) -> list[HeldRange]:
 
 
 def search(ours: list[Batch], theirs: list[Batch], count: int) -> tuple[Forked, int]:
-    """Where two chains that differ in the last batch of both fork, and how many questions it took."""
+    """Where two chains fork whose last batches differ, and how many requests that took."""
     own = {last: digest for _, last, digest in ours}
     lasts = [last for _, last, _ in theirs]
     interval: Interval | Forked = Interval(0, lasts[-1])
@@ -62,8 +61,8 @@ CHAIN = st.lists(st.integers(1, 50), min_size=1, max_size=40)
 
 @given(CHAIN, st.randoms(use_true_random=False))
 def test_missing_sequences_are_requested_exactly(sizes: list[int], choice: random.Random) -> None:
-    """Of one history, with batches lost at random on either side: what they have and we do not, sequence by sequence,
-    and nothing else; behind our last one only when we have had everything they had."""
+    """One history, with batches lost at random on either side: exactly the sequences that they have and we do not are
+    requested; those after our last one only if we have had everything that they had."""
     chain = history(sizes)
     ours, theirs = ([one for one in chain if choice.random() < 0.6] for _ in range(2))
     here = {n for first, last, _ in ours for n in range(first, last + 1)}
@@ -88,8 +87,8 @@ def test_missing_sequences_are_requested_exactly(sizes: list[int], choice: rando
 
 @given(CHAIN, CHAIN, st.integers(0, 40), st.integers(1, 20))
 def test_a_fork_is_named_at_its_first_batch(sizes: list[int], others: list[int], kept: int, count: int) -> None:
-    """Two chains with a common beginning: the search ends at the first batch of theirs that we do not have, whatever is
-    asked at once."""
+    """For two chains with a common beginning, the search ends at the first batch of theirs that we do not have, however
+    many digests are requested at once."""
     ours = history(sizes)
     theirs = history(others, 1, tuple(ours[:kept]))
     end = min(ours[-1][1], theirs[-1][1])
@@ -104,7 +103,7 @@ def test_a_fork_is_named_at_its_first_batch(sizes: list[int], others: list[int],
 @pytest.mark.parametrize("count", [4, 64])
 @pytest.mark.parametrize("batches", [1_000, 30_000])
 def test_the_number_of_exchanges_is_logarithmic(batches: int, count: int) -> None:
-    """The number of exchanges grows with the logarithm of the facts, to the base of what is asked for at once."""
+    """The number of exchanges grows with the logarithm of the facts, to the base of the digests requested at once."""
     sizes = [random.Random(n).randint(1, 2_000) for n in range(batches)]
     for at in (0, 1, batches // 3, batches - 1):
         ours = history(sizes)
@@ -115,14 +114,14 @@ def test_the_number_of_exchanges_is_logarithmic(batches: int, count: int) -> Non
 
 
 def test_the_end_of_a_range_is_known_without_its_batch() -> None:
-    """What retention has released still vouches at the end of a range."""
+    """The digest at the end of a range is known although retention has released the batch."""
     assert known_end([HeldRange(1, 10, b"", b"a"), HeldRange(20, 30, b"", b"b")], 30) == b"b"
     assert known_end([HeldRange(1, 10, b"", b"a")], 9) is None
 
 
 @given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)))
 def test_spans_are_sets(left: set[int], right: set[int]) -> None:
-    """Common and without are what they are for sets of numbers."""
+    """Intersection and difference are those of sets of numbers."""
 
     def runs(numbers: set[int]) -> list[ranges.Span]:
         found = list[ranges.Span]()

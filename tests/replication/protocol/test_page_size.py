@@ -1,4 +1,4 @@
-"""How large a page is asked for."""
+"""The size of the next page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent.replication.pulling.receiver import Receiver
 
 
 def test_pages_grow_while_they_come_at_once_and_stop_at_the_largest() -> None:
-    """Each quick page is followed by one twice as large, up to what a broker lets through."""
+    """Each quick page is followed by one twice as large, up to the packet size of a broker."""
     size, asked = PageSize(), []
     for _ in range(4):
         asked.append(size.bytes)
@@ -27,7 +27,7 @@ def test_pages_grow_while_they_come_at_once_and_stop_at_the_largest() -> None:
 
 
 def test_pages_shrink_while_they_take_long_and_stop_at_the_smallest() -> None:
-    """A page that took half the patience, or more than all of it, is followed by a smaller one, never by none."""
+    """A page that took half of the time-out, or timed out, is followed by a smaller one, down to the smallest."""
     size = PageSize()
     size.arrived(SLOW_MS)
     assert size.bytes == BYTES_START // 2
@@ -37,7 +37,7 @@ def test_pages_shrink_while_they_take_long_and_stop_at_the_smallest() -> None:
 
 
 def test_latency_alone_does_not_shrink_pages() -> None:
-    """Between quick and slow nothing changes: a satellite's 600 ms are no reason to fetch in small pieces."""
+    """Between quick and slow nothing changes: a satellite's 600 ms are no reason for small pages."""
     size = PageSize()
     for _ in range(10):
         size.arrived(600)
@@ -46,8 +46,8 @@ def test_latency_alone_does_not_shrink_pages() -> None:
 
 @pytest.mark.parametrize("bytes_per_ms", [2, 8, 125, 12_500])
 def test_on_any_link_pages_settle_at_a_size_that_arrives_in_time(bytes_per_ms: int) -> None:
-    """16 kbit/s to 100 Mbit/s: after a few pages each one asked for comes within the patience of 3 s, where the
-    smallest can."""
+    """From 16 kbit/s to 100 Mbit/s, after a few pages each page arrives within the time-out of 3 s, if the smallest
+    can."""
     size = PageSize()
     for _ in range(20):
         took_ms = size.bytes // bytes_per_ms
@@ -56,8 +56,8 @@ def test_on_any_link_pages_settle_at_a_size_that_arrives_in_time(bytes_per_ms: i
 
 
 def test_only_a_page_that_did_not_wait_for_facts_is_measured() -> None:
-    """A page that waited at the peer for facts took long for another reason, however much there was in the end; one
-    with more behind it that was asked for while there was more took as long as its way is."""
+    """The time of a page that waited at the peer for facts says nothing about the link. A page that was requested while
+    more was there took as long as the link takes."""
     receiver = Receiver(ReceiverSettings(), None, 0)
     asked: list[Fetch] = []
     now_ms = 0
@@ -74,7 +74,7 @@ def test_only_a_page_that_did_not_wait_for_facts_is_measured() -> None:
     happens(LinkUp())
     happens(page(1, 10, more=False), 1)
     happens(Appended())
-    happens(page(11, 20, more=True), SLOW_MS)  # it lay at the peer until there were facts
+    happens(page(11, 20, more=True), SLOW_MS)  # it waited at the peer until there were facts
     assert asked[-1].bytes_max == BYTES_START
     happens(page(21, 30, more=True), SLOW_MS)
     assert asked[-1].bytes_max == BYTES_START // 2

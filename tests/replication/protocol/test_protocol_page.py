@@ -74,7 +74,7 @@ def answer() -> bytes:
 
 
 def hexdump(data: bytes) -> str:
-    """Lines of 32 bytes, with readable characters beside them."""
+    """Lines of 32 bytes, followed by their readable characters."""
     lines = []
     for at in range(0, len(data), 32):
         part = data[at : at + 32]

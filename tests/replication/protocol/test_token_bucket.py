@@ -1,4 +1,4 @@
-"""What a peer may send in a second: the bucket alone, and receivers that share it, on a clock of the test's."""
+"""The bandwidth of a peer: the bucket alone, and receivers that share it, on a virtual clock."""
 
 from itertools import pairwise
 
@@ -52,7 +52,7 @@ class Pull:
                 self.asked.append((now_ms, effect))
 
     def serve(self, now_ms: int, size: int) -> None:
-        """Answer the open request, if there is anything to answer with; the page is stored at once."""
+        """Answer the open request, if there is something to answer with; the page is stored at once."""
         after = self.asked[-1][1].after_offset if self.asked else None
         if self.core.asking is not Asking.WAITING or after is None or after >= self.end_offset:
             return
@@ -71,7 +71,8 @@ class Pull:
 
 
 def test_a_page_spends_tokens_before_the_next() -> None:
-    """From rest a quarter of a second's worth is there; then a page of half a second's takes half a second."""
+    """From rest there are tokens for a quarter of a second; then a page of half a second's bytes takes half a
+    second."""
     bandwidth = TokenBucket(RATE)
     assert bandwidth.ready_ms(1_000, Priority.BACKLOG) == 1_000
     bandwidth.spend(RATE // 4, 1_000)
@@ -83,7 +84,8 @@ def test_a_page_spends_tokens_before_the_next() -> None:
 
 
 def test_a_live_stream_may_overdraw_the_bucket() -> None:
-    """A stream at its end asks while the debt is less than two seconds' worth, and pays into it like any other."""
+    """A stream at its end requests while the debt is less than two seconds' worth, and its pages add to the debt like
+    any other."""
     bandwidth = TokenBucket(RATE)
     bandwidth.spend(RATE // 4 + 2 * RATE, 0)
     assert bandwidth.ready_ms(0, Priority.LIVE) == 0
@@ -104,8 +106,8 @@ def test_unused_tokens_are_bounded() -> None:
     "rate, page", [(BYTES_PER_SECOND_MIN, PAGE_BYTES_MIN), (RATE, RATE // 4), (10_000_000, 262_144)]
 )
 def test_pages_are_a_quarter_of_a_second(rate: int, page: int) -> None:
-    """Small on a thin conduit, so that nothing live waits long behind one; never below the least, nor above what one
-    would ask for."""
+    """They are small on a slow conduit, so that no live fact waits long behind one; never below the minimum, nor above
+    the size that would be requested without a limit."""
     assert TokenBucket(rate).page_bytes(262_144) == page
 
 
@@ -114,8 +116,8 @@ def test_pages_are_a_quarter_of_a_second(rate: int, page: int) -> None:
     st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 600_000), st.sampled_from(Priority)), max_size=60),
 )
 def test_the_rate_holds_over_any_time(rate: int, steps: list[tuple[int, int, Priority]]) -> None:
-    """Requests that are sent no sooner than `ready_ms` bring, over any time, no more than the rate, what was saved,
-    what may be overdrawn, and the page that was under way."""
+    """Requests sent no sooner than `ready_ms` bring, over any time, no more than the rate, the saved tokens, the
+    allowed debt, and the page under way."""
     bandwidth, now_ms, spent = TokenBucket(rate), 0, 0
     for pause_ms, size, share in steps:
         now_ms = bandwidth.ready_ms(now_ms + pause_ms, share)
@@ -126,9 +128,9 @@ def test_the_rate_holds_over_any_time(rate: int, steps: list[tuple[int, int, Pri
 
 
 def test_a_backlog_keeps_to_the_rate_and_lets_live_facts_pass() -> None:
-    """Two streams of one peer: one with a day's backlog, one at the end of its log, where a fact is written every 200
-    ms. Together they bring what the rate allows; the backlog is asked for only when nothing is owed, and each live fact
-    is asked for before it is there."""
+    """One peer has a stream with a day's backlog, and one at the end of its log with a fact every 200 ms. Together they
+    bring what the rate allows. The backlog is requested only without debt, and each live fact is requested before it is
+    written."""
     bandwidth = TokenBucket(RATE)
     backlog, live = Pull(bandwidth, 10**6), Pull(bandwidth, 0)
     backlog(LinkUp(), 0)
@@ -151,7 +153,7 @@ def test_a_backlog_keeps_to_the_rate_and_lets_live_facts_pass() -> None:
 
 
 def test_a_repair_takes_what_is_left_and_is_not_left_out() -> None:
-    """Alone it has the whole rate. Beside a backlog it asks once in half a minute, and the backlog has nearly
+    """Alone it gets the whole rate. With a backlog it requests once in half a minute, and the backlog gets nearly
     everything."""
     alone = TokenBucket(RATE)
     alone.spend(PAGE_BYTES, 0)
@@ -176,7 +178,7 @@ def test_a_repair_takes_what_is_left_and_is_not_left_out() -> None:
 
 
 def test_as_many_pages_under_way_as_fit_a_quarter_of_a_second() -> None:
-    """Several where the rate is high, never none."""
+    """Several if the rate is high, at least one."""
     assert TokenBucket(16_000_000).pages_ahead(262_144, 3) == 3
     assert TokenBucket(2_400_000).pages_ahead(262_144, 3) == 2
     assert TokenBucket(RATE).pages_ahead(PAGE_BYTES, 3) == 1
@@ -184,8 +186,8 @@ def test_as_many_pages_under_way_as_fit_a_quarter_of_a_second() -> None:
 
 
 def test_debt_and_waited_time_are_reported() -> None:
-    """After ten seconds' worth at once all but the saved tokens are owed; the debt shrinks with time, and only time
-    with debt is counted as waited. The pull reports for how long it is delayed."""
+    """After ten seconds' worth at once, all except the saved tokens are owed; the debt shrinks with time, and only time
+    with debt counts as waited. The pull reports for how long it is delayed."""
     bandwidth = TokenBucket(RATE)
     pull = Pull(bandwidth, 1_000)
     pull(LinkUp(), 0)
@@ -204,7 +206,7 @@ def test_debt_and_waited_time_are_reported() -> None:
 
 
 def test_live_facts_beyond_the_rate_are_paced_too() -> None:
-    """A stream that is at its end each time, with more bytes than the rate allows, is brought down to the rate."""
+    """A stream that is always at its end, with more bytes than the rate allows, is limited to the rate."""
     live = Pull(TokenBucket(RATE), 0)
     live(LinkUp(), 0)
     live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(ONE, 0, 0, 0, more=False, content=None)), 0)
@@ -216,7 +218,8 @@ def test_live_facts_beyond_the_rate_are_paced_too() -> None:
 
 
 def test_a_paced_receiver_survives_its_link() -> None:
-    """A link that goes while nothing is owed yet, and comes back: the debt is remembered, and then it goes on."""
+    """The link is lost before a debt is paid off, and returns: the debt is remembered, and the pull continues after
+    it."""
     pull = Pull(TokenBucket(RATE), 1_000)
     pull(LinkUp(), 0)
     pull.serve(0, 10 * RATE)

@@ -1,5 +1,5 @@
-"""Two stores compared over the real broker: what is damaged or missing here comes back, byte for byte; a fork stays and
-is told."""
+"""Two stores compared over a real broker: damaged or missing facts come back byte for byte; a fork is reported and
+stays."""
 
 import asyncio
 import contextlib
@@ -131,7 +131,7 @@ async def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosq
 
 
 class Counting(TokenBucket):
-    """Far more than is needed, and what of it was spent."""
+    """A token bucket that is never empty, and counts what is spent."""
 
     def __init__(self) -> None:
         super().__init__(1_000_000_000)
@@ -161,8 +161,8 @@ async def test_comparing_and_repairing_spend_bandwidth(broker: Mosquitto, tmp_pa
 async def test_a_damaged_batch_is_put_back_byte_for_byte(
     broker: Mosquitto, tmp_path: Path, hurt: str, helper: str
 ) -> None:
-    """Either side: two batches flipped on disk are found by a scan, named, left alone without `repair`, put back with
-    it at their offsets, served again, also after a restart, and `bsfg store verify` finds nothing."""
+    """On either side, two batches changed on disk are found by a scan and named. Without `repair` they stay; with it
+    they are restored at their offsets and served again, also after a restart, and `bsfg store verify` finds nothing."""
     before = await pulled(broker, tmp_path)
     for at in (3, 9):
         flip(tmp_path / f"{hurt}.db", before[at])
@@ -206,9 +206,8 @@ def spoil_definition(path: Path) -> None:
 
 
 async def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path) -> None:
-    """Every fact of the tag has lost its meaning, and a request for its definition gets an error; a comparison finds
-    it and has the peer's, proven by a batch that is held. It stays in the next life of the store, which verifies as
-    whole."""
+    """Every fact of the tag has lost its meaning, and a request for its definition gets an error. A comparison finds it
+    and fetches the peer's, proven by a held batch. It stays after a restart, and the store verifies."""
     await pulled(broker, tmp_path)
     spoil_definition(tmp_path / "idmz.db")
     async with compared(broker, tmp_path, EVERYTHING) as (plant, idmz):
@@ -236,8 +235,8 @@ async def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path:
 
 
 async def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> None:
-    """Facts that the peer did not have when they were due, and has now, are found as a gap and come late; what is
-    merely on its way is left to the pull."""
+    """Facts that the peer did not have in time, and has now, are found as a gap and stored late; facts that are under
+    way are left to the pull."""
 
     async def prepare() -> list[bytes]:
         plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES)
@@ -299,7 +298,7 @@ async def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: 
 
 
 def resealed(before: Batch, one: Batch) -> Batch:
-    """The same place with other values, attached to another history."""
+    """The same place with other values, linked to another history."""
     from agent.batch import open_samples, seal_columns
 
     columns = open_samples(one)
@@ -308,8 +307,8 @@ def resealed(before: Batch, one: Batch) -> Batch:
 
 
 async def test_only_exported_streams_are_compared(broker: Mosquitto, tmp_path: Path) -> None:
-    """Digests and sequences of a stream that is not exported are refused; what was never held is absent, page by
-    page."""
+    """Digests and sequences of a stream that is not exported are refused; facts that were never held are reported
+    absent, page by page."""
     before = await pulled(broker, tmp_path)
     async with compared(broker, tmp_path, EVERYTHING) as (plant, idmz):
         origin = str(plant.store.origin)
@@ -335,11 +334,12 @@ async def test_only_exported_streams_are_compared(broker: Mosquitto, tmp_path: P
 
 
 async def test_comparisons_run_periodically(broker: Mosquitto, tmp_path: Path) -> None:
-    """With a time set it compares and repairs unasked; a peer that refuses is noted and asked again."""
+    """With an interval set, it compares and repairs by itself; a peer's refusal is recorded, and the peer is asked
+    again."""
     before = await pulled(broker, tmp_path)
     flip(tmp_path / "idmz.db", before[5])
     async with compared(broker, tmp_path, EVERYTHING) as (_plant, idmz):
-        page = idmz.store.read(STREAM, 0, 10_000, 10_000_000)  # some reader comes across it
+        page = idmz.store.read(STREAM, 0, 10_000, 10_000_000)  # a reader reads it
         assert [hole.reason for hole in page.holes] == ["damaged"]
         comparing = comparer(idmz, "plant-a", every_hours=0.00002)
         running = asyncio.create_task(comparing.run())
@@ -349,7 +349,7 @@ async def test_comparisons_run_periodically(broker: Mosquitto, tmp_path: Path) -
 
 
 async def test_equal_stores_cost_one_exchange(broker: Mosquitto, tmp_path: Path) -> None:
-    """Equal stores are compared by one question and one answer, whose size knows nothing of how much they hold."""
+    """Equal stores are compared by one request and one answer, whose size does not depend on how much they hold."""
     await pulled(broker, tmp_path)
     async with compared(broker, tmp_path, EVERYTHING) as (_plant, idmz):
         found: Comparison = await comparer(idmz, "plant-a").compare(STREAM, repair=True)
@@ -358,7 +358,7 @@ async def test_equal_stores_cost_one_exchange(broker: Mosquitto, tmp_path: Path)
 
 
 def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
-    """What docs/operate/integrity.md shows, with no node running: the first finds nothing, because the damage was
+    """The commands of docs/operate/integrity.md, with no node running: the first finds nothing, because the damage was
     not read yet; the last finds and repairs it. With a node running the same command uses its socket."""
     before = asyncio.run(pulled(broker, tmp_path))
     flip(tmp_path / "idmz.db", before[5])

@@ -1,5 +1,5 @@
-"""What brings artifacts, against a peer and a store played by the test, in virtual time: pace, patience, and who is
-believed."""
+"""The artifact pull against a peer and a store that the test plays, in virtual time: pace, retries, and which answers
+are accepted."""
 
 import asyncio
 import hashlib
@@ -30,11 +30,11 @@ class Refused(Exception):
 
 
 class Files:
-    """What a receiver's store has of one artifact."""
+    """A receiver's store with one artifact."""
 
     def __init__(self) -> None:
         self.bytes = b""
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.error: Refused | None = None
 
     def missing(self, _: object) -> list[ArtifactReference]:
@@ -55,11 +55,11 @@ class Files:
         return type("ArtifactProgress", (), {"received": len(self.bytes), "is_complete": is_complete})()
 
     def unavailable(self, _peer: str, digest: str, why: str) -> None:
-        self.told.append(f"{digest}: {why}")
+        self.reported.append(f"{digest}: {why}")
 
 
 class Peer:
-    """Serves one artifact; `answers` go before its own."""
+    """Serves one artifact; `answers` come before its own."""
 
     peer_zone = "plant"
 
@@ -80,7 +80,7 @@ class Peer:
 
 
 def bring(files: Files, peer: Peer, bandwidth: TokenBucket | None = None) -> None:
-    """What a page's facts refer to."""
+    """Fetch the artifacts of a page's facts."""
     asyncio.run(pull_from(peer, files, bandwidth).fetch([]))
 
 
@@ -95,7 +95,7 @@ def refused(code: str, *, retryable: bool) -> PeerRefused:
 
 
 def test_a_transfer_resumes_at_the_bytes_held() -> None:
-    """Only what is missing is asked for, in order."""
+    """Only the missing bytes are requested, in order."""
     files, peer = Files(), Peer()
     files.bytes = BLOB[:1_000_000]
     bring(files, peer)
@@ -104,8 +104,8 @@ def test_a_transfer_resumes_at_the_bytes_held() -> None:
 
 
 class FarAway(Peer):
-    """Answers the latest request first, and only once so many wait as are ever asked for at once; notes how many those
-    were. Gives at most `most` bytes at once."""
+    """Answers the latest request first, and only once as many wait as are ever requested at once; records that number.
+    Gives at most `most` bytes at once."""
 
     def __init__(self, most: int = 2**30) -> None:
         super().__init__()
@@ -130,8 +130,8 @@ class FarAway(Peer):
 
 
 def test_chunks_are_asked_for_ahead_and_stored_in_order() -> None:
-    """Three are under way, never more, and whichever comes first, each byte is asked for once and stored where it
-    belongs."""
+    """At most three are under way; in whatever order they arrive, each byte is requested once and stored at its
+    place."""
     files, peer = Files(), FarAway()
     bring(files, peer)
     assert files.bytes == BLOB
@@ -140,17 +140,17 @@ def test_chunks_are_asked_for_ahead_and_stored_in_order() -> None:
 
 
 def test_a_peer_that_gives_less_than_asked_for_is_asked_for_less() -> None:
-    """Its broker takes 100,000 bytes at once: what was asked for ahead is thrown away once, and then chunks are of that
-    size."""
+    """Its broker accepts 100,000 bytes at once: the chunks requested ahead are discarded once, and then chunks have
+    that size."""
     files, peer = Files(), FarAway(most=100_000)
     bring(files, peer)
-    assert (files.bytes, files.told) == (BLOB, [])
+    assert (files.bytes, files.reported) == (BLOB, [])
     assert len(peer.asked) <= len(BLOB) // 100_000 + CHUNKS_AHEAD_MAX
 
 
 def test_a_loss_in_the_middle_keeps_what_came_before() -> None:
-    """The second of three chunks is lost: the first stays, the third is thrown away, and the next attempt goes on
-    behind the first."""
+    """The second of three chunks is lost: the first stays, the third is discarded, and the next attempt continues after
+    the first."""
 
     class Lossy(Peer):
         async def ask(self, request: GetObject, timeout_s: float) -> Reply:
@@ -164,11 +164,11 @@ def test_a_loss_in_the_middle_keeps_what_came_before() -> None:
         bring(files, peer)
     assert files.bytes == BLOB[:CHUNK_BYTES_MAX]
     bring(files, peer)
-    assert (files.bytes, files.told) == (BLOB, [])
+    assert (files.bytes, files.reported) == (BLOB, [])
 
 
 def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over the whole of an artifact no more comes than the rate, in chunks of a quarter of a second's worth."""
+    """Over a whole artifact no more arrives than the rate, in chunks of a quarter of a second's worth."""
     now_ms = 0
 
     async def sleep(seconds: float) -> None:
@@ -186,24 +186,24 @@ def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("error", [TransportError("x", "lost"), refused("busy", retryable=True)])
 def test_a_passing_error_makes_the_page_wait(error: Exception) -> None:
-    """After a lost connection or with a busy peer nothing is reported as missing, and what has arrived stays."""
+    """After a lost connection or with a busy peer, nothing is reported as missing, and received bytes stay."""
     files, peer = Files(), Peer(answers=[error])
     files.bytes = BLOB[:10]
     with pytest.raises(TransportError):
         bring(files, peer)
-    assert (files.bytes, files.told) == (BLOB[:10], [])
+    assert (files.bytes, files.reported) == (BLOB[:10], [])
     bring(files, peer)
     assert files.bytes == BLOB
 
 
 def test_an_unreadable_answer_is_asked_for_once_more() -> None:
-    """The second may be readable. A peer whose answers stay unreadable does not stop the page."""
+    """The second answer may be readable. A peer whose answers stay unreadable does not stop the page."""
     files, peer = Files(), Peer(answers=[MalformedMessage("spoilt")])
     bring(files, peer)
-    assert (files.bytes, files.told) == (BLOB, [])
+    assert (files.bytes, files.reported) == (BLOB, [])
     files, peer = Files(), Peer(answers=[MalformedMessage("spoilt")] * 1000)
     bring(files, peer)
-    assert (len(files.told), "unreadable" in files.told[0]) == (1, True)
+    assert (len(files.reported), "unreadable" in files.reported[0]) == (1, True)
 
 
 def test_a_full_store_is_reported_as_retryable() -> None:
@@ -212,7 +212,7 @@ def test_a_full_store_is_reported_as_retryable() -> None:
     files.error = Refused(retryable=True)
     with pytest.raises(Refused):
         bring(files, Peer())
-    assert files.told == []
+    assert files.reported == []
 
 
 @pytest.mark.parametrize(
@@ -231,8 +231,8 @@ def test_a_final_refusal_is_reported_once_and_delays_nothing(peer: Peer) -> None
     bytes are requested twice, because a part of them may be from an earlier life."""
     files = Files()
     bring(files, peer)
-    assert len(files.told) == 1
-    assert files.told[0].startswith(DIGEST)
+    assert len(files.reported) == 1
+    assert files.reported[0].startswith(DIGEST)
     assert len([one for one in peer.asked if one.offset == 0]) <= 2
 
 
@@ -242,7 +242,7 @@ def test_damaged_bytes_of_an_earlier_life_cost_one_more_attempt() -> None:
     files.bytes = b"?" * 1_000_000
     bring(files, peer)
     assert files.bytes == BLOB
-    assert files.told == []
+    assert files.reported == []
 
 
 def test_a_repair_takes_the_size_from_the_peer_and_adds_no_incident() -> None:
@@ -254,11 +254,11 @@ def test_a_repair_takes_the_size_from_the_peer_and_adds_no_incident() -> None:
     assert asyncio.run(pull_from(gone, files).fetch_absent("s")) == (0, 1)
     assert asyncio.run(pull_from(there, files).fetch_absent("s")) == (1, 0)
     assert asyncio.run(pull_from(there, files).fetch_absent("s")) == (0, 0)
-    assert (files.bytes, files.told) == (BLOB, [])
+    assert (files.bytes, files.reported) == (BLOB, [])
 
 
 def test_another_answer_than_an_artifact_is_no_artifact() -> None:
-    """A peer that answers with something else has nothing for us."""
+    """A peer that answers another message does not have the artifact."""
 
     class Confused(Peer):
         async def ask(self, request: GetObject | ListStreams, _: float) -> Reply:
@@ -267,22 +267,22 @@ def test_another_answer_than_an_artifact_is_no_artifact() -> None:
 
     files = Files()
     bring(files, Confused())
-    assert "another answer" in files.told[0]
+    assert "another answer" in files.reported[0]
 
 
 def test_an_artifact_of_another_size_is_not_taken() -> None:
-    """The fact names the size. A peer that has another one under the digest is believed in nothing: no byte of it is
+    """The fact names the size. If the peer has an artifact of another size under the digest, no byte of it is
     stored."""
     files, peer = Files(), Peer(BLOB + b"more")
     bring(files, peer)
     assert files.bytes == b""
-    (told,) = files.told
-    assert "other bytes" in told
+    (reported,) = files.reported
+    assert "other bytes" in reported
 
 
 def test_a_page_waits_for_few_artifacts_that_are_nowhere() -> None:
-    """A page whose facts refer to thousands of artifacts that the peer does not have: a few are requested, the others
-    are left to a comparison with one incident, and the page is stored. Facts of other zones stand behind it."""
+    """A page's facts refer to thousands of artifacts that the peer does not have: a few are requested, the others are
+    left to a comparison with one incident, and the page is stored. Later facts of other zones do not wait."""
 
     class Thousands(Files):
         def missing(self, _: object) -> list[ArtifactReference]:
@@ -291,5 +291,5 @@ def test_a_page_waits_for_few_artifacts_that_are_nowhere() -> None:
     files, peer = Thousands(), Peer(answers=[refused("unknown_artifact", retryable=False)] * 3_000)
     bring(files, peer)
     assert len(peer.asked) == LOST_OF_PAGE_MAX
-    assert len(files.told) == LOST_OF_PAGE_MAX + 1
-    assert f"{3_000 - LOST_OF_PAGE_MAX - 1} others" in files.told[-1]
+    assert len(files.reported) == LOST_OF_PAGE_MAX + 1
+    assert f"{3_000 - LOST_OF_PAGE_MAX - 1} others" in files.reported[-1]

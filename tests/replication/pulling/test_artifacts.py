@@ -1,4 +1,4 @@
-"""Artifacts through the real broker: there before the fact that refers to them, whole, or told as missing."""
+"""Artifacts over a real broker: complete before the fact that refers to them, or reported as missing."""
 
 import asyncio
 import hashlib
@@ -37,12 +37,12 @@ LARGE_CHUNKS = -(-len(LARGE) // CHUNK_BYTES_MAX)
 
 
 def name_of(blob: bytes) -> str:
-    """Its digest."""
+    """The digest of an artifact."""
     return "sha256:" + hashlib.sha256(blob).hexdigest()
 
 
 def put(node: Node, blob: bytes) -> None:
-    """An artifact at a node, as its own programs put it."""
+    """Put an artifact at a node, as a local program does."""
     for offset in range(0, len(blob), CHUNK):
         node.store.artifacts.put_chunk(node.store.zone, name_of(blob), len(blob), offset, blob[offset : offset + CHUNK])
 
@@ -68,7 +68,7 @@ def held(node: Node, blob: bytes) -> bool:
 
 
 def coming(node: Node) -> int:
-    """Bytes that have come of what is not whole yet."""
+    """The received bytes of an incomplete artifact."""
     return sum(
         one.stat().st_size
         for one in (node.store.path.parent / "artifacts" / "partial").glob("*/*")
@@ -77,18 +77,18 @@ def coming(node: Node) -> int:
 
 
 def has_come(node: Node, size: int) -> bool:
-    """Whether so many bytes have."""
+    """Whether so many bytes have arrived."""
     return coming(node) >= size
 
 
 def asked_for(node: Node) -> int:
-    """Chunks that were asked of a node."""
+    """The chunks that were requested from a node."""
     assert node.server is not None
     return node.server.statistics().requests.get("GetObject", 0)
 
 
 def serve(node: Node, exports: dict[str, list[str]], appends: dict[str, frozenset[str]] | None = None) -> None:
-    """As a node serves, with the store's refusals in the protocol's words."""
+    """Serve as a node does, with the store's refusals as protocol codes."""
     named = {zone: frozenset(streams) for zone, streams in exports.items()}
     node.server = Server(node.link, node.store, named, STORE_ERRORS, REFUSAL_CODES, appends=appends)
 
@@ -123,7 +123,7 @@ def test_an_artifact_arrives_before_its_fact_despite_a_broker_kill(
             await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.restart)
             await enterprise.wait_end(1)
-        assert asked_for(plant) <= LARGE_CHUNKS + 3, "it began anew"
+        assert asked_for(plant) <= LARGE_CHUNKS + 3, "it restarted"
         assert held(enterprise, LARGE)
         assert early == []
         assert enterprise.store.artifacts.streams(name_of(LARGE)) == [STREAM]
@@ -136,8 +136,8 @@ def test_an_artifact_arrives_before_its_fact_despite_a_broker_kill(
 
 
 async def test_a_receiver_that_was_stopped_goes_on_where_it_was(broker: Mosquitto, tmp_path: Path) -> None:
-    """Stopped in the middle of an artifact and started again, a receiver asks for the rest of it only; facts of another
-    stream have passed it meanwhile."""
+    """A receiver that is stopped in the middle of an artifact and started again requests only the rest; facts of
+    another stream have arrived meanwhile."""
     plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
     serve(plant, {"idmz": [STREAM, ELSEWHERE]})
     put(plant, LARGE)
@@ -165,8 +165,8 @@ async def test_a_receiver_that_was_stopped_goes_on_where_it_was(broker: Mosquitt
 
 
 async def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path: Path) -> None:
-    """An artifact that the peer did not have when its fact came is told as missing by each comparison, and brought by
-    the first repair after it was put back there; so is one whose file was lost here."""
+    """An artifact that the peer did not have when its fact came is reported as missing by each comparison, and fetched
+    by the first repair after it was put there again; so is one whose file was lost here."""
     plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
     serve(plant, {"idmz": [STREAM]})
     idmz.pull("plant-a")
@@ -191,16 +191,16 @@ async def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path:
         node.store.close()
 
 
-def told(caplog: pytest.LogCaptureFixture) -> str:
-    """Why our own store took no page."""
+def logged(caplog: pytest.LogCaptureFixture) -> str:
+    """The reason why our own store refused a page."""
     return " ".join(str(vars(one).get("reason")) for one in caplog.records if one.message == "store_refuses")
 
 
 async def test_a_store_without_room_waits_and_loses_nothing(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where all artifacts together are at their limit, the page waits, with its reason told; when there is room again,
-    it comes."""
+    """If artifacts have reached their total limit, the page waits and the reason is reported; when there is room, it is
+    stored."""
     plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
     idmz = Node.open(broker, "idmz", tmp_path / "idmz", StoreSettings(artifacts_total_bytes_max=len(SMALL)))
     serve(plant, {"idmz": [STREAM]})
@@ -209,7 +209,7 @@ async def test_a_store_without_room_waits_and_loses_nothing(
     put(idmz, SMALL[:-1])  # no fact refers to it
     await file_report(plant, SMALL)
     async with plant.running(), idmz.running():
-        await wait_until_async(lambda: "do not fit" in told(caplog), "to be refused")
+        await wait_until_async(lambda: "do not fit" in logged(caplog), "to be refused")
         assert idmz.store.end_offset(STREAM) == 0
         assert "artifacts_total_bytes_max" in puller.statistics().page_waits
         assert idmz.store.artifacts.lacking() == ("artifacts_total_bytes_max", len(SMALL) - 1)
@@ -288,8 +288,8 @@ async def test_access_to_artifacts(broker: Mosquitto, tmp_path: Path) -> None:
 
 
 async def test_a_peer_that_puts_and_never_appends_is_stopped_by_name(broker: Mosquitto, tmp_path: Path) -> None:
-    """A zone that floods a node with artifacts gets `artifact_quota` when as much of it waits for facts as may; the
-    node's own program puts and appends meanwhile. A fact about one gives its room back."""
+    """A zone that floods a node with artifacts gets `artifact_quota` at its limit of unreferenced ones; the node's own
+    program puts and appends meanwhile. A fact that refers to one frees its room."""
     settings = StoreSettings(artifact_bytes_max=1000, artifact_unreferenced_bytes_max=128 * 1024)
     plant = Node.open(broker, "plant-a", tmp_path / "plant-a", settings)
     idmz = Node.open(broker, "idmz", tmp_path / "idmz")
@@ -335,7 +335,7 @@ async def test_artifacts_are_refused_long_before_facts(broker: Mosquitto, tmp_pa
 
 
 async def test_a_page_beyond_the_quota_comes_whole(broker: Mosquitto, tmp_path: Path) -> None:
-    """A page whose artifacts pass the peer's quota is stored, and the rest of them comes at once behind it."""
+    """A page whose artifacts exceed the peer's quota is stored, and the rest of them follows at once."""
     settings = StoreSettings(artifact_bytes_max=1000, artifact_unreferenced_bytes_max=128 * 1024)
     plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
     idmz = Node.open(broker, "idmz", tmp_path / "idmz", settings)

@@ -1,4 +1,4 @@
-"""How a pull catches up: what is told and when, and that an estimate is only given where there is one."""
+"""How a pull catches up: what is logged and when, and when an estimate is given."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ def test_a_small_lag_is_no_catch_up() -> None:
 
 
 def test_pace_and_time_left() -> None:
-    """Facts per second are those that arrive; the time left counts that the peer's log grows meanwhile."""
+    """The pace counts arriving facts; the time left includes the growth of the peer's log meanwhile."""
     tracker = CatchUpTracker()
     assert tracker.update(0, 0, 500_000) == (CatchUpEvent.STARTED, CatchUp(0, 0, 500_000))
     assert tracker.now == CatchUp(0, 0, 500_000)
@@ -42,7 +42,7 @@ def test_pace_and_time_left() -> None:
 
 
 def test_no_time_is_estimated_while_the_lag_grows() -> None:
-    """Where the distance does not shrink, no time is named."""
+    """If the lag does not shrink, no time is given."""
     tracker = CatchUpTracker()
     tracker.update(0, 0, FAR)
     tracker.update(5_000, 1_000, FAR + 2_000)
@@ -51,7 +51,7 @@ def test_no_time_is_estimated_while_the_lag_grows() -> None:
 
 
 def test_pages_are_backlog_while_the_lag_shrinks() -> None:
-    """From the first page on, and not where the peer writes as fast as this zone reads."""
+    """From the first page on, but not if the peer writes as fast as this zone reads."""
     tracker = CatchUpTracker()
     assert not tracker.takes_backlog
     tracker.update(0, 0, FAR)
@@ -63,7 +63,7 @@ def test_pages_are_backlog_while_the_lag_shrinks() -> None:
 
 
 def test_the_pace_is_that_of_the_last_seconds() -> None:
-    """A line that becomes slow shows within the window, whatever it did before."""
+    """A link that becomes slow shows within the window, whatever its pace before."""
     tracker, now_ms, offset = CatchUpTracker(), 0, 0
     tracker.update(now_ms, offset, 10 * FAR)
     for pace in [10_000] * 60 + [100] * (SAMPLES_MAX + 1):
@@ -74,7 +74,7 @@ def test_the_pace_is_that_of_the_last_seconds() -> None:
 
 
 def test_catch_up_is_logged_at_start_periodically_and_at_the_end() -> None:
-    """One line each, and none between. It ends when the lag is that of a busy stream, and starts again only when the
+    """One line each, and none in between. It ends when the lag is that of a busy stream, and starts again only when the
     pull is far behind again."""
     tracker, said = CatchUpTracker(), list[tuple[int, CatchUpEvent]]()
     for second in range(101):
@@ -89,7 +89,7 @@ def test_catch_up_is_logged_at_start_periodically_and_at_the_end() -> None:
 
 
 def test_a_new_epoch_of_the_peer_starts_another_catch_up() -> None:
-    """An offset that goes back is another life of the peer's store."""
+    """An offset that goes back belongs to another epoch of the peer's store."""
     tracker = CatchUpTracker()
     tracker.update(0, 400_000, 500_000)
     assert tracker.update(1_000, 0, 100_000) == (CatchUpEvent.STARTED, CatchUp(0, 0, 100_000))
@@ -116,9 +116,9 @@ def test_catch_up_from_the_oldest_fact_is_logged(
 
     with caplog.at_level(logging.INFO):
         asyncio.run(scenario())
-    told = {record.message: record for record in caplog.records if record.message.startswith("catch_up")}
-    assert set(told) == {"catch_up_started", "catch_up_finished"}
-    begun, done = told["catch_up_started"].__dict__, told["catch_up_finished"].__dict__
+    logged = {record.message: record for record in caplog.records if record.message.startswith("catch_up")}
+    assert set(logged) == {"catch_up_started", "catch_up_finished"}
+    begun, done = logged["catch_up_started"].__dict__, logged["catch_up_finished"].__dict__
     assert (begun["peer"], begun["from_offset"], begun["end_offset"]) == ("plant-a", 0, 120_000)
     assert (done["from_offset"], done["end_offset"]) == (0, 120_000)
     assert done["percent"] > 90
@@ -126,6 +126,6 @@ def test_catch_up_from_the_oldest_fact_is_logged(
 
 
 def marks_in(file: Path) -> list[int]:
-    """Which marks of a store begin backlog, oldest first."""
+    """The marks of a store that begin a backlog, oldest first."""
     with closing(sqlite3.connect(file)) as connection:
         return [found for (found,) in connection.execute("SELECT is_backlog FROM mark ORDER BY first_offset")]

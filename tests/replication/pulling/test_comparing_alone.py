@@ -1,4 +1,4 @@
-"""A comparison with a peer's real server, whose answers the test carries and may spoil, and two real stores."""
+"""A comparison with a peer's real server and two real stores; the test delivers the answers and may change them."""
 
 import asyncio
 import contextlib
@@ -47,8 +47,8 @@ from tests.waiting import wait_until_async
 
 
 class Peer:
-    """Asks the server of plant-a's store as idmz does, without a broker between them. `spoil` changes what is asked on
-    the way."""
+    """Sends the requests of idmz to the server of plant-a's store, without a broker. `spoil` changes answers on the
+    way."""
 
     peer_zone = "plant-a"
     packet_bytes_max = 1_000_000
@@ -77,7 +77,7 @@ class Peer:
 
 
 def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: PeerPosition | None = None) -> None:
-    """Batches of an origin, with its definitions, as they come from plant-a."""
+    """Store batches of an origin with its definitions, as they come from plant-a."""
     where = position or PeerPosition(origin.origin.epoch, 0)
     store.inbound.put_batches("plant-a", STREAM, parsed(sealed), origin.received(), where).result(20)
 
@@ -86,7 +86,7 @@ def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: 
 async def comparing(
     plant: FactStore, idmz: FactStore, peer_zone: str = "plant-a"
 ) -> AsyncIterator[tuple[AntiEntropy, Peer]]:
-    """What compares idmz with plant-a, which may bring its own facts."""
+    """The comparison of idmz with plant-a, which may send its own facts."""
     peer = Peer(plant)
     settings = AntiEntropySettings(peer_zone, (STREAM,), frozenset({"plant-a"}))
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
@@ -107,13 +107,12 @@ async def played(folder: Path) -> AsyncIterator[tuple[FactStore, FactStore]]:
 
 
 def level(plant: FactStore) -> PeerPosition:
-    """The position of one who has read all that plant-a has."""
+    """The position after all that plant-a has."""
     return PeerPosition(plant.epoch, plant.end_offset(STREAM))
 
 
 async def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
-    """Neither facts of a zone that it may not relay, nor our own, which it has from a life of our store that is no
-    more."""
+    """Not missing: facts of a zone that it may not relay, and our own facts of an epoch that our store never had."""
     async with played(tmp_path) as (plant, idmz):
         theirs, relayed, own = Elsewhere("plant-a"), Elsewhere("north"), Elsewhere("idmz")
         for one in (theirs, relayed, own):
@@ -127,8 +126,8 @@ async def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
 
 
 async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None:
-    """Facts of an own former epoch that only the peer holds come back, as facts of that epoch; of the present epoch and
-    of one that this store never had none is taken."""
+    """Facts of an own former epoch that only the peer holds come back as facts of that epoch; none is accepted of the
+    present epoch, or of one that this store never had."""
     path, witness = tmp_path / "idmz.db", tmp_path / "idmz.db.witness"
 
     def recorded(values: range) -> None:
@@ -165,8 +164,8 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
 
 
 async def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:
-    """Which of two histories is the right one, no digest says: what differs is told, and what is missing behind it
-    stays missing."""
+    """Digests do not show which of two histories is right: the fork is reported, and facts missing after it stay
+    missing."""
     async with played(tmp_path) as (plant, idmz):
         theirs, forged = Elsewhere("plant-a"), Elsewhere("plant-a")
         put(plant, theirs, [theirs.seal(10) for _ in range(4)])
@@ -182,7 +181,7 @@ async def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:
 async def test_forks_of_one_comparison_are_recorded_within_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer can name twenty thousand ranges that differ, and each incident is a commit."""
+    """A peer can name twenty thousand differing ranges, and each incident is a commit."""
     monkeypatch.setattr(anti_entropy, "REFUSED_MAX", 2)
     async with played(tmp_path) as (plant, idmz):
         for epoch in (b"\1" * 16, b"\2" * 16, b"\3" * 16):
@@ -196,7 +195,7 @@ async def test_forks_of_one_comparison_are_recorded_within_a_limit(
 
 
 async def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
-    """As in a pull: a fact that refers to an artifact is stored when the artifact is here."""
+    """As in a pull, a fact that refers to an artifact is stored when the artifact is here."""
     async with played(tmp_path) as (plant, idmz):
         theirs = Elsewhere("plant-a")
         put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
@@ -215,7 +214,7 @@ async def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
 
 
 async def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
-    """While a comparison fetches, the pull may have gone on, also into another epoch of the peer: what is fetched is
+    """While a comparison fetches, the pull may move on, also into another epoch of the peer: the fetched facts are
     stored, and the position stays where the pull has moved it."""
     async with played(tmp_path) as (plant, idmz):
         theirs, later = Elsewhere("plant-a"), PeerPosition(b"\7" * 16, 5)
@@ -233,7 +232,7 @@ async def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
 
 
 async def test_a_comparison_is_bound_to_one_epoch(tmp_path: Path) -> None:
-    """Answers of two epochs, of two machines with one name that answer in turn, make no comparison."""
+    """Two machines of one name answer in turn with different epochs: the comparison fails."""
     async with played(tmp_path) as (plant, idmz):
         theirs = Elsewhere("plant-a")
         put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
@@ -258,7 +257,7 @@ async def test_a_comparison_is_bound_to_one_copy_of_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
     """After the first answer the peer is an image from before two of its batches, under the same epoch, and has grown
-    since: the comparison begins anew, and speaks of the image alone. After a restart of the same store it goes on."""
+    since: the comparison starts again, and covers only the image. After a restart of the same store it continues."""
     theirs, north = Elsewhere("plant-a"), Elsewhere("plant-a", epoch=b"n" * 16)
     path, image = tmp_path / "first.db", tmp_path / "image.db"
     with FactStore.open(path, "plant-a") as first:
@@ -298,7 +297,7 @@ async def test_a_comparison_is_bound_to_one_copy_of_the_log(
 
 
 async def test_a_store_that_is_busy_refuses_no_repair(tmp_path: Path) -> None:
-    """What may pass ends the comparison, to be made again; nothing is told as refused for good."""
+    """A retryable error ends the comparison, which is repeated later; nothing is reported as refused for good."""
     async with played(tmp_path) as (plant, idmz):
         theirs = Elsewhere("plant-a")
         put(plant, theirs, [theirs.seal(10)])
@@ -316,7 +315,7 @@ async def test_a_store_that_is_busy_refuses_no_repair(tmp_path: Path) -> None:
 
 
 async def test_an_answer_of_another_zone_is_refused(tmp_path: Path) -> None:
-    """What names another store than the one asked is no answer, and the comparison counts as failed."""
+    """An answer that names another store is not accepted, and the comparison counts as failed."""
     async with played(tmp_path) as (plant, idmz), comparing(plant, idmz, "plant-b") as (comparer, _):
         with pytest.raises(PageRefused):
             await comparer.compare(STREAM, repair=False)
@@ -324,7 +323,7 @@ async def test_an_answer_of_another_zone_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_page_before_the_requested_position_is_refused(tmp_path: Path) -> None:
-    """A page that brings what lies before the place asked for leads nowhere, and would be asked for without end."""
+    """A page before the requested place makes no progress, and would be requested endlessly."""
     async with played(tmp_path) as (plant, idmz):
         theirs = Elsewhere("plant-a")
         put(plant, theirs, [theirs.seal(10) for _ in range(3)])
@@ -343,7 +342,7 @@ async def test_a_page_before_the_requested_position_is_refused(tmp_path: Path) -
 
 
 class Inventor:
-    """A peer that answers each request at once, from what a test says of ranges, digests and sequences."""
+    """A peer that answers each request at once from given ranges, digests and sequences."""
 
     peer_zone = "plant-a"
 
@@ -365,7 +364,7 @@ class Inventor:
         return Reply(DigestsAnswer(**own, end_offset=1, ranges=part, more=len(left) > len(part)), [])
 
     async def compared(self, idmz: FactStore) -> Comparison:
-        """What a comparison with this peer finds, and repairs, where everything that it has was pulled."""
+        """The result of a comparison with repair with this peer, from which everything was pulled."""
         idmz.inbound.put_batches("plant-a", STREAM, [], [], PeerPosition(bytes(16), 1)).result(20)
         settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}))
         comparer = AntiEntropy(ThrottledRequester(self), idmz, settings, COMPARISON_ERRORS)  # type: ignore[arg-type]
@@ -373,13 +372,13 @@ class Inventor:
 
 
 def invented(count: int, zone: str = "plant-a") -> list[tuple[str, int, int, str, str]]:
-    """Ranges of as many epochs of a zone."""
+    """Ranges of so many epochs of a zone."""
     return [(f"{zone}/{number:032x}", 1, 9, "0" * 32, "a" * 32) for number in range(count)]
 
 
 async def test_the_ranges_kept_of_a_peer_are_bounded(tmp_path: Path) -> None:
-    """A peer that invents epochs is refused before more of their ranges are kept than honest zones have. Ranges of
-    zones whose facts it may not bring are not kept at all."""
+    """A peer that invents epochs is refused before more ranges are kept than honest zones have. Ranges of zones that it
+    may not relay are not kept."""
     async with played(tmp_path) as (_, idmz):
         peer = Inventor(invented(RANGES_KEPT_MAX + 1), lambda _: {})
         with pytest.raises(PageRefused, match=f"more than {RANGES_KEPT_MAX} ranges"):
@@ -401,7 +400,7 @@ async def test_holes_without_end_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_reasons_of_a_comparison_are_bounded() -> None:
-    """The last reason says that there were others."""
+    """The last reason says that there were more."""
     found = Comparison(STREAM)
     for number in range(2 * REFUSED_MAX):
         found.refuse(f"why {number}")

@@ -1,4 +1,4 @@
-"""Signed ends on their way from an origin over a relay to a receiver, and what the receiver concludes."""
+"""Signed ends on their way from an origin through a relay to a receiver, and the receiver's conclusions."""
 
 import asyncio
 import threading
@@ -40,7 +40,7 @@ PINS = {zone: frozenset({made.sha256}) for zone, made in MADE.items()}
 
 
 class Node:
-    """A store with what it has seen of others' signatures, answering GetHeads as a node does."""
+    """A store with the signed ends that it has seen, answering GetHeads as a node does."""
 
     def __init__(
         self, folder: Path, zone: str, signer: HeadSigner | None, trusts: dict[str, Any] | None = None
@@ -58,7 +58,7 @@ class Node:
         done(self.store.appends.append_samples(TELEMETRY, rows))
 
     async def answer(self, zone: str, request: GetHeads) -> Answered | Refuse:
-        """What this node answers to a zone."""
+        """This node's answer to a zone."""
 
         async def in_turn(_: str, call: Any, *arguments: Any) -> Any:
             return call(*arguments)
@@ -87,13 +87,13 @@ class Node:
         asyncio.run(watch.record())
 
     def watching(self, requester: Any, *zones: str) -> HeadsWatch:
-        """A watch of the node, with the errors of the store that the product names."""
+        """A watch of the node, with the store errors of the product."""
         return HeadsWatch(
             requester, self.store, TELEMETRY, frozenset(zones), self.judge, self.freshness, STORE_ERRORS, lambda: 0.5
         )
 
     def seen(self) -> dict[str, int]:
-        """How far each zone has signed, as this node knows."""
+        """How far each zone has signed, as known to this node."""
         return {one.origin.zone: one.last_sequence for one in self.freshness.newest(TELEMETRY)}
 
 
@@ -110,7 +110,7 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node, Node]]:
 def test_signed_ends_are_proven_outside_the_event_loop(
     nodes: tuple[Node, Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer may send hundreds of certificates and false signatures; what else the node does goes on meanwhile."""
+    """A peer may send hundreds of certificates and false signatures; the node's other work continues meanwhile."""
     plant, relay, _ = nodes
     plant.record(1)
     threads = list[threading.Thread]()
@@ -127,7 +127,7 @@ def test_signed_ends_are_proven_outside_the_event_loop(
 
 
 def test_a_receiver_learns_how_far_the_origin_has_signed(nodes: tuple[Node, Node, Node]) -> None:
-    """Over a relay that passes no fact on, the receiver learns the origin's end, and that nothing of it is here."""
+    """Through a relay that passes on no fact, the receiver learns the origin's end, and that no fact of it is here."""
     plant, relay, receiver = nodes
     plant.record(1)
     relay.ask(plant, "plant")
@@ -143,7 +143,8 @@ def test_a_receiver_learns_how_far_the_origin_has_signed(nodes: tuple[Node, Node
 
 
 def test_ends_of_other_zones_and_of_unknown_keys_are_not_taken(nodes: tuple[Node, Node, Node]) -> None:
-    """Only zones that the peer may bring, and only signatures of keys that are trusted; nobody's own come back."""
+    """Only ends of zones that the peer may relay, signed with trusted keys, are accepted; a zone never gets its own
+    back."""
     plant, relay, receiver = nodes
     plant.record(1)
     relay.ask(plant, "mill")
@@ -157,8 +158,8 @@ def test_ends_of_other_zones_and_of_unknown_keys_are_not_taken(nodes: tuple[Node
 
 
 def test_a_forged_end_is_not_taken(nodes: tuple[Node, Node, Node]) -> None:
-    """A relay that lowers or raises the sequence, changes the digest, swaps heads, or sends bytes that are no head,
-    changes nothing."""
+    """A relay that lowers or raises the sequence, changes the digest, swaps heads, or sends bytes that are not a head,
+    has no effect."""
     plant, relay, receiver = nodes
     plant.record(1)
     relay.ask(plant, "plant")
@@ -190,7 +191,7 @@ def own(answer: HeadsAnswer) -> dict[str, str]:
 
 
 def test_another_answer_is_malformed(nodes: tuple[Node, Node, Node]) -> None:
-    """An answer about another stream is not taken for this one."""
+    """An answer about another stream is not accepted for this one."""
     plant, relay, _ = nodes
     plant.record(1)
     plant.forge = lambda answer, heads: (HeadsAnswer(**own(answer), stream="other", ends=answer.ends), heads)
@@ -199,7 +200,8 @@ def test_another_answer_is_malformed(nodes: tuple[Node, Node, Node]) -> None:
 
 
 def test_two_signed_histories_are_an_incident(nodes: tuple[Node, Node, Node]) -> None:
-    """A zone whose signed end contradicts the facts held here, as a running copy of its store makes, is named."""
+    """A zone whose signed end contradicts the facts held here, as a running copy of its store produces, is named in an
+    incident."""
     plant, relay, _ = nodes
     plant.record(1)
     (batch,) = parsed(one.sealed for one in plant.store.read(TELEMETRY, 0, 100, 2**30).batches)
@@ -223,8 +225,8 @@ def test_two_signed_histories_are_an_incident(nodes: tuple[Node, Node, Node]) ->
 def test_the_certificates_of_a_key_are_judged_once(
     nodes: tuple[Node, Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer sends 256 ends, and 256 certificates of the one key that has signed them, which no trust covers. The node
-    judges sixteen of them, once: all of them for each end took seconds, in which no zone was served."""
+    """A peer sends 256 ends, and 256 untrusted certificates of the key that signed them. The node checks sixteen of
+    them, once; checking all of them for each end took seconds, in which no zone was served."""
     plant, relay, _ = nodes
     plant.record(1)
     key = SigningKey(MADE["evil"].key)
@@ -248,8 +250,8 @@ async def test_two_histories_found_while_the_store_is_busy_are_recorded_later(
     *,
     is_at_once: bool,
 ) -> None:
-    """A peer shows two ends of one zone, once, while the store refuses an incident, at once or when it commits. The
-    watch goes on, and records the incident later, though the peer then shows nothing."""
+    """A peer presents two ends of one zone, once, while the store refuses an incident, at once or at its commit. The
+    watch continues, and records the incident later, although the peer presents nothing more."""
     _, relay, _ = nodes
     origin, tries = Origin("plant", bytes(16)), list[str]()
     own_fields: dict[str, Any] = {"store_zone": "plant", "epoch": "00" * 16, "stream": TELEMETRY}
@@ -273,7 +275,7 @@ async def test_two_histories_found_while_the_store_is_busy_are_recorded_later(
         return refused
 
     async def up() -> None:
-        """The link is there."""
+        """The link is up."""
 
     async def ask(_request: GetHeads, _timeout_s: float) -> Reply:
         if not shown:

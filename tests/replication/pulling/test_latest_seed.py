@@ -1,5 +1,4 @@
-"""A new zone that begins at the latest values: it has them at once, none of the history, and everything that comes
-after."""
+"""A new zone that begins at the latest values: it has them at once, no older facts, and all facts that follow."""
 
 import asyncio
 import json
@@ -53,7 +52,7 @@ PULL = f'zone = "plant-a"\npulls = ["{STREAM}"]\nstart = [{{ stream = "{STREAM}"
 
 
 async def shown(file: Path) -> dict[str, tuple[float, str | None]]:
-    """What `bsfg latest` says of each tag, and who told of it."""
+    """What `bsfg latest` shows of each tag, and the peer from which the value came."""
     done = await asyncio.to_thread(CliRunner().invoke, bsfg, ["latest", "--config", str(file), "--json"])
     rows = [json.loads(line) for line in done.output.splitlines()]
     return {row["subject"].removeprefix("tag:line1/"): (row["value"], row["via"]) for row in rows}
@@ -83,8 +82,8 @@ async def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_pat
             await wait_until_async(lambda: plant.store.consumers.all()[0].frontier == history + 3, "what came after")
             found = await shown(file)
         assert server.statistics().requests["GetLatest"] == asked
-    told = {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(2, TAGS)}
-    assert found == {"t0": (20001.0, None), "t1": (30002.0, None), **told}
+    from_peer = {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(2, TAGS)}
+    assert found == {"t0": (20001.0, None), "t1": (30002.0, None), **from_peer}
     plant.store.close()
     with open_store(load(file)) as store:
         assert [one.end_offset for one in store.streams()] == [3]
@@ -93,10 +92,10 @@ async def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_pat
 
 @pytest.mark.system
 async def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto, tmp_path: Path) -> None:
-    """A zone above a relay that began at the latest values gets the same values, with their source and no offset; zones
-    that the peer may not relay are left out."""
+    """A zone above a relay that began at the latest values gets the same values, with their source and without an
+    offset; zones that the peer may not relay are left out."""
     idmz, enterprise = Node.open(broker, "idmz", tmp_path), Node.open(broker, "enterprise", tmp_path)
-    save_peer_latest(tmp_path, told("plant-a", [value(1), value(2)]))
+    save_peer_latest(tmp_path, values_of("plant-a", [value(1), value(2)]))
     idmz.serve({"enterprise": [STREAM]}, peer_latest_in=tmp_path)
     begun, kept = asyncio.Event(), list[PeerLatest]()
     values = LatestSeed(
@@ -118,17 +117,17 @@ async def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto
         node.store.close()
 
 
-def told(peer: str, values: list[LatestEntry]) -> PeerLatest:
-    """What a peer told."""
+def values_of(peer: str, values: list[LatestEntry]) -> PeerLatest:
+    """The values that a peer sent."""
     return PeerLatest(peer, "0" * 32, STREAM, 1_700_000_000_000, values)
 
 
 def test_a_saved_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     """Values of two peers are kept apart and read together; a newer file replaces the one before; a truncated file
     counts as missing."""
-    save_peer_latest(tmp_path, told("plant-a", [value(1)]))
-    save_peer_latest(tmp_path, told("plant-b", [value(2), value(3)]))
-    save_peer_latest(tmp_path, told("plant-a", [value(4)]))
+    save_peer_latest(tmp_path, values_of("plant-a", [value(1)]))
+    save_peer_latest(tmp_path, values_of("plant-b", [value(2), value(3)]))
+    save_peer_latest(tmp_path, values_of("plant-a", [value(4)]))
     rows = peer_latest(tmp_path, STREAM)
     assert [(row["subject"], row["via"], row["value"]) for row in rows] == [
         ("tag:004", "plant-a", "x" * 10), ("tag:002", "plant-b", "x" * 10), ("tag:003", "plant-b", "x" * 10),
@@ -154,9 +153,8 @@ UNREADABLE = [b'"\xff"', b"1e400", b"-1e999", b'{"a":"\xc3("}', b"[" * 200 + b"]
 def test_a_value_that_is_no_json_is_refused_and_the_others_stay(
     raw: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A peer sends a value that no parser reads among good ones. It is left out where it comes in, with a line that
-    names the peer and the tag; the others are kept. A node that kept it ended at the next question for latest
-    values."""
+    """Among good values, a peer sends one that no parser reads. It is dropped on arrival, with a log line that names
+    the peer and the tag; the others are kept. (A node that kept it ended at the next request for latest values.)"""
     sent = [value(1), odd(2, value=msgspec.Raw(raw)), value(3)]
     own = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM}
     answer = LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=sent)
@@ -220,8 +218,8 @@ async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.Monk
 
 
 async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:
-    """A peer sends few values in answers that are as large as may be, and says `more` without end: refused, before they
-    fill the memory."""
+    """A peer sends few values in answers of the largest size, and says `more` endlessly: refused, before they fill the
+    memory."""
     own = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM}
     answers = list[LatestAnswer]()
 
@@ -238,16 +236,16 @@ async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:
 
 
 def test_a_file_with_a_value_that_is_no_json_counts_as_missing(tmp_path: Path) -> None:
-    """One that an earlier version kept: its values are asked for again at the next start, and no reader fails."""
-    save_peer_latest(tmp_path, told("plant-a", [value(1), odd(2, value=msgspec.Raw(b"1e400"))]))
+    """An earlier version kept such a file: its values are requested again at the next start, and no reader fails."""
+    save_peer_latest(tmp_path, values_of("plant-a", [value(1), odd(2, value=msgspec.Raw(b"1e400"))]))
     assert not has_peer_latest(tmp_path, "plant-a", STREAM)
     assert peer_latest(tmp_path) == []
 
 
 @pytest.mark.parametrize("as_of", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00+23:59"])
 def test_a_time_that_cannot_be_written_in_utc_is_none(as_of: str, tmp_path: Path) -> None:
-    """A peer's time beyond the years 1 to 9999 counts as a text that names no time; merging the values of peers with
-    our own raised ValueError for it."""
-    save_peer_latest(tmp_path, told("plant-a", [odd(1, as_of=as_of, source_time=as_of)]))
+    """A peer's time beyond the years 1 to 9999 counts as a text that names no time. (Merging it with our own values
+    raised ValueError.)"""
+    save_peer_latest(tmp_path, values_of("plant-a", [odd(1, as_of=as_of, source_time=as_of)]))
     (row,) = merge_peer_records([], peer_latest(tmp_path), BASE_NS, 60_000)
     assert row["as_of"] == as_of

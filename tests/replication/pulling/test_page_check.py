@@ -1,4 +1,4 @@
-"""What a receiver checks of a page: a peer that sends what it should not is named, and nothing of it is stored."""
+"""The checks of a receiver on a page: a page that breaks a rule is refused by name, and nothing of it is stored."""
 
 import hashlib
 import re
@@ -62,12 +62,12 @@ def answer(data: bytes, last: int = 10, **fields: object) -> FetchAnswer:
 
 
 def kept(content: PageContent) -> PageContent:
-    """The content as it is: the batches are checked apart."""
+    """The content unchanged: batches are checked separately."""
     return content
 
 
 def test_good_page() -> None:
-    """A page as it should be, with its content and the definitions' numbers."""
+    """A valid page, with its content and the definitions' numbers."""
     batch = sealed()
     page = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM, ORIGINS, kept)
     assert (page.first_offset, page.last_offset, page.more, page.end_offset) == (1, 10, True, 99)
@@ -77,8 +77,8 @@ def test_good_page() -> None:
 
 
 def test_the_memory_of_the_definitions_of_a_page_is_known() -> None:
-    """The smallest definitions that fill a header, of one origin and of one origin each: what a page says of its memory
-    is neither far below nor far above what Python takes, and definitions of one origin share its object."""
+    """The smallest definitions that fill a header, of one origin and of one origin each: the estimated memory of a page
+    is neither far below nor far above what Python uses, and definitions of one origin share its object."""
     for epochs in (1, 5_000):
         entries = [
             msgspec.structs.replace(entry(body=b"{}"), epoch=(at % epochs).to_bytes(16).hex()) for at in range(5_000)
@@ -93,24 +93,24 @@ def test_the_memory_of_the_definitions_of_a_page_is_known() -> None:
 
 
 def test_page_of_omitted_facts() -> None:
-    """Our own facts were left out: the page covers offsets and holds nothing."""
+    """Our own facts were left out: the page covers offsets and contains no facts."""
     page = check_page(answer(b"", batches=[], omitted=[(1, 7)]), [], "plant-a", STREAM, ORIGINS, kept)
     assert (page.first_offset, page.last_offset) == (1, 7)
 
 
 def flipped(data: bytes) -> bytes:
-    """One bit changed on the way."""
+    """One bit changed in transit."""
     return data[:100] + bytes([data[100] ^ 1]) + data[101:]
 
 
 def check(page: FetchAnswer, data: bytes) -> None:
-    """Both steps."""
+    """Run both steps."""
     content = check_page(page, [data], "plant-a", STREAM, ORIGINS, kept).content
     check_batches(content, STREAM, ORIGINS)
 
 
 def lying(batch: Batch) -> bytes:
-    """A batch whose digest is right and whose content is not what its header promises."""
+    """A batch with a right digest whose content contradicts its header."""
     sealed_bytes = bytearray(batch.sealed[:-16])
     sealed_bytes[36:44] = (-5).to_bytes(8, "little", signed=True)  # the earliest time
     return bytes(sealed_bytes) + hashlib.blake2b(sealed_bytes, digest_size=16).digest()
@@ -137,13 +137,13 @@ def lying(batch: Batch) -> bytes:
     ],
 )
 def test_bad_page_is_named(data: bytes, fields: dict[str, object], said: str) -> None:
-    """Each thing a peer may not send is refused, naming it."""
+    """Each fault of a page is refused by name."""
     with pytest.raises(PageRefused, match=re.escape(said)):
         check(answer(data, **fields), data)
 
 
 def test_what_cannot_be_opened_is_marked() -> None:
-    """A batch whose digest is right and whose content is not as its header promises does not refuse the page."""
+    """A batch with a right digest whose content contradicts its header does not refuse the page."""
     data = lying(sealed())
     content = check_page(answer(data), [data], "plant-a", STREAM, ORIGINS, kept).content
     (offered,) = check_batches(content, STREAM, ORIGINS)
@@ -152,8 +152,8 @@ def test_what_cannot_be_opened_is_marked() -> None:
 
 @pytest.mark.parametrize("first, is_taken", [(CLAIM_MAX - 9, True), (CLAIM_MAX - 8, False), (2**63 - 1 - 20, False)])
 def test_a_sequence_that_no_answer_can_name_is_marked(first: int, *, is_taken: bool) -> None:
-    """A batch of a hostile origin ends beyond the largest sequence of an answer. It is declined by name: stored, it
-    would make the digests of this node unreadable to every zone that asks for them."""
+    """A batch of a hostile origin ends beyond the largest sequence of an answer. It is declined by name: if it were
+    stored, every zone that requests this node's digests could not read them."""
     rows = [(1, number, float(number), 0) for number in range(10)]
     link = Link(STREAM, Origin("plant-a", EPOCH), first, b"p" * 16)
     batch = seal_samples(link, rows, Definitions().extended(DEFINITION))
@@ -164,7 +164,7 @@ def test_a_sequence_that_no_answer_can_name_is_marked(first: int, *, is_taken: b
 
 
 def test_heads_stand_behind_the_batches() -> None:
-    """The records behind the batches belong to the batches that the answer names."""
+    """The records after the batches belong to the batches that the answer names."""
     batch, record = sealed(), bytes(range(82))
     page = check_page(answer(batch.sealed, heads=[0]), [batch.sealed, record], "plant-a", STREAM, ORIGINS, kept)
     (offered,) = check_batches(page.content, STREAM, ORIGINS)
@@ -172,7 +172,7 @@ def test_heads_stand_behind_the_batches() -> None:
 
 
 def test_answer_to_another_question() -> None:
-    """A cursor where a page was asked for."""
+    """A cursor in place of the requested page."""
     cursor = CursorAnswer(
         store_zone="plant-a", epoch=EPOCH.hex(), consumer_name="x", stream=STREAM, frontier=0, end_offset=0
     )
@@ -181,7 +181,7 @@ def test_answer_to_another_question() -> None:
 
 
 def test_allowed_relayed_origins_are_accepted() -> None:
-    """The configuration's word is what counts."""
+    """The configuration decides."""
     batch = sealed(zone="plant-b")
     origins = frozenset({"plant-b"})
     page = check_page(
@@ -213,7 +213,7 @@ RANGE = (ENDS.origin, 1, 5, "0" * 32, "a" * 32)
     ],
 )
 def test_digests_are_those_that_were_asked_for(request_: GetDigests, fields: dict[str, object], said: str) -> None:
-    """No more digests than were asked for, of the range that was asked for, and of nothing else."""
+    """No more digests than requested, only of the requested range, and nothing else."""
     good = {"store_zone": "plant-a", "epoch": EPOCH.hex(), "stream": STREAM, "end_offset": 99}
     sent = DigestsAnswer(**{**good, **fields})
     if not said:
@@ -246,7 +246,7 @@ def of_sequences(batch: Batch, first: int = 1, **fields: object) -> SequencesAns
     ],
 )
 def test_sequences_are_those_that_were_asked_for(first: int, fields: dict[str, object], said: str) -> None:
-    """A batch that lies elsewhere at its origin, or is another origin's, does not pass for what is missing."""
+    """A batch at another place of its origin, or of another origin, does not count as the missing one."""
     batch = sealed()
     request = FetchSequences(
         stream=STREAM, origin=str(batch.header.origin), first_sequence=1, last_sequence=20, limit=100

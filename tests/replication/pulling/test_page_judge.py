@@ -1,5 +1,5 @@
-"""Whom a node believes, with a real store: certificates that came with a page or are held, keys that are known, proof
-by what is held, and the evidence of what was declined."""
+"""The signers that a node trusts, with a real store: certificates that came with a page or are held, known keys, proof
+by held facts, and the evidence of declined ones."""
 
 import hashlib
 import sqlite3
@@ -56,7 +56,7 @@ def store(tmp_path: Path) -> Iterator[FactStore]:
 def judge_of(
     store: FactStore, *, rule: str = "required", trust: SignerTrust | None = None, **more: object
 ) -> PageJudge:
-    """A judge that believes the authority, at a time at which the certificates are valid."""
+    """A judge that trusts the authority, at a time at which the certificates are valid."""
     trusted = SignerTrust((AUTHORITY.certificate,)) if trust is None else trust
     policy = TrustPolicy(trusted, {"plant": rule}, "enterprise")  # type: ignore[dict-item]
     return PageJudge(store, policy, clock_ms=lambda: NOW_MS, **more)  # type: ignore[arg-type]
@@ -69,9 +69,9 @@ def put(store: FactStore, judged: JudgedPage, last: int) -> None:
     store.inbound.put_batches("idmz", STREAM, judged.batches, [], position, **proofs).result(10)  # type: ignore[arg-type]
 
 
-def test_a_certificate_comes_once_and_is_believed_from_the_store_later(store: FactStore) -> None:
-    """The first page brings the certificate; a judge of the next life, which gets none, finds it in the store, and each
-    names the key in its requests."""
+def test_a_certificate_comes_once_and_is_trusted_from_the_store_later(store: FactStore) -> None:
+    """The first page brings the certificate; after a restart, a judge that gets none finds it in the store. Both name
+    the key in their requests."""
     run = chain(4)
     first = judge_of(store)
     assert first.signers_known() == []
@@ -87,7 +87,7 @@ def test_a_certificate_comes_once_and_is_believed_from_the_store_later(store: Fa
 
 def test_a_certificate_of_a_page_that_was_lost_is_stored_with_the_next(store: FactStore) -> None:
     """The page that brought the certificate was judged and never stored. The peer does not send the certificate again,
-    so the next page must have it, or this node could not pass it on."""
+    so it is stored with the next page; otherwise this node could not pass it on."""
     run = chain(4)
     judge = judge_of(store)
     judge.judge("idmz", STREAM, signed(run[:2], KEY), [PLANT.der])
@@ -96,8 +96,8 @@ def test_a_certificate_of_a_page_that_was_lost_is_stored_with_the_next(store: Fa
 
 
 def test_bad_certificates_of_a_good_key_do_not_hide_the_good_one(store: FactStore) -> None:
-    """A relay that sends, first, certificates of the plant's key by another authority and for another zone: the good
-    one beside them counts, and without it nothing is believed."""
+    """A relay first sends certificates of the plant's key by another authority and for another zone: the good one among
+    them counts, and without it nothing is trusted."""
     other = make("other authority", is_ca=True)
     bad = [make("plant", other, key=PLANT.key).der, make("evil", AUTHORITY, key=PLANT.key).der, b"no certificate"]
     run = chain(2)
@@ -107,8 +107,8 @@ def test_bad_certificates_of_a_good_key_do_not_hide_the_good_one(store: FactStor
     assert len(judge.judge("idmz", STREAM, signed(run, KEY), [*bad, PLANT.der]).batches) == 2
 
 
-def test_a_compromised_key_is_believed_no_more(store: FactStore) -> None:
-    """From the time on which the operator has marked a key, its heads prove nothing, though its certificate is held."""
+def test_a_compromised_key_is_no_longer_trusted(store: FactStore) -> None:
+    """From the time that the operator has given, the key's heads prove nothing, although its certificate is held."""
     run = chain(1)
     put(store, judge_of(store).judge("idmz", STREAM, signed(run, KEY), [PLANT.der]), 1)
     trust = SignerTrust((AUTHORITY.certificate,), {}, {KEY.key_id: NOW_MS})
@@ -117,7 +117,7 @@ def test_a_compromised_key_is_believed_no_more(store: FactStore) -> None:
 
 
 def test_a_pinned_zone_has_only_the_pinned_certificate(store: FactStore) -> None:
-    """A facts authority that was taken over issues another certificate: it does not count for a pinned zone."""
+    """A facts authority that was taken over issues another certificate, which does not count for a pinned zone."""
     trust = SignerTrust((AUTHORITY.certificate,), {"plant": frozenset({PLANT.sha256})})
     stolen = make("plant", AUTHORITY)
     run = chain(2)
@@ -127,8 +127,8 @@ def test_a_pinned_zone_has_only_the_pinned_certificate(store: FactStore) -> None
 
 
 def test_without_trust_proofs_are_passed_on(store: FactStore) -> None:
-    """A relay without configuration stores facts, heads and certificates, unverified, and asks for the certificate
-    again after a while, because the first that came may not be the good one."""
+    """A relay without configuration stores facts, heads and certificates unverified, and requests the certificate again
+    after a while, because the first one may be false."""
     now_ms = NOW_MS
     judge = PageJudge(store, clock_ms=lambda: now_ms)
     judged = judge.judge("idmz", STREAM, signed(chain(2), KEY), [PLANT.der])
@@ -140,7 +140,8 @@ def test_without_trust_proofs_are_passed_on(store: FactStore) -> None:
 
 
 def test_our_own_facts_come_back_with_our_own_signature(store: FactStore) -> None:
-    """A node that signs believes its own certificate without any authority, and takes facts in its name only so."""
+    """A node that signs trusts its own certificate without any authority, and accepts facts in its name only with its
+    signature."""
     own: Made = make("enterprise")
     policy = TrustPolicy(SignerTrust(), {}, "enterprise", (own.der,))
     judge = PageJudge(store, policy, clock_ms=lambda: NOW_MS)
@@ -150,7 +151,7 @@ def test_our_own_facts_come_back_with_our_own_signature(store: FactStore) -> Non
 
 
 def sealed(batches: Sequence[Batch]) -> list[bytes]:
-    """Their bytes."""
+    """The bytes of the batches."""
     return [one.sealed for one in batches]
 
 
@@ -185,8 +186,8 @@ def test_a_page_of_many_declined_ranges_names_a_few(store: FactStore) -> None:
 
 
 def test_whose_requests_are_taken(store: FactStore) -> None:
-    """By rule and proof: unsigned ones where nothing is known of the zone, never after its first signed one; a wrong
-    signature never; an unknown key where nothing is demanded; `off` takes all."""
+    """By rule and proof: unsigned requests if nothing is known of the zone, but not after its first signed one; never a
+    wrong signature; an unknown key if nothing is demanded; `off` accepts all."""
     place, request = MessagePlace("idmz", "plant", "i", b"c" * 16), b"{}"
     good = split_request(sign_request(ZoneSigner(KEY, PLANT.der), place, request))[1]
     assert good is not None
@@ -212,8 +213,8 @@ def test_whose_requests_are_taken(store: FactStore) -> None:
 
 
 def test_whose_answers_are_taken(store: FactStore) -> None:
-    """The same rules for the zone that serves, and a zone that has signed an answer must sign its requests as well. The
-    signature of an answer counts for none to another request."""
+    """The same rules hold for the serving zone, and a zone that has signed an answer must sign its requests too. The
+    signature of an answer is not valid for another request."""
     place, answer = MessagePlace("plant", "enterprise", "i", b"c" * 16), b"an answer"
     good = split_answer(sign_answer(ZoneSigner(KEY, PLANT.der), place, answer))[1]
     assert good is not None
@@ -238,8 +239,8 @@ def test_whose_answers_are_taken(store: FactStore) -> None:
 
 
 def test_changing_certificates_are_looked_at_so_often(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forger that sends another certificate, or another key id, with each message has some of them read in each
-    second. The zone's own, which has counted before, is taken all the while, and so is another zone's first one."""
+    """A forger sends another certificate, or another key id, with each message: only some of them are checked in each
+    second. The zone's own, which has counted before, is accepted all the while, and so is another zone's first one."""
     place, answer, now_ms, read = MessagePlace("plant", "enterprise", "i", b"c" * 16), b"an answer", NOW_MS, []
     judge = judge_of(store)
     judge._clock_ms = lambda: now_ms  # type: ignore[method-assign]
@@ -281,8 +282,8 @@ def test_a_message_is_looked_at_last(store: FactStore, monkeypatch: pytest.Monke
 def test_the_dates_of_a_certificate_limit_what_is_written(
     store: FactStore, caplog: pytest.LogCaptureFixture, begins: int, ends: int
 ) -> None:
-    """A peer whose certificate has ended, or has not begun: its answers and fetches are taken, so that it goes on with
-    facts of others; what it would write here is not, and a wrong signature never is. One line in the log says it."""
+    """A peer's certificate has expired, or is not yet valid: its answers and fetches are accepted, so that it can still
+    relay facts of others; its writes are not, and a wrong signature never is. One log line says so."""
     root = make("facts authority", is_ca=True, begins=NOW - 40 * YEAR, ends=NOW + 40 * YEAR)
     outside = make("plant", root, key=PLANT.key, begins=NOW + begins * YEAR, ends=NOW + ends * YEAR)
     trust = SignerTrust((root.certificate,))
@@ -301,9 +302,9 @@ def test_the_dates_of_a_certificate_limit_what_is_written(
     assert judge.judge("plant", STREAM, signed(chain(1), KEY), [outside.der]).batches == []
 
 
-def test_other_signers_are_believed_from_the_next_page_on(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An authority is withdrawn while a page is judged: this page is still taken, the next is not, although its key was
-    believed a moment ago. Believed again, its authority admits it as before."""
+def test_other_signers_are_trusted_from_the_next_page_on(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An authority is withdrawn while a page is judged: this page is still accepted, the next one is not. When the
+    authority is trusted again, its signers count as before."""
     run, judge = chain(4), judge_of(store)
     signed_zones = store.signed_zones
 
@@ -322,9 +323,9 @@ def test_other_signers_are_believed_from_the_next_page_on(store: FactStore, monk
 
 
 def test_a_key_whose_certificate_is_renewed_each_year(store: FactStore) -> None:
-    """Fifteen years with one key. A running node is given each new certificate before the old one ends, and takes every
-    year's facts; so does a node that begins with the store of the last year, also facts of the first. Facts from before
-    the first certificate and after the last are declined."""
+    """Fifteen years with one key. A running node gets each new certificate before the old one ends, and accepts every
+    year's facts; so does a node that begins with the store of the last year, also for facts of the first. Facts from
+    before the first certificate and after the last are declined."""
     root = make("facts authority", is_ca=True, begins=NOW, ends=NOW + 40 * YEAR)
     years = [
         make("plant", root, key=PLANT.key, begins=NOW + n * YEAR, ends=NOW + (n + 1) * YEAR + MONTH) for n in range(15)
@@ -357,9 +358,9 @@ def test_a_key_whose_certificate_is_renewed_each_year(store: FactStore) -> None:
 
 
 def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStore) -> None:
-    """A relay that trusts nobody. One of its peers sends ever new certificates of the plant's key, the other the true
-    one: that is among those that are passed on, once it has come again, and what a peer has sent has a limit. What is
-    believed here stays and is passed on first."""
+    """A relay without trust. One of its peers sends ever new certificates of the plant's key, the other the true one,
+    which is among those that are passed on once it has come again; the certificates from one peer are limited. A
+    certificate trusted here stays and is passed on first."""
     relay = PageJudge(store, clock_ms=lambda: NOW_MS)
 
     def bring(peer: str, certificate: bytes, judge: PageJudge = relay) -> None:
@@ -390,9 +391,8 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
 def test_certificates_of_ever_new_keys_have_a_limit_for_each_zone(
     store: FactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A zone that is not trusted here signs one batch with ever new keys, behind an honest relay: the newest of them
-    are kept, because no retention releases a certificate, and the true one that the same relay brings of another zone
-    stays."""
+    """An untrusted zone signs one batch with ever new keys, behind an honest relay: the newest are kept, because no
+    retention releases a certificate, and the true one of another zone from the same relay stays."""
     monkeypatch.setattr(transaction, "KEYS_OF_ZONE_MAX", 4)
     relay, (honest,), (evil,) = PageJudge(store, clock_ms=lambda: NOW_MS), chain(1), chain(1, "evil")
     put(store, relay.judge("idmz", STREAM, signed([honest], KEY), [PLANT.der]), 1)
@@ -407,8 +407,8 @@ def test_certificates_of_ever_new_keys_have_a_limit_for_each_zone(
 
 
 def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> None:
-    """Batches with a wrong signature or unreadable content are kept as files, the newest of them, within the limits,
-    and readable for their owner only; names hold nothing that a path could be made of."""
+    """Batches with a wrong signature or unreadable content are kept as files, the newest within the limits, readable
+    only by their owner; names contain nothing from which a path could be made."""
     folder = tmp_path / "declined"
     judge = judge_of(store, evidence=EvidenceFolder(folder))
     for number in range(EVIDENCE_FILES_MAX + 5):
@@ -442,7 +442,7 @@ def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> Non
 def test_whatever_a_peer_sends_is_judged(
     store: FactStore, sent: list[tuple[str, bytes]], certificates: list[bytes | int], rule: str
 ) -> None:
-    """Random heads, real ones cut out of place, and certificates of random bytes or with one byte changed: every batch
+    """Random heads, real ones at other places, and certificates of random bytes or with one byte changed: every batch
     is accepted or declined, nothing is raised, and nothing is verified."""
     batches = [chain(1, zone, epoch=bytes([at]) * 16)[0] for at, (zone, _) in enumerate(sent)]
     offered = page(batches, {at: head for at, (_, head) in enumerate(sent)})

@@ -1,5 +1,4 @@
-"""Store to store through the real broker: what arrives is what was sent, byte for byte, whatever goes away
-meanwhile."""
+"""Store to store over a real broker: what arrives is what was sent, byte for byte, whatever fails meanwhile."""
 
 import asyncio
 import logging
@@ -49,8 +48,8 @@ async def test_pull_to_equality(broker: Mosquitto, tmp_path: Path) -> None:
 
 
 async def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tmp_path: Path) -> None:
-    """Two streams of one peer, a bandwidth that would need two minutes for the backlog of one of them: what is appended
-    to the other meanwhile arrives and is confirmed, fact after fact, while the backlog has hardly begun."""
+    """Two streams of one peer, at a bandwidth that would need two minutes for the backlog of one: facts appended to the
+    other arrive and are confirmed one by one, while the backlog has hardly begun."""
     one_fact_each = StoreSettings(batch_facts_target=1)  # each fact is committed at once: 8,000 bytes are a batch
     plant = Node.open(broker, "plant-a", tmp_path, one_fact_each)
     idmz = Node.open(broker, "idmz", tmp_path)
@@ -75,8 +74,8 @@ async def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tm
 
 
 async def test_a_pull_goes_on_across_what_its_peer_no_longer_has(broker: Mosquitto, tmp_path: Path) -> None:
-    """Facts that were released before the puller came back are told on both sides and passed over: what follows
-    arrives, nothing is stored twice, and the peer's frontier passes the hole."""
+    """Facts that were released before the puller came back are reported on both sides and skipped: later facts arrive,
+    nothing is stored twice, and the peer's frontier passes the hole."""
     dropping = StreamSettings(STREAM, bytes_max=1024 * 1024, on_full="drop_oldest")
     plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES, streams=[dropping])
     plant.serve({"idmz": [STREAM]})
@@ -98,9 +97,9 @@ async def test_a_pull_goes_on_across_what_its_peer_no_longer_has(broker: Mosquit
             await wait_until_async(lambda: frontier(plant) >= end, "confirmation across the hole")
     assert again.statistics().facts_duplicate == 0
     (incident,) = [one for one in idmz.store.incidents() if one.kind == "peer_hole"]
-    told = re.search(r"1001 to (\d+): expired", incident.detail)
-    assert told, incident.detail
-    assert 1_000 < int(told[1]) < plant.store.streams()[0].first_offset  # more may be released before it is served
+    reported = re.search(r"1001 to (\d+): expired", incident.detail)
+    assert reported, incident.detail
+    assert 1_000 < int(reported[1]) < plant.store.streams()[0].first_offset  # more may be released before it is served
     assert [one.kind for one in plant.store.incidents()] == ["facts_expired"]
     assert set(sealed(plant.store)) < set(sealed(idmz.store))
     for node in (plant, idmz):
@@ -108,8 +107,8 @@ async def test_a_pull_goes_on_across_what_its_peer_no_longer_has(broker: Mosquit
 
 
 async def test_a_damaged_batch_stops_no_pull(broker: Mosquitto, tmp_path: Path) -> None:
-    """A batch that the sender's disk changed is never sent: it is told as a hole, both sides have an incident, and
-    everything else arrives."""
+    """A batch that the sender's disk has changed is never sent: it is reported as a hole, both sides have an incident,
+    and everything else arrives."""
     plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES)
     await plant.append(0, 300)
     whole = sealed(plant.store)
@@ -131,7 +130,7 @@ async def test_a_damaged_batch_stops_no_pull(broker: Mosquitto, tmp_path: Path) 
 
 
 async def test_chain_of_three(broker: Mosquitto, tmp_path: Path) -> None:
-    """A relay hands on what it received, with the definitions, and no zone is ever sent its own facts."""
+    """A relay passes on what it received, with the definitions, and no zone is ever sent its own facts."""
     plant, idmz, enterprise = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz", "enterprise"))
     plant.serve({"idmz": [STREAM]})
     idmz.serve({"enterprise": [STREAM]})
@@ -148,7 +147,8 @@ async def test_chain_of_three(broker: Mosquitto, tmp_path: Path) -> None:
 
 
 async def test_many_definitions_travel_before_their_facts(broker: Mosquitto, tmp_path: Path) -> None:
-    """Ten thousand tags do not fit into a page: they come in pages of their own, and the first fact after them."""
+    """The definitions of ten thousand tags do not fit into a page: they come in pages of their own, followed by the
+    first fact."""
     plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
     plant.serve({"idmz": [STREAM]})
     idmz.pull("plant-a")
@@ -164,7 +164,7 @@ async def test_many_definitions_travel_before_their_facts(broker: Mosquitto, tmp
 
 
 async def test_a_page_may_end_before_the_batch_that_brings_new_tags(broker: Mosquitto, tmp_path: Path) -> None:
-    """Tags that are defined while a plant runs: wherever a page ends, each batch comes with its definitions at once."""
+    """Tags are defined while a plant runs: wherever a page ends, each batch comes together with its definitions."""
     many_batches = StoreSettings(batch_facts_target=40)
     plant = Node.open(broker, "plant-a", tmp_path, many_batches)
     idmz = Node.open(broker, "idmz", tmp_path)
@@ -187,7 +187,7 @@ async def test_a_page_may_end_before_the_batch_that_brings_new_tags(broker: Mosq
 
 
 def test_broker_restart(tmp_path: Path) -> None:
-    """The broker goes in the middle and comes back: both sides find it again, and nothing is lost or doubled."""
+    """The broker stops in the middle and returns: both sides reconnect, and nothing is lost or duplicated."""
 
     async def scenario(broker: Mosquitto) -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
@@ -216,8 +216,7 @@ def frontier(node: Node, stream: str = STREAM) -> int:
 
 
 async def test_peer_goes_and_returns_as_another(broker: Mosquitto, tmp_path: Path) -> None:
-    """The serving node ends and starts again with its store, then with a new one: the first goes on, the second begins
-    at 1."""
+    """The serving node restarts with its store, then with a new one: the first continues, the second begins at 1."""
     idmz = Node.open(broker, "idmz", tmp_path)
     puller = idmz.pull("plant-a", receiver=IMPATIENT)
     async with idmz.running():
@@ -240,9 +239,9 @@ async def test_peer_goes_and_returns_as_another(broker: Mosquitto, tmp_path: Pat
 def test_two_machines_that_serve_under_one_name(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A gateway and a copy of it with a store of its own answer every request both: the receiver lives, names both
-    epochs in a line or two instead of two thousand, and reads on, where it was, in the one that remains; nothing is
-    stored twice."""
+    """A gateway and a copy of it with a store of its own both answer every request: the receiver keeps running, logs
+    both epochs in a line or two instead of two thousand, and continues with the one that remains; nothing is stored
+    twice."""
     often = replace(IMPATIENT, blocked_ms=300)
 
     async def scenario() -> None:
@@ -256,12 +255,12 @@ def test_two_machines_that_serve_under_one_name(
             await idmz.wait_end(500)
             async with copy.running():
 
-                async def told() -> bool:
+                async def reported() -> bool:
                     await plant.append(plant.store.end_offset(STREAM), 1)
                     await copy.append(copy.store.end_offset(STREAM), 1)
                     return "answer in turn" in (puller.statistics().lost_reason or "")
 
-                await wait_until_async(told, "both to be named")
+                await wait_until_async(reported, "both to be named")
             await plant.append(5_000, 100)
             end_offset = plant.store.end_offset(STREAM)
             await wait_until_async(
@@ -277,12 +276,12 @@ def test_two_machines_that_serve_under_one_name(
             node.store.close()
 
     asyncio.run(scenario())
-    told = [record for record in caplog.records if "answer in turn" in getattr(record, "reason", "")]
-    assert 1 <= len(told) < 20
+    reported = [record for record in caplog.records if "answer in turn" in getattr(record, "reason", "")]
+    assert 1 <= len(reported) < 20
 
 
 async def test_restarted_receiver_goes_on_where_it_was(broker: Mosquitto, tmp_path: Path) -> None:
-    """The pulling node is stopped in the middle, several times: what it stored it does not ask for again."""
+    """The pulling node is stopped in the middle, several times: it does not request stored facts again."""
     plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES)
     plant.serve({"idmz": [STREAM]})
     await plant.append(0, 5_000)
@@ -301,7 +300,7 @@ async def test_restarted_receiver_goes_on_where_it_was(broker: Mosquitto, tmp_pa
 
 
 class FullNowAndThen:
-    """A store that refuses every other page for want of space."""
+    """A store that refuses every other page for lack of space."""
 
     def __init__(self, store: FactStore) -> None:
         self._store = store
@@ -312,7 +311,7 @@ class FullNowAndThen:
 
 
 class RefusesEveryOtherPage:
-    """What such a store takes from its peers."""
+    """The inbound API of such a store."""
 
     def __init__(self, store: FactStore) -> None:
         self._store = store
@@ -331,8 +330,7 @@ class RefusesEveryOtherPage:
 def test_full_store_pauses_and_skips_nothing(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each page that finds no space is offered again until it is in; the log says so when it begins and when it
-    ends."""
+    """Each page without space is offered again until it is stored; the log says so when that begins and ends."""
 
     async def scenario() -> None:
         plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES)
@@ -355,8 +353,8 @@ def test_full_store_pauses_and_skips_nothing(
 
 
 async def test_a_relay_without_permission_is_refused(broker: Mosquitto, tmp_path: Path) -> None:
-    """A peer brings only the origins that its configuration lets it relay; others block the stream and are named, also
-    as an incident that outlives the log."""
+    """A peer may send only origins that its configuration lets it relay; others block the stream and are named, also in
+    an incident."""
     plant, idmz, enterprise = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz", "enterprise"))
     plant.serve({"idmz": [STREAM]})
     idmz.serve({"enterprise": [STREAM]})
@@ -378,7 +376,8 @@ async def test_a_relay_without_permission_is_refused(broker: Mosquitto, tmp_path
 
 
 def test_two_zones_that_pull_from_each_other_store_each_fact_once(tmp_path: Path) -> None:
-    """Two zones pull the same stream from each other: each ends with the facts of both, once, and then it is quiet."""
+    """Two zones pull the same stream from each other: each ends with the facts of both, once, and then nothing more is
+    sent."""
 
     async def scenario(broker: Mosquitto) -> None:
         one, other = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)

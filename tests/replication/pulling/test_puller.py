@@ -64,7 +64,7 @@ PULL = PullSettings("plant", TELEMETRY, "idmz.facts.telemetry", frozenset({"plan
 
 @dataclass
 class Put:
-    """A page that the store was handed, and the future of which the test says how it ends."""
+    """A page that the store got, and the future that the test resolves."""
 
     batches: Sequence[Batch]
     definitions: Sequence[ReceivedDefinition]
@@ -171,7 +171,7 @@ class HandPeer:
 
 
 class Scene:
-    """A puller that runs, its peer and its store."""
+    """A running puller, its peer and its store."""
 
     def __init__(self, store: HandStore, bandwidth: TokenBucket | None) -> None:
         self.store, self.peer = store, HandPeer()
@@ -186,14 +186,14 @@ class Scene:
         await settle()
 
     async def requested(self, count: int) -> FetchFacts:
-        """The newest request, when there are so many."""
+        """The newest request, once there are so many."""
         await wait_until_async(lambda: len(self.peer.requests) >= count, f"request {count}")
         assert len(self.peer.requests) == count
         return self.peer.requests[-1]
 
 
 async def settle() -> None:
-    """Until everything that can happen has happened, time apart."""
+    """Let everything run that can run without the passing of time."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -250,7 +250,7 @@ class Peer(Elsewhere):
         return encode_answer(FetchAnswer(**answer, **fields), [])
 
     def entries(self) -> list[DefinitionEntry]:
-        """Its definitions as a page has them."""
+        """Its definitions, as in a page."""
         zone, epoch = self.origin.zone, self.origin.epoch.hex()
         return [
             DefinitionEntry(zone=zone, epoch=epoch, number=one.number, definition=msgspec.Raw(one.body))
@@ -259,7 +259,7 @@ class Peer(Elsewhere):
 
 
 def result(facts: int = 10) -> PutResult:
-    """A page was stored."""
+    """The result of a stored page."""
     return PutResult(facts, 0, facts)
 
 
@@ -291,7 +291,7 @@ async def test_the_first_request_reports_what_is_durable() -> None:
 
 
 async def test_first_request_has_no_position() -> None:
-    """Nothing was ever stored: no epoch, offset, confirmation or claim."""
+    """With nothing stored there is no epoch, offset, confirmation or claim."""
     async with pulling() as scene:
         (request,) = scene.peer.requests
         assert (
@@ -304,7 +304,7 @@ async def test_first_request_has_no_position() -> None:
 
 
 async def test_confirms_what_is_durable_only() -> None:
-    """A page that is accepted is asked beyond, and confirmed only when the store has it."""
+    """After an accepted page the next one is requested, but the page is confirmed only when the store has it."""
     plant = Peer()
     async with pulling() as scene:
         await scene.answer(plant.page(1, 10))
@@ -319,7 +319,7 @@ async def test_confirms_what_is_durable_only() -> None:
 
 
 async def test_page_goes_to_the_store_as_it_came() -> None:
-    """Parsed batches, their definitions, holes and the position behind them; the store need not check again."""
+    """The store gets parsed batches, their definitions, holes and the position after them; it need not check again."""
     plant = Peer()
     async with pulling() as scene:
         sealed = plant.seal(10)
@@ -351,8 +351,8 @@ async def test_definitions_of_pages_before_go_with_the_batch() -> None:
 
 
 async def test_nothing_behind_a_refused_page_is_stored() -> None:
-    """Two accepted pages, the first is refused for good: the second, which builds on it, is never handed to the store,
-    and nothing is confirmed."""
+    """Of two accepted pages the first is refused for good: the second, which builds on it, is never passed to the
+    store, and nothing is confirmed."""
     plant = Peer()
     async with pulling() as scene:
         await scene.answer(plant.page(1, 10))
@@ -371,7 +371,7 @@ async def test_nothing_behind_a_refused_page_is_stored() -> None:
 
 @pytest.mark.parametrize("is_at_once", [False, True])
 async def test_page_is_offered_again_while_the_store_is_full(*, is_at_once: bool) -> None:
-    """A refusal that may pass keeps the page: the same is offered again, no incident is kept, and the page behind it
+    """A retryable refusal keeps the page: the same page is offered again, no incident is recorded, and the next page
     waits."""
     plant = Peer()
     async with pulling() as scene:
@@ -393,7 +393,7 @@ async def test_page_is_offered_again_while_the_store_is_full(*, is_at_once: bool
 
 
 async def test_an_immediate_final_refusal_is_final() -> None:
-    """A page that the store refuses when it is handed over is not offered again either."""
+    """A page that the store refuses at the call is not offered again either."""
     plant = Peer()
     async with pulling() as scene:
         scene.store.refuses = ForkError("another history")
@@ -402,9 +402,9 @@ async def test_an_immediate_final_refusal_is_final() -> None:
         assert (found.asking, found.page_waits) == (Asking.BLOCKED, "")
 
 
-async def test_unproven_answers_neither_fence_nor_skip_nor_begin_anew() -> None:
-    """An attacker on the way writes every answer that would stop this pull or move it: none does, each is
-    counted, and the page of the peer that comes behind them is stored."""
+async def test_unproven_answers_neither_fence_nor_skip_nor_restart() -> None:
+    """An attacker in between sends every answer that would stop this pull or move it: none does, each is counted, and
+    the page of the peer that follows is stored."""
     plant = Peer()
     async with pulling() as scene:
         await scene.answer(plant.page(1, 10))
@@ -432,16 +432,16 @@ async def test_unproven_answers_neither_fence_nor_skip_nor_begin_anew() -> None:
 
 
 async def test_page_of_the_old_epoch_is_stored_under_it() -> None:
-    """The peer's store is replaced while a page of the old one is on its way to the disk, refused for now: it is
-    offered again under the epoch of which it is, and nothing of the new store is confirmed for it."""
+    """The peer's store is replaced while a page of the old one waits for the disk, which refuses it for now: it is
+    offered again under its own epoch, and nothing of the new store is confirmed for it."""
     plant, other = Peer(), Peer(epoch=b"o" * 16)
     async with pulling() as scene:
         store = scene.store
         await scene.answer(plant.page(1, 10))
         await scene.requested(2)
         await scene.answer(encode_error("plant", TWO, "FetchFacts", "epoch_changed", "a new store"))
-        anew = await scene.requested(3)
-        assert (anew.epoch, anew.after_offset, anew.confirm, anew.timeline) == (TWO, 0, None, None)
+        request = await scene.requested(3)
+        assert (request.epoch, request.after_offset, request.confirm, request.timeline) == (TWO, 0, None, None)
         store.put[0].future.set_exception(StoreFull("disk full"))
         await wait_until_async(lambda: len(store.put) == 2, "the page to be offered again")
         assert store.put[1].end == (ONE, 10)
@@ -454,7 +454,7 @@ async def test_page_of_the_old_epoch_is_stored_under_it() -> None:
 
 
 def flipped(sealed: bytes, at: int) -> bytes:
-    """A batch with one byte changed and the digest made to fit, as an ill-meant peer would."""
+    """A batch with one byte changed and the digest adapted, as a malicious peer would do."""
     changed = bytearray(sealed[: -batch.DIGEST_BYTES])
     changed[at] ^= 0xFF
     return bytes(changed) + batch._digest(bytes(changed))
@@ -465,8 +465,7 @@ def flipped(sealed: bytes, at: int) -> bytes:
 async def test_batches_are_checked_before_they_are_stored(
     what: str, inline_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Facts of a zone that this peer may not bring, of another stream, or that are not the bytes that were sealed never
-    reach the store."""
+    """Facts of a zone that this peer may not relay, of another stream, or with changed bytes never reach the store."""
     monkeypatch.setattr(puller, "CHECKED_INLINE_BYTES_MAX", inline_bytes_max)
     plant = Peer()
     match what:
@@ -487,8 +486,8 @@ async def test_batches_are_checked_before_they_are_stored(
 async def test_a_batch_that_cannot_be_opened_is_declined_and_what_is_behind_it_goes_on(
     inline_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch whose digest is right and whose content is not reaches the store as a name only; the position passes it,
-    and the definitions that came with it, which the store does not keep, are asked for again at once."""
+    """Of a batch with a right digest and unreadable content, only the name reaches the store. The position passes it,
+    and the definitions that came with it, which the store does not keep, are requested again at once."""
     monkeypatch.setattr(puller, "CHECKED_INLINE_BYTES_MAX", inline_bytes_max)
     plant = Peer()
     bad = flipped(plant.seal(10), -20)
@@ -529,7 +528,7 @@ async def test_many_certificates_are_not_parsed_in_the_event_loop(
 
 
 async def test_definitions_of_another_zone_are_refused() -> None:
-    """What a page defines is of a zone that this peer may bring, or the page is refused as it arrives."""
+    """A page that defines tags of a zone that this peer may not relay is refused when it arrives."""
     plant, other = Peer(), Peer("elsewhere")
     async with pulling() as scene:
         await scene.answer(plant.page(1, 10, definitions=other.entries()))
@@ -551,7 +550,7 @@ async def test_next_page_is_checked_while_one_is_stored_and_waits_for_it() -> No
 
 
 async def test_artifacts_come_before_the_facts() -> None:
-    """A page of messages is handed to the store when what its facts refer to is here, and not before."""
+    """A page of messages is passed to the store only when the artifacts to which its facts refer are here."""
     link = batch.Link(TELEMETRY, Origin("plant", bytes.fromhex(ONE)))
     sealed = batch.seal_messages(link, [message("m1")]).sealed
     async with pulling() as scene:
@@ -574,7 +573,7 @@ async def test_artifacts_come_before_the_facts() -> None:
 
 
 async def test_lost_request_and_lost_connection_are_passing() -> None:
-    """A request that could not be sent, or that the broker did not take, is sent again; nothing stands."""
+    """A request that could not be sent, or that the broker refused, is sent again; the pull does not stop."""
     async with pulling() as scene:
         scene.peer.sent[0].set_exception(ConnectionLost("broker", "cut"))
         await scene.requested(2)
@@ -650,7 +649,7 @@ async def test_the_newest_former_epochs_are_named() -> None:
 
 
 async def test_lost_connection_ends_the_open_request() -> None:
-    """Nothing is asked until the connection is back; a page of before is of no use then."""
+    """Nothing is requested until the connection is back; a page from before is then ignored."""
     plant = Peer()
     async with pulling() as scene:
         scene.peer.down("cut")
@@ -664,8 +663,7 @@ async def test_lost_connection_ends_the_open_request() -> None:
 
 
 async def test_far_behind_the_page_is_backlog() -> None:
-    """From the first page on that shows how far behind this pull is, the store does not count the facts as the pace of
-    the peer."""
+    """From the first page that shows a large lag on, the store does not count the facts as the peer's rate."""
     plant = Peer()
     async with pulling() as scene:
         assert not scene.puller.begun.is_set()
@@ -679,7 +677,8 @@ async def test_far_behind_the_page_is_backlog() -> None:
 
 
 def test_skipped_facts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Refused facts each time, those that could not be compared once, though each page of an old epoch names them."""
+    """Refused facts are logged each time, and facts that could not be compared once, although each page of an old epoch
+    names them."""
     plant, expected = Peer(), ["facts_refused", "facts_uncompared", "facts_refused"]
     one = OriginRange("plant", bytes(16), 1, 5)
 
@@ -696,7 +695,7 @@ def test_skipped_facts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_pages_that_wait_for_their_check_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer keeps requests open for long and answers all of them at once, faster than pages are checked: few wait, the
-    others count as lost, and the pull goes on with what was checked."""
+    others count as lost, and the pull continues with the checked ones."""
     plant, may_check, begun = Peer(), threading.Event(), list[int]()
 
     def slow(*of_page: Any) -> Any:
@@ -720,8 +719,8 @@ async def test_pages_that_wait_for_their_check_are_bounded(monkeypatch: pytest.M
 
 
 async def test_the_ranges_remembered_as_logged_are_bounded() -> None:
-    """A peer names other facts of old epochs in each page, without end: the newest are remembered, and one that is
-    named again counts as new."""
+    """A peer names other facts of old epochs in each page, endlessly: the newest are remembered, and a forgotten one
+    counts as new."""
     plant, kept = Peer(), OriginRange("plant", bytes(16), 1, 5)
     async with pulling() as scene:
         for number in range(5):
@@ -735,8 +734,7 @@ async def test_the_ranges_remembered_as_logged_are_bounded() -> None:
 
 
 async def test_every_answer_spends_bandwidth() -> None:
-    """Where the peer's bandwidth is limited, each answer's bytes are spent, also those of an answer that is of no
-    use."""
+    """With a bandwidth limit, the bytes of each answer are spent, also those of an unusable one."""
     limit = TokenBucket(BYTES_PER_SECOND_MIN)
     async with pulling(bandwidth=limit) as scene:
         await scene.answer(b"x" * 100_000)
@@ -747,7 +745,7 @@ async def test_every_answer_spends_bandwidth() -> None:
 
 
 def test_an_unexpected_error_of_the_store_ends_the_pull() -> None:
-    """What is no error of the store is a mistake of ours, and ends the task."""
+    """An error that is not one of the store's is our mistake, and ends the task."""
     plant = Peer()
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""The pulling side's decisions, one at a time; what they add up to under faults is in test_simulation.py."""
+"""The pulling side's decisions, one at a time. Their combination under faults is in test_simulation.py."""
 
 import pytest
 from hypothesis import given, settings
@@ -44,7 +44,7 @@ def page(
 
 
 class Driver:
-    """A receiver with a clock; remembers what it asked for."""
+    """A receiver with a clock; records its requests."""
 
     def __init__(self, epoch: str | None = None, offset: int = 0, settings: ReceiverSettings = PATIENCE) -> None:
         self.core = Receiver(settings, epoch, offset)
@@ -58,24 +58,24 @@ class Driver:
         return effects
 
     def answer(self, answered: ArrivedPage, fetch: int = -1) -> list[Effect]:
-        """The page arrives, in answer to the newest request or an older one."""
+        """A page arrives, as the answer to the newest request or an older one."""
         return self(PageArrived(self.fetches[fetch].fetch_id, answered), 1)
 
 
 def kinds(effects: list[Effect]) -> list[object]:
-    """What kinds of effects, and which notes."""
+    """The kinds of effects, and the notes."""
     return [effect.kind if isinstance(effect, Note) else type(effect) for effect in effects]
 
 
 def test_first_fetch_begins_at_the_oldest() -> None:
-    """Nothing stored: ask after 0, in no epoch, confirming nothing."""
+    """With nothing stored it requests from offset 0, in no epoch, without a confirmation."""
     asked = Driver()(LinkUp())
     assert asked == [Fetch(1, None, 0, None, {}, 0, 262_144, lease_after=0)]
 
 
 def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
-    """After a start and after each loss the first fetch does not wait, so that a peer that is there is known to be;
-    then they wait again."""
+    """After a start and after each loss the first fetch does not wait at the peer, so that an available peer is soon
+    known; the following fetches wait."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     assert driver.fetches[-1].wait_ms == 0
@@ -87,8 +87,8 @@ def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
 
 
 def test_an_unproven_answer_counts_as_none() -> None:
-    """It is counted, the request stays open, and a page that follows is taken; where none follows, the time-out ends
-    the request, names the reason and is not final. The next request begins without it."""
+    """It is counted, the request stays open, and a page that follows is accepted. If none follows, the time-out ends
+    the request with the reason, retryably. The next request starts without it."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
 
@@ -127,8 +127,7 @@ def test_start_at_the_end_takes_the_peers_frontier() -> None:
 
 
 def test_reads_two_pages_ahead_and_confirms_on_the_way() -> None:
-    """While a page is stored two more are asked for; a fourth is not, until the first is in; then it confirms the
-    first."""
+    """While a page is stored two more are requested; a fourth only when the first is stored, with its confirmation."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     assert kinds(driver.answer(page(1, 10, more=True))) == [Fetch, Append]
@@ -142,7 +141,7 @@ def test_reads_two_pages_ahead_and_confirms_on_the_way() -> None:
 
 
 def test_at_the_end_the_confirming_request_waits() -> None:
-    """The last page is stored before anything is asked, so that the request that waits also confirms."""
+    """The last page is stored before the next request, so that the request that waits also confirms."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     assert kinds(driver.answer(page(1, 10))) == [Append]
@@ -151,7 +150,7 @@ def test_at_the_end_the_confirming_request_waits() -> None:
 
 
 def test_a_late_answer_at_the_position_is_taken() -> None:
-    """The answer to a request given up is taken if it starts at the position; its twin is then dropped."""
+    """The answer to a timed-out request is accepted if it starts at the position; the second answer is then dropped."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     assert kinds(driver(Tick(), 1_500)) == [NoteKind.PEER_LOST]
@@ -189,7 +188,7 @@ def test_a_log_begins_late_only_with_a_hole() -> None:
 
 
 def test_another_epoch_starts_at_offset_0() -> None:
-    """The peer's store is another one: from 0, confirming nothing, and answers of the old one are dropped."""
+    """The peer's store was replaced: start at 0, confirm nothing, and drop answers of the old one."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     failed = FetchFailed(1, "epoch_changed", "other store", is_retryable=True, epoch=TWO)
@@ -200,7 +199,7 @@ def test_another_epoch_starts_at_offset_0() -> None:
 
 
 def test_page_of_the_old_epoch_is_still_stored() -> None:
-    """What was on its way to disk when the epoch changed is as good as ever, under its own epoch's position."""
+    """A page that was being stored when the epoch changed stays valid, under its own epoch's position."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(11, 20, more=True))
@@ -219,18 +218,18 @@ def other_epoch(driver: Driver, epoch: str) -> list[Effect]:
 
 
 def test_two_stores_under_one_name_are_not_read_in_turns() -> None:
-    """An epoch that comes back is gone on with where it was, once in a while and not at each answer, and it is said
-    once who has to act. A page that was on its way to disk meanwhile counts for its own epoch. (This ended in an
-    assertion, hence the whole node.)"""
+    """An epoch that returns is continued at its position, rarely and not at each answer, and a log line says once that
+    an operator must act. A page that was being stored meanwhile counts for its own epoch. (This ended in an assertion,
+    and so ended the node.)"""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(11, 20, more=True))  # on its way to disk
     assert kinds(other_epoch(driver, TWO)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
-    (told,) = other_epoch(driver, ONE)
-    assert isinstance(told, Note)
-    assert (told.kind, driver.core.asking) == (NoteKind.PEER_REFUSES, Asking.BLOCKED)
-    assert ONE in told.reason
-    assert TWO in told.reason
+    (note,) = other_epoch(driver, ONE)
+    assert isinstance(note, Note)
+    assert (note.kind, driver.core.asking) == (NoteKind.PEER_REFUSES, Asking.BLOCKED)
+    assert ONE in note.reason
+    assert TWO in note.reason
     driver(Appended())
     assert driver.core.stored_offset == 20
     asked = driver(Tick(), PATIENCE.blocked_ms)
@@ -246,7 +245,7 @@ def test_two_stores_under_one_name_are_not_read_in_turns() -> None:
 
 
 def test_a_page_stored_during_another_epoch_counts_when_the_epoch_returns() -> None:
-    """A page stored while another epoch was in force is not asked for again."""
+    """A page stored while another epoch was in force is not requested again."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(11, 20, more=True, timeline="d"))
@@ -267,8 +266,8 @@ def other_copy(driver: Driver, timeline: str) -> list[object]:
 
 
 def test_another_copy_of_the_log_is_read_from_its_beginning() -> None:
-    """Under its own timeline from the first request on, which also shows what is held of the peer; what is on its way
-    to the disk is stored and counts for the other copy, and late answers of that are dropped."""
+    """The new timeline is used from the first request on, which also presents the newest held fact of the peer. A page
+    being stored is stored and counts for the other copy, whose late answers are dropped."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(11, 20, more=True, timeline="a"))
@@ -285,7 +284,7 @@ def test_another_copy_of_the_log_is_read_from_its_beginning() -> None:
 
 
 def test_two_copies_that_answer_in_turn_are_asked_rarely() -> None:
-    """A copy that returns is read on from where it was left, after a while, and it is said that two machines run."""
+    """A copy that returns is continued at its position after a while, and a log line says that two machines run."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(11, 20, timeline="a"))
@@ -304,7 +303,7 @@ def test_two_copies_that_answer_in_turn_are_asked_rarely() -> None:
 
 
 def test_store_that_is_full_gets_the_same_page_again() -> None:
-    """A pause, doubling, said once when it begins and once when it ends; the page is the same."""
+    """The pause doubles; its begin and end are logged once; the page stays the same."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     (offered,) = driver.answer(page(1, 10))
@@ -335,8 +334,8 @@ def test_a_refused_page_blocks_and_is_logged_once() -> None:
 
 
 def test_the_batch_that_a_page_contradicts_is_shown_at_once() -> None:
-    """A peer whose page contradicts a batch held here is shown that batch at once, and rarely once the same page has
-    come again; after a page that was stored, and in another epoch, it is not shown any more."""
+    """A peer whose page contradicts a held batch gets that batch with the next request, and rarely after the same page
+    has come again; after a stored page, or in another epoch, it no longer gets it."""
     driver, held = Driver(ONE, 10), BatchEnd(17, b"ours")
     driver(LinkUp())
     driver.answer(page(11, 20, more=True))
@@ -359,7 +358,7 @@ def test_the_batch_that_a_page_contradicts_is_shown_at_once() -> None:
 
 
 def test_final_and_passing_refusals_differ() -> None:
-    """Busy: soon again. Not exported: rarely, and said though the peer was lost already."""
+    """Busy: retry soon. Not exported: retry rarely, and log it even if the peer was lost already."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     assert kinds(driver(FetchFailed(1, "busy", "busy", is_retryable=True))) == [NoteKind.PEER_LOST]
@@ -370,7 +369,7 @@ def test_final_and_passing_refusals_differ() -> None:
 
 
 def test_early_empty_answers_are_not_asked_again_at_once() -> None:
-    """A peer that does not wait, though it was asked to, is not asked more than five times a second."""
+    """A peer that does not wait although it should is asked at most five times a second."""
     driver = Driver(ONE, 5)
     driver(LinkUp())
     assert kinds(driver.answer(page(0, 0))) == [Fetch]
@@ -380,7 +379,7 @@ def test_early_empty_answers_are_not_asked_again_at_once() -> None:
 
 
 def test_link_down_and_up() -> None:
-    """One line each; the page on its way to disk is not disturbed."""
+    """One log line each; a page being stored is not affected."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     driver.answer(page(1, 10, more=True))
@@ -392,8 +391,8 @@ def test_link_down_and_up() -> None:
 
 
 def test_a_connection_that_returns_is_used_soon_and_forgets_what_failed_before() -> None:
-    """After many failures and a loss: asked within the spread, and while the peer may be on its way back at least once
-    a second; then as rarely as ever. The first connection of a life is used at once."""
+    """After many failures and a loss, it requests within the random spread, and at least once a second while the peer
+    may be reconnecting; then as rarely as before. The first connection is used at once."""
     patience = ReceiverSettings(backoff_ms_max=60_000, returning_ms=10_000, backoff_ms_returning=1_000)
     driver = Driver(ONE, 0, patience)
     assert kinds(driver(LinkUp())) == [Fetch]
@@ -423,7 +422,7 @@ def test_a_connection_that_returns_is_used_soon_and_forgets_what_failed_before()
 
 
 def test_pulls_of_one_connection_do_not_ask_at_once_when_it_returns() -> None:
-    """Chance alone decides when within the spread: none later, and the luckiest at once."""
+    """Each waits a random time within the spread, at the earliest no time."""
     asked_ms = set()
     for step in range(11):
         core = Receiver(PATIENCE, ONE, 0)
@@ -434,7 +433,7 @@ def test_pulls_of_one_connection_do_not_ask_at_once_when_it_returns() -> None:
 
 
 def test_definitions_wait_for_their_batch() -> None:
-    """Pages of definitions are kept, named as known at once, and go to the store with the next page of facts."""
+    """Pages of definitions are kept, named as known at once, and passed to the store with the next page of facts."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     assert kinds(driver.answer(page(0, 0, more=True, definitions={"a": 5}))) == [Fetch]
@@ -448,8 +447,8 @@ def test_definitions_wait_for_their_batch() -> None:
 
 
 def test_declined_facts_of_one_zone_have_no_definitions_of_others_sent_again() -> None:
-    """A zone whose facts are declined brings a definition with each: those of others, which may be megabytes, stay
-    known, and only what the store lacks is asked for again."""
+    """A zone whose facts are declined sends a definition with each: definitions of others, which may be megabytes, stay
+    known, and only those that the store lacks are requested again."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     driver.answer(page(1, 10, more=True, definitions={"plant": 10_000, "evil": 1}))
@@ -458,7 +457,7 @@ def test_declined_facts_of_one_zone_have_no_definitions_of_others_sent_again() -
 
 
 def test_the_definitions_kept_of_a_peer_are_bounded() -> None:
-    """What a peer may make us keep is bounded, also where each page brings next to nothing."""
+    """What a peer can make us keep is bounded, also if each page brings very little."""
     driver, number = Driver(ONE, 0), 0
     driver(LinkUp())
     while kinds(driver.answer(page(0, 0, more=True, definitions={"a": number + 1}))) == [Fetch]:
@@ -468,7 +467,7 @@ def test_the_definitions_kept_of_a_peer_are_bounded() -> None:
 
 
 def test_the_definitions_of_a_large_plant_come_over_a_slow_line() -> None:
-    """Ten thousand tags in the smallest pages: three hundred of them, and then the batch."""
+    """Ten thousand tags arrive in three hundred of the smallest pages, followed by the batch."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     for number in range(300):
@@ -492,8 +491,8 @@ def test_the_memory_of_the_definitions_kept_is_bounded() -> None:
 
 
 def test_definitions_do_not_wait_twice() -> None:
-    """While a page with the definitions before it is on its way to disk, nothing more is asked for: a peer could fill
-    the limit once more for each page that is read ahead."""
+    """While a page with the definitions before it is being stored, no further page is requested: otherwise a peer could
+    fill the limit once more for each page read ahead."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     driver.answer(page(0, 0, more=True, definitions={"a": 5}))
@@ -505,8 +504,8 @@ def test_definitions_do_not_wait_twice() -> None:
 
 
 def test_the_origins_known_of_a_peer_are_bounded() -> None:
-    """A peer that names other epochs in each page fills neither memory nor requests. The newest stay known, and what is
-    named again counts as new."""
+    """A peer that names other epochs in each page fills neither memory nor requests. The newest stay known, and a
+    forgotten one counts as new."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     for number in range(1, 4):
@@ -520,7 +519,7 @@ def test_the_origins_known_of_a_peer_are_bounded() -> None:
 
 @given(st.integers(0, 100), st.floats(0, 1))
 def test_the_back_off_is_between_half_and_all_of_what_is_due(tries: int, chance: float) -> None:
-    """Never above the limit, never below half of what is due."""
+    """It is never above the limit and never below half of the full wait."""
     assert min(100 << min(tries, 16), 5_000) // 2 <= backoff_ms(100, 5_000, tries, chance) <= 5_000
 
 
@@ -559,8 +558,8 @@ apt_events = st.tuples(
     st.sampled_from([None, ONE]),
 )
 def test_no_answer_of_a_peer_fails_an_assertion(events: list[tuple[object, int]], epoch: str | None) -> None:
-    """Whatever a peer answers, to whichever request, also right at our position and in the name of one epoch and then
-    the other, no assertion fails, and what is stored never goes back in an epoch."""
+    """Whatever a peer answers, to any request, also right at our position and alternating between epochs, no assertion
+    fails, and the stored position never goes back within an epoch."""
     core = Receiver(PATIENCE, epoch, 0)
     now_ms, stored = 0, {ONE: 0, TWO: 0}
     core.handle(LinkUp(), 0, 0.5)
@@ -580,7 +579,8 @@ def test_no_answer_of_a_peer_fails_an_assertion(events: list[tuple[object, int]]
 
 
 def apt(core: Receiver, word: str, epoch: str) -> Event | None:
-    """An answer to the newest request by a store of `epoch`: where it does most, right at our position."""
+    """An answer to the newest request by a store of `epoch`, at the place with the largest effect: right at our
+    position."""
     if core.open_fetch_id is None:
         return None
     if word in {"epoch_changed", "history_differs"}:
@@ -612,8 +612,8 @@ def possible(core: Receiver, event: object) -> Event | None:
 
 
 def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
-    """Fetches ask for a lease (0) until an answer brings one, an older one counts for nothing, and it outlives the
-    connection and the peer's store: a new one would fence a twin each time the line is bad."""
+    """Fetches request a lease (0) until an answer grants one; answers with an older one are ignored. The lease outlives
+    the connection and the peer's store: otherwise a new one would fence a twin at each lost connection."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(0, 0, frontier=10))
@@ -630,9 +630,9 @@ def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
 
 
 def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
-    """The first request assumes that no lease is in force. An answer that names one is followed at once by a request
-    after it, still without waiting at the peer; once the receiver holds a lease, it names none. When another instance
-    was faster it waits a moment first; a peer that always answers so is not asked in a loop."""
+    """The first request assumes that no lease is in force. After an answer that names one, the next request claims the
+    one after it at once, without waiting at the peer; once the receiver holds a lease, it claims none. If another
+    instance was faster, it first waits a moment, so that a peer that always answers so is not asked in a loop."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     assert kinds(driver.answer(page(0, 0, frontier=10, more=True, lease_in_force=4))) == [Fetch]
@@ -648,7 +648,7 @@ def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
 
 
 def test_a_late_lease_in_force_is_ignored() -> None:
-    """The answer belongs to a request that was given up; the request after it is answered separately."""
+    """The answer belongs to a timed-out request; the request after it is answered separately."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver(Tick(), PATIENCE.answer_timeout_ms)
@@ -658,8 +658,8 @@ def test_a_late_lease_in_force_is_ignored() -> None:
 
 
 def test_a_fenced_receiver_stops_for_good() -> None:
-    """It says so once, stores what it had accepted, and neither time, nor a new connection, nor a page that comes late,
-    nor its own store's refusal makes it ask again or forget why it stopped."""
+    """It logs this once and stores the accepted pages. Neither time, nor a new connection, nor a late page, nor a
+    refusal of its own store makes it request again or forget why it stopped."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
     driver.answer(page(1, 10, more=True, lease=1))
@@ -701,8 +701,8 @@ def test_the_origin_head_is_sent_after_a_silence() -> None:
 
 
 def test_an_old_copy_that_stays_one_blocks_the_pull() -> None:
-    """A peer that finds out is asked again soon, for it goes on in a moment; one that stays as it is is told to people,
-    and asked rarely."""
+    """A peer that detects that it is an old copy is asked again soon, because it continues in a moment; one that stays
+    an old copy is reported to the operator, and asked rarely."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     noted = list[object]()
@@ -718,9 +718,9 @@ def test_an_old_copy_that_stays_one_blocks_the_pull() -> None:
 
 
 def test_a_copy_that_agrees_does_not_hide_that_the_peer_differs() -> None:
-    """Two machines with one image answer under one name, of which one has gone on otherwise: it is told as what stands,
-    although the other's answers are good in between. (Both took turns in the log, every two seconds, and the status
-    said by chance what was the case.)"""
+    """Two machines with one image answer under one name, and one of them has diverged: this is reported permanently,
+    although the other's answers in between are good. (Both alternated in the log every two seconds, and the status
+    showed either of them by chance.)"""
     driver, noted = Driver(ONE, 10), list[object]()
     driver(LinkUp())
     for _ in range(12):
@@ -736,8 +736,8 @@ def test_a_copy_that_agrees_does_not_hide_that_the_peer_differs() -> None:
 
 
 def test_a_refused_page_drops_the_pages_read_ahead() -> None:
-    """A page refused for good is not passed over: what was read behind it is not stored, all of it is asked for again,
-    and the peer is told of no definitions that only those pages brought."""
+    """A page refused for good is not skipped: pages read after it are not stored, all of them are requested again, and
+    definitions that only those pages brought are not named as known."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(11, 20, more=True, definitions={"origin": 3}))
@@ -754,8 +754,8 @@ def test_a_refused_page_drops_the_pages_read_ahead() -> None:
 
 
 def test_a_peer_with_a_new_epoch_in_each_answer_is_asked_once_a_second() -> None:
-    """A new epoch is read from its beginning at once. Where the answer to that names another one, and the next yet
-    another, the node asks at a steady pace and not as fast as it is answered."""
+    """A new epoch is read from its beginning at once. If the next answer names another one, and so on, the node
+    requests at a steady pace and not as fast as it is answered."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     for number in range(50):

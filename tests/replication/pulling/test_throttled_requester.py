@@ -1,4 +1,4 @@
-"""Asking within a bandwidth, in virtual time: when each request goes out, and that its answer is paid for."""
+"""Requests within a bandwidth limit, in virtual time: when each is sent, and that its answer is spent."""
 
 import asyncio
 from pathlib import Path
@@ -26,7 +26,7 @@ PEERS = (
 
 
 class Peer:
-    """Answers each request at once with half a second's worth; notes when it was asked."""
+    """Answers each request at once with half a second's worth; records when it was asked."""
 
     peer_zone = "plant"
 
@@ -74,7 +74,7 @@ def test_the_next_request_waits_for_the_bandwidth_of_the_last_answer(monkeypatch
 
 
 def test_a_repair_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While others owe more than they ever pay it goes after half a minute; without a limit, at once."""
+    """If others always owe more than they pay, a repair is sent after half a minute; without a limit, at once."""
     clock = Clock(monkeypatch)
     peer, bandwidth = Peer(clock), TokenBucket(RATE)
     bandwidth.spend(31 * RATE, 0)

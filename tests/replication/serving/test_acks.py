@@ -1,4 +1,5 @@
-"""acks over the wire: an append is answered when the zone above has it, and who fetches at the end keeps up."""
+"""acks over the network: an append is answered when the zone above has it, and a consumer that fetches at the end is in
+sync."""
 
 import asyncio
 import time
@@ -23,7 +24,7 @@ LAG_NS = 15_000_000_000
 
 
 async def test_acks_all_through_the_broker(broker: Mosquitto, tmp_path: Path) -> None:
-    """With a puller that waits at the end, acks all means that the fact lies in its store, durable, when the answer
+    """With a puller that waits at the end, acks all means that the fact is durable in its store when the answer
     comes."""
     plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
     plant.serve({"idmz": [STREAM]})
@@ -44,13 +45,13 @@ async def test_acks_all_through_the_broker(broker: Mosquitto, tmp_path: Path) ->
 
 
 def keeps_up(plant: Node) -> bool:
-    """Whether the consumer is known to have been at the end just now."""
+    """Whether the consumer was known to be at the end just now."""
     followers = plant.store.consumers.followers(STREAM)
     return [is_in_sync(one, LAG_NS, time.monotonic_ns()) for one in followers] == [True]
 
 
 async def test_a_local_stream_exported_by_mistake(broker: Mosquitto, tmp_path: Path) -> None:
-    """The configuration refuses it; should it come so far all the same, the store does, and the asker gets a code of
+    """The configuration refuses it. If it is exported all the same, the store refuses, and the requester gets a code of
     the table."""
     stream = StreamSettings(STREAM, write_class="local")
     plant = Node.open(broker, "plant-a", tmp_path, streams=[stream])

@@ -1,4 +1,4 @@
-"""The serving side's decisions, as tables: who may ask, what waits, what goes into a page."""
+"""The serving side's decisions, as tables: which zone may ask, which fetch waits, what goes into a page."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ PLANT = Origin("plant-a", bytes(16))
 
 
 def arrived(topic: str, response_topic: str | None, correlation: bytes | None, *, is_retained: bool) -> Incoming:
-    """What the broker delivered."""
+    """A message that the broker delivered."""
     return Incoming(topic, b"", response_topic, correlation, 5, is_retained)
 
 
@@ -81,7 +81,7 @@ def fetch(**fields: object) -> FetchFacts:
     ],
 )
 def test_fetch_is_refused(request_: FetchFacts, consumer: Registered | None, code: str) -> None:
-    """Each thing that stands against a fetch has its code; a consumer of another zone is not told its stream."""
+    """Each reason against a fetch has its code; the stream of another zone's consumer is not revealed."""
     refused = admission.admit_fetch(request_, "idmz", EXPORTS, consumer)
     assert isinstance(refused, Refuse)
     assert refused.code == code
@@ -94,7 +94,7 @@ def test_fetch_is_admitted() -> None:
 
 
 def test_a_consumer_is_used_by_its_own_zone_alone() -> None:
-    """A confirmation and a cursor need a consumer of one's own, of a stream that is still exported."""
+    """A confirmation and a cursor need a consumer of the zone's own, of a stream that is still exported."""
     assert admission.check_consumer(NAME, "idmz", EXPORTS, OWN) is OWN
     for consumer, code in (
         (None, "unknown_consumer"),
@@ -121,7 +121,7 @@ def test_a_consumer_is_used_by_its_own_zone_alone() -> None:
 def test_offsets_of_another_log_are_refused(
     epoch: str | None, after_offset: int | None, confirm: Confirm | None, code: str | None
 ) -> None:
-    """Offsets of another epoch, or beyond the end, are named, not obeyed."""
+    """Offsets of another epoch, or beyond the end, are refused by name."""
     refused = admission.check_offsets(LogView("this", 20), epoch, after_offset, confirm)
     assert (refused.code if refused else None) == code
 
@@ -137,7 +137,7 @@ def test_offsets_of_another_log_are_refused(
     ],
 )
 def test_when_a_fetch_waits(end_offset: int, parked: int, until_ms: int, now_ms: int, decision: object) -> None:
-    """A fetch is answered as soon as there is something or its patience ends; how many wait is bounded."""
+    """A fetch is answered as soon as there are facts or its wait is over; the number of waiting fetches is bounded."""
     assert admission.decide_fetch(fetch(), STREAM, 10, end_offset, parked, until_ms, now_ms) == decision
 
 
@@ -156,7 +156,7 @@ def page(
     packet: int = PACKET,
     holes: Sequence[Hole] = (),
 ) -> Selection:
-    """The page chosen for idmz; `offered` are the sizes of the plant's definitions."""
+    """The page selected for idmz; `offered` are the sizes of the plant's definitions."""
     definitions = {PLANT: [bytes(size) for size in offered or ()]}
     chosen = select_page(plan, Page(batches, 1_000, tuple(holes)), "idmz", definitions, {}, packet)
     assert isinstance(chosen, Selection), chosen
@@ -164,7 +164,7 @@ def page(
 
 
 def pieces_of(selection: Selection) -> list[tuple[int, int, int, bool]]:
-    """First offset of the batch, offsets sent, whether that is all of it."""
+    """Of each batch: its first offset, the offsets sent, whether it is whole."""
     return [(one.batch.first_offset, one.first_offset, one.last_offset, one.is_whole) for one in selection.pieces]
 
 
@@ -191,7 +191,7 @@ def test_a_page_keeps_to_its_limit_in_facts(after: int, limit: int, pieces: list
 
 
 def test_a_page_keeps_to_its_limit_in_bytes() -> None:
-    """A page ends before the batch that would make it too large, but holds one batch however large."""
+    """A page ends before the batch that would make it too large, but holds at least one batch of any size."""
     two = 2 * (100 + BATCH_OVERHEAD_BYTES)
     assert len(page(ReadPlan(STREAM, 0, 30, two), BATCHES).pieces) == 2
     assert len(page(ReadPlan(STREAM, 0, 30, two - 1), BATCHES).pieces) == 1
@@ -200,14 +200,14 @@ def test_a_page_keeps_to_its_limit_in_bytes() -> None:
 
 
 def test_batch_larger_than_a_packet() -> None:
-    """What can never be sent is said, not tried."""
+    """A batch that can never be sent is an error, and is not tried."""
     refused = select_page(ReadPlan(STREAM, 0, 30, 10_000), Page([batch(1, 10, 5_000)], 10), "idmz", {}, {}, 4_000)
     assert isinstance(refused, Refuse)
     assert refused.code == "batch_exceeds_packet"
 
 
 def test_own_facts_of_a_former_epoch_are_sent_if_asked_for() -> None:
-    """Of its own facts a zone is sent those of the former epochs that it names, and no others."""
+    """A zone gets back its own facts of the former epochs that it names, and no others."""
     rows = [batch(1, 10, zone="idmz"), StoredBatch(11, 20, bytes(100), Origin("idmz", b"\1" * 16), 0)]
     chosen = select_page(
         ReadPlan(STREAM, 0, 100, 10_000), Page(rows, 20), "idmz", {}, {}, PACKET, former_epochs={b"\1" * 16}
@@ -226,8 +226,8 @@ def test_own_facts_are_omitted() -> None:
 
 
 def test_holes_are_sent_in_their_order() -> None:
-    """What is gone before, between and behind the batches is named in order, as far as the page goes and no further:
-    behind a batch that found no room nothing is said, for the next page begins there."""
+    """Holes before, between and after the batches are named in order, as far as the page goes: none after a batch that
+    did not fit, because the next page begins there."""
     batches, holes = (
         [batch(6, 10), batch(21, 30)],
         [Hole(1, 5, "expired"), Hole(11, 20, "damaged"), Hole(31, 40, "expired")],
@@ -243,7 +243,7 @@ def test_holes_are_sent_in_their_order() -> None:
 
 
 def test_holes_take_room() -> None:
-    """A batch that fits into a packet, but not beside the holes before it, comes in the page after them."""
+    """A batch that fits into a packet, but not with the holes before it, comes in the next page."""
     size = 4_000 - ANSWER_OVERHEAD_BYTES - BATCH_OVERHEAD_BYTES
     holes = [Hole(1, 5, "expired"), Hole(6, 9, "damaged")]
     chosen = page(ReadPlan(STREAM, 0, 100, 10_000), [batch(10, 20, size)], packet=4_000, holes=holes)
@@ -252,7 +252,8 @@ def test_holes_take_room() -> None:
 
 
 def test_a_batch_waits_for_its_definitions() -> None:
-    """A batch waits until all definitions it needs are known or beside it; those alone make a page, too."""
+    """A batch waits until all definitions that it needs are known or in the page; definitions alone make a page,
+    too."""
     rows = [batch(1, 10, definitions=3), batch(11, 20, definitions=4)]
     plan = ReadPlan(STREAM, 0, 100, 800)
     chosen = page(plan, rows, [300] * 4)
@@ -262,8 +263,8 @@ def test_a_batch_waits_for_its_definitions() -> None:
 
 
 def test_definitions_go_with_their_batches() -> None:
-    """A page that ends before the batch that needs more definitions, or that tells ranges only, does not bring them:
-    nothing in it would vouch for them, and the asker would believe he has them."""
+    """A page that ends before the batch that needs more definitions, or that has ranges only, does not contain them: no
+    batch in it would prove them, and the requester would count them as stored."""
     batches = [batch(1, 10, definitions=2), batch(11, 20, 900, definitions=4)]
     plan = ReadPlan(STREAM, 0, 100, 1_000)
     chosen = page(plan, batches, [10] * 4)
@@ -275,8 +276,8 @@ def test_definitions_go_with_their_batches() -> None:
 
 
 def test_missing_definitions_are_an_error() -> None:
-    """A store that lacks what its own batches need says so, instead of an empty page that would be asked for for
-    ever."""
+    """A store that lacks definitions of its own batches answers an error instead of an empty page, which would be
+    requested endlessly."""
     refused = select_page(
         ReadPlan(STREAM, 0, 100, 800), Page([batch(1, 10, definitions=3)], 10), "idmz", {}, {}, PACKET
     )
@@ -299,8 +300,8 @@ def test_missing_definitions_are_an_error() -> None:
 def test_page_after_page_sends_every_fact_once(
     parts: list[tuple[int, int, str, int]], limit: int, bytes_max: int, data: st.DataObject
 ) -> None:
-    """Page after page, every fact of others that is there is sent exactly once, in order, within the limits, with the
-    definitions of its batch and no others; every hole is named exactly once, and all ends are reached."""
+    """Page after page, every held fact of others is sent exactly once, in order, within the limits, with exactly the
+    definitions of its batch; every hole is named exactly once, and all ends are reached."""
     batches: list[StoredBatch] = []
     for count, size, zone, definitions in parts:
         last = batches[-1].last_offset if batches else 0

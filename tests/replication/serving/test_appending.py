@@ -1,5 +1,5 @@
-"""Appends of other zones on a real broker: the same outcomes and words as at the zone's own door, and no more rights
-than configured."""
+"""Appends of other zones over a real broker: the same outcomes and messages as at the zone's own socket, and only the
+configured rights."""
 
 import asyncio
 import contextlib
@@ -54,12 +54,12 @@ def message(
 
 
 def request(*messages: NewMessage, stream: str = ORDERS, **asked: Any) -> AppendFact:
-    """An append of these."""
+    """An append of these messages."""
     return AppendFact(stream=stream, messages=list(messages), **asked)
 
 
 async def outcomes(asker: Requester, asked: AppendFact) -> list[AppendedEntry]:
-    """What became of each."""
+    """The outcome of each message."""
     answer = (await asker.ask(asked, 5)).answer
     assert isinstance(answer, AppendAnswer)
     return answer.outcomes
@@ -69,7 +69,7 @@ async def outcomes(asker: Requester, asked: AppendFact) -> list[AppendedEntry]:
 async def serve(
     broker: Mosquitto, folder: Path, streams: Sequence[StreamSettings] = STREAMS
 ) -> AsyncIterator[tuple[Node, Requester]]:
-    """plant-a lets idmz append to three streams and read one; the scenario asks as idmz."""
+    """plant-a lets idmz append to three streams and read one; the scenario sends requests as idmz."""
     plant, idmz = Node.open(broker, "plant-a", folder, streams=streams), Node.open(broker, "idmz", folder)
     plant.serve({"idmz": [STREAM]}, {"idmz": [ORDERS, PLANS, PRIVATE]})
     asker = idmz.requester("plant-a")
@@ -80,7 +80,7 @@ async def serve(
 
 
 async def test_messages_are_answered_in_order_and_stored_once(broker: Mosquitto, tmp_path: Path) -> None:
-    """Of one request each message has its own outcome, in order; what is stored lies in that order and names the
+    """Each message of one request has its own outcome, in order; stored messages are in that order and name the
     appender's zone."""
     async with serve(broker, tmp_path) as (plant, asker):
         first = await outcomes(
@@ -97,9 +97,9 @@ async def test_messages_are_answered_in_order_and_stored_once(broker: Mosquitto,
 
 
 async def test_message_ids_are_unique_per_zone_only(broker: Mosquitto, tmp_path: Path) -> None:
-    """The zone itself and another append different messages under the same ids, in either order: both are stored, each
-    is recognised as its own appender's when it comes again, also after a restart, and under its own zone's name a
-    changed one is still a conflict."""
+    """The zone itself and another append different messages under the same ids, in either order: both are stored. Each
+    is recognised as its own appender's when it comes again, also after a restart, and a changed one under its own
+    zone's name is still a conflict."""
 
     def own(message_id: str, content: bytes) -> Message:
         return Message(Envelope(message_id, "plant-a", "*", 1_700_000_000_000), Fact("order:1", "done", content))
@@ -160,8 +160,8 @@ async def test_remote_appends_have_the_outcomes_of_local_ones(broker: Mosquitto,
 
 
 async def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto, tmp_path: Path) -> None:
-    """Epochs rise; a producer of another name than the zone's is refused, for leases and for appends. One who asks
-    after an epoch that is in force no more gets none, and fences no producer."""
+    """Epochs rise; a producer whose name does not begin with the zone's is refused, for leases and for appends. A
+    request after an epoch that is no longer in force gets none, and fences no producer."""
     async with serve(broker, tmp_path) as (plant, asker):
         epochs = []
         for _ in range(2):
@@ -216,8 +216,8 @@ async def test_an_invalid_message_refuses_its_whole_request(
 
 
 async def test_a_zone_that_only_appends_reads_nothing(broker: Mosquitto, tmp_path: Path) -> None:
-    """A peer that may append and read nothing is answered, and every stream, also the one it writes, is closed to
-    it."""
+    """A peer that may append and not read is answered, and it can read no stream, not even the one to which it
+    appends."""
     plant, idmz = Node.open(broker, "plant-a", tmp_path, streams=STREAMS), Node.open(broker, "idmz", tmp_path)
     plant.serve({}, {"idmz": [ORDERS]})
     asker = idmz.requester("plant-a")
@@ -232,8 +232,8 @@ async def test_a_zone_that_only_appends_reads_nothing(broker: Mosquitto, tmp_pat
 
 
 async def test_a_lost_answer_is_asked_for_again_and_stored_once(broker: Mosquitto, tmp_path: Path) -> None:
-    """The first answer is dropped on its way; the same request again is answered with where the message lies, and the
-    log has it once."""
+    """The first answer is lost: the same request again is answered with the message's offset, and the log has it
+    once."""
     plant = Node.open(broker, "plant-a", tmp_path, streams=STREAMS)
     server = plant.serve({}, {"idmz": [ORDERS]})
     append, lost = server._handlers[AppendFact], list[Reply]()

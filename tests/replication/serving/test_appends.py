@@ -1,5 +1,4 @@
-"""What another zone asks to have appended, whatever it writes: messages that the store may be asked to take, or one
-refusal."""
+"""Appends of another zone, with any content, become messages that the store may accept, or one refusal."""
 
 import json
 from typing import Any
@@ -26,7 +25,7 @@ anything = st.recursive(
 
 
 def decoded(*messages: dict[str, Any], raw_object: str = "") -> AppendFact:
-    """A request as it comes from the wire; `raw_object` takes the place of the text OBJECT in it."""
+    """A request as decoded from the wire; `raw_object` replaces the text OBJECT in it."""
     head = {"protocol": "bsfg.replication", "version": "1.0", "operation": "AppendFact", "stream": "facts.orders"}
     text = json.dumps({**head, "messages": messages}).replace('"OBJECT"', raw_object)
     request = decode_request(text.encode(errors="surrogatepass"))
@@ -35,8 +34,7 @@ def decoded(*messages: dict[str, Any], raw_object: str = "") -> AppendFact:
 
 
 def refusal(message: dict[str, Any], raw_object: str = "") -> str:
-    """The code with which a message is refused, by whichever of those who look at it; empty for one that the store
-    takes."""
+    """The code with which a message is refused, by any check; empty for one that the store accepts."""
     try:
         asked = parse_append(decoded(message, raw_object=raw_object), "idmz")
     except MalformedMessage as error:
@@ -60,7 +58,7 @@ def refusal(message: dict[str, Any], raw_object: str = "") -> str:
     ],
 )
 def test_an_object_is_kept_in_its_canonical_form(written: str, kept: bytes) -> None:
-    """However it is written, so that the same object has the same bytes, and a repetition is known as one."""
+    """Equal objects have equal bytes, whatever their notation, so a repetition is recognised."""
     asked = parse_append(
         decoded({"envelope": ENVELOPE, "fact": {**FACT, "object": "OBJECT"}}, raw_object=written), "idmz"
     )
@@ -72,12 +70,12 @@ def test_an_object_is_kept_in_its_canonical_form(written: str, kept: bytes) -> N
 
 @pytest.mark.parametrize("written", ['{"a":1,"a":2}', '"\\ud800"', "[" * 2000 + "]" * 2000, "9" * 400])
 def test_an_object_without_a_canonical_form_is_refused(written: str) -> None:
-    """A key given twice, half a character, nesting without end and a number beyond all numbers: refused."""
+    """A duplicate key, half a surrogate pair, endless nesting and an infinite number are refused."""
     assert refusal({"envelope": ENVELOPE, "fact": {**FACT, "object": "OBJECT"}}, raw_object=written) == "bad_request"
 
 
 def test_preconditions_go_with_their_messages() -> None:
-    """One for each as soon as one message has any, none at all otherwise."""
+    """One for each message as soon as one message has any, otherwise none."""
     plain = {"envelope": ENVELOPE, "fact": FACT}
     some = parse_append(
         decoded(plain, {**plain, "producer": "idmz.mes", "lease_epoch": 3}, {**plain, "base_offset": 0}), "idmz"
@@ -90,7 +88,7 @@ def test_preconditions_go_with_their_messages() -> None:
 
 
 def test_the_message_at_fault_is_named() -> None:
-    """Where the store finds fault with a message, the refusal says which; a fault of none of them is told as it is."""
+    """If the store refuses a message, the refusal names it; a fault of none of them is passed on unchanged."""
     good, bad = {"envelope": ENVELOPE, "fact": FACT}, {"envelope": ENVELOPE, "fact": {**FACT, "predicate": "Released"}}
     asked = parse_append(decoded(good, bad), "idmz")
     assert isinstance(asked, ParsedAppend)
@@ -100,7 +98,6 @@ def test_the_message_at_fault_is_named() -> None:
 
 @given(st.dictionaries(st.sampled_from([*ENVELOPE, "labels", "correlation_id", "object_schema"]), anything), anything)
 def test_any_envelope_and_object(envelope: dict[str, Any], content: Any) -> None:
-    """Whatever stands in the fields, the outcome is a message that the store would take, or a refusal, and nothing
-    else."""
+    """Whatever the fields contain, the outcome is a message that the store accepts, or a refusal."""
     message = {"envelope": {**ENVELOPE, **envelope}, "fact": {**FACT, "object": content}}
     assert refusal(message) in {"", "bad_request"}

@@ -1,5 +1,4 @@
-"""The consumer core, step by step: which effects it asks for, in which order, and how each request ends. No store, no
-clock."""
+"""The consumer core, step by step: its effects, their order, and how each request ends. No store, no clock."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,7 +60,7 @@ MEMORY = (FindConsumer, GetStreamState)
 
 @dataclass
 class Shell:
-    """Answers effects from plain values, and keeps which came."""
+    """Answers effects from plain values, and records them."""
 
     consumer: Registered | None = field(default_factory=lambda: Registered("idmz", STREAM, 10, Lease(3, "one")))
     end_offset: int = 30
@@ -72,7 +71,7 @@ class Shell:
     effects: list[Effect[Any]] = field(default_factory=list)
 
     def run(self, steps: Steps) -> Outcome:
-        """Until the core says how the request ends."""
+        """Run until the core says how the request ends."""
         result: Any = None
         while True:
             try:
@@ -107,12 +106,12 @@ class Shell:
 
     @property
     def acts(self) -> list[Effect[Any]]:
-        """The effects that are no mere look into memory, in order."""
+        """The effects other than reads from memory, in order."""
         return [effect for effect in self.effects if not isinstance(effect, MEMORY)]
 
     @property
     def kinds(self) -> list[type]:
-        """Of what kind they were."""
+        """The kinds of these effects."""
         return [type(effect) for effect in self.acts]
 
 
@@ -122,7 +121,7 @@ def fetch(**fields: object) -> FetchFacts:
 
 
 def answer_of(outcome: Outcome) -> FetchAnswer:
-    """The page that a fetch ended with."""
+    """The page with which a fetch ended."""
     assert isinstance(outcome, Reply), outcome
     assert isinstance(outcome.answer, FetchAnswer)
     return outcome.answer
@@ -134,7 +133,7 @@ TIMELINE, OTHER = "a1" * 16, "b2" * 16
 
 def test_a_page_read_ahead() -> None:
     """The whole order: timeline, confirmation under the lease, begin of this life's timeline, page, failure of the
-    confirmation; the answer names the timeline."""
+    confirmation. The answer names the timeline."""
     shell = Shell()
     request = fetch(after_offset=10, timeline=OTHER, confirm=CONFIRM)
     answer = answer_of(shell.run(CORE.fetch(request, 0)))
@@ -151,8 +150,8 @@ def test_a_page_read_ahead() -> None:
 
 
 def test_a_page_from_the_frontier_waits_for_the_confirmation_first() -> None:
-    """Without `after_offset` the page begins at the frontier after the confirmation, so that is durable before anything
-    is read."""
+    """Without `after_offset` the page begins at the frontier after the confirmation, so that must be durable before
+    anything is read."""
     shell = Shell()
     shell.run(CORE.fetch(fetch(confirm=CONFIRM), 0))
     assert shell.kinds.index(AwaitConfirm) < shell.kinds.index(BeginTimeline) < shell.kinds.index(ReadPage)
@@ -161,7 +160,7 @@ def test_a_page_from_the_frontier_waits_for_the_confirmation_first() -> None:
 
 @pytest.mark.parametrize("page", [EMPTY, Refuse("store_unavailable", "damaged")])
 def test_only_a_page_with_facts_goes_out_before_the_confirmation(page: PageRead | Refuse) -> None:
-    """What brings no facts is not read ahead: its answer says a frontier that is durable."""
+    """An answer without facts is not read ahead: the frontier in it is durable."""
     shell = Shell(page=page, now_ms=50)
     shell.run(CORE.fetch(fetch(after_offset=30, confirm=CONFIRM), 0))
     assert AwaitConfirm in shell.kinds
@@ -169,7 +168,7 @@ def test_only_a_page_with_facts_goes_out_before_the_confirmation(page: PageRead 
 
 
 def test_an_unknown_consumer_is_registered_and_leased_before_it_is_served() -> None:
-    """Registration, then the lease that the request asks for, then the page; which lease it is stands in the answer."""
+    """Registration, then the requested lease, then the page; the answer names the lease."""
     shell = Shell(None, answers={HoldLease: lambda effect: Lease(1, effect.claim.holder)})
     answer = answer_of(shell.run(CORE.fetch(fetch(stream=STREAM, lease=0, epoch=None), 0)))
     lease = Lease(1, "one")
@@ -183,7 +182,7 @@ def test_an_unknown_consumer_is_registered_and_leased_before_it_is_served() -> N
 
 
 def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> None:
-    """Asked with 0 again after the wait, the store would take the lease back from a newer instance."""
+    """If it claimed 0 again after the wait, the store would take the lease back from a newer instance."""
     leases = iter([Lease(4, "one"), Lease(5, "two")])
     shell = Shell(
         Registered("idmz", STREAM, 10, Lease(3, "two")),
@@ -198,8 +197,7 @@ def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> No
 
 
 def test_the_lease_is_checked_again_after_the_wait() -> None:
-    """Another instance arrives while the fetch is parked: the store is asked, and nothing is recorded before its
-    answer."""
+    """Another instance arrives while the fetch is parked: the store decides, and nothing is recorded before that."""
 
     def taken(_: Park) -> Parked:
         shell.consumer, shell.end_offset = Registered("idmz", STREAM, 10, Lease(4, "two")), 31
@@ -215,7 +213,7 @@ def test_the_lease_is_checked_again_after_the_wait() -> None:
 
 
 def test_a_fetch_that_lost_its_place_gets_no_answer() -> None:
-    """Unless its lease has been taken, which the store then says."""
+    """Unless its lease has been taken, which the store then reports."""
     shell = Shell(answers={Park: lambda _: Parked(is_superseded=True, waited_ns=1)})
     outcome = shell.run(CORE.fetch(fetch(after_offset=30, wait_ms=500), 0))
     assert outcome == Drop(DropReason.SUPERSEDED)
@@ -225,7 +223,7 @@ def test_a_fetch_that_lost_its_place_gets_no_answer() -> None:
 
 @pytest.mark.parametrize("after", [2, 3])
 def test_a_claim_after_an_old_lease_gets_the_lease_in_force(after: int) -> None:
-    """Nothing is confirmed, begun or read for a caller that claims the lease after another one than that in force."""
+    """Nothing is confirmed, begun or read for a caller that claims the lease after one that is no longer in force."""
     shell = Shell(
         Registered("idmz", STREAM, 10, Lease(3, "two")),
         answers={HoldLease: lambda effect: Lease(4, effect.claim.holder)},
@@ -248,7 +246,7 @@ def test_a_claim_after_an_old_lease_gets_the_lease_in_force(after: int) -> None:
     ],
 )
 def test_offsets_that_cannot_be_of_this_log(fields: dict[str, object], code: str, *, is_reported: bool) -> None:
-    """They change nothing; where they are of this very epoch, and nothing proves them, an incident names the peer."""
+    """They change nothing. If they belong to this epoch and are unproven, an incident names the peer."""
     shell = Shell()
     outcome = shell.run(CORE.fetch(fetch(**fields), 0))
     assert isinstance(outcome, Refuse)
@@ -257,7 +255,7 @@ def test_offsets_that_cannot_be_of_this_log(fields: dict[str, object], code: str
 
 
 def test_a_proof_begins_a_new_epoch() -> None:
-    """The same claim with a proof: the store begins a new epoch, the peer is answered so, and there is no incident."""
+    """With a proof of the same claim, the store begins a new epoch, the answer says so, and there is no incident."""
     shell = Shell(answers={IsProven: lambda _: True})
     request = fetch(after_offset=31)
     outcome = shell.run(CORE.fetch(request, 0))
@@ -267,8 +265,8 @@ def test_a_proof_begins_a_new_epoch() -> None:
     assert shell.acts[0] == IsProven("idmz", request)
 
 
-def test_a_fetch_that_waits_when_an_epoch_begins_is_told_so() -> None:
-    """What waited under the old epoch is not answered with facts: its offsets are of the old one."""
+def test_a_fetch_that_waits_when_an_epoch_begins_gets_no_facts() -> None:
+    """A fetch that waited under the old epoch gets no facts, because its offsets belong to the old epoch."""
 
     def begun(_: Park) -> Parked:
         shell.epoch, shell.end_offset = "11" * 16, 31
@@ -283,7 +281,7 @@ def test_a_fetch_that_waits_when_an_epoch_begins_is_told_so() -> None:
 
 @pytest.mark.parametrize("name", ["enterprise.facts", "local.mes", "idmz", "idmz-2.facts", "plant-a.own"])
 def test_a_zone_uses_only_names_that_begin_with_it(name: str) -> None:
-    """Whether a consumer of that name exists makes no difference, in any operation."""
+    """The answer does not depend on whether a consumer of that name exists, in any operation."""
     for consumer in (None, Registered("idmz", STREAM, 0), Registered("enterprise", STREAM, 0)):
         for steps in (
             CORE.fetch(fetch(consumer_name=name, stream=STREAM), 0),
@@ -309,9 +307,9 @@ def test_history_is_compared_before_anything_is_written() -> None:
 
 
 def test_a_position_on_another_timeline_is_refused_before_anything_is_written() -> None:
-    """Whatever the offset, also one beyond the log: it is of another copy. The answer names the timeline of this one,
-    no epoch begins, and nothing is registered, leased, confirmed or read. Without an epoch or an offset a timeline
-    claims nothing."""
+    """At any offset, also beyond the log, it belongs to another copy. The answer names this copy's timeline, no epoch
+    begins, and nothing is registered, leased, confirmed or read. Without an epoch or an offset a timeline claims
+    nothing."""
     shell = Shell(None, answers={CompareTimeline: lambda _: Refuse("timeline_differs", "it differs", TIMELINE)})
     for after_offset in (0, 10, 31):
         request = fetch(stream=STREAM, confirm=CONFIRM, timeline=OTHER, after_offset=after_offset)
@@ -324,14 +322,14 @@ def test_a_position_on_another_timeline_is_refused_before_anything_is_written() 
 
 
 def test_a_page_at_the_end_of_the_log_says_so() -> None:
-    """A consumer that begins at the end has its frontier beyond the page."""
+    """This includes a consumer that begins at the end, whose frontier is beyond the page."""
     shell = Shell(Registered("idmz", STREAM, 30, Lease(3, "one")), page=EMPTY, now_ms=9)
     shell.run(CORE.fetch(fetch(), 0))
     assert shell.acts[-1] == NoteServed(NAME, is_at_end=True)
 
 
 def test_a_confirmation_answers_with_a_durable_frontier() -> None:
-    """ConfirmReceipt: offsets checked, lease claim, range kept whole, then the wait."""
+    """ConfirmReceipt: the offsets are checked, then the lease claim; the range is passed whole; then it waits."""
     shell = Shell()
     request = ConfirmReceipt(consumer_name=NAME, offset=10, first_offset=4, epoch=EPOCH, lease=3)
     outcome = shell.run(CORE.confirm(request))
@@ -363,7 +361,7 @@ def test_a_confirmation_of_another_log_releases_nothing(
 
 
 def test_a_confirmation_asks_the_store_about_its_lease_first() -> None:
-    """Where the caller does not hold the lease in force, the store decides before anything is confirmed."""
+    """If the caller does not hold the lease in force, the store decides before anything is confirmed."""
     shell = Shell(Registered("idmz", STREAM, 10, Lease(3, "two")), answers={HoldLease: lambda _: Lease(4, "one")})
     shell.run(CORE.confirm(ConfirmReceipt(consumer_name=NAME, offset=10, lease=4)))
     assert shell.acts[0] == HoldLease(NAME, "idmz", LeaseClaim("one", 4))
@@ -383,7 +381,7 @@ def test_a_confirmation_asks_the_store_about_its_lease_first() -> None:
     ],
 )
 def test_the_store_is_asked_only_where_a_lease_would_change(held: Lease, epoch: int | None, *, is_asked: bool) -> None:
-    """The holder goes on from memory; what would change the lease or fence the caller, the store decides."""
+    """The holder is answered from memory; the store decides claims that would change the lease or fence the caller."""
     shell = Shell(Registered("idmz", STREAM, 10, held), answers={HoldLease: lambda _: held})
     shell.run(CORE.confirm(ConfirmReceipt(consumer_name=NAME, offset=10, lease=epoch)))
     assert (HoldLease in shell.kinds) == is_asked

@@ -1,6 +1,6 @@
 """The shell of FetchFacts, ConfirmReceipt and GetCursor, over a store whose futures the test resolves by hand.
 
-Each test stops a request at one place and looks at what the store has been asked by then and what has not been answered
+Each test stops a request at one place and checks what the store has been asked by then and what has not been answered
 yet.
 """
 
@@ -42,11 +42,11 @@ CONFIRM = Confirm(last_offset=10, first_offset=4)
 
 
 class FencedError(Exception):
-    """The store's error for an instance whose place was taken."""
+    """The store's error for a fenced instance."""
 
 
 class Store:
-    """Keeps what it is asked, in order; every future is resolved by the test."""
+    """Records its calls in order; the test resolves every future."""
 
     zone, epoch, timeline, signer = "plant-a", b"\x0f" * 16, b"\xa1" * 16, None
 
@@ -67,7 +67,7 @@ class Store:
         return self.futures[name]
 
     def names(self) -> list[str]:
-        """What it was asked, by name."""
+        """The names of the calls."""
         return [name for name, *_ in self.asked]
 
     def get(self, _: str) -> Registered | None:
@@ -142,7 +142,7 @@ def receipt(**fields: object) -> ConfirmReceipt:
 
 
 async def stands(task: asyncio.Task[Outcome]) -> bool:
-    """Whether a request waits, after everything that can go on has gone on."""
+    """Whether a request still waits after everything that can run has run."""
     for _ in range(20):
         await asyncio.sleep(0)
     done, _ = await asyncio.wait([task], timeout=0.02)  # what reads the disk does so in a thread
@@ -150,7 +150,7 @@ async def stands(task: asyncio.Task[Outcome]) -> bool:
 
 
 def page_of(outcome: Outcome) -> FetchAnswer:
-    """The page that came."""
+    """The page in the answer."""
     assert isinstance(outcome, Reply), outcome
     assert isinstance(outcome.answer, FetchAnswer)
     return outcome.answer
@@ -167,8 +167,8 @@ async def play() -> AsyncIterator[tuple[Store, Consumers]]:
 
 
 async def test_a_confirmation_is_answered_when_it_is_durable() -> None:
-    """ConfirmReceipt hands the whole range and the lease to the store, and answers after the commit with the frontier
-    it says."""
+    """ConfirmReceipt passes the whole range and the lease to the store, and answers after the commit with the store's
+    frontier."""
     async with play() as (store, consumers):
         task = asyncio.create_task(consumers.confirm(ONE, receipt()))
         assert await stands(task)
@@ -201,7 +201,7 @@ async def test_a_confirmation_of_another_epoch_never_reaches_the_store() -> None
 
 @pytest.mark.parametrize("operation", ["fetch", "confirm"])
 async def test_a_fenced_instance_confirms_nothing(operation: str) -> None:
-    """The lease is decided, durably, before a confirmation is handed over or a page is read."""
+    """The lease is decided, durably, before a confirmation is passed on or a page is read."""
     async with play() as (store, consumers):
         store.held = Registered("idmz", STREAM, 10, Lease(4, "two"))
         request = fetch(confirm=CONFIRM) if operation == "fetch" else receipt()
@@ -238,8 +238,8 @@ async def test_a_new_consumer_is_registered_and_leased_before_anything_is_read()
 
 
 async def test_another_epoch_is_reported_to_the_store() -> None:
-    """A peer that has read another epoch of this zone is refused, and the store hears which: it may have lost its state
-    folder."""
+    """A peer that has read another epoch of this zone is refused, and the store gets that epoch: it may have lost its
+    state folder."""
     async with play() as (store, consumers):
         outcome = await consumers.fetch(ONE, fetch(epoch="11" * 16))
         assert isinstance(outcome, Refuse)
@@ -248,7 +248,7 @@ async def test_another_epoch_is_reported_to_the_store() -> None:
 
 
 async def test_a_contradiction_ends_a_fetch_before_anything_is_written_or_read() -> None:
-    """What the peer shows of this store is compared first; the store is told that a peer is ahead of it."""
+    """The head that the peer presents is compared first; the store records that a peer is ahead of it."""
     async with play() as (store, consumers):
         store.contradicts = "offset 9 holds another batch"
         held = OriginHead(last_sequence=7, digest="bb" * 16)
@@ -264,7 +264,7 @@ async def test_a_contradiction_ends_a_fetch_before_anything_is_written_or_read()
 
 
 async def test_the_proof_of_a_claim_is_judged_in_a_thread() -> None:
-    """Certificates are parsed and the disk is read for each claim, and a zone may make a thousand in a second."""
+    """Each claim parses certificates and reads the disk, and a zone may make a thousand a second."""
     async with play() as (store, consumers):
         judged = list[threading.Thread]()
         consumers._context.is_proven = lambda *_: bool(judged.append(threading.current_thread()))
@@ -275,7 +275,7 @@ async def test_the_proof_of_a_claim_is_judged_in_a_thread() -> None:
 
 
 async def test_a_position_on_another_timeline_ends_a_fetch() -> None:
-    """The answer names the timeline of the store, and an incident what the peer has read."""
+    """The answer names the timeline of the store, and an incident names the peer's."""
     async with play() as (store, consumers):
         store.other_timeline = "read on a timeline that this store never had"
         outcome = await consumers.fetch(ONE, fetch(confirm=CONFIRM, timeline="bb" * 16))
@@ -286,8 +286,8 @@ async def test_a_position_on_another_timeline_ends_a_fetch() -> None:
 
 
 async def test_a_page_read_ahead_goes_out_while_its_confirmation_is_written() -> None:
-    """With `after_offset`, and whatever the confirmation comes to later; it went to the store whole, under its
-    lease."""
+    """With `after_offset` the page is sent, whatever the later result of the confirmation, which went to the store
+    whole and under its lease."""
     async with play() as (store, consumers):
         answer = page_of(await consumers.fetch(ONE, fetch(confirm=CONFIRM)))
         assert (answer.runs(), answer.frontier) == ([(11, 20)], 10)
@@ -322,7 +322,7 @@ async def test_a_page_from_the_frontier_waits_for_its_confirmation() -> None:
 
 
 async def test_an_empty_page_waits_for_its_confirmation() -> None:
-    """It is what the asker waits for at the end of the log."""
+    """The requester waits for it at the end of the log."""
     async with play() as (store, consumers):
         task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM, after_offset=20)))
         assert await stands(task)
@@ -348,8 +348,8 @@ async def test_a_parked_fetch_is_woken_by_a_commit_and_shows_its_lease_again() -
 
 
 async def test_confirmations_that_wait_together_share_a_commit() -> None:
-    """Of a zone that waits for one confirmation after the other so many have a commit of their own in a second. Those
-    beyond wait for the next one, and share it; another zone's are not delayed."""
+    """Of a zone that waits for one confirmation after the other, a limited number a second has a commit of its own.
+    Further ones wait for the next commit and share it; another zone's are not delayed."""
     async with play() as (store, consumers):
         context, now_ms = consumers._context, 0
         context.now_ns = lambda: now_ms * 1_000_000  # type: ignore[method-assign]
@@ -407,7 +407,7 @@ async def test_a_commit_before_parking_wakes_the_fetch() -> None:
 
 
 async def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
-    """The earlier gets no answer; a taken lease ends its wait too, with what the store says of it."""
+    """The earlier fetch gets no answer. A taken lease ends its wait too, with the store's error."""
     async with play() as (store, consumers):
         waits = fetch(after_offset=20, wait_ms=60_000)
         earlier = asyncio.create_task(consumers.fetch(ONE, waits))

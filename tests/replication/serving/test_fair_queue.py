@@ -1,4 +1,4 @@
-"""Fair queue and pacing: what one zone waits for does not depend on how much another one asks."""
+"""Fair queue and pacing: the wait of one zone does not depend on the requests of another."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ ZONES = ("evil", "idmz", "cloud")
 
 
 def test_zones_take_turns() -> None:
-    """However much of one zone came first, each zone's first piece comes before any zone's second."""
+    """However much work of one zone came first, each zone's first piece comes before any zone's second."""
     queue = FairQueue[str](1, 1)
     for work in ("evil 1", "evil 2", "evil 3", "idmz 1", "cloud 1", "idmz 2"):
         queue.add(work.split()[0], work)
@@ -26,7 +26,7 @@ def test_zones_take_turns() -> None:
 
 
 def test_a_zone_that_was_just_served_goes_behind_those_that_came_meanwhile() -> None:
-    """Also where its own next piece came before theirs."""
+    """Even if its own next piece came before theirs."""
     queue = FairQueue[str](1, 1)
     queue.add("evil", "evil 1")
     assert queue.take() == "evil 1"
@@ -51,7 +51,7 @@ def test_a_zone_takes_only_its_places() -> None:
 
 
 def test_a_zone_that_may_not_begin_delays_no_other() -> None:
-    """A zone that has to wait for its tokens keeps its place in the queue, and the others pass it."""
+    """A zone that waits for its tokens keeps its place in the queue, and the others overtake it."""
     allowed = {"idmz"}
     queue = FairQueue[str](2, 2, allowed.__contains__)
     queue.add("evil", "evil 0")
@@ -80,8 +80,8 @@ def test_work_that_is_not_wanted_any_more_is_withdrawn() -> None:
 def test_no_work_is_lost_and_the_zone_with_least_under_way_goes_first(
     events: list[tuple[str, bool]], places: int, of_zone: int
 ) -> None:
-    """All work is taken once, in its zone's order; places are never exceeded; and no zone begins a second piece while
-    another one, with none under way, waits for its first."""
+    """All work is taken once, in its zone's order; the limits are never exceeded; and no zone begins a second piece
+    while another one with none under way waits for its first."""
     queue = FairQueue[tuple[str, int]](places, of_zone)
     added, taken, under_way = list[tuple[str, int]](), list[tuple[str, int]](), Counter[str]()
 
@@ -116,7 +116,8 @@ def test_no_work_is_lost_and_the_zone_with_least_under_way_goes_first(
 
 @pytest.mark.parametrize("rate", [1, 100, 1000])
 def test_requests_begin_at_the_rate_of_the_zone(rate: int) -> None:
-    """In ten seconds of asking for more: ten seconds of the rate and what is saved; another zone is not delayed."""
+    """In ten seconds of excessive requests, a zone gets ten seconds of its rate and the saved tokens; another zone is
+    not delayed."""
     pacer, begun = Pacer(lambda _: PeerLimits(requests_per_second_max=rate)), 0
     for now_ms in range(10_000):
         while pacer.request_ready_ms("evil", now_ms) <= now_ms:
@@ -127,7 +128,7 @@ def test_requests_begin_at_the_rate_of_the_zone(rate: int) -> None:
 
 
 def test_bytes_and_searches_are_paid_for_afterwards() -> None:
-    """The first is free to begin, the next waits until it is paid for; without a limit of bytes nothing waits."""
+    """The first begins at once, the next waits until the debt is paid off; without a limit of bytes nothing waits."""
     pacer = Pacer(lambda zone: PeerLimits(answer_bytes_per_second_max=100_000 if zone == "evil" else 0))
     assert pacer.answer_ready_ms("evil", 0) == 0
     pacer.answered("evil", 1_000_000, 0)

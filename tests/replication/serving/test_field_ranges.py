@@ -1,7 +1,7 @@
-"""Every integer field of every request, with values outside of its range, on a real broker: each request is answered
-with an error that names the field, and the server lives on.
+"""Every integer field of every request, with values outside its range, over a real broker: each request is answered
+with an error that names the field, and the server keeps running.
 
-The fields are taken from the message types, so a field that is added later is tested without a line here.
+The fields are taken from the message types, so a field that is added later is tested without a change here.
 """
 
 import copy
@@ -79,7 +79,8 @@ def with_value(operation: str, place: Place, value: object) -> bytes:
 
 
 async def answers(client: Intruder, payloads: list[bytes]) -> list[dict[str, Any]]:
-    """The header of each answer, in order; one request after the other, so that none is dropped as one too many."""
+    """The header of each answer, in order. One request after the other, so that none is dropped for the limit of open
+    ones."""
     found = []
     for payload in payloads:
         correlation = await client.publish(ASK, payload, MINE)
@@ -118,5 +119,5 @@ async def test_an_integer_out_of_range_is_answered_by_name(
 
 
 def test_every_request_is_here() -> None:
-    """A request that is added to the protocol has to be added to this test."""
+    """A request that is added to the protocol must be added to this test."""
     assert {operation_of(kind) for kind in REQUESTS} == set(WHOLE)

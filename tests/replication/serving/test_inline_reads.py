@@ -1,4 +1,4 @@
-"""Small pages are read inline, by the event loop, as long as the disk is quick."""
+"""Small pages are read inline, by the event loop, as long as the disk is fast."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.support.mosquitto import Mosquitto
 
 
 def test_large_pages_are_never_read_inline() -> None:
-    """However quick the disk is: to check a large page takes as long as to wait for a slow disk."""
+    """Even with a fast disk: checking a large page takes as long as waiting for a slow disk."""
     reads = InlineReads()
     assert reads.allows(INLINE_FACTS_MAX, 0)
     assert not reads.allows(INLINE_FACTS_MAX + 1, 0)
 
 
 def test_one_slow_read_pauses_inline_reads() -> None:
-    """After the pause, which is the longer the slower the read was, one is tried inline, and if it is quick, so are
-    those after it."""
+    """After the pause, which is proportional to the slow read, one read is tried inline, and if it is fast, so are the
+    following ones."""
     reads = InlineReads()
     reads.took(0, SLOW_READ_NS)
     assert reads.allows(1, SLOW_READ_NS)
@@ -42,12 +42,12 @@ def test_one_slow_read_pauses_inline_reads() -> None:
 async def test_a_disk_that_has_to_be_waited_for_is_waited_for_in_threads(
     broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as reads are quick the event loop does them; once each takes 20 ms, at most the first."""
+    """As long as reads are fast the event loop does them; once each takes 20 ms, it does at most the first."""
     slow = threading.Event()
     took = threading.Event()
 
     class Disk:
-        """A store whose reads are slow while `slow` is set; notes who read."""
+        """A store whose reads are slow while `slow` is set; records the reading threads."""
 
         def __init__(self, store: Any) -> None:
             self._store = store

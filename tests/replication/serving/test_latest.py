@@ -1,5 +1,4 @@
-"""GetLatest on a real broker: what a peer is told is what a search on the spot finds, of the streams it may read and no
-others."""
+"""GetLatest over a real broker: a peer gets exactly what a local search finds in the streams that it may read."""
 
 import asyncio
 import contextlib
@@ -74,14 +73,14 @@ async def serve(broker: Mosquitto, folder: Path) -> AsyncIterator[tuple[Node, Re
 
 
 async def ask(asker: Requester, **asked: Any) -> LatestAnswer:
-    """One page."""
+    """Request one page."""
     answer = (await asker.ask(GetLatest(stream=STREAM, **asked), 5)).answer
     assert isinstance(answer, LatestAnswer)
     return answer
 
 
 def plain(values: list[LatestEntry]) -> list[dict[str, Any]]:
-    """Without what the clock makes of them."""
+    """The values without the fields that depend on the clock."""
     return [
         {**msgspec.structs.asdict(each), "value": json.loads(bytes(each.value)), "staleness_ms": 0} for each in values
     ]
@@ -107,8 +106,7 @@ async def test_remote_latest_equals_local_latest(broker: Mosquitto, tmp_path: Pa
 @pytest.mark.system
 @pytest.mark.parametrize("limits", [{"limit": 1}, {"limit": 3}, {"bytes_max": 1024}])
 async def test_pages_together_are_the_whole(broker: Mosquitto, tmp_path: Path, limits: dict[str, int]) -> None:
-    """Asked on after the last of each page, in small pages by number or by bytes, the values are those of one large
-    page, once."""
+    """Requested page by page, limited by number or by bytes, the values are those of one large page, once."""
     async with serve(broker, tmp_path) as (_plant, asker):
         whole = await ask(asker)
         values, pages, after = list[LatestEntry](), 0, None
@@ -125,8 +123,8 @@ async def test_pages_together_are_the_whole(broker: Mosquitto, tmp_path: Path, l
 
 @pytest.mark.system
 async def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto, tmp_path: Path) -> None:
-    """A value appended between two pages is not in the second, which names the end of the log as it was; the next first
-    page has it. One that asks for another page of a question never asked is searched for."""
+    """A value appended between two pages is not in the second, which names the former end of the log; the next first
+    page has it. A later page of an unknown query starts a search."""
     async with serve(broker, tmp_path) as (plant, asker):
         first = await ask(asker, limit=3)
         newer = Sample(5, BASE_NS + 1_000_000_000, 5.0)
@@ -158,12 +156,17 @@ async def test_subjects_and_prefix_narrow_the_answer(broker: Mosquitto, tmp_path
             assert refused.value.code == code
 
 
-async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that takes no answers, and asks for latest values in the name of a zone: what a search has found waits
-    until the answer may be read, megabytes each, so those that wait for that count as well."""
+def empty_context() -> Context:
+    """The context of a server with an empty store, without a connection."""
     link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
     store: Any = SimpleNamespace(zone="plant-a", epoch=bytes(16), signer=None, end_offset=lambda _: 0)
-    context = Context(link, store, {"idmz": frozenset({STREAM})})
+    return Context(link, store, {"idmz": frozenset({STREAM})})
+
+
+async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker reads no answers and requests latest values in a zone's name: each search result waits, some megabytes,
+    until its answer may be read, so these requests count too."""
+    context = empty_context()
     monkeypatch.setattr(context, "_answer_ready_ms", lambda *_: None)
     searches = Latest(context, lambda *_: LatestValues([], value, 0, 7))
     caller, request = Caller("idmz", "one", bytes(16)), GetLatest(stream=STREAM)
@@ -182,11 +185,9 @@ async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.
 async def test_a_search_whose_time_comes_while_others_are_begun_is_not_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A zone had a long search, and the clock reaches the end of its wait between two looks at it: the next search is
-    begun by an alarm, without another request."""
-    link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
-    store: Any = SimpleNamespace(zone="plant-a", epoch=bytes(16), signer=None, end_offset=lambda _: 0)
-    context = Context(link, store, {"idmz": frozenset({STREAM})})
+    """A zone had a long search, and its wait ends between two readings of the clock: an alarm begins the next search,
+    without another request."""
+    context = empty_context()
     alarms, times_ms = list[Callable[[], object]](), [0]
 
     def call_later(_delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
@@ -209,7 +210,7 @@ async def test_a_search_whose_time_comes_while_others_are_begun_is_not_forgotten
 
 @pytest.mark.system
 async def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> None:
-    """One search at a time; a few wait, one more is told to ask later, and those that waited are answered."""
+    """One search runs at a time; a few wait, another one is refused as busy, and those that waited are answered."""
     may_go_on, begun = threading.Event(), list[str]()
 
     def slow(stream: str, _wanted: object, *_: int) -> LatestValues:
@@ -236,7 +237,7 @@ async def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) 
 
 @pytest.mark.system
 async def test_a_node_without_latest_search_refuses_the_operation(broker: Mosquitto, tmp_path: Path) -> None:
-    """Where the server has no look-up of latest values, GetLatest is refused as an unknown operation."""
+    """Without a look-up of latest values, GetLatest is refused as an unknown operation."""
     plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
     plant.server = Server(plant.link, plant.store, {"idmz": frozenset([STREAM])}, STORE_ERRORS, REFUSAL_CODES)
     asker = idmz.requester("plant-a")
@@ -257,7 +258,7 @@ def value(number: int, size: int = 10) -> LatestEntry:
 
 
 def test_a_page_has_at_least_one_value_and_keeps_its_limits() -> None:
-    """By number and by bytes; one that is larger than all that a page may hold goes alone."""
+    """Limits by number and by bytes; a value that is larger than a page is sent alone."""
     values = [value(1), value(2, 5_000), value(3), value(4)]
     tags = [each.key.order for each in values]
     some = found(values)
@@ -272,12 +273,12 @@ def test_a_page_has_at_least_one_value_and_keeps_its_limits() -> None:
 
 
 def found(values: list[LatestEntry]) -> LatestValues:
-    """A search that found these."""
+    """A search that found these values."""
     return LatestValues([each.key.order for each in values], values.__getitem__, 0, 0)
 
 
 def test_only_values_of_the_page_are_formatted() -> None:
-    """Ten thousand found and three asked for: three are, wherever the page begins."""
+    """Of ten thousand found values and three requested, three are formatted, wherever the page begins."""
     made = list[int]()
 
     def entry_at(place: int) -> LatestEntry:
@@ -290,7 +291,7 @@ def test_only_values_of_the_page_are_formatted() -> None:
 
 
 def test_few_searches_are_kept_and_not_for_long() -> None:
-    """Of a zone, for the same question only, at most two; the oldest gives way, and after ten seconds there is none."""
+    """At most two for each zone, each for its query only; the oldest is dropped, and after ten seconds none is left."""
     kept, questions = SearchCache(), [LatestQuery("s", frozenset(), prefix, 0, 1) for prefix in "abc"]
     for at_ms, question in enumerate(questions):
         assert kept.get("idmz", question, at_ms) is None
@@ -307,7 +308,7 @@ def test_few_searches_are_kept_and_not_for_long() -> None:
 
 
 def test_searches_of_one_zone_displace_none_of_another() -> None:
-    """However many questions another zone asks between two pages, the second comes from the search of the first."""
+    """However many queries another zone sends between two pages, the second page comes from the search of the first."""
     kept, question = SearchCache(), LatestQuery("s", frozenset(), "", 0, 1)
     kept.put("idmz", question, Search(found([]), 7, 0))
     for number in range(50):
@@ -319,7 +320,7 @@ def test_searches_of_one_zone_displace_none_of_another() -> None:
 
 
 def test_a_peer_cannot_cause_an_endless_loop() -> None:
-    """A page that is not beyond the one before, or says there is more after nothing, is no answer."""
+    """A page that is not after the one before, or says that there is more after no value, is malformed."""
     own: dict[str, Any] = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM, "end_offset": 1}
     page = LatestAnswer(**own, queue_depth=0, depth_facts=0, values=[value(1)], more=True)
     assert page.last_after(None) == TagKey(zone="plant-a", subject="tag:001", predicate="value_sampled")
@@ -329,7 +330,7 @@ def test_a_peer_cannot_cause_an_endless_loop() -> None:
 
 
 def test_values_are_selected_by_subject_and_prefix() -> None:
-    """By subject and by prefix; which page of it is asked for makes no other question."""
+    """By subject and by prefix; pages of one query have the same query."""
     first = GetLatest(stream=STREAM, prefix="tag:a", subjects=["tag:ab", "tag:b"])
     later = msgspec.structs.replace(first, after=TagKey(zone="b", subject="tag:ab", predicate="p"), limit=7)
     assert LatestQuery.of(first) == LatestQuery.of(later)
@@ -338,14 +339,14 @@ def test_values_are_selected_by_subject_and_prefix() -> None:
 
 
 def test_what_peers_claim_fits_into_our_answer() -> None:
-    """Facts at peers are a sum of what peers claim; with two peers that claim the most, the answer to an honest zone is
-    still one that it can read."""
+    """The queue depth is a sum of what peers claim: with two peers that claim the most, an honest zone can still read
+    the answer."""
     pulls: list[Any] = [
         SimpleNamespace(stream=STREAM, peer_end_offset=CLAIM_MAX, offset=at) for at in (0, 5, CLAIM_MAX)
     ]
     own: dict[str, Any] = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM, "end_offset": 1}
-    for told, total in ((pulls, CLAIM_MAX), (pulls[1:], CLAIM_MAX - 5), (pulls[2:], 0)):
-        answer = LatestAnswer(**own, queue_depth=facts_at_peers(told, STREAM), depth_facts=0)
+    for claims, total in ((pulls, CLAIM_MAX), (pulls[1:], CLAIM_MAX - 5), (pulls[2:], 0)):
+        answer = LatestAnswer(**own, queue_depth=facts_at_peers(claims, STREAM), depth_facts=0)
         assert decode_answer(encode_answer(answer, [])) == (answer, [])
         assert answer.queue_depth == total
     assert facts_at_peers(pulls, "facts.other") == 0

@@ -28,31 +28,31 @@ NAME = f"idmz.{STREAM}"
 
 
 def base_of(plant: Node) -> int:
-    """What the lease epochs of the consumer begin after."""
+    """The epoch after which the lease epochs of the consumer begin."""
     consumer = plant.store.consumers.get(NAME)
     assert consumer is not None
     return consumer.registered_unix_ms
 
 
 def lease_of(plant: Node) -> int:
-    """The lease in force at the plant: 1 for the first that was granted."""
+    """The lease in force at the plant: 1 for the first one granted."""
     consumer = plant.store.consumers.get(NAME)
     assert consumer is not None
     return consumer.lease.epoch - base_of(plant)
 
 
 def lease_at(puller: Puller, plant: Node) -> int:
-    """The same for the lease that a pull has; below 0 if it has none."""
+    """The same for a pull's lease; below 0 if it has none."""
     return puller.statistics().lease - base_of(plant)
 
 
 async def fenced(puller: Puller) -> None:
-    """Until this one has stopped."""
+    """Wait until this pull is fenced."""
     await wait_until_async(lambda: puller.statistics().asking is Asking.FENCED, "the older receiver to be fenced")
 
 
 async def twins(broker: Mosquitto, folder: Path, facts: int) -> tuple[Node, Node]:
-    """idmz with the facts that a running plant has, and its image on another machine."""
+    """idmz with the facts of a running plant, and its image on another machine."""
     one = Node.open(broker, "idmz", folder / "one")
     one.pull("plant-a")
     async with one.running():
@@ -89,7 +89,7 @@ def test_the_later_of_two_clones_continues(broker: Mosquitto, tmp_path: Path, ca
                 assert (lease_at(earlier, plant), lease_at(later, plant), lease_of(plant)) == (2, 3, 3)
                 why = earlier.statistics().lost_reason or ""
                 assert "fenced: consumer" in why
-                assert why.count("stop one") == 1  # by the table's advice alone, not by the store's as well
+                assert why.count("stop one") == 1  # by the hint of the table only, not also by the store's
             one.store.close()
             one = Node.open(broker, "idmz", tmp_path / "one")
             back = one.pull("plant-a")
@@ -135,8 +135,8 @@ async def test_leases_survive_the_serving_node(broker: Mosquitto, tmp_path: Path
 
 
 async def test_a_client_without_leases(broker: Mosquitto, tmp_path: Path) -> None:
-    """A client that knows nothing of leases fetches and confirms until another client requests a lease. From then on
-    both operations are fenced, also for a fetch that waits, until the client requests a lease itself."""
+    """A client that does not use leases fetches and confirms until another client requests a lease. From then on both
+    operations are fenced, also for a parked fetch, until the client requests a lease itself."""
     plant = Node.open(broker, "plant-a", tmp_path)
     plant.serve({"idmz": [STREAM]})
     await plant.append(0, 100)
@@ -207,7 +207,7 @@ async def test_a_late_request_of_a_dead_instance_takes_no_lease(broker: Mosquitt
     async with plant.running(), dead.running():
         await plant.append(0, 100)
         first = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000, lease=0, lease_after=0)
-        assert (await told(late, first))[1] is None  # its own predecessor, long ago
+        assert (await leases_answered(late, first))[1] is None  # its own predecessor, long ago
         begun = base_of(plant)
         plant.store.consumers.hold_lease(NAME, LeaseClaim("predecessor", 0)).result(20)
         async with living.running():
@@ -216,7 +216,7 @@ async def test_a_late_request_of_a_dead_instance_takes_no_lease(broker: Mosquitt
             assert (lease_at(puller, plant), lease_of(plant)) == (3, 3)
             for after in (0, begun + 1, begun + 2):
                 ahead = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=0, lease=0, lease_after=after)
-                assert await told(late, ahead) == (None, begun + 3)
+                assert await leases_answered(late, ahead) == (None, begun + 3)
             await plant.append(100, 100)
             await living.wait_end(200)
             assert puller.statistics().asking is not Asking.FENCED
@@ -225,8 +225,8 @@ async def test_a_late_request_of_a_dead_instance_takes_no_lease(broker: Mosquitt
         node.store.close()
 
 
-async def told(asker: Requester, request: FetchFacts) -> tuple[int | None, int | None]:
-    """The lease that an answer brings, and the one that it says is in force; with that one nothing else."""
+async def leases_answered(asker: Requester, request: FetchFacts) -> tuple[int | None, int | None]:
+    """The lease that an answer grants, and the lease in force that it names; with the latter nothing else."""
     answer = (await asker.ask(request, 10)).answer
     assert isinstance(answer, FetchAnswer)
     assert answer.lease_in_force is None or (answer.runs() == [] and answer.more)
@@ -234,7 +234,7 @@ async def told(asker: Requester, request: FetchFacts) -> tuple[int | None, int |
 
 
 async def refusal(asker: Requester, request: FetchFacts | ConfirmReceipt) -> str:
-    """The code with which a request is refused for good."""
+    """The code with which a request is finally refused."""
     with pytest.raises(PeerRefused) as raised:
         await asker.ask(request, 10)
     assert not raised.value.retryable

@@ -1,4 +1,4 @@
-"""FetchRange: any cut of a log into ranges gives every fact once, with whatever limits, and changes nothing at the
+"""FetchRange: any division of a log into ranges gives every fact once, with any limits, and changes nothing at the
 server."""
 
 import asyncio
@@ -42,7 +42,7 @@ def test_unreadable_ranges_are_refused(request_: FetchRange, code: str) -> None:
 
 
 def test_a_range_is_read_to_its_end_and_the_place_after_the_log_is_empty() -> None:
-    """The plan says where to end; just beyond the log nothing is wrong, there is only nothing yet."""
+    """The plan has an end; a range just beyond the log is valid and empty."""
     for first in (1, 101):
         request = FetchRange(stream=STREAM, first_offset=first, last_offset=200, limit=7)
         plan = admit_range(request, "idmz", frozenset({STREAM}), LOG)
@@ -50,8 +50,8 @@ def test_a_range_is_read_to_its_end_and_the_place_after_the_log_is_empty() -> No
 
 
 def test_whole_runs_go_beyond_the_range_and_not_beyond_its_facts() -> None:
-    """With whole runs the plan has no end but the number of facts in the range, so that a page ends where a run
-    does."""
+    """With whole runs the plan is limited only by the number of facts in the range, so that a page ends at the end of a
+    run."""
     request = FetchRange(stream=STREAM, first_offset=11, last_offset=20, limit=1000, whole_runs=True)
     plan = admit_range(request, "idmz", frozenset({STREAM}), LOG)
     assert plan == ReadPlan(STREAM, 10, 10, 262_144, None, whole_runs=True)
@@ -78,7 +78,7 @@ def test_invalid_ranges_are_refused(fields: dict[str, int], code: str) -> None:
     st.data(),
 )
 def test_pages_of_a_range_cover_it_exactly(parts: list[tuple[int, str]], data: st.DataObject) -> None:
-    """Whatever lies in a range, its pages cover each offset of it once, in order, and none outside it."""
+    """The pages of any range cover each of its offsets once, in order, and none outside it."""
     batches, gone, at = list[StoredBatch](), list[Hole](), 0
     for count, kind in parts:
         first, at = at + 1, at + count
@@ -112,9 +112,9 @@ def test_pages_of_a_range_cover_it_exactly(parts: list[tuple[int, str]], data: s
 
 
 @pytest.mark.system
-async def test_tasks_side_by_side_read_every_fact_once(broker: Mosquitto, tmp_path: Path) -> None:
-    """Three tasks read a third each, over the real broker, cutting batches of 100 where their ranges end; no consumer
-    is registered. Beyond the log they are refused, and at its end there is nothing yet."""
+async def test_parallel_tasks_read_every_fact_once(broker: Mosquitto, tmp_path: Path) -> None:
+    """Three tasks read a third each, over a real broker, and slice batches of 100 at the ends of their ranges; no
+    consumer is registered. Ranges beyond the log are refused, and a range at its end is empty."""
 
     async def read(asker: Requester, first: int, last: int) -> list[float]:
         values = list[float]()

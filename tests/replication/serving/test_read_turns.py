@@ -1,4 +1,4 @@
-"""Turns at what is read: how long a zone waits for its turn does not depend on how much others ask, over all links."""
+"""Turns for reading: the wait of a zone does not depend on how much others ask, over all links."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # an example is se
 
 
 class Read(NamedTuple):
-    """Something to be read for a zone."""
+    """A read for a zone."""
 
     zone: str
     number: int
@@ -37,7 +37,7 @@ class Read(NamedTuple):
 
 
 class Node:
-    """A node that reads for zones: `LONGEST_MS` at most at once, each read in a thread of its own."""
+    """A node that reads for zones: at most `LONGEST_MS` at once, each read in a thread of its own."""
 
     def __init__(self) -> None:
         self.turns = ReadTurns[Read]()
@@ -59,7 +59,8 @@ class Node:
         return sum(read.zone == zone and read not in self.under_way for read in self.asked_ms)
 
     def pass_ms(self) -> None:
-        """Give places and let a millisecond pass. Where work waits and no place is taken, it is known until when."""
+        """Give places, and let a millisecond pass. If work waits and no place is given, the time until then is
+        known."""
         while (read := self.turns.take(self.now_ms)) is not None:
             self.under_way[read] = self.now_ms + read.took_ms
             self.waited_ms[read] = self.now_ms - self.asked_ms[read]
@@ -83,9 +84,9 @@ class Node:
 def test_whatever_others_ask_a_zone_waits_for_one_read_of_each(
     reads: list[int], pauses: list[tuple[int, int]], floods: int
 ) -> None:
-    """Zones that always have more to be read, and one that reads less than its part now and then: it gets its place
-    when each of the others has had one read at most. While it asks, each of them takes no more than its part of the
-    time, what it had saved and one read."""
+    """Some zones always have more to read, and one reads less than its share from time to time: it gets its place after
+    at most one read of each of the others. While it asks, each of them uses no more than its share of the time, its
+    saved tokens and one read."""
     node, zones = Node(), [f"evil-{number}" for number in range(floods)]
     while node.now_ms < 1500:
         pause_ms, took_ms = pauses[node.now_ms % len(pauses)]
@@ -105,11 +106,11 @@ def test_whatever_others_ask_a_zone_waits_for_one_read_of_each(
 @settings(max_examples=10, phases=NO_SHRINKING)
 @given(st.lists(st.integers(1, LONGEST_MS), min_size=1, max_size=20))
 def test_a_zone_that_is_alone_gets_all_that_it_asks_for(reads: list[int]) -> None:
-    """It always has all its places, however much it reads; also again, a second after another zone has asked."""
+    """It always has all its places, however much it reads; again a second after another zone has asked."""
     node = Node()
 
     def taken_until(until_ms: int) -> int:
-        """What a zone takes that always asks for more."""
+        """The reads of a zone that always asks for more."""
         before_ms = node.took_ms["evil"]
         while node.now_ms < until_ms:
             while node.waiting("evil") < 4:
@@ -125,7 +126,7 @@ def test_a_zone_that_is_alone_gets_all_that_it_asks_for(reads: list[int]) -> Non
 
 
 class Clocked(Context):
-    """A context with a clock that the test turns: alarms are kept."""
+    """A context with a clock that the test sets; alarms are recorded."""
 
     clock_ms = 0
     alarms: list[tuple[int, Callable[[], object]]]
@@ -156,21 +157,21 @@ def context(turns: Turns, **bytes_a_second: int) -> Clocked:
 
 
 async def stands(task: asyncio.Task[Any]) -> bool:
-    """Whether a task waits, when all that can happen has happened."""
+    """Whether a task still waits after everything that can run has run."""
     for _ in range(5):
         await asyncio.sleep(0)
     return not task.done()
 
 
 async def read(of: Clocked, zone: str, may_end: asyncio.Event) -> None:
-    """Something that is read until it may end."""
+    """A read that lasts until it is allowed to end."""
     async with of.reading(zone):
         await may_end.wait()
 
 
 async def test_the_zones_of_all_links_share_the_places() -> None:
-    """Two zones with a broker each: while idmz reads, evil has one place and not two, as on one link; where idmz asked
-    long ago, it has two again."""
+    """Two zones with a broker each: while idmz reads, evil has one place instead of two, as on one link; when idmz has
+    not asked for long, evil has two again."""
     turns, may_end = Turns(), asyncio.Event()
     evils, honest = context(turns, evil=0), context(turns, idmz=0)
     async with asyncio.TaskGroup() as group:
@@ -195,7 +196,7 @@ async def test_the_zones_of_all_links_share_the_places() -> None:
 
 
 async def test_a_zone_that_is_ready_sooner_does_not_wait_for_the_alarm_of_another() -> None:
-    """Evil has to wait for a minute until its bytes are paid for, idmz for a second: the alarm is set for idmz."""
+    """Evil must wait for a minute until its bytes are paid for, idmz for a second: the alarm is set for idmz."""
     one, done = context(Turns(), evil=1000, idmz=1000), asyncio.Event()
     done.set()
     async with asyncio.TaskGroup() as group:
@@ -214,7 +215,8 @@ async def test_a_zone_that_is_ready_sooner_does_not_wait_for_the_alarm_of_anothe
 
 
 async def test_nothing_is_read_while_answers_wait_to_be_sent() -> None:
-    """A connection that takes nothing: a zone with a mebibyte of answers has no more read, and goes on with them."""
+    """With a connection that sends nothing, no more is read for a zone with a mebibyte of waiting answers; reading
+    continues once they are sent."""
     one, done = context(Turns(), evil=0), asyncio.Event()
     done.set()
     connection = SimpleNamespace(outgoing_bytes=10**9, publish_answer=lambda *_: None)

@@ -1,4 +1,4 @@
-"""Reading a page from a store that is not what it was."""
+"""Reading a page from a damaged store, and within limits."""
 
 from agent.batch import Definitions, Link, Origin, seal_samples
 from agent.pages import Page, StoredBatch
@@ -30,7 +30,7 @@ def asked(limit: int) -> PageQuery:
 
 
 def test_damage_is_named_when_a_batch_must_be_opened() -> None:
-    """A slice of a damaged batch is an error answer that names the batch, and no crash."""
+    """A slice of a damaged batch is an error answer that names the batch."""
     refused = read_page(Rotten(), asked(3))  # type: ignore[arg-type]
     assert isinstance(refused, Refuse)
     assert refused.code == "store_unavailable"
@@ -38,12 +38,12 @@ def test_damage_is_named_when_a_batch_must_be_opened() -> None:
 
 
 def test_damage_in_a_whole_batch_is_the_receivers_to_find() -> None:
-    """A whole batch is sent as it is stored; the receiver checks its digest."""
+    """A whole batch is sent as stored; the receiver checks its digest."""
     assert isinstance(read_page(Rotten(), asked(10)), PageRead)  # type: ignore[arg-type]
 
 
 class Measured(Rotten):
-    """A store that keeps how many bytes were asked of it."""
+    """A store that records how many bytes were requested."""
 
     def __init__(self) -> None:
         self.bytes_max = list[int]()
@@ -55,7 +55,7 @@ class Measured(Rotten):
 
 
 def test_no_more_is_read_than_a_packet_takes() -> None:
-    """A request that names eight megabytes has one packet's worth read and digested; a smaller limit is kept."""
+    """For a request of eight megabytes, only one packet's worth is read and digested; a smaller limit is kept."""
     store = Measured()
     for bytes_max in (8_000_000, 10_000):
         query = PageQuery(ReadPlan("facts", 0, 10, bytes_max), "idmz", {}, 1_000_000)

@@ -1,4 +1,5 @@
-"""A server on the real broker under bad input and false identities: a clear error or silence, and it lives on."""
+"""A server on a real broker with bad input and false identities: it answers a clear error or nothing, and keeps
+running."""
 
 import asyncio
 import contextlib
@@ -48,7 +49,7 @@ NAME = f"idmz.{STREAM}"
 
 @contextlib.asynccontextmanager
 async def serve(broker: Mosquitto, folder: Path) -> AsyncIterator[tuple[Node, Requester]]:
-    """plant-a with 300 facts in batches of 100 serves idmz; the scenario asks as idmz."""
+    """plant-a with 300 facts in batches of 100 serves idmz; the scenario sends requests as idmz."""
     settings = StoreSettings(batch_facts_target=100)
     plant, idmz = Node.open(broker, "plant-a", folder, settings), Node.open(broker, "idmz", folder)
     plant.serve({"idmz": [STREAM, "facts.empty"]})
@@ -56,7 +57,7 @@ async def serve(broker: Mosquitto, folder: Path) -> AsyncIterator[tuple[Node, Re
     await plant.append(0, 300)
     async with plant.running(), idmz.running():
         yield plant, asker
-        reply = await asker.ask(ListStreams(), 5)  # whatever happened, the server lives on
+        reply = await asker.ask(ListStreams(), 5)  # the server keeps running in each case
         assert isinstance(reply.answer, StreamsAnswer)
     plant.store.close()
     idmz.store.close()
@@ -97,8 +98,8 @@ async def test_each_operation_answers_what_the_store_holds(broker: Mosquitto, tm
 
 
 async def test_a_page_read_ahead_does_not_wait_for_a_confirmation(broker: Mosquitto, tmp_path: Path) -> None:
-    """With `after_offset` the page comes while its confirmation is on the way to disk, and tells of none that is not
-    there."""
+    """With `after_offset` the page comes while its confirmation is being written, and names no frontier that is not
+    durable."""
     async with serve(broker, tmp_path) as (plant, asker):
         await asker.ask(FetchFacts(consumer_name=NAME, stream=STREAM, limit=100), 5)
         confirm, on_its_way = plant.store.consumers.confirm, Future[int]()
@@ -115,7 +116,7 @@ async def test_a_page_read_ahead_does_not_wait_for_a_confirmation(broker: Mosqui
 
 
 async def test_small_limits_slice(broker: Mosquitto, tmp_path: Path) -> None:
-    """A small limit gets a slice that can be read: the facts asked for, and no others."""
+    """A small limit gets a readable slice with exactly the requested facts."""
     async with serve(broker, tmp_path) as (_plant, asker):
         found = []
         for after in range(0, 300, 7):
@@ -133,7 +134,7 @@ def slice_of(after: int, limit: int) -> range:
 
 
 async def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Path) -> None:
-    """A parked fetch is answered by the next commit, or empty when its patience ends; a newer one takes its place."""
+    """A parked fetch is answered by the next commit, or empty at the end of its wait; a newer one supersedes it."""
     async with serve(broker, tmp_path) as (plant, asker):
 
         def request(wait_ms: int) -> FetchFacts:
@@ -165,11 +166,11 @@ async def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Pat
         ({"origin_head": OriginHead(last_sequence=999, digest="0" * 32)}, "history_differs"),
     ],
 )
-async def test_a_peers_word_moves_nothing_but_an_incident(
+async def test_a_peers_claim_only_leaves_an_incident(
     broker: Mosquitto, tmp_path: Path, claim: dict[str, Any], code: str
 ) -> None:
-    """A zone that never registered a consumer claims facts of this epoch that are not here: it is refused, however
-    often it repeats it, no consumer is registered, the epoch stays, the server goes on, and one incident names it."""
+    """A zone that never registered a consumer repeatedly claims facts of this epoch that are not here: it is refused,
+    no consumer is registered, the epoch stays, the server continues, and one incident names the zone."""
     async with serve(broker, tmp_path) as (plant, asker):
         epoch = plant.store.epoch
         for _ in range(5):
@@ -207,7 +208,7 @@ async def test_a_peers_word_moves_nothing_but_an_incident(
 async def test_each_refusal_has_its_code_and_registers_nothing(
     broker: Mosquitto, tmp_path: Path, request_: Request, code: str
 ) -> None:
-    """What may not be had is refused with the code of the table, and nothing is registered on the way."""
+    """Each forbidden request is refused with its code, and nothing is registered on the way."""
     async with serve(broker, tmp_path) as (plant, asker):
         await asyncio.wrap_future(plant.store.consumers.register("plant-a.own", "plant-a", STREAM))
         with pytest.raises(PeerRefused) as raised:
@@ -221,14 +222,14 @@ async def test_each_refusal_has_its_code_and_registers_nothing(
 
 
 class Intruder:
-    """A connection in a zone's name that publishes what it likes and keeps what arrives."""
+    """A connection in a zone's name that publishes anything and records what arrives."""
 
     def __init__(self, connection: Connection, arrived: list[Incoming]) -> None:
         self.connection = connection
         self.arrived = arrived
 
     async def publish(self, topic: str, payload: bytes, answer_to: str) -> bytes:
-        """Send at QoS 1; the correlation it went with."""
+        """Publish at QoS 1. Returns the correlation."""
         correlation = secrets.token_bytes(16)
         await self.connection.publish_request(topic, payload, answer_to, correlation, 10)
         return correlation
@@ -269,7 +270,7 @@ LIST = b'{"protocol":"bsfg.replication","version":"1.0","operation":"ListStreams
     ],
 )
 async def test_malformed_requests(broker: Mosquitto, tmp_path: Path, payload: bytes, code: str, said: str) -> None:
-    """Malformed, of another version or too large: answered with a code, and served on."""
+    """Malformed requests, of another version or too large, are answered with a code, and the server continues."""
     async with serve(broker, tmp_path), intruder(broker, "idmz", MINE) as idmz:
         answer = await idmz.answer(await idmz.publish(ASK, payload, MINE))
         assert isinstance(answer, ErrorAnswer)
@@ -278,7 +279,8 @@ async def test_malformed_requests(broker: Mosquitto, tmp_path: Path, payload: by
 
 
 async def test_a_request_with_a_foreign_response_topic_is_dropped(broker: Mosquitto, tmp_path: Path) -> None:
-    """A request whose answer should go elsewhere is dropped and counted: no answer there, none to the asker."""
+    """A request with a foreign response topic is dropped and counted: there is no answer at that topic or to the
+    requester."""
     async with serve(broker, tmp_path) as (plant, _asker):
         server = plant.server
         assert server is not None
@@ -301,8 +303,8 @@ async def test_a_request_with_a_foreign_response_topic_is_dropped(broker: Mosqui
 
 
 async def test_four_identities(broker: Mosquitto, tmp_path: Path) -> None:
-    """No zone can ask as another, read another's answers, or serve as another: the broker says no, or delivers
-    nothing."""
+    """No zone can send requests as another, read another's answers, or serve as another: the broker refuses, or
+    delivers nothing."""
     async with serve(broker, tmp_path) as (plant, asker):
         async with (
             intruder(broker, "enterprise", "#", "bsfg/1/plant-a/+/rsp/+", "bsfg/1/+/+/req") as enterprise,

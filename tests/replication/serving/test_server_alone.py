@@ -1,4 +1,4 @@
-"""The server over a link that the test plays: what gets an answer, which, and how many requests are in hand."""
+"""The server over a link that the test plays: which requests are answered, how, and how many are open."""
 
 import asyncio
 import itertools
@@ -63,7 +63,7 @@ ORDERS = "orders"
 
 
 class Published:
-    """A connection that keeps the answers."""
+    """A connection that records the answers."""
 
     packet_bytes_max = 1_000_000
     outgoing_bytes = 0
@@ -93,7 +93,7 @@ def serving(
     signer: ZoneSigner | None = None,
     **settings: Any,
 ) -> None:
-    """A server of plant-a that exports its telemetry to idmz, and takes its appends. `settings`: of the server."""
+    """A server of plant-a that exports its telemetry to idmz, and accepts its appends."""
 
     async def run() -> None:
         link, published = Link(Access("b", "plant-a", "host", 1, lambda: None)), Published()  # type: ignore[arg-type, return-value]
@@ -115,7 +115,7 @@ def serving(
 
 
 async def answer_to(link: Link, published: Published, incoming: Incoming) -> Any:
-    """Deliver a request; its answer."""
+    """Deliver a request. Returns its answer."""
     count = len(published.answers)
     link._dispatch(incoming)
     await wait_until_async(lambda: len(published.answers) > count, "an answer")
@@ -123,7 +123,7 @@ async def answer_to(link: Link, published: Published, incoming: Incoming) -> Any
 
 
 def test_a_request_that_cannot_be_read_is_answered_with_why(tmp_path: Path) -> None:
-    """So is one that does not say when it expires, which might be answered for ever."""
+    """So is one without an expiry, which might otherwise be answered much later."""
 
     async def scenario(_: Server, link: Link, published: Published) -> None:
         unreadable = encode_request(GetBounds(stream=STREAM)).replace(b'"stream"', b'"unknown"')
@@ -194,8 +194,8 @@ def test_a_page_leaves_room_for_its_proof(tmp_path: Path) -> None:
     [(UnknownConsumer("no consumer 'x'"), "unknown_consumer", False), (StoreBusy("disk"), "store_unavailable", True)],
 )
 def test_store_errors_become_protocol_codes(tmp_path: Path, error: Exception, code: str, *, is_retryable: bool) -> None:
-    """A refusal of the store that has a code is sent with it and with whether it may be retried; of any other error a
-    peer learns only that it happened."""
+    """A refusal of the store that has a code is sent with it and with whether to retry; of any other error a peer
+    learns only that it happened."""
 
     async def scenario(server: Server, link: Link, published: Published) -> None:
         async def refuse(*_: object) -> Any:
@@ -211,8 +211,8 @@ def test_store_errors_become_protocol_codes(tmp_path: Path, error: Exception, co
 
 
 def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes beyond is dropped, and taken again as soon as one of those in hand has ended. Those in hand may be
-    more than begin in one turn of the event loop: one that waits holds up no other."""
+    """Requests beyond the limit are dropped; when an open one has ended, the next is accepted. More may be open than
+    begin in one turn of the event loop: a waiting one delays no other."""
     count = STARTS_MAX + 1
     monkeypatch.setattr(server_module, "REQUESTS_OPEN_MAX", count)
 
@@ -241,9 +241,9 @@ def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("unread", ["UNREAD_BYTES_MAX", "UNREAD_OF_LINK_BYTES_MAX"])
-def test_answers_that_nobody_reads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unread: str) -> None:
-    """While the broker takes no answer, those that wait are bounded in bytes, of one zone and of all. Requests beyond
-    are dropped and counted, and taken again once the broker has read."""
+def test_answers_that_no_peer_reads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unread: str) -> None:
+    """While the broker reads no answer, waiting answers are bounded in bytes, for one zone and in total. Further
+    requests are dropped and counted, and accepted again once the broker has read."""
     monkeypatch.setattr(context_module, unread, 20_000)
     count = 500
 
@@ -271,7 +271,7 @@ def test_answers_that_nobody_reads_are_bounded(tmp_path: Path, monkeypatch: pyte
 
 
 def test_unread_answers_of_others_shut_no_zone_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A zone of which no answer waits is served, and its page is read, however many answers and requests of others
+    """A zone without a waiting answer is served, and its page is read, however many answers and requests of others
     wait."""
     for limit in ("UNREAD_OF_LINK_BYTES_MAX", "UNSENT_OF_LINK_BYTES_MAX"):
         monkeypatch.setattr(context_module, limit, 1_000)
@@ -417,7 +417,7 @@ def test_a_reader_may_not_put_artifacts(tmp_path: Path) -> None:
 
 
 def test_an_append_waits_for_the_acks_that_it_asks_for(tmp_path: Path) -> None:
-    """Also where the stream itself promises less: without a consumer that has the fact, it is answered as queued."""
+    """Even if the stream itself requires less: without a consumer that has the fact, it is answered as queued."""
 
     async def scenario(_: Server, link: Link, published: Published) -> None:
         for acks, outcome in ((None, "applied"), ("quorum", "queued")):
@@ -440,8 +440,8 @@ def test_an_append_waits_for_the_acks_that_it_asks_for(tmp_path: Path) -> None:
     ids=["heads", "ranges", "digests", "page"],
 )
 def test_what_takes_time_takes_its_turn(tmp_path: Path, request_of: Callable[[Origin], Request]) -> None:
-    """Signed ends and digests wait for a place as pages do, so that a flood of them delays no other zone; what they
-    take is paid for."""
+    """Signed ends and digests wait for a place as pages do, so that a flood of them delays no other zone; their time is
+    counted."""
 
     async def scenario(server: Server, link: Link, published: Published) -> None:
         store, context = server._store, server._context
@@ -467,8 +467,8 @@ def test_what_takes_time_takes_its_turn(tmp_path: Path, request_of: Callable[[Or
 
 
 def test_a_zone_that_changes_without_end_is_slowed_down(tmp_path: Path) -> None:
-    """Consumers that are registered and removed, and leases that are taken, are commits that bring no fact: of a zone
-    that does nothing else so many a second begin, and its next requests wait."""
+    """Registering and removing consumers and taking leases are commits without facts: a zone that does nothing else
+    gets a limited number a second, and its next requests wait."""
 
     async def scenario(server: Server, link: Link, published: Published) -> None:
         now_ms = 0
@@ -490,8 +490,8 @@ def test_a_zone_that_changes_without_end_is_slowed_down(tmp_path: Path) -> None:
 
 
 def test_no_request_is_left_waiting_while_time_passes(tmp_path: Path) -> None:
-    """A zone has used up its requests, may send the next one in a millisecond, and no other zone asks. That millisecond
-    passes while the server looks: it is answered all the same."""
+    """A zone has used up its requests and may send the next one in a millisecond, and no other zone asks. That
+    millisecond passes while the server decides: the request is answered all the same."""
 
     async def scenario(server: Server, link: Link, published: Published) -> None:
         start_ms = server._context.now_ms()

@@ -1,4 +1,4 @@
-"""Parked fetches: what ends a wait, and how often it ends."""
+"""Parked fetches: what ends a wait, and that it ends once."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Pages that consist of whole runs: they end after a head, whatever limit falls inside a run."""
+"""Pages that consist of whole runs: they end after a head, wherever a limit falls inside a run."""
 
 from itertools import pairwise
 
@@ -50,13 +50,13 @@ def select(
     offered: dict[Origin, list[bytes]] | None = None,
     after: int = 0,
 ) -> Selection | Refuse:
-    """What goes into the page for the enterprise."""
+    """The page for the enterprise."""
     plan = ReadPlan("facts", after, limit, bytes_max, whole_runs=True)
     return select_page(plan, page, "enterprise", offered or {}, {}, packet, signers)
 
 
 def last(chosen: Selection | Refuse) -> int:
-    """Where the page ends."""
+    """The end of the page."""
     assert isinstance(chosen, Selection), chosen
     return chosen.last_offset
 
@@ -66,13 +66,13 @@ RUN = [(400, PLANT, b""), (400, PLANT, b""), (400, PLANT, b""), (400, PLANT, hea
 
 @pytest.mark.parametrize("limits", [{}, {"bytes_max": 1}, {"limit": 1}, {"limit": 5}, {"bytes_max": 1700}])
 def test_limits_do_not_end_a_page_inside_a_run(limits: dict[str, int]) -> None:
-    """Bytes or facts run out inside a run: the page goes on to its head, and not to the next run."""
+    """Bytes or facts run out inside a run: the page continues to its head, and not into the next run."""
     assert last(select(log(*RUN, *RUN), **limits)) == 8
 
 
 def test_a_run_that_no_honest_zone_makes_stops_no_other() -> None:
-    """A zone leaves a batch of the largest size without a head, and signs the next one, as large: both together fit
-    into no packet. What lies further before a head than a run reaches is sent without it, and what is behind flows."""
+    """A zone leaves a batch of the largest size without a head, and signs the next one, as large: together they fit
+    into no packet. A batch further before a head than a run reaches is sent without it, and later facts flow."""
     large = SEALED_BYTES_MAX
     page = log((large, PLANT, b""), (large, PLANT, head()), (400, IDMZ, head(2)))
     assert last(select(page, bytes_max=256 * 1024, packet=1_048_576)) == 2
@@ -86,7 +86,7 @@ def test_a_run_without_room_in_the_packet_is_left_for_the_next_page() -> None:
 
 
 def test_a_run_that_no_packet_takes_is_named() -> None:
-    """A run that is larger than the packet cannot be sent at all: the operator has to raise the broker's limit."""
+    """A run that is larger than the packet cannot be sent: the operator must raise the broker's limit."""
     refused = select(log(*RUN), packet=1024 + 1_200)
     assert isinstance(refused, Refuse)
     assert refused.code == "batch_exceeds_packet"
@@ -94,14 +94,14 @@ def test_a_run_that_no_packet_takes_is_named() -> None:
 
 
 def test_what_was_never_signed_is_sent_as_without_the_flag() -> None:
-    """Batches without a head behind them end the page anywhere, and so do those before another origin's."""
+    """Batches without a later head end the page anywhere, and so do those before another origin's."""
     unsigned = [(400, PLANT, b"")] * 4
     assert last(select(log(*unsigned))) == 4
     assert last(select(log(*unsigned, *[(400, IDMZ, head())] * 2), bytes_max=10_000)) == 12
 
 
 def test_definitions_that_do_not_fit_go_alone() -> None:
-    """Definitions end the page inside a run: they are sent without facts, and the run with the next page."""
+    """Definitions that end the page inside a run are sent without facts, and the run with the next page."""
     chosen = select(log(*RUN, definitions=3), bytes_max=1024, offered={PLANT: [bytes(500)] * 3})
     assert isinstance(chosen, Selection)
     assert (chosen.pieces, chosen.definitions) == ((), {PLANT: 1})
@@ -145,8 +145,8 @@ def test_the_largest_header_is_one_that_may_be_sent() -> None:
 def test_every_page_ends_a_run_or_has_none(
     batches: list[tuple[int, Origin, bool]], bytes_max: int, limit: int, packet: int
 ) -> None:
-    """Whatever the log and the limits: a page fits the packet, goes forward, and its last batch has a head unless no
-    head of its run follows; reading on from each page passes every batch once."""
+    """For any log and limits, a page fits the packet, makes progress, and its last batch has a head unless no head of
+    its run follows; reading on from each page passes every batch once."""
     page = log(*[(size, origin, head() if signed else b"") for size, origin, signed in batches])
     after, rounds = 0, 0
     while after < page.end_offset:

@@ -1,2 +1,1 @@
-"""Replication in simulation: `pair`, the two cores against models that forgive nothing, and `network`, nodes with real
-stores."""
+"""Replication in simulation: `pair`, the two cores against strict models, and `network`, nodes with real stores."""

@@ -61,7 +61,7 @@ class ForgetsEpoch(Receiver):
 
 
 class NeverRetries(Receiver):
-    """Waits for a lost answer for ever."""
+    """Waits for a lost answer forever."""
 
     @property
     def deadline_ms(self) -> int | None:

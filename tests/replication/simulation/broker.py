@@ -1,12 +1,12 @@
-"""A broker that was taken over: an attacker that reads every message and puts its own in the place of answers, in the
-name of any zone.
+"""A broker that was taken over: an attacker that reads every message and replaces answers by its own, in the name of
+any zone.
 
     fence      refuses the request as `fenced`, or with another code that stops a receiver for good
     hide       names every fact of a page as expired
-    replay     answers with what the serving zone signed as the answer to another request
+    replay     replays what the serving zone signed for another request
 
-It has no key of the zone that answers: what it writes is unsigned, or signed with the key of the zone that asks.
-Receivers take none of it: to them the answer was lost on the way.
+It has no key of the answering zone: its messages are unsigned, or signed with the key of the requesting zone. Receivers
+drop all of them, as if the answer was lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TakenOverBroker:
         self._signed: list[bytes] = []
 
     def passed_on(self, place: MessagePlace, payload: bytes) -> bytes:
-        """What arrives in the place of an answer: another object where it is forged."""
+        """The message that arrives in the place of an answer; another object if it is forged."""
         world, chance = self._world, self._world.chance
         message, proof = split_answer(payload)
         if proof is not None:

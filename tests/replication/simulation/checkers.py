@@ -298,8 +298,8 @@ class Checkers:
         leases[consumer] = max(lease, leases.get(consumer, NO_LEASE), key=lambda one: one.epoch)
 
     def confirmation_durable(self, node: Node, consumer: str, instance: str, lease: int | None) -> None:
-        """A confirmation of an instance is durable at a peer. It was sent under this lease; 0 asks for one. The holder
-        may show a lower one: of two machines of the peer each counts its own."""
+        """A confirmation of an instance is durable at a peer. It was sent under this lease; 0 requests one. The holder
+        may show a lower one, because each of two machines of the peer counts its own."""
         in_force = self.logs[node.name].leases.get(consumer, NO_LEASE)
         if lease != 0 and (lease or 0) < in_force.epoch and instance != in_force.holder:
             raise self.failed(
@@ -307,8 +307,8 @@ class Checkers:
             )
 
     def holes_announced(self, peer: Node, holes: Sequence[tuple[int, int, str]]) -> None:
-        """A peer is about to report holes. Their batches are looked up now: by the time the page is stored, the peer's
-        store may have been replaced by an older copy."""
+        """A peer is about to report holes. Their batches are looked up now, because an older copy may have replaced the
+        peer's store by the time the page is stored."""
         for first, last, _ in holes:
             announced = self._announced_holes.setdefault((peer.name, peer.life, first, last), [])
             for row in self.logs[peer.name].between(first, last):
@@ -325,7 +325,8 @@ class Checkers:
         self._offered.setdefault(pull.node.name, {})[pull, epoch, offset] = page
 
     def _check_pages_durable_at_death(self, node: Node) -> None:
-        """Pages that were durable when the node died, recognised by the position; incidents have what it reported."""
+        """Check the pages that were durable when the node died. Their position shows which they are, and incidents show
+        what it reported."""
         for (pull, epoch, offset), page in self._offered.pop(node.name, {}).items():
             position = node.running.inbound.peer_position(pull.peer.zone, STREAM)
             if position is None or position.epoch.hex() != epoch or position.offset < offset:

@@ -38,17 +38,17 @@ T = TypeVar("T")
 
 
 class _Lock:
-    """One comparison at a time is begun here."""
+    """A lock: only one comparison begins at a time."""
 
     async def __aenter__(self) -> None:
-        """Free."""
+        """Acquire it; it is free."""
 
     async def __aexit__(self, *_: object) -> None:
-        """Free again."""
+        """Release it."""
 
 
 async def _at_once(call: Callable[..., T], *arguments: object) -> T:
-    """In the place of a thread."""
+    """Call at once instead of in a thread."""
     return call(*arguments)
 
 
@@ -59,26 +59,26 @@ steps = SimpleNamespace(
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Have the product's coroutines wait for the world's events."""
+    """Let the product's coroutines wait for the world's events."""
     for module in (anti_entropy, artifact_pull):
         patch.setattr(module, "asyncio", steps)
 
 
 class Comparing:
-    """What a node compares with one peer, one comparison at a time."""
+    """The comparisons of a node with one peer, one at a time."""
 
     def __init__(self, pull: Pull) -> None:
         self._pull = pull
         self._running: Coroutine[Future[Any], None, None] | None = None
 
     def stop(self) -> None:
-        """The life of the node is over."""
+        """This life of the node has ended."""
         if self._running is not None:
             self._running.close()
         self._running = None
 
     def begin(self) -> bool:
-        """Compare and repair, unless it is being done; False then."""
+        """Compare and repair, unless a comparison runs already; False then."""
         node = self._pull.node
         if not node.is_up or self._running is not None:
             return False
@@ -90,7 +90,7 @@ class Comparing:
         return True
 
     async def _compare(self, comparer: AntiEntropy) -> None:
-        with suppress(ReplicationError, StoreError):  # the next one begins anew
+        with suppress(ReplicationError, StoreError):  # the next one restarts
             found = await comparer.compare(STREAM, repair=True, scan=True)
             self._pull.node.world.injected["repaired"] += found.repaired_ranges
         self._running = None

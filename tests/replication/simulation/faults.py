@@ -126,6 +126,6 @@ earlier image, and twins whose logs differ before they are read."""
 
 
 def table(injected: Counter[str]) -> str:
-    """What was injected how often, for people."""
+    """The injected faults and their numbers, for people."""
     width = max(map(len, injected), default=0)
     return "\n".join(f"  {name:<{width}}  {count:>9,}" for name, count in sorted(injected.items()))

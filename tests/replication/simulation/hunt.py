@@ -38,7 +38,7 @@ def run_schedule(topology: str, fault: str, seed: int, folder: Path) -> str:
 
 
 def main() -> None:
-    """Run schedules until the time is over, or the one that is named."""
+    """Run schedules until the time is over, or the named one."""
     parser = argparse.ArgumentParser(description="Runs schedules of the simulation with fresh seeds.")
     parser.add_argument("fault", nargs="*", choices=[[], *NAMED], help="faults to hunt under (default: all)")
     parser.add_argument("--minutes", type=float, default=10.0)

@@ -215,7 +215,7 @@ class World:
         return self.now_ms < FAULTS_END_MS
 
     def correlation(self) -> bytes:
-        """Of a request, unlike that of any other."""
+        """A unique correlation for a request."""
         return next(self._correlations).to_bytes(8)
 
     def machines(self, zone: str) -> list[Node]:
@@ -280,7 +280,7 @@ class World:
             self.injected["version_minor"] += 1
 
     def _take_over(self) -> None:
-        """A relay is taken over for a while, if there is one; then its machine is installed anew."""
+        """A relay, if there is one, is taken over for a while; then its machine is installed again."""
         served = {pull.peer.zone for node in self.nodes for pull in node.pulls}
         relays = [node for node in self.nodes if node.pulls and node.zone in served]
         if not relays:
@@ -388,7 +388,7 @@ class World:
         return self._hit(Node.fill)
 
     def _jump(self) -> bool:
-        """Hours or years, forward or back."""
+        """Set a clock hours or years forward or back."""
         return self._hit(lambda node: node.jump(self.chance.choice((-1, 1)) * 10 ** self.chance.randint(4, 11)))
 
     def _damage(self) -> bool:
@@ -412,5 +412,5 @@ class World:
         return self._hit(Node.upgrade)
 
     def _hit(self, action: Callable[[Node], bool]) -> bool:
-        """Apply a fault to a random node; False where it could not be applied."""
+        """Apply a fault to a random node; False if it could not be applied."""
         return action(self.chance.choice(self.nodes))

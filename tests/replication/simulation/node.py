@@ -1,5 +1,4 @@
-"""A node: its store, its serving and pulling sides, and the faults of one machine. What is only in memory ends with a
-life."""
+"""A node: its store, its serving and pulling sides, and the faults of one machine. State in memory ends with a life."""
 
 from __future__ import annotations
 
@@ -88,7 +87,7 @@ class Node:
         stepped.write_image(self._folder, stepped.image_of_new(self.zone, self.name))
 
     def start(self, *, is_old: bool = False) -> None:
-        """Open the store and begin; `is_old`, with an image that was restored."""
+        """Open the store and begin; `is_old` with a restored image."""
         if self.is_retired:
             return
         size = self.world.faults.retention_bytes
@@ -114,7 +113,7 @@ class Node:
         self.after(IDLE_MS, self._idle)
 
     def bring_home(self) -> None:
-        """As a node does that has had other epochs: compare, and fetch what a restore has lost."""
+        """Compare, and fetch what a restore has lost, as a node with former epochs does."""
         if self._store is not None and self._store.former_epochs:
             for pull in self.pulls:
                 self.after(self.world.chance.randint(1, HOME_MS_MAX), pull.comparing.begin)
@@ -172,7 +171,7 @@ class Node:
         self.after(int(world.chance.expovariate(1 / (world.faults.append_ms * world.producers))) + 5, self._produce)
 
     def _grow(self) -> None:
-        """After a restore: append until the store is longer than it ever was; then restart it, if the fault says so."""
+        """After a restore, append until the store is longer than ever; then restart it, if the fault says so."""
         if not self.world.faults_are_on:
             return
         if self.running.end_offset(STREAM) < self._grows_past:
@@ -231,8 +230,7 @@ class Node:
         return True
 
     def restore_whole(self) -> bool:
-        """As `restore_grown`, again and again, with the image of any earlier moment: also one from before what the last
-        restore has brought about."""
+        """As `restore_grown`, repeatedly, with the image of any earlier moment, also from before the last restore."""
         if self._store is None:
             return False
         self._images.append(stepped.image_of(self._folder))
@@ -284,7 +282,7 @@ class Node:
         stepped.write_image(self._folder, stepped.image_of(node._folder))
 
     def retire(self) -> None:
-        """Stop for good."""
+        """Stop forever."""
         if self._store is not None:
             self._commit()
         self.is_retired = True
@@ -305,7 +303,7 @@ class Node:
         self.attacker.begin()
 
     def install_anew(self) -> None:
-        """The machine that was taken over is installed anew, with an empty store."""
+        """The machine that was taken over is installed again, with an empty store."""
         if self._store is None:
             self.world.at(200, self.install_anew)
             return
@@ -331,12 +329,12 @@ class Node:
         stepped.writer_of(self.running).execute(f"PRAGMA max_page_count = {2**31}")
 
     def jump(self, jump_ms: int) -> bool:
-        """The clock on the wall is set."""
+        """Set the wall clock."""
         self.wall_jump_ms = max(-stepped.WALL_START_MS, jump_ms)
         return True
 
     def damage(self) -> bool:
-        """The disk changes a bit of a batch, of one not yet confirmed by all if there is one."""
+        """The disk changes a bit of a batch, of an unconfirmed one if there is one."""
         if self._store is None:
             return False
         rows = [row for row in self.world.check.logs[self.name].rows if row.last_offset > self.released_offset]
@@ -361,7 +359,7 @@ class Node:
         self.version = "same"
 
     def end_faults(self) -> None:
-        """End the faults that last."""
+        """End the lasting faults."""
         if self.version == "major":
             self._downgrade()
         if self._store is not None:

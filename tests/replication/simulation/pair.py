@@ -66,7 +66,7 @@ class Violation(AssertionError):
 
 @dataclass
 class Faults:
-    """Named faults and how often each bites; a probability per message, or a mean interval in ms (0: never)."""
+    """Named faults and how often each occurs; a probability per message, or a mean interval in ms (0: never)."""
 
     loss: float = 0.0
     duplicate: float = 0.0
@@ -102,7 +102,7 @@ class Log:
         return self.ends[-1] if self.ends else 0
 
     def batches(self) -> list[tuple[int, int]]:
-        """First and last offset of each batch there ever was."""
+        """First and last offset of every batch that ever existed."""
         return list(zip([1, *(end + 1 for end in self.ends)], self.ends, strict=False))
 
     def has(self, last_offset: int) -> bool:
@@ -110,7 +110,7 @@ class Log:
         return last_offset > self.released_offset and last_offset not in self.damaged
 
     def read(self, after_offset: int, most: int) -> Page:
-        """As a store reads: batches, and what lies before, between and behind them and is no longer there."""
+        """Read batches, and the holes before, between and after them, as a store does."""
         batches: list[StoredBatch] = []
         holes: list[Hole] = []
         origin = Origin("plant-a", bytes.fromhex(self.epoch))
@@ -129,7 +129,7 @@ class Log:
         return Page(batches, self.end_offset, tuple(holes))
 
     def lacks(self, first_offset: int, last_offset: int) -> bool:
-        """Whether all of these are gone."""
+        """Whether all of these offsets are gone."""
         held = [(first, last) for first, last in self.batches() if self.has(last)]
         is_held = any(first <= last_offset and first_offset <= last for first, last in held)
         return last_offset <= self.end_offset and not is_held
@@ -141,7 +141,7 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class Serving:
-    """A request in the serving core, and of which life of the receiver it is."""
+    """A request in the serving core, and the life of the receiver that sent it."""
 
     steps: effects.Steps
     fetch_id: int
@@ -191,7 +191,7 @@ class World:
         heapq.heappush(self._heap, (self.now_ms + delay_ms, self._sequence, action))
 
     def run(self) -> None:
-        """Until faults have ended and everything has converged, or the bound is passed."""
+        """Run until faults have ended and everything has converged, or the bound is passed."""
         self._schedule_faults()
         self.at(0, self._link_up)
         self.at(0, self._produce)
@@ -305,7 +305,7 @@ class World:
             self.at(self.chance.choice((5, 50, 500, 5000)), self._produce)
 
     def record(self) -> None:
-        """Some batches more."""
+        """Record some more batches."""
         for _ in range(self.chance.randint(1, 6)):
             self.log.ends.append(self.log.end_offset + self.chance.randint(1, 30))
 
@@ -336,7 +336,7 @@ class World:
                 return
 
     def _result(self, effect: effects.Effect[Any]) -> Any:
-        """What the shell and the store would answer."""
+        """The result that shell and store would give."""
         log = self.log
         match effect:
             case effects.FindConsumer():
@@ -401,7 +401,7 @@ class World:
                 self._carry(lambda: self._answer_page(page, one.fetch_id, one.life))
 
     def _packed(self, answer: Answer, attachment: list[bytes]) -> ArrivedPage:
-        """The page as it comes out of the protocol at the other end."""
+        """The page as the other end decodes it."""
         try:
             decoded, sealed = decode_answer(encode_answer(answer, attachment))
         except MalformedMessage as error:

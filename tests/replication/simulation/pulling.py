@@ -37,7 +37,7 @@ PAGE_BYTES_MAX = 1_500
 
 
 class _Batches(list[Batch]):
-    """The batches of a page; from which version it came, and from which machine in which life."""
+    """The batches of a page, with the version, the machine and the life from which it came."""
 
     version: str
     served: tuple[str, int]
@@ -96,7 +96,7 @@ class Pull:
         return self.node.is_up and self.is_fenced and all(one.is_fenced for one in self._twins())
 
     def left(self) -> str | None:
-        """What is still missing, if anything."""
+        """What is still missing."""
         if self.is_fenced and not self.is_fenced_by_a_dead_instance():
             return None
         store, peer, core = self.node.running, self.peer.running, self._runner.core if self._runner else None
@@ -115,7 +115,7 @@ class Pull:
         return f"{self.node.name} has {at[1]} of {end[1]} of {self.peer.name}, confirmed {frontier} ({reason})"
 
     def _is_of_other_copy(self, offset: int) -> bool:
-        """Whether what is read of the peer is a log that another machine had, or the peer before it was restored."""
+        """Whether the log that is read from the peer is another machine's, or the peer's from before a restore."""
         timeline = self._runner.core._log.timeline if self._runner else None
         known = self.peer.running.consumers
         return timeline is not None and known.why_other_timeline(STREAM, bytes.fromhex(timeline), offset) is not None
@@ -242,13 +242,13 @@ class Pull:
         return ArtifactPull(requester, self.node.running.artifacts, STORE_ERRORS).fetch(batches)
 
     def note(self, note: Note) -> None:
-        """Logs are not checked."""
+        """Log lines are not checked."""
 
     def stored(self, result: PutResult) -> None:
         """Checked when it became durable."""
 
     def caught_up(self, event: CatchUpEvent, progress: CatchUp) -> None:
-        """Logs are not checked."""
+        """Log lines are not checked."""
 
 
 class _WatchedStore:
@@ -305,7 +305,7 @@ class _WatchedInbound:
         machines = pull.node.world.machines(pull.peer.zone)
 
         def committed() -> None:
-            """One commit may hold several pages: what a page contradicts may have come with the page before it."""
+            """One commit may hold several pages: a page may be contradicted by the page before it."""
             check.facts_refused(pull.node, offered.sealed, result.refused)
             check.facts_uncompared(pull.node, result.uncompared)
             check.check_skipped(pull.node, machines, position.offset, offered)

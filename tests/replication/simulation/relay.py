@@ -1,6 +1,6 @@
-"""A relay that was taken over: an attacker with its store, its certificate and its place between the others.
+"""A relay that was taken over: an attacker with its store, its certificate and its connections.
 
-For a while it does whatever the relay's machine can do, by chance:
+For a while it does at random what the relay's machine can do:
 
     forge      writes facts that their zone never recorded into its log, behind the real ones, with a sound chain
     invent     the same under an epoch that their zone never began
@@ -8,10 +8,10 @@ For a while it does whatever the relay's machine can do, by chance:
     drop       names facts that it holds as expired
     withhold   ends a page early, and names its end as the end of its log
     reorder    serves the batches of a page in another order
-    replay     answers with a page that it sent before, to anybody, under whatever epoch was then
+    replay     answers with a page that it sent before, to any reader, under the epoch of that time
 
-What it changes it may show to some that read from it and not to the others (split views). Then its machine is installed
-anew, with an empty store. It cannot break digests or signatures, and it requests nothing in the name of others.
+It may show a change to some of its readers and not to the others (split views). Then its machine is installed again,
+with an empty store. It cannot break digests or signatures, and it requests nothing in the name of others.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TakenOver:
     _sent: list[bytes] = field(default_factory=list)
 
     def begin(self) -> None:
-        """The attacker is on the machine, and acts in every life of the node until it is installed anew."""
+        """The attacker is on the machine, and acts in every life of the node until it is installed again."""
         self.node.after(self.node.world.chance.randint(1, FORGE_MS), self._forge)
 
     # --- what it writes
@@ -183,7 +183,7 @@ class TakenOver:
 
 @dataclass(frozen=True)
 class _Part:
-    """A batch of a page with its head's record, empty where it has none."""
+    """A batch of a page with its head, which is empty if it has none."""
 
     first_offset: int
     last_offset: int

@@ -93,7 +93,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
 
 class Asked(NamedTuple):
-    """A request, and the life of a node that sent it."""
+    """A request, and the node's life that sent it."""
 
     requester: Node
     instance: str

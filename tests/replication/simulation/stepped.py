@@ -42,8 +42,8 @@ Image = dict[str, bytes]
 
 
 class Clock:
-    """The time of all nodes, in the place of the module `time`; on the wall each may see another (`wall_jump_ms` is
-    whose turn it is)."""
+    """The time of all nodes, in place of the module `time`. Each node may have another wall clock (`wall_jump_ms` is
+    that of the node whose turn it is)."""
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -96,7 +96,7 @@ class SteppedWriter(Writer):
         self.housekeeping.start(writer.time.monotonic_ns())
 
     def step(self) -> None:
-        """One commit of all that waits, then what the thread does between two."""
+        """Commit everything that waits, then do what the thread does between two commits."""
         if self.failure is not None:
             return
         with self._changed:
@@ -126,25 +126,25 @@ class SteppedWriter(Writer):
 
     @property
     def execute(self) -> Callable[..., sqlite3.Cursor]:
-        """The writer's connection; a second one would be a foreign writer."""
+        """Execute on the writer's connection; a second connection would be a foreign writer."""
         return self._connection.execute
 
     def abandon(self) -> None:
-        """As the kernel does with the connection of a process that was killed."""
+        """Abandon the connection as the kernel does for a killed process."""
         self._is_closing = self._has_ended = True
         with suppress(Exception):
             self._connection.close()
 
 
 class Scrubber(store_module.Scrubber):
-    """Begun, but without its thread."""
+    """A scrubber without its thread."""
 
     def start(self) -> None:
         """Nothing runs in the background."""
 
 
 class Disks:
-    """What each folder's disk has left."""
+    """The free space of each folder's disk."""
 
     def __init__(self) -> None:
         self._free: dict[Path, int] = {}
@@ -207,13 +207,13 @@ def abandon(store: FactStore) -> None:
 
 
 def image_of(folder: Path) -> Image:
-    """What lies in a folder, apart from what the kernel keeps and SQLite makes anew."""
+    """The files in a folder, without what the kernel keeps and SQLite makes again."""
     kept = (file for file in folder.iterdir() if not file.name.endswith(("-shm", ".lock")))
     return {file.name: file.read_bytes() for file in kept}
 
 
 def write_image(folder: Path, image: Image) -> None:
-    """Lay an image into a folder that is made for it."""
+    """Write an image into a new folder."""
     folder.mkdir(parents=True)
     for name, content in image.items():
         (folder / name).write_bytes(content)
@@ -234,7 +234,7 @@ def torn(before: Image, after: Image, chance: random.Random) -> Image:
 
 
 def flip_bit(store: FactStore, stream: str, first_offset: int, chance: random.Random) -> None:
-    """Change one bit of a stored batch, one that is no longer in memory. The trigger that would refuse it is away
+    """Change one bit of a stored batch that is no longer in memory. The trigger that would refuse it is removed
     meanwhile."""
     execute = writer_of(store).execute
     writer_of(store).catalog.tails.clear()

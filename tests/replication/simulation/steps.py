@@ -24,7 +24,7 @@ class Waiting(Generic[T]):
 
 
 def run(coroutine: Coroutine[Future[Any], None, None], soon: Callable[[Callable[[], None]], None]) -> None:
-    """Run a coroutine to its end. `soon` makes an event of a step; a life that has ended makes none."""
+    """Run a coroutine to its end. `soon` makes an event of a step, or none if the life has ended."""
     try:
         future = coroutine.send(None)
     except StopIteration:

@@ -1,4 +1,5 @@
-"""For each named fault a core or a store that is broken on purpose, which the checkers of the simulation must catch."""
+"""For each named fault there is a core or a store, broken on purpose, that the checkers of the simulation must
+catch."""
 
 import gc
 import random
@@ -64,7 +65,7 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_change(_: pytest.MonkeyPatch) -> None:
-    """The receiver or its settings are broken instead."""
+    """Nothing: the receiver or its settings are broken instead."""
 
 
 def server_continues_after_what_it_sent(patch: pytest.MonkeyPatch) -> None:
@@ -118,17 +119,17 @@ def server_compares_no_timeline(patch: pytest.MonkeyPatch) -> None:
 
 
 def released_heads_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """A store that cannot prove any more what it has released."""
+    """A store that can no longer prove what it has released."""
     patch.setattr(reclaim.Reclaimer, "_keep_heads", lambda *_: None)
 
 
 def timelines_stay_open(patch: pytest.MonkeyPatch) -> None:
-    """A store whose earlier timelines go on to the end of the log at every opening."""
+    """A store that extends its earlier timelines to the end of the log at every opening."""
     patch.setattr(opening, "QUERIES", {**opening.QUERIES, "end_timelines": "SELECT ?, ?"})
 
 
 def store_knows_one_name(patch: pytest.MonkeyPatch) -> None:
-    """A receiver that takes resealed facts for others than those under their old name."""
+    """A receiver that does not recognise resealed facts under their old name."""
     patch.setattr(renamed.Search, "find_renamed", lambda *_: None)
 
 
@@ -205,13 +206,13 @@ def repairs_no_damage(patch: pytest.MonkeyPatch) -> None:
     """A node that finds damage and does not repair it."""
 
     async def found_and_left(*_: object) -> None:
-        """Nothing is fetched."""
+        """Fetch nothing."""
 
     patch.setattr(AntiEntropy, "_fetch_damaged", found_and_left)
 
 
 def repairs_no_gap(patch: pytest.MonkeyPatch) -> None:
-    """A node that does not fetch what was once reported as gone and is there again."""
+    """A node that does not fetch facts that were reported as gone and are there again."""
     patch.setattr(anti_entropy, "missing", lambda *_, **__: [])
 
 
@@ -219,14 +220,14 @@ def damage_is_known_by_its_start(patch: pytest.MonkeyPatch) -> None:
     """A store that does not notice that a hole grows."""
 
     def is_reported(self: DamageRegistry, place: Any) -> bool:
-        """By stream and first offset."""
+        """Whether it is reported, by stream and first offset."""
         return any(one[:2] == place[:2] for one in self._reported)
 
     patch.setattr(DamageRegistry, "_is_reported", is_reported)
 
 
 def server_reports_no_hole(patch: pytest.MonkeyPatch) -> None:
-    """A server that leaves out what is gone and does not report it."""
+    """A server that leaves out holes without reporting them."""
     patch.setattr(reading, "select_page", lambda plan, page, *rest: select_page(plan, replace(page, holes=()), *rest))
 
 
@@ -244,13 +245,13 @@ def server_reports_good_batches_as_gone(patch: pytest.MonkeyPatch) -> None:
 
 
 def own_facts_stay_away(patch: pytest.MonkeyPatch) -> None:
-    """A server that sends a zone none of its own facts back, and a node that does not fetch them."""
+    """A server that does not send a zone its own facts back, and a node that does not fetch them."""
     for module in (reading, page):
         patch.setattr(module, "is_omitted", lambda origin, zone, _: origin.zone == zone)
     repairs_no_gap(patch)
 
 
-def believes_unsigned_facts(patch: pytest.MonkeyPatch) -> None:
+def accepts_unsigned_facts(patch: pytest.MonkeyPatch) -> None:
     """A node that demands no signature."""
 
     def judge(store: FactStore, zones: Iterable[str]) -> PageJudge:
@@ -259,13 +260,13 @@ def believes_unsigned_facts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(node, "judge_of", judge)
 
 
-def believes_unsigned_answers(patch: pytest.MonkeyPatch) -> None:
-    """A node that takes every answer for its peer's."""
+def accepts_unsigned_answers(patch: pytest.MonkeyPatch) -> None:
+    """A node that accepts every answer as its peer's."""
     patch.setattr(PageJudge, "refuses_answer", lambda *_: None)
 
 
 def proof_counts_for_any_request(patch: pytest.MonkeyPatch) -> None:
-    """Signatures of answers that are bound to the zones, and not to the request."""
+    """Signatures of answers that are bound to the zones, but not to the request."""
     unbound = {"instance": "", "correlation": b""}
     covered = messages._covered
     patch.setattr(messages, "_covered", lambda mark, place, one: covered(mark, place._replace(**unbound), one))
@@ -332,9 +333,9 @@ BROKEN = [
     Broken("restored_whole", "site", ("once",), store_knows_one_name),
     Broken("serving_twin_diverged", "ring", ("skipped", "lost", "order", "converges"), server_skips_the_history_check),
     Broken("serving_twin_relay", "site", ("skipped",), server_compares_no_timeline),
-    Broken("taken_over_relay", "chain_3", ("forged",), believes_unsigned_facts),
-    Broken("taken_over_relay", "two_readers", ("forged",), believes_unsigned_facts),
-    Broken("taken_over_broker", "chain_2", ("proven",), believes_unsigned_answers),
+    Broken("taken_over_relay", "chain_3", ("forged",), accepts_unsigned_facts),
+    Broken("taken_over_relay", "two_readers", ("forged",), accepts_unsigned_facts),
+    Broken("taken_over_broker", "chain_2", ("proven",), accepts_unsigned_answers),
     Broken("taken_over_broker", "both_ways", ("proven",), proof_counts_for_any_request),
     Broken("version_minor", "chain_2", ("converges",), refuses_a_newer_minor),
     Broken("version_major", "chain_2", ("version",), accepts_any_major),
@@ -384,5 +385,5 @@ def is_caught(broken: Broken, folder: Path) -> bool:
 
 
 def test_every_fault_catches_a_broken_part() -> None:
-    """A fault that no_change is ever caught by may as well not be injected."""
+    """A fault that reveals no broken part would be injected for nothing."""
     assert {one.fault for one in BROKEN} >= set(NAMED) - {"everything"}

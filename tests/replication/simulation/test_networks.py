@@ -49,7 +49,7 @@ FOUND = [
         "two_readers",
         "restored_grown_full",
         536057646,
-    ),  # what a proof contradicts was released, and only its successor told that: a standstill
+    ),  # what a proof contradicts was released, and only its successor showed that: a standstill
     (
         "chain_5",
         "restored_grown_full",
@@ -80,15 +80,15 @@ def _quiet(quiet: None) -> None:
 
 
 def world_of(seed: int, folder: Path) -> tuple[str, str, World]:
-    """Topology, fault and world of a seed: all of it, so that it can be replayed alone."""
+    """Topology, faults and world of a seed, which determines them, so that it can be replayed alone."""
     topology, fault = PAIRS[seed % len(PAIRS)]
     return topology, fault, World(seed, TOPOLOGIES[topology], NAMED[fault], folder / str(seed))
 
 
 @patient
 def test_networks_keep_their_promises(memory: Path) -> None:
-    """Whatever the network and whatever befalls it: nothing acknowledged is lost, nothing stored twice or out of order,
-    frontiers and chains are whole, gaps are told, and everything converges once the faults stop."""
+    """Under every topology and fault: nothing acknowledged is lost, nothing is stored twice or out of order, frontiers
+    and chains are intact, gaps are reported, and everything converges once the faults stop."""
     first = first_seed()
     started_by_hand = 0
     injected, schedules, seconds = Counter[str](), Counter[str](), Counter[str]()
@@ -118,12 +118,12 @@ def test_networks_keep_their_promises(memory: Path) -> None:
 
 @pytest.mark.parametrize("topology, fault, seed", FOUND)
 def test_schedules_that_once_failed_pass(topology: str, fault: str, seed: int, memory: Path) -> None:
-    """What once stood still or was stored twice converges."""
+    """Schedules that once stood still or stored facts twice converge."""
     World(seed, TOPOLOGIES[topology], NAMED[fault], memory / str(seed)).run()
 
 
 def test_the_same_seed_runs_the_same_schedule(memory: Path) -> None:
-    """The same seed runs the same events and injects the same faults, or no failure could be replayed."""
+    """The same seed runs the same events and injects the same faults, so that a failure can be replayed."""
     runs = []
     for _ in range(2):
         _, _, world = world_of(len(PAIRS) - 1, memory)

@@ -72,8 +72,8 @@ FAULTS: dict[str, Faults] = {
 @pytest.mark.sim
 @pytest.mark.parametrize("name", FAULTS)
 def test_cores_keep_their_promises_under(name: str) -> None:
-    """Whatever the fault: nothing lost without a word, nothing doubled or reordered, no confirmation ahead of the disk,
-    and it converges."""
+    """Under every fault: nothing is lost without a report, nothing duplicated or reordered, no confirmation before
+    durability, and it converges."""
     first = first_seed()
     worlds_with_holes = 0
     for seed in range(first, first + SEEDS):
@@ -91,7 +91,7 @@ def test_cores_keep_their_promises_under(name: str) -> None:
 
 
 class TrustingCore(ConsumerCore):
-    """Does not compare epochs and offsets."""
+    """A core that does not compare epochs and offsets."""
 
     def _check_offsets(self, *_: object) -> Generator[Any, Any, None]:
         yield from ()
@@ -104,7 +104,7 @@ class TrustingWorld(World):
 
 
 class WaitsAtHoles(Receiver):
-    """Takes a page that holds nothing but a hole for an empty one."""
+    """A receiver that takes a page with only a hole for an empty one."""
 
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
         if isinstance(event, PageArrived) and event.page.first_offset:
@@ -115,7 +115,7 @@ class WaitsAtHoles(Receiver):
 
 
 class SilentWorld(World):
-    """A sender that leaves out what is gone and says nothing."""
+    """A sender that leaves out holes without reporting them."""
 
     def read(self, plan: ReadPlan) -> Page:
         page = super().read(plan)
@@ -123,7 +123,7 @@ class SilentWorld(World):
 
 
 class HastyWorld(World):
-    """A sender that names every hole it has read, also those behind a batch that found no room."""
+    """A sender that reports every hole it has read, also those after a batch that did not fit."""
 
     def read_page(self, plan: ReadPlan) -> PageRead | Refuse:
         found = super().read_page(plan)
@@ -132,7 +132,7 @@ class HastyWorld(World):
 
 
 class LyingWorld(World):
-    """A sender that calls its last batch gone, which is there."""
+    """A sender that reports its last batch as gone although it is there."""
 
     def read(self, plan: ReadPlan) -> Page:
         page = super().read(plan)
@@ -144,7 +144,7 @@ class LyingWorld(World):
 
 
 class RottenTailWorld(World):
-    """A sender whose newest batch is always damaged, so that some pages hold nothing but a hole."""
+    """A sender whose newest batch is always damaged, so that some pages have only a hole."""
 
     def record(self) -> None:
         super().record()
@@ -152,7 +152,7 @@ class RottenTailWorld(World):
 
 
 class ForgetfulWorld(World):
-    """A receiver's store whose position stays where the last fact lies, not where the page ends."""
+    """A receiver's store whose position stays at the last fact, not at the end of the page."""
 
     def position_after(self, effect: Append) -> int:
         runs, holes = effect.page.content  # type: ignore[misc]
@@ -190,7 +190,7 @@ SHORT_PATIENCE = ReceiverSettings(wait_ms=100, answer_timeout_ms=100)
     ],
 )
 def test_checkers_catch(broken: Callable[..., Receiver], fault: str, settings: ReceiverSettings | None) -> None:
-    """A core broken on purpose is caught within the seeds of one run: the test of the test."""
+    """A core broken on purpose is caught within the seeds of one run: this tests the checkers."""
     kind = WORLDS.get(fault, World)
     faults = {
         "endless_round_trip": Faults(delay_ms_max=60_000),
@@ -212,8 +212,7 @@ def test_checkers_catch(broken: Callable[..., Receiver], fault: str, settings: R
 
 @pytest.mark.sim
 def test_a_page_that_holds_only_a_hole_moves_the_receiver_on() -> None:
-    """Where the newest batch is damaged, the receiver comes to the end all the same, and the sender's frontier with
-    it."""
+    """With a damaged newest batch, the receiver reaches the end all the same, and so does the sender's frontier."""
     for seed in range(SEEDS):
         world = RottenTailWorld(seed, Faults(receiver_crash_ms=10_000, link_cut_ms=10_000))
         world.run()
@@ -223,8 +222,8 @@ def test_a_page_that_holds_only_a_hole_moves_the_receiver_on() -> None:
 @pytest.mark.sim
 @pytest.mark.parametrize("fault", ["retention_releases_unconfirmed", "batch_damaged"])
 def test_an_unnamed_hole_is_never_skipped(fault: str) -> None:
-    """A receiver whose peer does not name its holes, from the first fetch on, stands still before them and stores
-    nothing wrong."""
+    """A receiver whose peer does not report its holes stops before them, from the first fetch on, and stores nothing
+    wrong."""
     stood_still = 0
     for seed in range(SEEDS):
         try:
@@ -237,7 +236,7 @@ def test_an_unnamed_hole_is_never_skipped(fault: str) -> None:
 
 @pytest.mark.sim
 def test_each_loss_is_noted_once() -> None:
-    """A peer that goes is one line in the log, and one when it returns, however often it is asked in between."""
+    """A lost peer is one line in the log, and one when it returns, however often it is asked in between."""
     world = World(7, Faults(link_cut_ms=10_000, loss=0.2))
     world.run()
     kinds = [note.kind for note in world.notes if note.kind in {NoteKind.PEER_LOST, NoteKind.PEER_RETURNED}]

@@ -1,11 +1,11 @@
 """Two machines with one name, simulated: the receiver's and the serving side's cores under loss, delay, broken lines
 and restarts.
 
-Whatever happened, when the faults end exactly one of the two goes on, the one whose process was started last to be
-heard, and nothing but a start of a process ever takes the place. The store is a queue in which one thing happens after
-another, as its writer does. Seen to catch, with the product broken on purpose: a rule that does not know the holder (a
-retried first fetch then fences its own instance, and the twin too), a request that waited and then asks for a lease
-once more, no instance fenced, a fenced one that asks again.
+When the faults end, exactly one of the two continues: the one whose latest start was the last to arrive. Nothing except
+the start of a process ever takes the lease. The store is a queue in which one thing happens after another, as its
+writer does. Seen to catch, with the product broken on purpose: a rule that does not know the holder (a retried first
+fetch then fences its own instance, and the twin too), a request that waited and then asks for a lease once more, no
+instance fenced, a fenced one that asks again.
 """
 
 import heapq
@@ -45,7 +45,7 @@ FAULTS_END_MS, END_MS = 20_000, 40_000
 
 
 class Machine:
-    """One of the two: a process that may be started again, each time as another instance, and its line to the
+    """One of the two: a process that may be restarted, each time as another instance, and its connection to the
     broker."""
 
     def __init__(self, world: "World", name: str) -> None:
@@ -62,7 +62,7 @@ class Machine:
         self.tell(LinkUp())
 
     def tell(self, event: Event) -> None:
-        """Something happens to the process of this life."""
+        """Deliver an event to the process of this life."""
         world = self.world
         for effect in self.core.handle(event, world.now_ms, world.chance.random()):
             if isinstance(effect, Fetch):
@@ -72,7 +72,7 @@ class Machine:
             world.at(deadline_ms - world.now_ms + 1, lambda: self.life == life and self.tell(Tick()))
 
     def _send(self, fetch: Fetch) -> None:
-        """Requests of one connection arrive in order, if they do."""
+        """Send a request. Requests of one connection arrive in order, if at all."""
         world, life = self.world, self.life
         self.line_free_ms = max(self.line_free_ms, world.now_ms + world.delay_ms())
         if not world.loses():
@@ -90,7 +90,7 @@ class Served(NamedTuple):
 
 
 class World:
-    """The machines, the serving store, and what lies between them."""
+    """The machines, the serving store, and the network between them."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -103,7 +103,7 @@ class World:
         self.machines = [Machine(self, name) for name in "ab"]
 
     def at(self, after_ms: int, do: Callable[[], object]) -> None:
-        """Later."""
+        """Schedule an action."""
         heapq.heappush(self._due, (self.now_ms + max(0, after_ms), next(self._number), do))
 
     def is_faulty(self) -> bool:
@@ -111,15 +111,15 @@ class World:
         return self.now_ms < FAULTS_END_MS
 
     def loses(self) -> bool:
-        """Whether a message does not come."""
+        """Whether a message is lost."""
         return self.is_faulty() and self.chance.random() < 0.15
 
     def delay_ms(self) -> int:
-        """On the way: mostly short, sometimes beyond a receiver's patience."""
+        """The delay of a message: mostly short, sometimes beyond a receiver's time-out."""
         return self.chance.choice((1, 1, 5, 30, 700)) if self.is_faulty() else 1
 
     def run(self) -> None:
-        """Until everything has had time to settle."""
+        """Run until everything has had time to settle."""
         for machine in self.machines:
             self.at(self.chance.randint(0, 500), machine.start)
         for _ in range(self.chance.randint(0, 6)):
@@ -193,7 +193,7 @@ class World:
             self.at(self.delay_ms(), lambda: one.machine.life == one.life and one.machine.tell(event))
 
     def commit(self) -> None:
-        """Everything that waits, in its order; memory shows it when all is durable."""
+        """Commit everything that waits, in order; memory shows it when all is durable."""
         writing, self._writing = self._writing, []
         lease, answers = self.lease, []
         for shown, then in writing:
@@ -210,8 +210,8 @@ class World:
 
 @patient
 def test_one_of_two_instances_continues() -> None:
-    """At the end one machine holds the lease and knows its number, the other is fenced; and the place has not changed
-    hands since the faults ended, save by what was on its way."""
+    """At the end one machine holds the lease and knows its epoch, and the other is fenced. The lease has not changed
+    hands since the faults ended, except by requests that were under way."""
     first = first_seed()
     for seed in range(first, first + scaled(60, 3_000)):
         world = World(seed)

@@ -1,4 +1,4 @@
-"""Whom the zones of a world believe: each zone signs what it records, with a key of its own, and every node demands the
+"""The signatures in a world: each zone signs what it records, with a key of its own, and every node demands the
 signatures of all zones.
 
 Keys and certificates are made once for each zone; a world asks for them before its chance replaces the system's. A
@@ -26,7 +26,7 @@ _BEGINS, _ENDS = datetime(1971, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=U
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Sign and verify by a keyed hash, for the length of a world."""
+    """Sign and verify by a keyed hash, while a world runs."""
     patch.setattr(SigningKey, "sign", lambda key, data: _keyed(key.public_bytes, data))
     patch.setattr(SignerPublic, "verify", lambda key, data, signature: signature == _keyed(key.public_bytes, data))
 
@@ -37,14 +37,14 @@ def _keyed(key: bytes, data: bytes) -> bytes:
 
 @cache
 def signer_of(zone: str) -> ZoneSigner:
-    """The key of a zone, the same in every run, and a certificate that no clock of a world is outside of."""
+    """The key of a zone, the same in every run, and a certificate that is valid by every clock of a world."""
     key = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"simulated {zone}".encode()).digest())
     made = make(zone, key=key, begins=_BEGINS, ends=_ENDS)
     return ZoneSigner(SigningKey(key), made.der)
 
 
 def judge_of(store: FactStore, zones: Iterable[str]) -> PageJudge:
-    """What a node with this store believes: the pinned signer of each zone, and nothing unsigned."""
+    """The judge of a node with this store: it trusts the pinned signer of each zone, and accepts nothing unsigned."""
     pins = {zone: frozenset({hashlib.sha256(signer_of(zone).certificate).digest()}) for zone in zones}
     rules = dict.fromkeys(pins, "required")
     own = (signer_of(store.zone).certificate,)

@@ -90,8 +90,8 @@ def test_the_page_names_every_setting() -> None:
         ('format = "orc"', "land.format = 'orc': it is delta or parquet"),
         ("[clean]", "clean.table: missing"),
         ('[rollup]\ntable = "r"', "rollup: it reads the table of [clean]; add that section"),
-        ('[clean]\ntable = "/data/facts/clean"', "it lies in land.table or around it; name another folder"),
-        ('[clean]\ntable = "/data"', "it lies in land.table or around it; name another folder"),
+        ('[clean]\ntable = "/data/facts/clean"', "it is inside land.table or contains it; name another folder"),
+        ('[clean]\ntable = "/data"', "it is inside land.table or contains it; name another folder"),
         ('[clean]\ntable = "/c"\n[[clean.rule]]\ntag = "t"\nname = "r"', "clean.rule 'r': neither min nor max"),
         ('[clean]\ntable = "/c"\n[clean.rule]\ntag = "t"', "write [[clean.rule]]"),
         ('[clean]\ntable = "/c"\nrule = [1]', "clean.rule[1] = 1: write [clean.rule[1]]"),
@@ -108,7 +108,7 @@ def test_a_problem_names_the_key_and_what_to_do(more: str, problem: str) -> None
     assert problem in str(refused.value)
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each on standard error, JSON on the last line, status 2, and no Spark is started; an option of the
     source is refused with the nearest one."""
     file = tmp_path / "jobs.toml"

@@ -24,7 +24,8 @@ from pyspark_bsfg.jobs import land
 from pyspark_bsfg.jobs.land import Order
 from pyspark_bsfg.landing import tables
 from pyspark_bsfg.landing.lander import Totals, incidents_of
-from pyspark_bsfg.landing.tables import Format, paths
+from pyspark_bsfg.landing.manifest import Format
+from pyspark_bsfg.landing.tables import paths
 from pyspark_bsfg.streaming.receipts import Receipts
 from tests.sim import IS_LONG
 from tests.spark import making

@@ -20,8 +20,8 @@ from pyspark_bsfg.landing import tables
 from pyspark_bsfg.landing.files import FileWriter
 from pyspark_bsfg.landing.identities import Identities
 from pyspark_bsfg.landing.lander import FACTS_SCHEMA
-from pyspark_bsfg.landing.manifest import DECLARING, UNREAD, File, Incident, Manifest, missing, runs, unread
-from pyspark_bsfg.landing.tables import Format, Table, table
+from pyspark_bsfg.landing.manifest import DECLARING, UNREAD, File, Format, Incident, Manifest, missing, runs, unread
+from pyspark_bsfg.landing.tables import Table, table
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import LANDED, TABLE
 from pyspark_bsfg.source import BsfgDataSource

@@ -28,7 +28,7 @@ CREATE TABLE origin (
 ) STRICT;
 
 -- Certificates (DER) of the keys that signed heads held here; they are passed on with the heads. key_id is a hint.
--- peer: which peer has brought it, and of which zone ("idmz/plant"); empty for one that is believed here, or our own.
+-- peer: the peer that sent it and the zone of the key ("idmz/plant"); empty for a trusted certificate and our own.
 CREATE TABLE signer (
     key_id BLOB NOT NULL CHECK (length(key_id) = 8),
     certificate BLOB NOT NULL UNIQUE CHECK (length(certificate) <= 4096),
@@ -206,7 +206,7 @@ CREATE TABLE held (
 ) STRICT, WITHOUT ROWID;
 
 -- The last head of each held range of an origin among the released batches: it proves to a peer that was restored that
--- it had more. Ranges before the last one may be all that is left of a history that the restore has undone.
+-- it had more. Ranges before the last one may be all that is left of a history that a restore has undone.
 CREATE TABLE released_head (
     stream INTEGER NOT NULL REFERENCES stream (id),
     origin INTEGER NOT NULL REFERENCES origin (id),
@@ -320,7 +320,7 @@ CREATE TABLE timeline (
     PRIMARY KEY (stream, id)
 ) STRICT, WITHOUT ROWID;
 
--- What was lost or refused. The same kind and subject again increments count.
+-- What was lost, refused or damaged. A repeat of the same kind and subject increments count.
 CREATE TABLE incident (
     id INTEGER PRIMARY KEY,
     kind TEXT NOT NULL,

@@ -102,8 +102,8 @@ class Explorer:
         names_of = await self._enumerations([one for one, _ in known], answers[::step])
         kept: list[tuple[FoundVariable, TagRow]] = []
         for index, (variable, address) in enumerate(known):
-            told = units.get(variable.node, ""), names_of[variable.node]
-            row, why = self._row(address, *told, answers[index * step : (index + 1) * step])
+            unit_and_names = units.get(variable.node, ""), names_of[variable.node]
+            row, why = self._row(address, *unit_and_names, answers[index * step : (index + 1) * step])
             if row is None:
                 failures.add(variable.path_text, why)
             else:

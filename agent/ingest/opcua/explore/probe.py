@@ -238,11 +238,11 @@ async def _state_step(services: Services) -> ProbeStep:
 
 async def _clock_step(services: Services) -> ProbeStep:
     before = datetime.now(UTC)
-    (told,) = await _values(services, ["Server_ServerStatus_CurrentTime"])
+    (server_time,) = await _values(services, ["Server_ServerStatus_CurrentTime"])
     after = datetime.now(UTC)
-    if not isinstance(told, datetime):
+    if not isinstance(server_time, datetime):
         return ProbeStep("clock", Outcome.NOTE, "the server does not give its time", "liveness is judged by any answer")
-    difference_s = (_utc(told) - (before + (after - before) / 2)).total_seconds()
+    difference_s = (_utc(server_time) - (before + (after - before) / 2)).total_seconds()
     ahead = "ahead of" if difference_s >= 0 else "behind"
     what = f"the server's clock is {abs(difference_s):.3f} s {ahead} ours"
     if abs(difference_s) <= CLOCK_DIFFERENCE_S:

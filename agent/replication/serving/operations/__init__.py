@@ -1,8 +1,8 @@
-"""What a node serves: a function, or a method, for each operation.
+"""The operations that a node serves: a function or a method for each.
 
 Requests arrive decoded and checked, from a caller whose zone the broker has proven (`server`). The result is an
-`Outcome`. Nothing outlives a request but the fetches that are parked (`Consumers`) and the searches that are kept for
-their next page (`Latest`); `STATELESS` has the other operations.
+`Outcome`. Only parked fetches (`Consumers`) and searches kept for their next page (`Latest`) outlive a request;
+`STATELESS` has the other operations.
 """
 
 from collections.abc import Awaitable, Callable

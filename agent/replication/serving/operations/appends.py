@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 async def append(context: Context, caller: Caller, request: AppendFact) -> Outcome:
     """The outcome of each message, once `acks` is reached or its time-out has passed."""
-    if not _may(context, caller, request.stream):
+    if not _may_append(context, caller, request.stream):
         return not_allowed(request.stream, caller.zone)
     parsed = parse_append(request, caller.zone)
     if isinstance(parsed, Refuse):
@@ -38,8 +38,8 @@ async def append(context: Context, caller: Caller, request: AppendFact) -> Outco
 
 
 async def acquire_lease(context: Context, caller: Caller, request: AcquireLease) -> Outcome:
-    """A new lease epoch; or the one in force, if the caller named another as the one before."""
-    if not _may(context, caller, request.stream):
+    """A new lease epoch; or the one in force, if the caller named another one in `lease_after`."""
+    if not _may_append(context, caller, request.stream):
         return not_allowed(request.stream, caller.zone)
     try:
         check_producer(request.producer, caller.zone)
@@ -59,5 +59,5 @@ async def acquire_lease(context: Context, caller: Caller, request: AcquireLease)
     return Reply(LeaseAnswer(**context.store_name, lease_epoch=epoch), [])
 
 
-def _may(context: Context, caller: Caller, stream: str) -> bool:
+def _may_append(context: Context, caller: Caller, stream: str) -> bool:
     return stream in context.appends.get(caller.zone, frozenset())

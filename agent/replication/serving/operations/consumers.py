@@ -28,8 +28,8 @@ from agent.telemetry import Side, Span, Started, Telemetry
 _log = logging.getLogger(__name__)
 
 CLAIM_REPORTED_MS = 600_000
-"""Between two reports that a zone claims facts which are not here: each is a commit, and a peer repeats its claim with
-each request."""
+"""Between two reports that a zone claims facts which this store lacks. Each report is a commit, and a peer repeats its
+claim with each request."""
 
 Key = tuple[str, str]
 """Zone and consumer."""
@@ -92,7 +92,7 @@ class Consumers:
             result = await self._carry_out(effect)
 
     async def _carry_out(self, effect: Effect[Any]) -> Any:
-        """The result of an effect, those of every fetch first. Raises the store's errors."""
+        """The result of an effect. The effects of every fetch come first. Raises the store's errors."""
         context, store = self._context, self._context.store
         match effect:
             case effects.FindConsumer(name):
@@ -121,7 +121,7 @@ class Consumers:
             case effects.ReportPeerAhead(zone, why):
                 return self._report_ahead(zone, why)
             case effects.IsProven(zone, request):
-                # A false claim costs as much as a true one, and a zone may make a thousand in a second.
+                # In the zone's turn: checking a false claim costs as much, and a zone may make a thousand a second.
                 return await context.in_thread(zone, context.is_proven, zone, request)
             case effects.BeginEpoch(why):
                 return await context.wrap(store.begin_epoch(why))
@@ -183,8 +183,8 @@ class Consumers:
         return confirming
 
     def _hasten(self, zone: str) -> None:
-        """Have the confirmations that are waited for committed at once, for each zone so many times a second; those of
-        the zone beyond share the next time."""
+        """Commit the awaited confirmations at once, at a limited rate for each zone; its further confirmations share
+        the next commit."""
         context, now_ms = self._context, self._context.now_ms()
         at_ms = context.pacer.confirm_ready_ms(zone, now_ms)
         if at_ms <= now_ms:
@@ -218,10 +218,10 @@ class Consumers:
 
 
 class Waiters:
-    """The parked fetches of one server: which wait for which stream to grow. Belongs to the event loop's thread.
+    """The parked fetches of one server. Used only in the event loop's thread.
 
-    A consumer waits once: a newer fetch takes the place of an earlier one, which then ends without an answer. The
-    result of a wait is True in that case. How many fetches may wait is decided in `admission`.
+    A consumer has one parked fetch: a newer fetch supersedes an earlier one, which then ends without an answer. The
+    result of its wait is True. `admission` decides how many fetches may wait.
     """
 
     def __init__(self) -> None:
@@ -237,19 +237,19 @@ class Waiters:
         return bool(self._waits)
 
     def add(self, key: Key, stream: str, ended: asyncio.Future[bool]) -> None:
-        """A consumer waits for a stream; `ended` is resolved when the wait is over."""
+        """Park a fetch of a stream; `ended` is resolved when the wait is over."""
         self.supersede(key)
         self._waits[key] = stream, ended
         self._by_zone[key[0]] += 1
 
     def wake(self, ends: Mapping[str, int]) -> None:
-        """These streams have grown."""
+        """End the waits for these streams, which have grown."""
         for stream, ended in self._waits.values():
             if stream in ends:
                 end_wait(ended)
 
     def supersede(self, key: Key) -> None:
-        """A newer fetch of this consumer, or another instance, has come: an earlier wait ends without an answer."""
+        """End an earlier wait of this consumer without an answer: a newer fetch, or another instance, has come."""
         if (wait := self._waits.get(key)) is not None:
             end_wait(wait[1], is_superseded=True)
             self.remove(key, wait[1])
@@ -268,14 +268,13 @@ def end_wait(ended: asyncio.Future[bool], *, is_superseded: bool = False) -> Non
 
 
 BOOTSTRAPS_MAX = 1_000
-"""Under way at once. A zone that registers and removes consumers without end leaves one of each behind."""
+"""Open at the same time. A zone that keeps registering and removing consumers leaves one open for each."""
 
 
 class BootstrapSpans:
-    """The bootstrap spans under way: from the fetch that registers a consumer until it has read to the end of the log.
+    """The open bootstrap spans: from the fetch that registers a consumer until it has read to the end of the log.
 
-    In memory only: after a restart in the middle of a bootstrap it is not counted further. One for each consumer at
-    most.
+    Kept in memory only: a bootstrap during which the node restarts is not counted. A consumer has at most one.
     """
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -283,8 +282,7 @@ class BootstrapSpans:
         self._open: dict[str, Started] = {}
 
     def began(self, consumer: str, peer: str, stream: str) -> None:
-        """A consumer is registered. A span that is open under its name is discarded: the consumer was removed before
-        its end."""
+        """A consumer was registered. Discard an open span of its name: that consumer was removed."""
         if (before := self._open.pop(consumer, None)) is not None:
             self._telemetry.discard(before, "the consumer was removed")
         if len(self._open) >= BOOTSTRAPS_MAX:

@@ -1,8 +1,8 @@
-"""What every operation works with: the store, which zone may read which streams and how much, the clock, and the
-threads that wait for the disk.
+"""The context of all operations of one link: the store, the rights and limits of each zone, the clock, the reader
+threads.
 
-The zones take turns at what takes long: a piece of reading needs a place (`reading`), and an answer waits until the
-connection has sent those before it, one of each zone in turn (`send`).
+Zones take turns: a read needs a place (`reading`), and an answer waits until the connection has sent earlier ones, one
+of each zone in turn (`send`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Answer = tuple[str, str, bytes, bytes]
 """Zone, topic, payload, correlation."""
 DEFAULT_LIMITS = PeerLimits()
 OUTGOING_BYTES_ENOUGH = 256 * 1024
-"""The connection gets no further answer while so much waits in it: what is in it goes out before any other zone's."""
+"""The connection gets no further answer while it has this much to send: its queue does not let zones take turns."""
 SEND_AGAIN_S = 0.002
 
 Turns = ReadTurns[asyncio.Future[bool]]
@@ -59,14 +59,14 @@ def never_proven(_zone: str, _request: FetchFacts | ConfirmReceipt) -> bool:
 
 
 class Meter:
-    """Measures the time that calls take of a processor."""
+    """Measures the processor time of calls."""
 
     def __init__(self, cpu_ns: Callable[[], int]) -> None:
         self._cpu_ns = cpu_ns
         self.used_ns = 0
 
     def run(self, call: Callable[..., _T], *arguments: object) -> _T:
-        """Call, in the thread that calls this."""
+        """Run a call in the calling thread."""
         began_ns = self._cpu_ns()
         try:
             return call(*arguments)
@@ -75,7 +75,7 @@ class Meter:
 
 
 class Alarm:
-    """Calls back at the earliest of the times that were set, so that no zone waits for the time of another."""
+    """Calls back at the earliest of the times that were set."""
 
     def __init__(
         self, call_later: Callable[[float, Callable[[], object]], Callable[[], None]], callback: Callable[[], None]
@@ -85,7 +85,7 @@ class Alarm:
         self._cancel: Callable[[], None] = lambda: None
 
     def set(self, at_ms: int | None, now_ms: int) -> None:
-        """Call back at this time, or before it where an earlier one is set; None: no time is known."""
+        """Call back at this time, unless an earlier one is set. None sets no time."""
         if at_ms is None or (self._at_ms is not None and self._at_ms <= at_ms):
             return
         self._cancel()
@@ -129,7 +129,7 @@ class Context:
         """Called with zone and reason for an answer that was not sent."""
 
     def limits_of(self, zone: str) -> PeerLimits:
-        """What a zone may take."""
+        """The limits of a zone."""
         return self.limits.get(zone, DEFAULT_LIMITS)
 
     @property
@@ -143,30 +143,31 @@ class Context:
         return {"store_zone": self.store.zone, "epoch": self.epoch}
 
     async def timeline(self, stream: str) -> str:
-        """That of this life of the store. To be awaited before a stream is read: an image of the store that is made
-        from then on has it (decision 0054)."""
+        """The timeline of this life of the store. Await it before reading a stream: any image of the store that is made
+        afterwards contains it (decision 0054)."""
         if (beginning := self.store.consumers.begin_timeline(stream)) is not None:
             await self.wrap(beginning)
         return self.store.consumers.timeline.hex()
 
     def refuse_position(self, stream: str, timeline: str, offset: int) -> Refuse | None:
-        """Why an offset that was read on a timeline is none in this store's log; None where it is. From memory."""
+        """The refusal of an offset that was read on another timeline than this store's; None if it is valid here. From
+        memory."""
         why = self.store.consumers.why_other_timeline(stream, bytes.fromhex(timeline), offset)
         return None if why is None else Refuse("timeline_differs", why, self.store.consumers.timeline.hex())
 
     def refuse_other_copy(self, request: GetDigests | FetchSequences) -> Refuse | None:
-        """Refuse to go on with a comparison that has read another copy of this log."""
+        """Refuse to continue a comparison that has read another copy of this log."""
         if request.timeline is None or request.end_offset is None:
             return None
         return self.refuse_position(request.stream, request.timeline, request.end_offset)
 
     def changed(self, zone: str) -> None:
-        """A request of a zone makes a commit that brings no fact: the zone's next requests wait for that."""
+        """Count a commit without a fact against the request rate of a zone."""
         self.pacer.changed(zone, self.now_ms())
 
     @property
     def packet_bytes_max(self) -> int:
-        """What the broker accepts of an answer, on the connection at this moment. Raises ConnectionLost."""
+        """The largest answer, without its proof, that the broker accepts now. Raises ConnectionLost."""
         return self.link.require().packet_bytes_max - proof_bytes(self.store.signer)
 
     def now_ns(self) -> int:
@@ -174,7 +175,7 @@ class Context:
         return time.monotonic_ns()
 
     def now_ms(self) -> int:
-        """The same in ms."""
+        """The monotonic clock in ms."""
         return self.now_ns() // 1_000_000
 
     def wrap(self, future: Future[_T]) -> asyncio.Future[_T]:
@@ -186,30 +187,30 @@ class Context:
         return asyncio.get_running_loop().create_future()
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call back in a while; returns the way to cancel that."""
+        """Call back after a delay. Returns a function that cancels the call."""
         return asyncio.get_running_loop().call_later(delay_s, callback).cancel
 
     def cpu_ns(self) -> int:
-        """The time of a processor that this thread has taken."""
+        """The processor time of this thread."""
         return time.thread_time_ns()
 
     async def in_thread(self, zone: str, call: Callable[..., _T], *arguments: object) -> _T:
-        """Do what reads the disk for a zone, in one of the reader threads, when it is the zone's turn."""
+        """Run a call that reads the disk for a zone: in a reader thread, when it is the zone's turn."""
         async with self.reading(zone) as meter:
             return await self.in_executor(meter.run, call, *arguments)
 
     async def in_turn(self, zone: str, call: Callable[..., _T], *arguments: object) -> _T:
-        """Do what only takes time for a zone here, in the event loop, when it is the zone's turn."""
+        """Run a call that takes only processor time for a zone: in the event loop, when it is the zone's turn."""
         async with self.reading(zone) as meter:
             return meter.run(call, *arguments)
 
     async def in_executor(self, call: Callable[..., _T], *arguments: object) -> _T:
-        """In a reader thread, at once; the caller has its turn."""
+        """Run a call in a reader thread at once; the caller has its turn."""
         return await asyncio.get_running_loop().run_in_executor(self.readers, call, *arguments)
 
     @contextlib.asynccontextmanager
     async def reading(self, zone: str) -> AsyncIterator[Meter]:
-        """A place to read in for a zone, when it is its turn. What is read is to be run by the meter."""
+        """Wait for a place to read for a zone. Reads run in the meter, so that their time counts against the zone."""
         place, meter = self.future(), Meter(self.cpu_ns)
         self.turns.ask(zone, place, partial(self._answer_ready_ms, zone), self.now_ms())
         self._give_places()
@@ -218,28 +219,28 @@ class Context:
                 await place
             yield meter
         finally:
-            # The place is given back, also where it was given only a moment ago.
+            # Also if the request is cancelled just after it got the place.
             self.turns.end(zone, place, meter.used_ns // 1000, self.now_ms())
             self._give_places()
 
     def _answer_ready_ms(self, zone: str, now_ms: int) -> int | None:
-        """When more may be read for a zone: its answers are sent, and its bytes are paid for."""
+        """When more may be read for a zone: its answers are sent, and its byte rate allows more. None: not known."""
         if self._is_unsent(zone, UNSENT_BYTES_MAX, UNSENT_OF_LINK_BYTES_MAX):
             return None  # `_send_waiting` gives places
         return self.pacer.answer_ready_ms(zone, now_ms)
 
     def accepts_request(self, zone: str) -> bool:
-        """Whether a further request of a zone is taken, as its answers are sent."""
+        """Whether another request of a zone is accepted: not while it leaves too many answers unread."""
         return not self._is_unsent(zone, UNREAD_BYTES_MAX, UNREAD_OF_LINK_BYTES_MAX)
 
     def _is_unsent(self, zone: str, of_zone: int, of_link: int) -> bool:
-        """Whether so many bytes of answers wait, of the zone, or of all zones and some of them of this one."""
+        """Whether `of_zone` bytes of answers to the zone wait, or `of_link` bytes to all zones with this one among
+        them."""
         unsent = self._unsent_bytes[zone]
         return unsent >= of_zone or (unsent > 0 and self._unsent_bytes.total() >= of_link)
 
     def _give_places(self) -> None:
-        # One time for all that follows: a zone that is not ready then has an alarm, also where it would be ready by
-        # now.
+        # One time for turns and alarm: a zone that becomes ready in between would otherwise get no alarm.
         now_ms = self.now_ms()
         while (place := self.turns.take(now_ms)) is not None:
             if not place.done():  # else its request is being cancelled, and gives the place back

@@ -1,5 +1,5 @@
-"""GetHeads: the newest signed ends of a stream's origins, our own signed at this moment, so that a requester learns how
-far each zone has recorded, whatever a node in between passes on."""
+"""GetHeads: the newest signed end of each origin of a stream, our own signed now. A requester learns how far each zone
+has recorded, even if a relay passes on less."""
 
 from __future__ import annotations
 

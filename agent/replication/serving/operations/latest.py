@@ -1,8 +1,8 @@
 """GetLatest: the latest values of an exported stream, searched for on request.
 
-One search of a link runs at a time, because it opens batches, which nothing else in serving does. The zones take
-turns, and a zone that had long searches waits until others had theirs; a few requests of a zone may wait, more are
-refused as busy. The later pages of a question come from the search that answered the first, while it is kept.
+One search of a link runs at a time, because a search opens batches; no other operation does. Zones take turns, and a
+zone that has used much search time waits longer. A few requests of a zone may wait; more are refused as busy. The later
+pages of a query come from the search that answered the first page, while it is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent.replication.serving.operations.context import Alarm, Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
 
 HEAD_BYTES = 2048
-"""Of an answer and its packet, besides the values."""
+"""Of an answer and its packet without the values."""
 
 
 class Latest:
@@ -40,7 +40,7 @@ class Latest:
         if request.stream not in context.exports[caller.zone]:
             return not_exported(request.stream, caller.zone)
         zone = caller.zone
-        # Those that wait for their answer to be sent count too: each keeps what was found, megabytes.
+        # Requests whose answer waits to be sent count too: each keeps its result, some megabytes.
         if self._open[zone] > SEARCHES_WAITING_MAX:
             return Refuse("busy", f"{SEARCHES_WAITING_MAX} searches for latest values of your zone are waiting already")
         self._open[zone] += 1
@@ -94,7 +94,7 @@ class Latest:
         return self._context.pacer.search_ready_ms(zone, self._begins_ms) <= self._begins_ms
 
     def _begin_next(self) -> None:
-        # One time for all that follows, as in `Context._give_places`.
+        # One time for turns and alarm, as in `Context._give_places`.
         now_ms = self._begins_ms = self._context.now_ms()
         while (turn := self._turns.take()) is not None:
             if not turn.done():  # else its request is being cancelled

@@ -33,7 +33,7 @@ async def put_object(context: Context, caller: Caller, request: PutObject) -> Ou
     """Store the bytes of the request; returns how many are here."""
     if not context.appends.get(caller.zone):
         return Refuse(
-            "append_not_allowed", f"{caller.zone} may not append here, so it has nothing to refer to artifacts"
+            "append_not_allowed", f"{caller.zone} may not append here, so none of its facts can refer to artifacts"
         )
     put = context.store.artifacts.put_chunk
     held = await context.in_thread(

@@ -1,7 +1,7 @@
 """FetchRange and FetchSequences: facts by offset, or by sequence of an origin, for callers that keep their own
 position.
 
-Nothing is registered, confirmed or waited for, so any number of tasks may read side by side. A range that ends inside a
+Nothing is registered, confirmed or waited for, so any number of tasks may read in parallel. A range that ends inside a
 batch gets a slice of it, or with `whole_runs` all of it.
 """
 

@@ -161,7 +161,7 @@ def test_missing_registers_leave_the_readings_that_fit() -> None:
     assert sizes == {1, 2}
 
 
-def test_movement_tells_constant_words_from_live_ones() -> None:
+def test_movement_distinguishes_constant_words_from_live_ones() -> None:
     """Over several looks the values of a reading, and which of its addresses changed."""
     looks = [at(5, 0x4000 + seconds, 7, seconds) for seconds in range(3)]
     found = next(one for one in interpretations(looks[0], Table.INPUT, 5) if one.kind.name == "uint32")

@@ -45,7 +45,7 @@ def test_live_events_pass() -> None:
     assert book.retained == [LOW]
 
 
-def test_a_refresh_tells_known_from_new_and_absent() -> None:
+def test_a_refresh_distinguishes_known_new_and_absent() -> None:
     """A state that is known is passed over, also under another EventId; a new one is taken and marked; a condition that
     the refresh does not name is absent."""
     book = known(HIGH, LOW)

@@ -95,7 +95,7 @@ def test_a_message_that_is_cut_short_is_an_error() -> None:
         decode_events(publication(notification(1, BASE))[:30], {1: BASE_FIELDS}, READER)
 
 
-def test_the_end_of_the_subscription_is_told() -> None:
+def test_the_end_of_the_subscription_is_reported() -> None:
     """A StatusChangeNotification comes in the same answers."""
     body = struct.pack("<I", 0x800A_0000) + b"\0"
     data = publication()[:-4] + struct.pack("<iBBHBi", 1, 1, 0, 820, 1, len(body)) + body

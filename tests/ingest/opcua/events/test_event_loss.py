@@ -3,7 +3,7 @@ from agent.ingest.opcua.events.event_loss import QUEUE_FULL, QUEUE_OVERFLOWED, Q
 from tests.ingest.opcua.events.events import event
 
 
-def test_an_overflow_that_the_server_tells() -> None:
+def test_an_overflow_that_the_server_reports() -> None:
     """Whatever else is in the publication, and before the burst is over."""
     watch = QueueWatch({1: 100})
     assert watch.take([event(), event(QUEUE_OVERFLOW)], more=True) == QUEUE_OVERFLOWED
@@ -20,7 +20,7 @@ def test_a_burst_as_long_as_the_queue_is_taken_for_an_overflow() -> None:
     assert watch.take([event(handle=1)] * 2, more=False) == ""
 
 
-def test_a_queue_of_untold_size_is_not_watched() -> None:
+def test_a_queue_of_unknown_size_is_not_watched() -> None:
     """Servers that tell 0 or 1 for events do not mean it."""
     watch = QueueWatch({1: 0, 2: 1})
     assert watch.take([event(handle=1)] * 5 + [event(handle=2)] * 5 + [event(handle=3)], more=False) == ""

@@ -53,7 +53,7 @@ def test_names_come_from_paths() -> None:
     assert tag_names(paths, ["1", "2", "3"], "plc 7") == ["Line_1/Oven_2.Temperatur_C", "plc_7/Grosse", "A/b_c"]
 
 
-def test_equal_names_are_told_apart_and_stay_so() -> None:
+def test_equal_names_are_distinguished_and_stay_so() -> None:
     """By a piece of the address, not by a count that moves when a node is added; also names that differ in case."""
     first, second, third = tag_names([("A", "Öl"), ("A", "Ol"), ("A", "OL")], ["1", "2", "3"], "p")
     assert first == "A/Ol"

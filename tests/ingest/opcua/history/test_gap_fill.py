@@ -273,7 +273,7 @@ def test_a_server_without_a_continuation_point_for_one_node_is_given_up() -> Non
     assert server.refused_total == READS_PER_TAG_FAILED_MAX
 
 
-def test_a_node_without_history_is_told_apart_from_one_that_fails() -> None:
+def test_a_node_without_history_is_distinguished_from_one_that_fails() -> None:
     """Unsupported ends at once as no history; another refusal ends after some attempts as failed; the rest goes on."""
     history = {1: [HistoryValue(5 * S, 1.0, 0)], 2: [], 3: []}
     server = HistoryServer(history, has_points=True)

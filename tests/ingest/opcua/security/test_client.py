@@ -173,7 +173,7 @@ async def test_another_certificate_than_the_pinned_file_is_refused_before_anythi
     "error", [uaerrors.UaError("Server certificate mismatch"), InvalidSignature(), uacrypto.InvalidSignature()]
 )
 @pytest.mark.system
-async def test_a_certificate_swapped_on_the_way_is_told_as_that(
+async def test_a_certificate_swapped_on_the_way_is_reported_as_that(
     plc: tuple[Program, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """What the library says of a session whose certificate or signature is not that of the endpoints is a refusal of
@@ -212,7 +212,7 @@ async def test_a_web_server_is_named_as_no_opc_ua_server(tmp_path: Path) -> None
                 pass
 
 
-async def test_a_port_that_answers_nothing_is_told_from_an_address_that_does_not(tmp_path: Path) -> None:
+async def test_a_silent_port_is_distinguished_from_a_silent_address(tmp_path: Path) -> None:
     """Silence after the connection was taken is the program's, not the network's."""
     async with speaking(b"") as port:
         with pytest.raises(SourceLost, match="the port is open, but nothing answers"):
@@ -220,7 +220,7 @@ async def test_a_port_that_answers_nothing_is_told_from_an_address_that_does_not
                 pass
 
 
-async def test_a_closed_port_and_an_unknown_name_are_told_apart(tmp_path: Path) -> None:
+async def test_a_closed_port_and_an_unknown_name_are_distinguished(tmp_path: Path) -> None:
     """The two commonest mistakes in a URL have their own words."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

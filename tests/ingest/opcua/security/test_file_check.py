@@ -49,7 +49,7 @@ def test_good_files_and_files_still_to_be_made_are_no_finding(source: OpcuaSourc
         (-9_000, True, "set the clock (timedatectl)"),
     ],
 )
-def test_the_end_of_our_certificate_is_told_a_month_before(
+def test_the_end_of_our_certificate_is_reported_a_month_before(
     source: OpcuaSourceSettings, days: int, *, is_problem: bool, words: str
 ) -> None:
     """A note within 30 days with the command that renews it, a problem afterwards; each file once, however many sources

@@ -47,7 +47,7 @@ def test_a_server_that_does_not_trust_us_is_recognised(status: str, step: Step, 
         (Failure(Step.USER, "BadCertificateUntrusted"), "refuses user op"),
     ],
 )
-def test_other_refusals_are_told_apart(failure: Failure, words: str, own: CertificateFacts) -> None:
+def test_other_refusals_are_distinguished(failure: Failure, words: str, own: CertificateFacts) -> None:
     """Each reason that a server does give leads to its own advice, and none of them to the advice to trust us."""
     found = explain(failure, Identity(URL, "Basic256Sha256", own, "pki/own.der", "user op"))
     assert found.is_refusal
@@ -72,7 +72,7 @@ def test_what_may_pass_by_itself_is_no_refusal(failure: Failure, words: str, own
     assert words in found.text
 
 
-def test_without_a_certificate_of_ours_nobody_is_sent_to_a_trust_list() -> None:
+def test_without_a_certificate_of_ours_no_hint_names_a_trust_list() -> None:
     """Security None has no certificate to trust."""
     found = explain(Failure(Step.SESSION, CLOSED), Identity(URL, "None"))
     assert not found.is_refusal

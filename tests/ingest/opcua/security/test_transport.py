@@ -40,7 +40,7 @@ async def test_an_aborted_answer_is_a_refusal() -> None:
         await waiting
 
 
-async def test_an_answer_that_nobody_waits_for_ends_nothing() -> None:
+async def test_an_answer_that_no_request_waits_for_ends_nothing() -> None:
     """It leaves the requests that wait as they are, and what comes behind it is read. The requests of two connections
     do not have the same numbers: an answer to one of an earlier connection finds nobody."""
     protocol = Protocol(1.0, SecurityPolicyNone())

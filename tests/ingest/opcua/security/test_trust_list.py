@@ -76,7 +76,7 @@ def test_a_pin_asks_nothing_else() -> None:
         (certificate(host="other"), "is for other, 127.0.0.1, not for plc"),
     ],
 )
-def test_a_trusted_certificate_is_checked_and_each_reason_is_told_apart(bad: x509.Certificate, words: str) -> None:
+def test_a_trusted_certificate_is_checked_and_each_reason_is_distinguished(bad: x509.Certificate, words: str) -> None:
     """Validity with both times, key length, use, application URI, host name: one reason each, and not "unknown"."""
     verdict = judge(shown(bad), trusting(bad), NOW)
     assert words in refused(verdict)
@@ -160,7 +160,7 @@ def test_a_chain_that_leads_in_a_circle_ends() -> None:
     assert judge(shown(leaf, one, two, one, two), lists, NOW).is_unknown
 
 
-def test_a_clock_that_was_never_set_is_told_as_that() -> None:
+def test_a_clock_that_was_never_set_is_reported_as_that() -> None:
     """A gateway that starts in 1970 names its clock, not the server's certificate, as what to mend."""
     text = refused(judge(shown(ISSUED), trusting(ISSUED), NOW - timedelta(days=20_000)))
     assert "this machine's clock says 197" in text
