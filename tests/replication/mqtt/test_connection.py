@@ -152,8 +152,8 @@ async def test_unexpected_packets_end_the_connection(
 async def test_a_connection_is_up_with_what_came_with_its_handshake(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker is told the largest packet that is accepted. Its CONNACK counts although TLS has read it ahead, so that
-    the socket never becomes readable."""
+    """The broker is told the largest packet that is accepted. Its CONNACK counts although TLS has read it ahead: the
+    socket never becomes readable."""
     monkeypatch.setattr(transport, "rearm_quickack", lambda _: None)
     opened = list[Connection]()
 

@@ -1,13 +1,11 @@
-"""What operations share: the alarm, the time that reading takes, and the places to read in."""
+"""What operations share: the alarm, and the time that reading takes."""
 
-import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agent.replication.serving.limits import READS_OF_ZONE_MAX
 from agent.replication.serving.operations.context import Alarm, Context
 
 
@@ -62,35 +60,3 @@ async def test_reading_is_paid_by_the_time_that_it_takes(monkeypatch: pytest.Mon
     except OSError:
         assert fails
     assert ended == [("idmz", 5_000)]
-
-
-async def test_a_place_is_given_on() -> None:
-    """A zone whose places are taken waits; the end of one read begins the next, and one that is cancelled while it
-    waits, or just as it gets its place, keeps none."""
-    context = context_of()
-    may_end = [asyncio.Event() for _ in range(READS_OF_ZONE_MAX + 3)]
-    begun = list[int]()
-
-    async def read(number: int) -> None:
-        async with context.reading("idmz"):
-            begun.append(number)
-            await may_end[number].wait()
-
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
-        tasks = [group.create_task(read(number)) for number in range(len(may_end))]
-        await asyncio.sleep(0)
-        assert begun == list(range(READS_OF_ZONE_MAX))
-        tasks[-3].cancel()  # it waits
-        await asyncio.sleep(0)
-        may_end[0].set()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert begun == [*range(READS_OF_ZONE_MAX), len(may_end) - 2]
-        may_end[1].set()
-        await tasks[1]
-        tasks[-1].cancel()  # its place was given to it this moment
-        for one in may_end:
-            one.set()
-    assert context.turns._queue._under_way.total() == 0
-    async with asyncio.timeout(10), context.reading("idmz"):
-        pass
