@@ -51,10 +51,12 @@ from agent.replication.serving.limits import (
     STARTS_MAX,
 )
 from agent.replication.serving.operations import context as context_module
+from agent.replication.serving.operations import streams as streams_module
 from agent.replication.serving.server import Server
 from agent.settings.store import StreamSettings
 from agent.signing.keys import SigningKey, ZoneSigner
 from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, split_answer
+from tests.fact_store.making import Elsewhere
 from tests.replication.nodes import STREAM, define, samples
 from tests.waiting import wait_until_async
 
@@ -401,6 +403,71 @@ def test_no_question_reveals_a_stream_that_is_not_exported(tmp_path: Path) -> No
         pytest.fail("nothing is searched for")
 
     serving(tmp_path, scenario, {"idmz": frozenset({ORDERS})}, [StreamSettings(ORDERS)], look_up=look_up)
+
+
+def test_a_range_goes_on_while_a_fact_of_it_is_left(tmp_path: Path) -> None:
+    """One fact that did not fit is enough; offsets that are not in the log yet are none, or the reader would ask for
+    them without end."""
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        store: Any = server._store
+        await define(store, "line1/temperature")
+        await asyncio.wrap_future(store.appends.append_samples(STREAM, samples(0, 10)))
+        for last_offset, limit, more in (
+            (10, 9, True),
+            (10, 10, False),
+            (9, 9, False),
+            (100, 9, True),
+            (100, 10, False),
+        ):
+            request = FetchRange(stream=STREAM, first_offset=1, last_offset=last_offset, limit=limit)
+            answer = await answer_to(link, published, asked(request))
+            assert (answer.covered(), answer.more) == ((1, limit), more), request
+
+    serving(tmp_path, scenario)
+
+
+def test_nothing_of_another_copy_of_the_log_is_compared(tmp_path: Path) -> None:
+    """A comparison that has read another copy of this log gets neither ranges nor digests nor facts of this one: it
+    would take for missing what only the copies do not share."""
+    range_: dict[str, Any] = {"origin": f"plant-a/{'0' * 32}", "first_sequence": 1, "last_sequence": 5}
+    other: dict[str, Any] = {"timeline": "0000000000000001" + "1" * 16, "end_offset": 7}
+
+    async def scenario(_: Server, link: Link, published: Published) -> None:
+        for request in (
+            GetDigests(stream=STREAM, **other),
+            GetDigests(stream=STREAM, **range_, **other),
+            FetchSequences(stream=STREAM, **range_, **other, limit=5),
+        ):
+            answer = await answer_to(link, published, asked(request))
+            assert isinstance(answer, ErrorAnswer), request
+            assert answer.error.code == "timeline_differs"
+
+    serving(tmp_path, scenario)
+
+
+def test_held_ranges_come_in_several_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has whole origins and says whether others follow: together they are what is held, each range once."""
+    monkeypatch.setattr(streams_module, "RANGES_PER_ANSWER", 2)
+    origins = [Elsewhere(zone) for zone in ("west", "east", "north", "south", "far")]
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        store: Any = server._store
+        for origin in origins:
+            sealed = [origin.seal(1) for _ in range(3)]
+            origin.put(store, [sealed[0], sealed[2]])
+        found, after, left = list[tuple[str, int, int]](), None, []
+        for _ in range(len(origins)):
+            answer = await answer_to(link, published, asked(GetDigests(stream=STREAM, after_origin=after)))
+            found += [one[:3] for one in answer.ranges]
+            left.append(answer.more)
+            if not answer.more:
+                break
+            after = answer.ranges[-1][0]
+        assert found == [(name, at, at) for name in sorted(str(one.origin) for one in origins) for at in (1, 3)]
+        assert left == [True] * 4 + [False]
+
+    serving(tmp_path, scenario)
 
 
 def test_a_reader_may_not_put_artifacts(tmp_path: Path) -> None:
