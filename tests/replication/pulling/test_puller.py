@@ -318,6 +318,17 @@ async def test_confirms_what_is_durable_only() -> None:
         assert (confirming.after_offset, confirming.confirm) == (30, Confirm(last_offset=10))
 
 
+async def test_a_pull_has_caught_up_when_the_last_page_is_stored() -> None:
+    """The page that reaches the peer's end is not enough: its facts are on their way to the disk."""
+    plant = Peer()
+    async with pulling() as scene:
+        await scene.answer(plant.page(1, 10, more=False, end_offset=10))
+        assert not scene.puller.statistics().is_caught_up
+        scene.store.put[0].future.set_result(result())
+        await settle()
+        assert scene.puller.statistics().is_caught_up
+
+
 async def test_page_goes_to_the_store_as_it_came() -> None:
     """The store gets parsed batches, their definitions, holes and the position after them; it need not check again."""
     plant = Peer()
