@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -176,6 +177,25 @@ async def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:
         assert found.missing == []
         assert idmz.end_offset(STREAM) == 20
         assert comparer.statistics()[0].is_equal is False
+
+
+async def test_a_digest_that_our_disk_changed_is_no_fork(tmp_path: Path) -> None:
+    """The batch is known to be damaged here, so nothing is said about the peer's history, and the batch is fetched."""
+    theirs = Elsewhere("plant-a")
+    sealed = [theirs.seal(10) for _ in range(3)]
+    with FactStore.open(tmp_path / "idmz.db", "idmz") as idmz:
+        put(idmz, theirs, sealed, PeerPosition(theirs.origin.epoch, 30))
+    with contextlib.closing(sqlite3.connect(tmp_path / "idmz.db")) as connection:
+        connection.execute("DROP TRIGGER batch_update_refused")
+        connection.execute("UPDATE batch SET digest = zeroblob(16) WHERE first_offset = 11")
+        connection.commit()
+    async with played(tmp_path) as (plant, idmz):
+        put(plant, theirs, sealed[:2])
+        async with comparing(plant, idmz) as (comparer, _):
+            found = await comparer.compare(STREAM, repair=True)
+        assert (found.forks, found.damaged) == ([], [(theirs.origin, (11, 20))])
+        assert not [one for one in idmz.incidents() if one.kind == "fork"]
+        assert idmz.read(STREAM, 10, 1, 1).batches[0].sealed == sealed[1]
 
 
 async def test_forks_of_one_comparison_are_recorded_within_a_limit(
