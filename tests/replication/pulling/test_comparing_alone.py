@@ -396,9 +396,9 @@ def invented(count: int, zone: str = "plant-a") -> list[tuple[str, int, int, str
     return [(f"{zone}/{number:032x}", 1, 9, "0" * 32, "a" * 32) for number in range(count)]
 
 
-async def test_the_ranges_kept_of_a_peer_are_bounded(tmp_path: Path) -> None:
+async def test_the_ranges_kept_of_a_peer_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that invents epochs is refused before more ranges are kept than honest zones have. Ranges of zones that it
-    may not relay are not kept."""
+    may not relay are not kept, and read up to another limit, or the comparison would never end."""
     async with played(tmp_path) as (_, idmz):
         peer = Inventor(invented(RANGES_KEPT_MAX + 1), lambda _: {})
         with pytest.raises(PageRefused, match=f"more than {RANGES_KEPT_MAX} ranges"):
@@ -407,6 +407,9 @@ async def test_the_ranges_kept_of_a_peer_are_bounded(tmp_path: Path) -> None:
         other = Inventor([*invented(RANGES_KEPT_MAX + 1, "north"), *invented(1)], lambda _: {})
         found = await other.compared(idmz)
         assert len(found.missing) == 1
+        monkeypatch.setattr(anti_entropy, "RANGES_MAX", RANGES_KEPT_MAX + 1)
+        with pytest.raises(PageRefused, match=f"more than {RANGES_KEPT_MAX + 1} ranges"):
+            await other.compared(idmz)
 
 
 async def test_holes_without_end_are_refused(tmp_path: Path) -> None:
