@@ -176,6 +176,18 @@ def test_an_address_takes_its_own_places_only(healthy: NodeSnapshot, monkeypatch
             client.close()
 
 
+def test_clients_that_have_left_take_no_place(healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many have been answered, one that is still sending its request keeps its connection."""
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 1e6)
+    with serving(lambda: healthy) as port:
+        (slow,) = half_requests(port, 1)
+        for _ in range(CONNECTIONS_OF_ADDRESS_MAX + 1):
+            assert get(port, "/healthz")[0] == 200
+        slow.sendall(b"TP/1.1\r\n\r\n")
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        slow.close()
+
+
 @pytest.mark.parametrize(
     "host, is_open",
     [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("192.0.2.1", True)],  # noqa: S104
