@@ -272,6 +272,22 @@ def test_answers_that_no_peer_reads_are_bounded(tmp_path: Path, monkeypatch: pyt
     serving(tmp_path, scenario)
 
 
+def test_a_page_is_read_when_the_answers_before_it_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zone reads its answers late: nothing is read for it meanwhile, and its next page then needs no other event."""
+    monkeypatch.setattr(context_module, "UNSENT_BYTES_MAX", 100)
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        published.outgoing_bytes = context_module.OUTGOING_BYTES_ENOUGH
+        link._dispatch(asked(ListStreams()))
+        await wait_until_async(lambda: server._context._unsent_bytes["idmz"] >= 100, "an answer that waits")
+        link._dispatch(asked(FetchRange(stream=STREAM, first_offset=1, last_offset=5, limit=5)))
+        await wait_until_async(lambda: server._context.turns._queue.waiting("idmz") == 1, "a page that waits")
+        published.outgoing_bytes = 0
+        await wait_until_async(lambda: len(published.answers) == 2, "both answers")
+
+    serving(tmp_path, scenario)
+
+
 def test_unread_answers_of_others_shut_no_zone_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A zone without a waiting answer is served, and its page is read, however many answers and requests of others
     wait."""
