@@ -21,6 +21,7 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.messages import (
+    CHUNK_BYTES_MAX,
     AcquireLease,
     AppendFact,
     ConfirmReceipt,
@@ -32,6 +33,7 @@ from agent.replication.protocol.messages import (
     GetDigests,
     GetHeads,
     GetLatest,
+    GetObject,
     ListStreams,
     NewFact,
     NewMessage,
@@ -482,6 +484,21 @@ def test_held_ranges_come_in_several_answers(tmp_path: Path, monkeypatch: pytest
             after = answer.ranges[-1][0]
         assert found == [(name, at, at) for name in sorted(str(one.origin) for one in origins) for at in (1, 3)]
         assert left == [True] * 4 + [False]
+
+    serving(tmp_path, scenario)
+
+
+def test_a_chunk_of_an_artifact_fits_into_a_packet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much of it is asked for: more than the broker takes would close the connection to it."""
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        published.packet_bytes_max = 5_000
+        artifacts: Any = server._store.artifacts
+        monkeypatch.setattr(artifacts, "streams", lambda _: frozenset({STREAM}))
+        monkeypatch.setattr(artifacts, "read_chunk", lambda _digest, _offset, length: (10**6, bytes(length)))
+        request = GetObject(digest="sha256:" + "0" * 64, offset=0, bytes_max=CHUNK_BYTES_MAX)
+        answer = await answer_to(link, published, asked(request))
+        assert 1_000 < answer.bytes < 5_000
 
     serving(tmp_path, scenario)
 
