@@ -150,6 +150,7 @@ def test_half_requests_do_not_hold_the_page(healthy: NodeSnapshot, monkeypatch: 
     with serving(lambda: healthy) as port:
         half = half_requests(port, CONNECTIONS_MAX)
         assert get(port, "/healthz")[0] == 200
+        assert ended(half[0]), "it has lost its place, and holds no socket"
         for number in range(2, 2 + CONNECTIONS_MAX):
             half += half_requests(port, 2, f"127.0.0.{number}")
         assert get(port, "/healthz")[0] == 200
