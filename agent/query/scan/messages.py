@@ -12,8 +12,7 @@ from typing import Any
 
 from agent.batch import Kind, open_messages, open_samples, parse
 from agent.columns import BatchError
-from agent.fact_store import StoreReader
-from agent.fact_store.log.errors import StoreDamaged
+from agent.fact_store import StoreDamaged, StoreReader
 from agent.message import Envelope, Message, sample_message, sample_message_id
 from agent.pages import Hole, StoredBatch
 from agent.query.scan.dictionary import Dictionary
