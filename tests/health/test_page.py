@@ -150,6 +150,7 @@ def test_half_requests_do_not_hold_the_page(healthy: NodeSnapshot, monkeypatch: 
     with serving(lambda: healthy) as port:
         half = half_requests(port, CONNECTIONS_MAX)
         assert get(port, "/healthz")[0] == 200
+        assert ended(half[0]), "it has lost its place, and holds no socket"
         for number in range(2, 2 + CONNECTIONS_MAX):
             half += half_requests(port, 2, f"127.0.0.{number}")
         assert get(port, "/healthz")[0] == 200
@@ -174,6 +175,18 @@ def test_an_address_takes_its_own_places_only(healthy: NodeSnapshot, monkeypatch
         assert slow.recv(12) == b"HTTP/1.1 200"
         for client in (slow, *half):
             client.close()
+
+
+def test_clients_that_have_left_take_no_place(healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many have been answered, one that is still sending its request keeps its connection."""
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 1e6)
+    with serving(lambda: healthy) as port:
+        (slow,) = half_requests(port, 1)
+        for _ in range(CONNECTIONS_OF_ADDRESS_MAX + 1):
+            assert get(port, "/healthz")[0] == 200
+        slow.sendall(b"TP/1.1\r\n\r\n")
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        slow.close()
 
 
 @pytest.mark.parametrize(

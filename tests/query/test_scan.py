@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 from hypothesis import given
@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from agent.columns import FACTS_MAX
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
+from agent.fact_store.log.records import BatchSummary
 from agent.message import Json, Sample, Value
-from agent.pages import Hole, Page
+from agent.pages import Hole, Page, StoredBatch
+from agent.query.latest.latest_query import find_latest
 from agent.query.scan.bounds import Bounds
 from agent.query.scan.fact_columns import sql_value, value_text, value_type
 from agent.query.scan.messages import fact_messages
@@ -175,6 +177,68 @@ def test_a_damaged_batch_is_named_and_the_rest_is_there(tmp_path: Path) -> None:
     ]
 
 
+def test_facts_without_their_definitions_are_holes(tmp_path: Path) -> None:
+    """Samples whose definitions the disk has changed are holes in scans, in messages and in searches for a tag, and end
+    none of them: what needs no damaged definition is still read."""
+    file = everything(tmp_path)
+    whole = naive(file)
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("DROP TRIGGER definition_update_refused")
+        connection.execute("UPDATE definition SET body = CAST(body || ' ' AS BLOB) WHERE origin = 1 AND number = 2")
+        connection.commit()
+    lost = [(one["stream"], one["offset"]) for one in whole if (one["zone"], one["kind"]) == ("plant", "sample")]
+    kept = [one for one in whole if (one["stream"], one["offset"]) not in lost]
+    for bounds in (Bounds(), Bounds(subject_tests=(lambda _: True,))):
+        with closing(StoreReader(file)) as reader:
+            scanner = Scanner(reader)
+            assert rows(scanner, bounds) == plain(kept)
+            holes = scanner.counters.holes
+            assert [(on, at) for on, one in holes for at in range(one.first_offset, one.last_offset + 1)] == lost
+            shown = list(fact_messages(reader, TELEMETRY, 0, 1000))
+            assert [one for one in shown if isinstance(one, Hole)] == [one for _, one in holes]
+            assert [one["offset"] for one in shown if not isinstance(one, Hole)] == [
+                one["offset"] for one in kept if one["stream"] == TELEMETRY
+            ]
+
+
+def test_rows_that_a_damaged_file_lost_are_holes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where SQLite can use no index, what rows are left are read one by one. Those that are gone, at the beginning, in
+    the middle and at the end, unreadable or changed are holes of scans and of searches for the latest values. Nothing
+    is proven by a table of heads that cannot be read."""
+
+    def damaged(*_: object, **__: object) -> Never:
+        raise StoreDamaged("the index is malformed")
+
+    with closing(StoreReader(file)) as reader:
+        scanner, searcher = Scanner(reader), Scanner(reader)
+        batches = [one for page in scanner.summaries(TELEMETRY, 1, scanner.ends[TELEMETRY]) for one in page]
+        lost = batches[0], batches[2], batches[-1]
+        unreadable, changed, all_rows, row = batches[5], batches[7], reader.row_summaries, reader.row
+
+        def rows_left(after_row: int, limit: int) -> list[tuple[int, str, BatchSummary]]:
+            return [one for one in all_rows(after_row, limit) if one[1] != TELEMETRY or one[2] not in lost]
+
+        def row_left(number: int) -> StoredBatch:
+            found = row(number)
+            if found.first_offset == changed.first_offset:
+                return replace(found, sealed=found.sealed[:-1] + bytes([found.sealed[-1] ^ 1]))
+            return damaged() if found.first_offset == unreadable.first_offset else found
+
+        for name in ("summaries", "read", "verified"):
+            monkeypatch.setattr(reader, name, damaged)
+        monkeypatch.setattr(reader, "row_summaries", rows_left)
+        monkeypatch.setattr(reader, "row", row_left)
+        found = list(scanner.scan(Bounds(streams=frozenset([TELEMETRY]))))
+        find_latest(searcher, BASE_NS)
+    gone = {(one.first_offset, one.last_offset) for one in (*lost, unreadable, changed)}
+    assert {one.first_offset for one in found} == {one.first_offset for one in batches} - {first for first, _ in gone}
+    assert {one.verified() for one in found} == {"no"}
+    for holes in (scanner.counters.holes, searcher.counters.holes):
+        assert {(one.first_offset, one.last_offset, one.reason) for _, one in holes} == {
+            (*one, "damaged") for one in gone
+        }
+
+
 def test_holes_are_passed_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Holes of a page are noted, and reading goes on behind them."""
     with closing(StoreReader(file)) as reader:
@@ -193,6 +257,13 @@ def test_holes_are_passed_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert scanner.counters.holes == [(TELEMETRY, Hole(1, 10, "expired"))]
     assert shown[0] == Hole(1, 10, "expired")
     assert len(shown) == 13
+
+
+def test_messages_begin_after_the_position(file: Path) -> None:
+    """A reader whose position is inside a batch gets none of its earlier facts again, and no more than it asks for."""
+    with closing(StoreReader(file)) as reader:
+        shown = list(fact_messages(reader, TELEMETRY, 14, 8))
+    assert [one["offset"] for one in shown if not isinstance(one, Hole)] == list(range(15, 23))
 
 
 def test_messages_are_presented_as_rows_are(file: Path, facts: list[dict[str, Any]]) -> None:

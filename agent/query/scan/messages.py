@@ -12,7 +12,7 @@ from typing import Any
 
 from agent.batch import Kind, open_messages, open_samples, parse
 from agent.columns import BatchError
-from agent.fact_store import StoreReader
+from agent.fact_store import StoreDamaged, StoreReader
 from agent.message import Envelope, Message, sample_message, sample_message_id
 from agent.pages import Hole, StoredBatch
 from agent.query.scan.dictionary import Dictionary
@@ -46,7 +46,7 @@ def _one_by_one(one: StoredBatch | Hole, dictionary: Dictionary) -> Iterator[dic
         return
     try:
         messages = list(_messages(one, dictionary))
-    except BatchError:
+    except (BatchError, StoreDamaged):  # a batch cannot be interpreted without its definitions
         yield Hole(one.first_offset, one.last_offset, "damaged")
         return
     for offset, message in enumerate(messages, one.first_offset):

@@ -280,6 +280,26 @@ def test_an_artifact_of_another_size_is_not_taken() -> None:
     assert "other bytes" in reported
 
 
+@pytest.mark.parametrize("shift, data", [(0, b""), (1, b"x")], ids=["nothing", "another place"])
+def test_a_chunk_that_does_not_go_on_ends_the_transfer(shift: int, data: bytes) -> None:
+    """A peer whose chunks bring nothing, or are of another place than asked for, is not asked again and again, and none
+    of its bytes are stored."""
+
+    class Odd(Peer):
+        async def ask(self, request: GetObject, _: float) -> Reply:
+            self.asked.append(request)
+            assert len(self.asked) < 100, "it is asked without end"
+            own = {"store_zone": "plant", "epoch": EPOCH, "size": len(BLOB)}
+            answer = ObjectAnswer(**own, offset=request.offset + shift, bytes=len(data))  # type: ignore[arg-type]
+            return Reply(answer, [data] if data else [], 300)
+
+    files = Files()
+    bring(files, Odd())
+    assert files.bytes == b""
+    (reported,) = files.reported
+    assert "other bytes" in reported
+
+
 def test_a_page_waits_for_few_artifacts_that_are_nowhere() -> None:
     """A page's facts refer to thousands of artifacts that the peer does not have: a few are requested, the others are
     left to a comparison with one incident, and the page is stored. Later facts of other zones do not wait."""

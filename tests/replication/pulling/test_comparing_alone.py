@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -14,7 +17,7 @@ import pytest
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreBusy
 from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
-from agent.pages import OriginRange, PeerPosition, ReceivedDefinition
+from agent.pages import Declined, OriginRange, PeerPosition, ReceivedDefinition
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Reply, peer_refused
@@ -31,14 +34,17 @@ from agent.replication.protocol.messages import (
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import (
+    EPOCH_CHECK_S,
     HOLE_PAGES_MAX,
     RANGES_KEPT_MAX,
     REFUSED_MAX,
+    RETRY_S,
     AntiEntropy,
     AntiEntropySettings,
     Comparison,
 )
 from agent.replication.pulling.page_check import PageRefused
+from agent.replication.pulling.page_judge import JudgedPage
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
 from tests.fact_store.making import Elsewhere, parsed, samples, tag
@@ -178,6 +184,25 @@ async def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:
         assert comparer.statistics()[0].is_equal is False
 
 
+async def test_a_digest_that_our_disk_changed_is_no_fork(tmp_path: Path) -> None:
+    """The batch is known to be damaged here, so nothing is said about the peer's history, and the batch is fetched."""
+    theirs = Elsewhere("plant-a")
+    sealed = [theirs.seal(10) for _ in range(3)]
+    with FactStore.open(tmp_path / "idmz.db", "idmz") as idmz:
+        put(idmz, theirs, sealed, PeerPosition(theirs.origin.epoch, 30))
+    with contextlib.closing(sqlite3.connect(tmp_path / "idmz.db")) as connection:
+        connection.execute("DROP TRIGGER batch_update_refused")
+        connection.execute("UPDATE batch SET digest = zeroblob(16) WHERE first_offset = 11")
+        connection.commit()
+    async with played(tmp_path) as (plant, idmz):
+        put(plant, theirs, sealed[:2])
+        async with comparing(plant, idmz) as (comparer, _):
+            found = await comparer.compare(STREAM, repair=True)
+        assert (found.forks, found.damaged) == ([], [(theirs.origin, (11, 20))])
+        assert not [one for one in idmz.incidents() if one.kind == "fork"]
+        assert idmz.read(STREAM, 10, 1, 1).batches[0].sealed == sealed[1]
+
+
 async def test_forks_of_one_comparison_are_recorded_within_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +238,20 @@ async def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
         assert (brought, idmz.end_offset(STREAM)) == ([1], 20)
 
 
+async def test_what_a_comparison_declines_is_told(tmp_path: Path) -> None:
+    """Facts of a gap that nobody has proven are not stored, and who compares reads why they are still missing."""
+    async with played(tmp_path) as (plant, idmz):
+        theirs = Elsewhere("plant-a")
+        put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
+        put(idmz, theirs, theirs.sealed[:1], level(plant))
+        unproven = Declined(11, 20, OriginRange(theirs.origin.zone, theirs.origin.epoch, 11, 20), "no signature")
+        async with comparing(plant, idmz) as (comparer, _):
+            comparer._judge.judge = lambda *_: JudgedPage([], declined=(unproven,))  # type: ignore[method-assign]
+            found = await comparer.compare(STREAM, repair=True)
+        assert found.refused == [f"{theirs.origin}: 11 to 20 declined: no signature"]
+        assert [one.last_sequence for one in idmz.held(STREAM)[theirs.origin]] == [10]
+
+
 async def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
     """While a comparison fetches, the pull may move on, also into another epoch of the peer: the fetched facts are
     stored, and the position stays where the pull has moved it."""
@@ -229,6 +268,41 @@ async def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
             await comparer.compare(STREAM, repair=True)
         assert idmz.end_offset(STREAM) == 20
         assert idmz.inbound.peer_position("plant-a", STREAM) == later
+
+
+async def test_facts_that_a_restore_lost_are_asked_for_until_every_stream_is_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stream that cannot be compared keeps no other from it. All are compared again ten minutes later, and once they
+    are equal, no more before the next day."""
+    store: Any = SimpleNamespace(zone="idmz", former_epochs=(bytes(16),), artifacts=None)
+    requester: Any = Mock(peer_zone="plant-a")
+    settings = AntiEntropySettings("plant-a", ("one", "two"), frozenset({"plant-a"}), every_hours=24)
+    comparer = AntiEntropy(requester, store, settings, COMPARISON_ERRORS, chance=lambda: 0.5, judge=Mock())
+    now_s, slept_s, compared, failures = 0.0, list[float](), list[str](), ["one"]
+
+    async def compare(stream: str, *, repair: bool) -> None:
+        assert repair
+        compared.append(stream)
+        if stream in failures:
+            failures.remove(stream)
+            raise PageRefused("not now")
+
+    async def sleep(wait_s: float) -> None:
+        nonlocal now_s
+        now_s += wait_s
+        slept_s.append(wait_s)
+        if len(slept_s) == 5:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(comparer, "compare", compare)
+    monkeypatch.setattr(anti_entropy, "time", SimpleNamespace(monotonic=lambda: now_s))
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "sleep", sleep)
+        with pytest.raises(asyncio.CancelledError):
+            await comparer.run()
+    assert compared == ["one", "two"] * 2
+    assert slept_s == [EPOCH_CHECK_S / 2, RETRY_S, *[EPOCH_CHECK_S] * 3]
 
 
 async def test_a_comparison_is_bound_to_one_epoch(tmp_path: Path) -> None:
@@ -376,9 +450,9 @@ def invented(count: int, zone: str = "plant-a") -> list[tuple[str, int, int, str
     return [(f"{zone}/{number:032x}", 1, 9, "0" * 32, "a" * 32) for number in range(count)]
 
 
-async def test_the_ranges_kept_of_a_peer_are_bounded(tmp_path: Path) -> None:
+async def test_the_ranges_kept_of_a_peer_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that invents epochs is refused before more ranges are kept than honest zones have. Ranges of zones that it
-    may not relay are not kept."""
+    may not relay are not kept, and read up to another limit, or the comparison would never end."""
     async with played(tmp_path) as (_, idmz):
         peer = Inventor(invented(RANGES_KEPT_MAX + 1), lambda _: {})
         with pytest.raises(PageRefused, match=f"more than {RANGES_KEPT_MAX} ranges"):
@@ -387,6 +461,9 @@ async def test_the_ranges_kept_of_a_peer_are_bounded(tmp_path: Path) -> None:
         other = Inventor([*invented(RANGES_KEPT_MAX + 1, "north"), *invented(1)], lambda _: {})
         found = await other.compared(idmz)
         assert len(found.missing) == 1
+        monkeypatch.setattr(anti_entropy, "RANGES_MAX", RANGES_KEPT_MAX + 1)
+        with pytest.raises(PageRefused, match=f"more than {RANGES_KEPT_MAX + 1} ranges"):
+            await other.compared(idmz)
 
 
 async def test_holes_without_end_are_refused(tmp_path: Path) -> None:

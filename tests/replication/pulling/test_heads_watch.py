@@ -199,17 +199,20 @@ def test_another_answer_is_malformed(nodes: tuple[Node, Node, Node]) -> None:
         relay.ask(plant, "plant")
 
 
-def test_two_signed_histories_are_an_incident(nodes: tuple[Node, Node, Node]) -> None:
-    """A zone whose signed end contradicts the facts held here, as a running copy of its store produces, is named in an
-    incident."""
+@pytest.mark.parametrize("known_from", ["facts", "an end"])
+def test_two_signed_histories_are_an_incident(nodes: tuple[Node, Node, Node], known_from: str) -> None:
+    """A zone whose signed end contradicts the facts held here, or an end that it has signed before, as a running copy
+    of its store produces, is named in an incident."""
     plant, relay, _ = nodes
     plant.record(1)
     (batch,) = parsed(one.sealed for one in plant.store.read(TELEMETRY, 0, 100, 2**30).batches)
     other = Origin("plant", plant.store.epoch)
     position = PeerPosition(plant.store.epoch, 5)
     bodies = [ReceivedDefinition(other, 1, one) for one in plant.store.definitions(other, 0, 1)]
-    done(relay.store.inbound.put_batches("plant", TELEMETRY, [batch], bodies, position))
-    relay.ask(plant, "plant")
+    if known_from == "facts":
+        done(relay.store.inbound.put_batches("plant", TELEMETRY, [batch], bodies, position))
+    else:
+        relay.ask(plant, "plant")
     assert [one.kind for one in relay.store.incidents()] == []
     forged = sign_head(SIGNERS["plant"], TELEMETRY, other, 5, b"x" * 16, NOW_MS)
     entry = (str(other), 5, (b"x" * 16).hex())

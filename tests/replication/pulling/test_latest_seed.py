@@ -235,6 +235,24 @@ async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:
     assert len(answers) == ANSWERS_BYTES_MAX // HEADER_BYTES_MAX + 1
 
 
+async def test_values_of_zones_that_a_peer_may_not_send_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not kept, but a peer that sends small answers with them without end is refused."""
+    monkeypatch.setattr(latest_seed, "VALUES_KEPT_MAX", 10)
+    own = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM}
+    asked = list[GetLatest]()
+
+    async def ask(request: GetLatest, _timeout_s: float) -> Reply:
+        asked.append(request)
+        assert len(asked) <= 11, "it is asked without end"
+        values = [odd(0, subject=f"tag:{len(asked):03}", zone="north")]
+        return Reply(LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=values, more=True), [], 300)
+
+    requester: Any = SimpleNamespace(ask=ask, peer_zone="plant-a", page_bytes=lambda size: size)
+    seed = LatestSeed(requester, STREAM, frozenset({"plant-a"}), asyncio.Event(), lambda _: None)
+    with pytest.raises(MalformedMessage, match="more than 10 last values"):
+        await seed._ask()
+
+
 def test_a_file_with_a_value_that_is_no_json_counts_as_missing(tmp_path: Path) -> None:
     """An earlier version kept such a file: its values are requested again at the next start, and no reader fails."""
     save_peer_latest(tmp_path, values_of("plant-a", [value(1), odd(2, value=msgspec.Raw(b"1e400"))]))

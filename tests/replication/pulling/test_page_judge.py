@@ -177,6 +177,15 @@ def test_what_is_held_and_was_never_proven_proves_nothing(store: FactStore) -> N
     assert not judge_of(store).judge("idmz", STREAM, page(run[:2], {}), []).batches
 
 
+def test_a_zone_that_has_signed_is_held_to_it_at_once(store: FactStore) -> None:
+    """Its facts without a signature are declined from the next page on, which is judged before the signed one is
+    stored: a relay cannot go on with facts of its own."""
+    run, judge = chain(6), judge_of(store, rule="if_present")
+    assert len(judge.judge("idmz", STREAM, page(run[:2], {}), []).batches) == 2
+    assert len(judge.judge("idmz", STREAM, signed(run[2:4], KEY), [PLANT.der]).batches) == 2
+    assert not judge.judge("idmz", STREAM, page(run[4:], {}), []).batches
+
+
 def test_a_page_of_many_declined_ranges_names_a_few(store: FactStore) -> None:
     """A hostile page with an epoch for each batch does not become an incident for each."""
     forged = [chain(1, epoch=bytes([number]) * 16, text="forged")[0] for number in range(40)]

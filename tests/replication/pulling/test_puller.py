@@ -26,6 +26,7 @@ from agent.node.store_errors import STORE_ERRORS
 from agent.pages import (
     ArtifactProgress,
     ArtifactReference,
+    BatchEnd,
     HeldRange,
     OriginRange,
     PeerPosition,
@@ -318,6 +319,17 @@ async def test_confirms_what_is_durable_only() -> None:
         assert (confirming.after_offset, confirming.confirm) == (30, Confirm(last_offset=10))
 
 
+async def test_a_pull_has_caught_up_when_the_last_page_is_stored() -> None:
+    """The page that reaches the peer's end is not enough: its facts are on their way to the disk."""
+    plant = Peer()
+    async with pulling() as scene:
+        await scene.answer(plant.page(1, 10, more=False, end_offset=10))
+        assert not scene.puller.statistics().is_caught_up
+        scene.store.put[0].future.set_result(result())
+        await settle()
+        assert scene.puller.statistics().is_caught_up
+
+
 async def test_page_goes_to_the_store_as_it_came() -> None:
     """The store gets parsed batches, their definitions, holes and the position after them; it need not check again."""
     plant = Peer()
@@ -367,6 +379,19 @@ async def test_nothing_behind_a_refused_page_is_stored() -> None:
         assert scene.store.notes == [("pull_stands", found.lost_reason)]
         assert "ForkError: another history" in str(found.lost_reason)
         assert [one.confirm for one in scene.peer.requests] == [None] * len(scene.peer.requests)
+
+
+async def test_a_peer_is_shown_the_batch_that_its_page_contradicts() -> None:
+    """The next request claims it instead of the last batch held, which both may share: a peer that was restored learns
+    that its history is another, and begins a new epoch."""
+    plant, store = Peer(), HandStore(PeerPosition(bytes.fromhex(ONE), 40))
+    store.ranges = {Origin("plant", bytes.fromhex(ONE)): [HeldRange(1, 20, b"a" * 16, b"b" * 16)]}
+    async with pulling(store) as scene:
+        await scene.answer(plant.page(41, 10))
+        store.put[0].future.set_exception(ForkError("another history", BatchEnd(10, b"c" * 16)))
+        await settle()
+        claims = [request.origin_head for request in scene.peer.requests]
+        assert [claim and claim.last_sequence for claim in claims] == [20, None, 10]
 
 
 @pytest.mark.parametrize("is_at_once", [False, True])
@@ -602,6 +627,16 @@ async def test_an_incident_that_is_not_taken_ends_no_pull() -> None:
         await scene.answer(encode_error("plant", ONE, "FetchFacts", "stream_not_exported", "not for you"))
         assert store.note.called
         assert scene.puller.statistics().asking is Asking.BLOCKED
+
+
+async def test_the_timeline_of_a_refusal_is_read_from_its_beginning() -> None:
+    """A peer's log is another copy than the one read so far: the next request names the new copy's timeline, so that a
+    third copy does not answer it."""
+    store = HandStore(PeerPosition(bytes.fromhex(ONE), 40, b"d" * 16))
+    async with pulling(store) as scene:
+        await scene.answer(encode_error("plant", ONE, "FetchFacts", "timeline_differs", "restored", "ab" * 16))
+        request = await scene.requested(2)
+        assert (request.epoch, request.after_offset, request.timeline) == (ONE, 0, "ab" * 16)
 
 
 async def test_only_a_page_begins_a_pull() -> None:

@@ -1,5 +1,6 @@
 """What operations share: the alarm, and the time that reading takes."""
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent.replication.serving.operations.context import Alarm, Context
+from agent.settings.peers import PeerLimits
 
 
 class Calls:
@@ -60,3 +62,26 @@ async def test_reading_is_paid_by_the_time_that_it_takes(monkeypatch: pytest.Mon
     except OSError:
         assert fails
     assert ended == [("idmz", 5_000)]
+
+
+async def test_an_answer_is_paid_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more is read for its zone until the debt is paid off, and then without another event; for another zone it is
+    at once."""
+    calls, now_ms = Calls(), 0
+    monkeypatch.setattr(Context, "call_later", lambda _, *how: calls.later(*how))
+    monkeypatch.setattr(Context, "now_ms", lambda _: now_ms)
+    connection = SimpleNamespace(outgoing_bytes=0, publish_answer=lambda *_: None)
+    link: Any = SimpleNamespace(require=lambda: connection)
+    limits = dict.fromkeys(("idmz", "erp"), PeerLimits(answer_bytes_per_second_max=100_000))
+    context = Context(link, context_of().store, dict.fromkeys(limits, frozenset()), limits=limits)
+    context.send("idmz", "topic", bytes(1_000_000), b"c" * 16)
+    reading = asyncio.create_task(context.in_turn("idmz", lambda: "a page"))
+    async with asyncio.timeout(10):
+        await asyncio.sleep(0)  # it asks for its place
+        assert await context.in_turn("erp", lambda: "another") == "another"
+        ((delay_s, ring),) = calls.due.items()
+        assert delay_s == pytest.approx(9.75, abs=0.01)
+        now_ms = 9_760
+        assert not reading.done()
+        ring()
+        assert await reading == "a page"

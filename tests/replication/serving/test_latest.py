@@ -37,7 +37,7 @@ from agent.replication.serving.latest_page import (
 from agent.replication.serving.limits import SEARCHES_WAITING_MAX
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.operations.latest import Latest
-from agent.replication.serving.outcomes import Refuse
+from agent.replication.serving.outcomes import Refuse, Reply
 from agent.replication.serving.server import Server
 from tests.replication.answers import encode_answer
 from tests.replication.nodes import STREAM, Node
@@ -156,9 +156,9 @@ async def test_subjects_and_prefix_narrow_the_answer(broker: Mosquitto, tmp_path
             assert refused.value.code == code
 
 
-def empty_context() -> Context:
+def empty_context(packet_bytes_max: int = 1_000_000) -> Context:
     """The context of a server with an empty store, without a connection."""
-    link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
+    link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=packet_bytes_max))
     store: Any = SimpleNamespace(zone="plant-a", epoch=bytes(16), signer=None, end_offset=lambda _: 0)
     return Context(link, store, {"idmz": frozenset({STREAM})})
 
@@ -180,6 +180,34 @@ async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.
             one.cancel()
         await asyncio.wait(waiting)
     assert not searches._open.total()
+
+
+async def test_values_are_those_before_the_end_that_is_told() -> None:
+    """Facts that are appended during a search may be missing in what it finds, so the end is read before it: who goes
+    on from there gets them."""
+    context, end_offset = empty_context(), [5]
+    store: Any = context.store
+    store.end_offset = lambda _: end_offset[0]
+
+    def look_up(*_: object) -> LatestValues:
+        end_offset[0] = 9
+        return LatestValues([], value, 0, 7)
+
+    reply = await Latest(context, look_up).get_latest(Caller("idmz", "one", bytes(16)), GetLatest(stream=STREAM))
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.answer, LatestAnswer)
+    assert reply.answer.end_offset == 5
+
+
+async def test_an_answer_with_many_values_fits_into_a_packet() -> None:
+    """However large the page that is asked for: more than the broker takes would close the connection to it."""
+    context, values = empty_context(packet_bytes_max=20_000), found([value(number) for number in range(200)])
+    request = GetLatest(stream=STREAM, limit=200, bytes_max=1_000_000)
+    reply = await Latest(context, lambda *_: values).get_latest(Caller("idmz", "one", bytes(16)), request)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.answer, LatestAnswer)
+    assert reply.answer.more
+    assert 10_000 < len(encode_answer(reply.answer, [])) <= context.packet_bytes_max
 
 
 async def test_a_search_whose_time_comes_while_others_are_begun_is_not_forgotten(

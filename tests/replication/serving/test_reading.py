@@ -1,10 +1,14 @@
 """Reading a page from a damaged store, and within limits."""
 
-from agent.batch import Definitions, Link, Origin, seal_samples
+from typing import Any
+
+import pytest
+
+from agent.batch import Definitions, Link, Origin, parse, seal_samples
 from agent.pages import Page, StoredBatch
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import ReadPlan
-from agent.replication.serving.reading import PageQuery, PageRead, read_page, read_whole_runs
+from agent.replication.serving.reading import PageQuery, PageRead, read_page, read_sequences, read_whole_runs
 
 ORIGIN = Origin("plant-a", bytes(16))
 
@@ -62,3 +66,45 @@ def test_no_more_is_read_than_a_packet_takes() -> None:
         for read in (read_page, read_whole_runs):
             read(store, query)  # type: ignore[arg-type]
     assert store.bytes_max == [1_000_000, 1_000_000, 10_000, 10_000]
+
+
+class Repaired:
+    """A store with two batches of ten facts, the second of which came late: it needs fewer definitions."""
+
+    def read(self, *_limits: object, **_until: object) -> Page:
+        """Both, whatever is asked for."""
+        known = [Definitions().extended(b"{}").extended(b"[]"), Definitions().extended(b"{}")]
+        rows = [(1, number, float(number), 0) for number in range(10)]
+        sealed = [seal_samples(Link("facts", ORIGIN), rows, each).sealed for each in known]
+        return Page([StoredBatch(1, 10, sealed[0], ORIGIN, 2), StoredBatch(11, 20, sealed[1], ORIGIN, 1)], 20)
+
+    def read_sequences(self, *_limits: object, **_until: object) -> Page:
+        """Offsets are sequences here."""
+        return self.read()
+
+    def definitions(self, _origin: Origin, after_number: int, until_number: int) -> list[bytes]:
+        """As the store numbers them."""
+        return [b"{}", b"[]"][after_number:until_number]
+
+
+def test_a_page_has_the_definitions_of_all_its_batches() -> None:
+    """Also of those that need more than the last, each under its own number; what the requester knows is left out."""
+    for known, numbers in ((0, [1, 2]), (1, [2]), (2, [])):
+        definitions_known = {str(ORIGIN): known}
+        query = PageQuery(ReadPlan("facts", 0, 20, 10_000), "idmz", definitions_known, 1_000_000)
+        page = read_page(Repaired(), query)  # type: ignore[arg-type]
+        assert isinstance(page, PageRead)
+        assert [one.number for one in page.definitions] == numbers
+        assert [bytes(one.definition) for one in page.definitions] == [b"{}", b"[]"][known:]
+
+
+@pytest.mark.parametrize("is_by_sequence", [False, True])
+def test_a_first_batch_is_whole_wherever_the_range_begins(*, is_by_sequence: bool) -> None:
+    """A range that begins inside a batch and asks for fewer facts than it has gets all of it: a part proves nothing,
+    and cannot be stored."""
+    store: Any = Repaired()
+    query = PageQuery(ReadPlan("facts", 4, 1, 10_000, whole_runs=not is_by_sequence), "idmz", {}, 1_000_000)
+    page = read_sequences(store, ORIGIN, query) if is_by_sequence else read_whole_runs(store, query)
+    assert isinstance(page, PageRead)
+    assert [(first, last) for first, last, _ in page.entries] == [(1, 10)]
+    assert parse(page.batches[0]).header.count == 10

@@ -21,6 +21,7 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.messages import (
+    CHUNK_BYTES_MAX,
     AcquireLease,
     AppendFact,
     ConfirmReceipt,
@@ -32,6 +33,7 @@ from agent.replication.protocol.messages import (
     GetDigests,
     GetHeads,
     GetLatest,
+    GetObject,
     ListStreams,
     NewFact,
     NewMessage,
@@ -51,10 +53,12 @@ from agent.replication.serving.limits import (
     STARTS_MAX,
 )
 from agent.replication.serving.operations import context as context_module
+from agent.replication.serving.operations import streams as streams_module
 from agent.replication.serving.server import Server
 from agent.settings.store import StreamSettings
 from agent.signing.keys import SigningKey, ZoneSigner
 from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, split_answer
+from tests.fact_store.making import Elsewhere
 from tests.replication.nodes import STREAM, define, samples
 from tests.waiting import wait_until_async
 
@@ -270,6 +274,22 @@ def test_answers_that_no_peer_reads_are_bounded(tmp_path: Path, monkeypatch: pyt
     serving(tmp_path, scenario)
 
 
+def test_a_page_is_read_when_the_answers_before_it_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zone reads its answers late: nothing is read for it meanwhile, and its next page then needs no other event."""
+    monkeypatch.setattr(context_module, "UNSENT_BYTES_MAX", 100)
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        published.outgoing_bytes = context_module.OUTGOING_BYTES_ENOUGH
+        link._dispatch(asked(ListStreams()))
+        await wait_until_async(lambda: server._context._unsent_bytes["idmz"] >= 100, "an answer that waits")
+        link._dispatch(asked(FetchRange(stream=STREAM, first_offset=1, last_offset=5, limit=5)))
+        await wait_until_async(lambda: server._context.turns._queue.waiting("idmz") == 1, "a page that waits")
+        published.outgoing_bytes = 0
+        await wait_until_async(lambda: len(published.answers) == 2, "both answers")
+
+    serving(tmp_path, scenario)
+
+
 def test_unread_answers_of_others_shut_no_zone_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A zone without a waiting answer is served, and its page is read, however many answers and requests of others
     wait."""
@@ -401,6 +421,86 @@ def test_no_question_reveals_a_stream_that_is_not_exported(tmp_path: Path) -> No
         pytest.fail("nothing is searched for")
 
     serving(tmp_path, scenario, {"idmz": frozenset({ORDERS})}, [StreamSettings(ORDERS)], look_up=look_up)
+
+
+def test_a_range_goes_on_while_a_fact_of_it_is_left(tmp_path: Path) -> None:
+    """One fact that did not fit is enough; offsets that are not in the log yet are none, or the reader would ask for
+    them without end."""
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        store: Any = server._store
+        await define(store, "line1/temperature")
+        await asyncio.wrap_future(store.appends.append_samples(STREAM, samples(0, 10)))
+        for last_offset, limit, more in (
+            (10, 9, True),
+            (10, 10, False),
+            (9, 9, False),
+            (100, 9, True),
+            (100, 10, False),
+        ):
+            request = FetchRange(stream=STREAM, first_offset=1, last_offset=last_offset, limit=limit)
+            answer = await answer_to(link, published, asked(request))
+            assert (answer.covered(), answer.more) == ((1, limit), more), request
+
+    serving(tmp_path, scenario)
+
+
+def test_nothing_of_another_copy_of_the_log_is_compared(tmp_path: Path) -> None:
+    """A comparison that has read another copy of this log gets neither ranges nor digests nor facts of this one: it
+    would take for missing what only the copies do not share."""
+    range_: dict[str, Any] = {"origin": f"plant-a/{'0' * 32}", "first_sequence": 1, "last_sequence": 5}
+    other: dict[str, Any] = {"timeline": "0000000000000001" + "1" * 16, "end_offset": 7}
+
+    async def scenario(_: Server, link: Link, published: Published) -> None:
+        for request in (
+            GetDigests(stream=STREAM, **other),
+            GetDigests(stream=STREAM, **range_, **other),
+            FetchSequences(stream=STREAM, **range_, **other, limit=5),
+        ):
+            answer = await answer_to(link, published, asked(request))
+            assert isinstance(answer, ErrorAnswer), request
+            assert answer.error.code == "timeline_differs"
+
+    serving(tmp_path, scenario)
+
+
+def test_held_ranges_come_in_several_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has whole origins and says whether others follow: together they are what is held, each range once."""
+    monkeypatch.setattr(streams_module, "RANGES_PER_ANSWER", 2)
+    origins = [Elsewhere(zone) for zone in ("west", "east", "north", "south", "far")]
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        store: Any = server._store
+        for origin in origins:
+            sealed = [origin.seal(1) for _ in range(3)]
+            origin.put(store, [sealed[0], sealed[2]])
+        found, after, left = list[tuple[str, int, int]](), None, []
+        for _ in range(len(origins)):
+            answer = await answer_to(link, published, asked(GetDigests(stream=STREAM, after_origin=after)))
+            found += [one[:3] for one in answer.ranges]
+            left.append(answer.more)
+            if not answer.more:
+                break
+            after = answer.ranges[-1][0]
+        assert found == [(name, at, at) for name in sorted(str(one.origin) for one in origins) for at in (1, 3)]
+        assert left == [True] * 4 + [False]
+
+    serving(tmp_path, scenario)
+
+
+def test_a_chunk_of_an_artifact_fits_into_a_packet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much of it is asked for: more than the broker takes would close the connection to it."""
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        published.packet_bytes_max = 5_000
+        artifacts: Any = server._store.artifacts
+        monkeypatch.setattr(artifacts, "streams", lambda _: frozenset({STREAM}))
+        monkeypatch.setattr(artifacts, "read_chunk", lambda _digest, _offset, length: (10**6, bytes(length)))
+        request = GetObject(digest="sha256:" + "0" * 64, offset=0, bytes_max=CHUNK_BYTES_MAX)
+        answer = await answer_to(link, published, asked(request))
+        assert 1_000 < answer.bytes < 5_000
+
+    serving(tmp_path, scenario)
 
 
 def test_a_reader_may_not_put_artifacts(tmp_path: Path) -> None:
