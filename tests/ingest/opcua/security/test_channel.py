@@ -12,8 +12,8 @@ from asyncua import ua
 from asyncua.crypto import security_policies
 
 from agent.ingest.errors import SourceRefused
-from agent.ingest.opcua.security.channel import choose_endpoint, judge_server, secure
 from agent.ingest.opcua.security.certificate_facts import facts_of
+from agent.ingest.opcua.security.channel import choose_endpoint, judge_server, secure
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.security.trust_list import Presented, Trust
 from agent.settings.sources import OpcuaSourceSettings
