@@ -3,6 +3,7 @@ source waits."""
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,8 @@ from agent.config import ConfigFile
 from agent.fact_store import FactStore
 from agent.fact_store.log import errors
 from agent.fact_store.log.errors import StoreBusy, StoreFull
+from agent.local_socket import ComparePeer
+from agent.node import compare
 from agent.node.latest import save_peer_latest
 from agent.node.node import _SOURCE_RETRIES, Node, _first_reason
 from agent.node.restore_proof import RestoreProof
@@ -102,6 +105,28 @@ def test_each_part_goes_by_the_settings_of_its_peer(tmp_path: Path) -> None:
         throttled = [comparer._requester, puller._artifacts._requester, runtime._heads_watches[0]._requester]
         assert all(one._bandwidth is bandwidth for one in (puller, *throttled))
         assert [one._priority for one in throttled] == [Priority.REPAIR, Priority.BACKLOG, Priority.BACKLOG]
+
+
+def test_a_comparison_without_a_node_judges_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a running node does. A repair stores what the answers bring."""
+    seen = list[tuple[object, ...]]()
+
+    class SeenEnough(Exception):
+        """Nothing is to be asked."""
+
+    def comparers(*given: Any) -> None:
+        _, _, requesters, limits, judge = given
+        seen.append((requesters["plant-a"]._refuses_answer == judge.refuses_answer, *limits))
+        raise SeenEnough
+
+    monkeypatch.setattr(compare, "comparers", comparers)
+    broker = BrokerSettings("site", "host", tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
+    peer = PeerSettings("plant-a", "site", pulls=(TELEMETRY,), bytes_per_second_max=100_000)
+    settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=(broker,), peer=(peer,))
+    FactStore.open(tmp_path / "facts.db", "idmz").close()
+    with pytest.raises(SeenEnough):
+        asyncio.run(compare.compare_alone(settings, ComparePeer("plant-a", repair=True)))
+    assert seen == [(True, "plant-a")]
 
 
 def test_a_pull_begins_where_its_peer_says(tmp_path: Path) -> None:
