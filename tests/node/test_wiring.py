@@ -181,6 +181,34 @@ def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> Non
     assert seen == ["first", "last", "ready"]
 
 
+def test_a_wait_for_brokers_that_are_gone_ends(tmp_path: Path) -> None:
+    """A reload has replaced a broker that was not reached: nothing reaches the old one any more, and a stop would wait
+    for that without end."""
+    broker = BrokerSettings("site", "host", tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
+
+    class Unreached:
+        async def wait_up(self) -> None:
+            await asyncio.Event().wait()
+
+    async def scenario(store: FactStore) -> None:
+        settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=(broker,))
+        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        node._runtimes["site"].link = Unreached()  # type: ignore[assignment]
+        async with asyncio.TaskGroup() as group:
+            node._wait_for_readiness(group)
+            before = node._readiness
+            await asyncio.sleep(0)
+            node._runtimes.clear()
+            node._wait_for_readiness(group)
+            assert before is not None
+            assert node._readiness is not None
+            await node._readiness
+            assert before.cancelled()
+
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        asyncio.run(scenario(store))
+
+
 def test_a_source_retries_only_passing_errors() -> None:
     """A source retries if the store is full or busy; any other error of the store ends the source."""
     assert set(_SOURCE_RETRIES) == {StoreBusy, StoreFull}
