@@ -148,3 +148,18 @@ async def test_each_sample_goes_to_the_stream_of_its_tag() -> None:
     found = [(stream, sample.value) for stream, sample in store.samples]
     assert [value for stream, value in found if stream == "facts.telemetry"] == [1.0, 3.0]
     assert [value for stream, value in found if stream == "facts.operational"] == [2.0]
+
+
+async def test_a_source_returns_with_its_first_good_value() -> None:
+    """Bad values end no outage. A good one among bad ones does, or a tag that stays bad would keep its source away."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"), tag("b"))
+    returned = list[int]()
+    delivery.expect_value(returned.append)
+    bad = [Sample(n, 10 * S, None, BAD_COMMUNICATION_ERROR) for n in (1, 2)]
+    await delivery.deliver(SampleColumns.of(bad), 10 * S)
+    assert delivery.is_value_expected
+    mixed = [Sample(1, 11 * S, 1.0), Sample(2, 11 * S, None, BAD_OUT_OF_SERVICE)]
+    await delivery.deliver(SampleColumns.of(mixed), 11 * S)
+    await delivery.deliver(SampleColumns.of([Sample(1, 12 * S, 2.0)]), 12 * S)
+    assert returned == [11 * S]

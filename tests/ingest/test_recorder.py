@@ -136,6 +136,24 @@ async def test_a_gap_that_the_store_fails_to_record_is_recorded_later(monkeypatc
     assert json.loads(message.fact.object_json)["reason"] == "source_lost"
 
 
+async def test_a_gap_whose_append_is_not_waited_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that ends while the store commits its gap does not know whether the store took it: it is told again."""
+    store = FakeStore()
+    one = recorder(store)
+    under_way = Future[Any]()
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "append_message", lambda *_: under_way)
+        one.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 5, count_exact=True))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await one.flush_gaps(at_once=True)
+    assert not under_way.cancelled()
+    under_way.set_exception(Busy("after all"))
+    await one.drain()
+    (message,) = store.messages.values()
+    assert json.loads(message.fact.object_json)["count"] == 5
+
+
 async def test_what_is_no_refusal_is_not_hidden() -> None:
     """An error the store was not introduced with reaches the supervisor, and the samples are kept for the next life."""
     store = FakeStore()

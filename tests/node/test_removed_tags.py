@@ -40,7 +40,7 @@ def test_tags_that_no_file_names_and_that_are_in_service(tmp_path: Path) -> None
         (foreign,) = store.appends.define([TagDefinition("tag:l/foreign")]).result()
         for stream, rows in (
             (STREAM, [Sample(n, 10 * S, 1.0) for n in (kept, gone, retired, moved, foreign)]),
-            (STREAM, [Sample(retired, 20 * S, None, BAD_OUT_OF_SERVICE), Sample(late, 5 * S, 0.5)]),
+            (STREAM, [Sample(retired, 20 * S, None, BAD_OUT_OF_SERVICE), Sample(late, 15 * S, 0.5)]),
             (OTHER, [Sample(renumbered, 30 * S, 2.0)]),
         ):
             store.appends.append_samples(stream, rows).result()

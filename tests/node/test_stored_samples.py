@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.batch import open_packed
+from agent.batch import Origin, open_packed
 from agent.fact_store import FactStore, StoreDamaged, StoreReader
 from agent.ingest import StoredUnreadable
 from agent.ingest.gap import AGENT_STOPPED, SERVER_QUEUE_OVERFLOW, SOURCE_LOST, Gap, gap_message
@@ -25,7 +25,8 @@ STREAM = "facts.telemetry"
 
 def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> None:
     """The last recorded sample counts, also with an older source time after a clock was set back; it comes with the
-    time of the newest good one. Other tags, and streams without facts, are left out."""
+    time of the newest good one. Other tags, and streams without facts, are left out. In another epoch the same numbers
+    are other tags."""
     began_ns = time.time_ns()
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.appends.define([TagDefinition(f"tag:t/{n}") for n in range(4)]).result()
@@ -43,6 +44,8 @@ def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> N
         assert [*found] == [2, 1], "the last one first"
         assert began_ns - 1_000_000 <= found[1].recorded_ns <= time.time_ns()
         assert stored.newest_samples("facts.other", [1]) == {}
+        other = StoredSamples(store.reader, lambda: Origin(store.zone, bytes(16)))
+        assert other.newest_samples(STREAM, [1, 2, 3]) == {}
 
 
 def test_no_definition_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ source waits."""
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,8 @@ from agent.config import ConfigFile
 from agent.fact_store import FactStore
 from agent.fact_store.log import errors
 from agent.fact_store.log.errors import StoreBusy, StoreFull
+from agent.local_socket import ComparePeer
+from agent.node import compare
 from agent.node.latest import save_peer_latest
 from agent.node.node import _SOURCE_RETRIES, Node, _first_reason
 from agent.node.restore_proof import RestoreProof
@@ -104,6 +107,28 @@ def test_each_part_goes_by_the_settings_of_its_peer(tmp_path: Path) -> None:
         assert [one._priority for one in throttled] == [Priority.REPAIR, Priority.BACKLOG, Priority.BACKLOG]
 
 
+def test_a_comparison_without_a_node_judges_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a running node does. A repair stores what the answers bring."""
+    seen = list[tuple[object, ...]]()
+
+    class SeenEnough(Exception):
+        """Nothing is to be asked."""
+
+    def comparers(*given: Any) -> None:
+        _, _, requesters, limits, judge = given
+        seen.append((requesters["plant-a"]._refuses_answer == judge.refuses_answer, *limits))
+        raise SeenEnough
+
+    monkeypatch.setattr(compare, "comparers", comparers)
+    broker = BrokerSettings("site", "host", tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
+    peer = PeerSettings("plant-a", "site", pulls=(TELEMETRY,), bytes_per_second_max=100_000)
+    settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=(broker,), peer=(peer,))
+    FactStore.open(tmp_path / "facts.db", "idmz").close()
+    with pytest.raises(SeenEnough):
+        asyncio.run(compare.compare_alone(settings, ComparePeer("plant-a", repair=True)))
+    assert seen == [(True, "plant-a")]
+
+
 def test_a_pull_begins_where_its_peer_says(tmp_path: Path) -> None:
     """At the oldest fact or at the end of the log; a comparison does not count what is before the end as missing. The
     latest values are asked for once: not where those of an earlier start are kept."""
@@ -154,6 +179,34 @@ def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> Non
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         asyncio.run(scenario(store))
     assert seen == ["first", "last", "ready"]
+
+
+def test_a_wait_for_brokers_that_are_gone_ends(tmp_path: Path) -> None:
+    """A reload has replaced a broker that was not reached: nothing reaches the old one any more, and a stop would wait
+    for that without end."""
+    broker = BrokerSettings("site", "host", tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
+
+    class Unreached:
+        async def wait_up(self) -> None:
+            await asyncio.Event().wait()
+
+    async def scenario(store: FactStore) -> None:
+        settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=(broker,))
+        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        node._runtimes["site"].link = Unreached()  # type: ignore[assignment]
+        async with asyncio.TaskGroup() as group:
+            node._wait_for_readiness(group)
+            before = node._readiness
+            await asyncio.sleep(0)
+            node._runtimes.clear()
+            node._wait_for_readiness(group)
+            assert before is not None
+            assert node._readiness is not None
+            await node._readiness
+            assert before.cancelled()
+
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        asyncio.run(scenario(store))
 
 
 def test_a_source_retries_only_passing_errors() -> None:

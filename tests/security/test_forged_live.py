@@ -66,8 +66,9 @@ async def _asked_again(asked: Counter[str]) -> None:
 
 
 async def serve_forged(site: Site, seed: int) -> Counter[str]:
-    """Answer the pulls of idmz with forged answers only, ANSWERS at least, and one to each pull. After each round the
-    broker is restarted: the pulls then ask at once, except those whose store refused a page: those wait a minute."""
+    """Answer the pulls of idmz with forged answers only, ANSWERS at least, and one to each pull. The broker is
+    restarted after each round: then the pulls ask at once, except those whose store refused a page, which wait for a
+    minute."""
     link = link_to(site.brokers[EVIL], EVIL)
     peers = {stream: HostilePeer(random.Random(f"{seed} {stream}"), stream) for stream in (*STREAMS, STREAM, TELEMETRY)}
     asked = Counter[str]()

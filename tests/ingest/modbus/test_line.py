@@ -1,5 +1,6 @@
 """What the answers of pymodbus mean."""
 
+import asyncio
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -85,3 +86,20 @@ async def test_no_answer_on_a_standing_connection_is_a_silent_unit() -> None:
         await Answering(ModbusIOException("no response"), is_open=False).read(READ)
     with pytest.raises(SourceLost):
         await Answering(ConnectionException("gone")).read(READ)
+
+
+async def test_requests_on_a_line_take_turns() -> None:
+    """Polls and probes of silent units share it. A second request before the first answer would take that for its own,
+    or garble it."""
+    steps = list[str]()
+
+    class Slow(Answering):
+        async def _ask(self, read: Read) -> object:  # type: ignore[override]
+            steps.append("asked")
+            await asyncio.sleep(0)
+            steps.append("answered")
+            return await super()._ask(read)
+
+    line = Slow(values(1, 2))
+    await asyncio.gather(line.read(READ), line.read(READ))
+    assert steps == ["asked", "answered"] * 2

@@ -16,7 +16,7 @@ from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import ReadRefused, UnitSilent
 from agent.ingest.modbus.plan import Read
-from agent.ingest.modbus.poll_grid import Missed
+from agent.ingest.modbus.poll_grid import Missed, PollGrid
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_DEVICE_FAILURE, BAD_NODE_ID_UNKNOWN, BAD_TIMEOUT
 from agent.ingest.recorder import Recorder
@@ -26,6 +26,7 @@ from agent.message import TagDefinition
 from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.fakes import Busy, FakeStore
 
+S = 1_000_000_000
 INT16 = value_type("int16", "ABCD")
 TAGS = [
     Tag(
@@ -92,14 +93,43 @@ def qualities(store: FakeStore) -> dict[str, list[int]]:
     return {str(number): [sample.quality for sample in store.of(f"a/{number}")] for number in (1, 2)}
 
 
-async def test_a_unit_that_falls_silent_makes_its_tags_bad() -> None:
-    """Once: its last values must not pass for current ones."""
+async def test_a_unit_that_falls_silent_makes_its_tags_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and since its last answer: its last values must not pass for current ones."""
     store = FakeStore()
     source = await made(store)
-    await poll(source, Device())
-    for _ in range(2):
-        await poll(source, Device(is_silent=True))
+    for time_ns, is_silent in ((10 * S, False), (20 * S, True), (30 * S, True)):
+        monkeypatch.setattr(source, "now_ns", lambda time_ns=time_ns: time_ns)
+        await poll(source, Device(is_silent=is_silent))
+    found = [(sample.source_time_ns, sample.quality) for sample in store.of("a/1")]
+    assert found == [(10 * S, 0), (10 * S + 1, BAD_TIMEOUT)]
     assert qualities(store) == {"1": [0, BAD_TIMEOUT], "2": [0, BAD_TIMEOUT]}
+
+
+async def test_what_a_unit_gave_before_it_fell_silent_comes_before_its_loss() -> None:
+    """It answers the first read of a poll and no other one: no value that came before may stand as the last one."""
+    store = FakeStore()
+    tags = [
+        replace(TAGS[0], definition=TagDefinition(f"tag:a/{n}"), point=replace(TAGS[0].point, address=1_000 * n))
+        for n in (1, 2, 3)
+    ]
+    source = await made(store, tags=tags)
+
+    class Dying(Device):
+        async def read_bytes(self, read: Read) -> bytes:
+            self.is_silent = read.address > 1_000
+            return await super().read_bytes(read)
+
+    await poll(source, Device())
+    await poll(source, Dying(values={1_000: 7}))
+    assert [sample.value for sample in store.of("a/1")] == [1_000, 7, None]
+    assert qualities(store) == {"1": [0, 0, BAD_TIMEOUT], "2": [0, BAD_TIMEOUT]}
+
+
+async def test_a_device_none_of_whose_units_answers_is_lost() -> None:
+    """Otherwise its connection would be kept for ever, where another one may help."""
+    source = await made(FakeStore(), tags=[replace(TAGS[0], point=replace(TAGS[0].point, poll_interval_ms=1))])
+    with pytest.raises(SourceLost, match="none of the units at meter:502 answers any more"):
+        await source._poll(Device(is_silent=True), PollGrid({1}, time.monotonic_ns()))  # type: ignore[arg-type]
 
 
 async def test_what_was_read_before_the_connection_broke_is_recorded() -> None:

@@ -255,6 +255,13 @@ async def test_a_server_that_answers_for_too_few_items_is_lost(monkeypatch: pyte
         await session.create_items(1, [item, item])
 
 
+async def test_a_server_that_answers_for_too_few_nodes_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose values are missing is not known: one would be recorded as another's."""
+    session, _ = session_with(monkeypatch, ua.ReadResponse(Results=[ua.DataValue(ua.Variant(1.0))]))
+    with pytest.raises(SourceLost, match="1 values for 2 nodes"):
+        await session.read_values([Reading(NodeAddress("urn:x", n)) for n in (7, 8)], ["urn:x"])
+
+
 async def test_subscriptions_are_taken_over_without_their_present_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would be recorded as values of the outage. A refusal of the call is one for each of them."""
     session, _ = session_with(monkeypatch)

@@ -673,6 +673,31 @@ async def test_notifications_that_never_came(monkeypatch: pytest.MonkeyPatch) ->
     assert content["last_time"].startswith("1970-01-01T00:16:4"), "as the server's clock shows"
 
 
+async def test_a_session_that_ends_while_notifications_are_found_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is asked for its clock before they are declared. A life that ends meanwhile declares them all the
+    same, and what arrived after them is recorded."""
+    store = FakeStore()
+    source, recorder = await made(store, publish_requests=1)
+    session, asked = FakeSession(), asyncio.Event()
+
+    async def clock_ns() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with living(monkeypatch, source, session):
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, 1 * S)))
+        await wait_until_async(lambda: store.of("a/1"), "a value")
+        monkeypatch.setattr(session, "clock_ns", clock_ns)
+        session.answers.put_nowait(answer(1, 4, (1, 4.0, 4 * S)))
+        await asked.wait()
+    await source.finish()
+    await recorder.drain()
+    assert [s.value for s in store.good("a/1")] == [1.0, 4.0]
+    (message,) = store.messages.values()
+    content = json.loads(message.fact.object_json)
+    assert (content["reason"], content["count"], content["count_exact"]) == ("notifications_missing", 2, False)
+
+
 UNREADABLE = answer(1, 2, (1, 2.0, 2 * S))[:21] + struct.pack("<i", 1) + b"\xff" * 8
 
 

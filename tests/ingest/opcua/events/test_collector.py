@@ -460,6 +460,22 @@ async def test_types_are_named() -> None:
     assert run.server.types_read == ["ns=1;i=5"]
 
 
+async def test_an_event_whose_type_is_being_asked_for_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has left the buffer when the session ends, and the server has its acknowledgement."""
+    run, asked = Collecting(), asyncio.Event()
+
+    async def read(_: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(run.server, "read", read)
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes, "a refresh")
+        await run.server.publish(of(event(event_type="nsu=urn:x;i=5", message="held")))
+        await asked.wait()
+    assert run.said() == ["held"]
+
+
 async def test_the_server_object_is_watched_for_refreshes_alone() -> None:
     """Where only an area is asked for: its item has a filter on the type, and whatever else comes of it is dropped."""
     run = Collecting(events=("nsu=urn:x;s=Area",))

@@ -751,3 +751,17 @@ async def test_a_time_that_comes_again_is_read_when_its_values_are_stored(monkey
     (_, _, last_ns) = stored.asked[-1]
     assert last_ns > 151 * S
     assert shown_ns[-1] >= last_ns + S // 2
+
+
+async def test_a_bounded_number_of_holes_waits() -> None:
+    """However often a clock is set back while the store is busy. Beyond the limit holes are merged, and no tag or time
+    of one is left out."""
+    delivery = await made(FakeStore(), tag("a"))
+    fill = HistoryBackfill(delivery, delivery.recorder, FakeStored(), 1)
+    days = range(1, 3 * backfill.HOLES_MAX)
+    for day in days:
+        fill._add_hole(day * 86_400 * S, (day * 86_400 + 1) * S, {day})
+    assert len(fill._holes) == backfill.HOLES_MAX
+    for day in days:
+        first_ns = day * 86_400 * S
+        assert any(day in one.tags and one.first_ns <= first_ns < one.last_ns for one in fill._holes)

@@ -115,6 +115,22 @@ async def test_answers_that_waited_do_not_end_the_rescue(monkeypatch: pytest.Mon
         assert rescue.is_over(rescue._begun_s) == is_over
 
 
+async def test_a_rescue_ends_after_what_it_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that waits in the buffer when the rescue is over is recorded first: afterwards its subscription is not
+    known any more."""
+    store = FakeStore()
+    source, _, told = await one_life(monkeypatch, store)
+    rescue = source._rescue = source._rescue_of_session_before()
+    rescue.subscriptions[1] = source._subscriptions[0]
+    rescue.built(100.0)
+    for _ in range(2):
+        rescue.note_answer(Header(1, 5, 0, has_data=True, arrived_s=101.0), 5)
+    source._buffer.put_nowait(Buffered(1, publication(Change(1, 5.0, 0, 5 * S, 0)), 0, 0))
+    await source._rescue_due()
+    assert [one.value for one in store.good("a/1")] == [1.0, 2.0, 3.0, 5.0]
+    assert (told.is_waiting, told.values) == (False, 1)
+
+
 async def test_a_late_value_is_not_what_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value from before the new subscription's beginning comes behind it: what the tag stands at is the newer one."""
     store = FakeStore()

@@ -1,5 +1,6 @@
 """Which endpoint of a server is used, and that nothing is sent to one that does not fit the settings."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +12,10 @@ from asyncua import ua
 from asyncua.crypto import security_policies
 
 from agent.ingest.errors import SourceRefused
+from agent.ingest.opcua.security.certificate_facts import facts_of
 from agent.ingest.opcua.security.channel import choose_endpoint, judge_server, secure
 from agent.ingest.opcua.security.trust_folder import TrustFolder
-from agent.ingest.opcua.security.trust_list import Presented
+from agent.ingest.opcua.security.trust_list import Presented, Trust
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.opcua.security.certificates import URI, certificate, der, revocation_list
 
@@ -88,3 +90,13 @@ def test_the_trust_folder_is_judged_with_its_revocation_lists(tmp_path: Path, *,
     assert judge_server(used, presented).trust is not None
     folder.add("crl", der(revocation_list("authority", ISSUED.serial_number, days=(-4, 5), now=NOW)))
     assert judge_server(used, presented).trust is None
+
+
+def test_a_pinned_certificate_is_the_only_one(tmp_path: Path) -> None:
+    """A certificate in the trust folder is not accepted beside the one that the settings pin."""
+    folder, presented = TrustFolder(tmp_path), Presented((der(ISSUED),), URI, "plc")
+    folder.add("trusted", der(ISSUED))
+    used = settings(tmp_path, trust_folder=tmp_path)
+    assert judge_server(used, presented).trust is Trust.TRUSTED
+    assert judge_server(replace(used, server_certificate_sha256="0" * 64), presented).trust is None
+    assert judge_server(used, presented, facts_of(der(AUTHORITY))).trust is None

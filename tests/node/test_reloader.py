@@ -1,0 +1,111 @@
+"""Who asks for a reload is told what became of it, and the last file counts: against a file that the test writes."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from agent.errors import BsfgError
+from agent.node.reload import Reloader, ReloadRefused
+from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.store import StreamSettings
+from tests.waiting import LIMIT_S, wait_until_async
+
+BEFORE = NodeSettings(IdentitySettings("idmz", Path("/state")))
+AFTER = replace(BEFORE, stream=(StreamSettings("orders"),))
+OTHER_NODE = replace(BEFORE, node=IdentitySettings("plant-a", Path("/state")))
+
+
+class File:
+    """In the place of a ConfigFile. A reading, or a look, lasts until it may end."""
+
+    file = Path("node.toml")
+
+    def __init__(self) -> None:
+        self.content: NodeSettings | BsfgError = BEFORE
+        self.begun = 0
+        self.reading_may_end, self.look_may_end = threading.Event(), threading.Event()
+        self.reading_may_end.set()
+
+    def load(self) -> NodeSettings:
+        found = self.content
+        self.begun += 1
+        assert self.reading_may_end.wait(LIMIT_S)
+        if isinstance(found, BsfgError):
+            raise found
+        return found
+
+    def is_changed(self) -> bool:
+        is_changed = self.content is not BEFORE
+        self.begun += 1
+        assert self.look_may_end.wait(LIMIT_S)
+        return is_changed
+
+
+@asynccontextmanager
+async def reloading(file: File, carried_out: list[NodeSettings]) -> AsyncIterator[Reloader]:
+    """A reloader at work for the length of a block."""
+
+    async def carry_out(plan: Any, _: object) -> None:
+        carried_out.append(plan.settings)
+
+    trust: Any = SimpleNamespace(check=lambda _: None, sign_with=AsyncMock(return_value=False))
+    reloader = Reloader(BEFORE, file, trust, carry_out, asyncio.Event())  # type: ignore[arg-type]
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+        running = group.create_task(reloader.run(), name="reload")
+        yield reloader
+        running.cancel()
+
+
+async def test_a_reload_that_is_asked_for_during_another_is_carried_out() -> None:
+    """The file may have changed since the other one has read it. Each caller is told of the reading after its call."""
+    file, carried_out = File(), list[NodeSettings]()
+    async with reloading(file, carried_out) as reloader, asyncio.TaskGroup() as group:
+        file.reading_may_end.clear()
+        first = group.create_task(reloader.reload(), name="first")
+        await wait_until_async(lambda: file.begun == 1, "the first reading")
+        file.content = AFTER
+        second = group.create_task(reloader.reload(), name="second")
+        await asyncio.sleep(0)
+        file.reading_may_end.set()
+        assert [(await one).settings for one in (first, second)] == [BEFORE, AFTER]
+    assert carried_out == [BEFORE, AFTER]
+    assert reloader.settings == AFTER
+
+
+async def test_a_refused_reload_is_told_and_changes_nothing() -> None:
+    """A file that cannot be read, and one of another node. The next good one ends the refusal."""
+    file, carried_out = File(), list[NodeSettings]()
+    async with reloading(file, carried_out) as reloader:
+        for content, why in ((BsfgError("line 3"), "line 3"), (OTHER_NODE, "describes another node")):
+            file.content = content
+            with pytest.raises(ReloadRefused, match=why):
+                await reloader.reload()
+            assert why in reloader.refused
+        assert (reloader.settings, carried_out) == (BEFORE, [])
+        file.content = AFTER
+        await reloader.reload()
+        assert (reloader.settings, reloader.refused) == (AFTER, "")
+
+
+async def test_a_look_at_the_file_does_not_overrule_a_reload() -> None:
+    """It may have seen the file before the reload: what is in force then is what the file says."""
+    file = File()
+    async with reloading(file, []) as reloader, asyncio.TaskGroup() as group:
+        file.content = AFTER
+        looking = group.create_task(reloader.check_file(), name="look")
+        await wait_until_async(lambda: file.begun == 1, "the look")
+        await reloader.reload()
+        file.look_may_end.set()
+        await looking
+        assert not reloader.is_file_changed
+        file.content = OTHER_NODE
+        await reloader.check_file()
+        assert reloader.is_file_changed
