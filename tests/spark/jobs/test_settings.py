@@ -150,7 +150,7 @@ def test_a_kept_date_is_named_and_is_no_success(capsys: pytest.CaptureFixture[st
     assert program._report({"jobs": {"clean": {"kept": [kept]}}}) == 1
     said = capsys.readouterr()
     assert said.err.splitlines() == [
-        "bsfg jobs: clean of 2026-01-01, plant-a is kept: it stands for 9 facts, now 7 were found",
+        "bsfg jobs: clean of 2026-01-01, plant-a is kept: it represents 9 facts, now 7 were found",
         "bsfg jobs: --accept-fewer overwrites what was kept",
     ]
     assert said.out.startswith('{"jobs"')
