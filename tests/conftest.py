@@ -44,8 +44,10 @@ def pytest_configure() -> None:
 
 SHARE_SPARK = (
     "tests/spark/test_spark.py",
+    "tests/spark/test_push_down.py",
     "tests/spark/jobs/test_jobs.py",
     "tests/spark/jobs/test_analyse.py",
+    "tests/spark/jobs/test_gaps.py",
     "tests/spark/streaming/test_land_job.py",
     "tests/spark/streaming/test_streaming_docs.py",
 )

@@ -9,7 +9,7 @@ import pytest
 
 from tests.mutants import run as runner
 from tests.mutants.catalogue import ROOT, Mutant, catalogue
-from tests.mutants.run import FOREIGN, Verdict, copies, judged, run, run_tests
+from tests.mutants.run import FOREIGN, RUN_S_MAX, Verdict, copies, judged, run, run_tests
 from tests.test_tidy import CORES
 
 MUTANTS = catalogue()
@@ -62,6 +62,7 @@ def test_a_copied_tree_has_what_is_installed() -> None:
         assert (tree / FOREIGN).exists() == (ROOT / FOREIGN).exists()
 
 
+@pytest.mark.timeout(2 * HANDFUL * RUN_S_MAX)  # a mutant may keep its tests from ending
 def test_a_sample_of_mutants_is_caught() -> None:
     """Of the mutants whose tests are quick, two are caught: others each day. MUTANTS=seed draws those of another
     day."""

@@ -15,6 +15,7 @@ from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.message import Sample
 from pyspark_bsfg.session import facts
+from tests.sim import scaled
 from tests.spark import making
 from tests.spark.making import BAD, SECOND_NS, TELEMETRY, UNCERTAIN, VALUES
 
@@ -118,7 +119,9 @@ def joined(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 CONDITIONS = st.recursive(conditions(), joined, max_leaves=3)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=scaled(12, 300), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     pushed=CONDITIONS,
     later=CONDITIONS,
