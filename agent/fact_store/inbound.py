@@ -62,7 +62,7 @@ class Inbound:
         heads: Sequence[KeptHead] = (),
         signers: Sequence[SignerCertificate] = (),
         declined: Sequence[Declined] = (),
-        after_offset: int | None = None,
+        after_offset: int = 0,
     ) -> Future[PutResult]:
         """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
         Without `position` the stored position does not change.

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 def find_removed_tags(
     reader: StoreReader, origin: Origin, subjects: Collection[str], depth_facts: int = NEWEST_DEPTH_FACTS
 ) -> Sequence[RemovedTag]:
-    """The tags of an origin that are not among `subjects` and not out of service, by subject. None if the store cannot
-    be read, which is logged."""
+    """The tags of an origin that are not among `subjects` and not out of service, by subject; empty if the store
+    cannot be read, which is logged."""
     try:
         scanner = Scanner(reader)
         numbers = {

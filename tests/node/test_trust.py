@@ -189,8 +189,8 @@ async def test_a_start_without_usable_files_trusts_no_signer(tmp_path: Path, cap
 
 @pytest.mark.parametrize("case", ["good", "compromised", "expired"])
 async def test_only_a_key_that_others_believe_is_taken_over(tmp_path: Path, case: str) -> None:
-    """A reload to a compromised key, or to an expired certificate, is refused: of what it signs nobody would take
-    anything. A good key signs facts and is known as our own, and taking it over twice is once."""
+    """A reload to a compromised key, or to an expired certificate, is refused: receivers would
+    decline what it signs. A good key signs facts and is known as our own, and taking it over twice is once."""
     ends = datetime(2021, 1, 1, tzinfo=UTC) if case == "expired" else LIFE["ends"]
     made = make("idmz", FIRST, begins=LIFE["begins"], ends=ends)
     signer = ZoneSigner(signing_key(made), made.der)

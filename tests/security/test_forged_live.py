@@ -27,8 +27,8 @@ from tests.waiting import wait_until_async
 STREAMS = [f"facts.forged-{number:03}" for number in range(scaled(40, 200))]
 """Each is a pull of its own, because a pull asks once a minute after an answer that is wrong for good."""
 LIVES = scaled(1, 10)
-ANSWERS = scaled(80, 10_000)
-"""In each life of the node."""
+ANSWERS = scaled(200, 10_000)
+"""In each life of the node; more than the first round, so that the broker is restarted at least once."""
 REQUESTS = scaled(500, 200_000)
 OPEN_MAX = 16
 RSS_MAX = 400 * MIB

@@ -80,8 +80,8 @@ class ReceivedPage:
     heads: Sequence[KeptHead] = ()
     signers: Sequence[SignerCertificate] = ()
     declined: Sequence[Declined] = ()
-    after_offset: int | None = None
-    """The page begins after this offset of the peer; None if only its end is known."""
+    after_offset: int = 0
+    """The page begins after this offset of the peer."""
 
     @property
     def present(self) -> batch_format.Origin:
@@ -436,8 +436,7 @@ def _restarts(transaction: Transaction, page: ReceivedPage) -> bool:
     known, position = transaction.catalog.peers.get((page.peer, page.stream)), page.position
     if known is None or position is None:
         return False
-    after_offset = position.offset - 1 if page.after_offset is None else page.after_offset
-    return known.epoch != position.epoch or (known.timeline != position.timeline and known.offset > after_offset)
+    return known.epoch != position.epoch or (known.timeline != position.timeline and known.offset > page.after_offset)
 
 
 def _add_range(ranges: list[OriginRange], header: batch_format.Header) -> None:

@@ -215,7 +215,7 @@ class Inbound(Protocol):
         heads: Sequence[KeptHead] = (),
         signers: Sequence[SignerCertificate] = (),
         declined: Sequence[Declined] = (),
-        after_offset: int | None = None,
+        after_offset: int = 0,
     ) -> Future[PutResult]: ...
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]: ...
