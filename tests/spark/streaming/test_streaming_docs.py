@@ -1,4 +1,4 @@
-"""What spark/README.md shows of streaming and landing, run as it stands there, but for the paths."""
+"""The code of spark/README.md, run as it stands there, except for the paths."""
 
 import json
 import re
@@ -57,8 +57,8 @@ def test_the_page_for_users_of_kafka_counts_its_commands() -> None:
 def test_the_page_does_what_it_says(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both blocks, one after the other on a store of a running node: the readings and the table have the facts, each
-    cursor has followed, and the last line of the job is the JSON."""
+    """The blocks, one after the other on a store of a running node: a read counts the facts, the readings and the table
+    have them, each cursor has followed, and the last line of the job is the JSON."""
     monkeypatch.setattr("pyspark_bsfg.session.session", lambda _: spark)
     monkeypatch.setattr(program, "session", lambda _: spark)
     monkeypatch.chdir(tmp_path)
@@ -74,6 +74,8 @@ def test_the_page_does_what_it_says(
     with node(tmp_path) as store:
         store.consumers.register("local.keep", "enterprise", TELEMETRY).result()
         append(store, 1, 300)
+        _python(here("".join(map(shown, ("read", "filter", "columns")))))
+        assert "|  300|" in capsys.readouterr().out  # the sum of column `facts`
         for step, text, consumer in steps:
             step(here(text))
             state = store.consumers.get(consumer)
