@@ -257,18 +257,6 @@ def parse(sealed: bytes) -> Batch:
     return Batch(header, sealed, digest, body_at)
 
 
-def parse_again(sealed: bytes) -> Batch:
-    """The batch in bytes that `parse` has accepted before in this process; they are not checked again."""
-    header, body_at = _read_header(sealed)
-    return Batch(header, sealed, sealed[-DIGEST_BYTES:], body_at)
-
-
-def first_sequence(sealed: bytes) -> int:
-    """The first sequence in the header of a batch that was parsed before."""
-    found: int = _FIXED.unpack_from(sealed)[_SEQUENCE_AT]
-    return found
-
-
 def open_samples(batch: Batch) -> SampleColumns:
     """The samples of a batch as lists, or as rows. Raises BatchError when the content does not match the header."""
     return open_packed(batch).columns()

@@ -1,8 +1,8 @@
 """The records of pages that the fact store and replication share: batches, the offsets and sequences they cover, and
 the results of storing them.
 
-Frozen records without behaviour. An offset is a position in one store's stream, a sequence a position in the stream of
-its origin; both begin at 1, and 0 means "nothing yet". Ranges include both ends. Core: no IO.
+Frozen records that decide nothing. An offset is a position in one store's stream, a sequence a position in the stream
+of its origin; both begin at 1, and 0 means "nothing yet". Ranges include both ends. Core: no IO.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from agent.batch import Header, Origin
+from agent.batch import Batch, Header, Origin
 from agent.lease import Lease
 from agent.ranges import Span
 
@@ -22,15 +22,29 @@ BATCHES_MAX = 2048
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A sealed batch, its offsets in the stream, and how many tag definitions it needs."""
+    """A batch, parsed as it was read, and where it begins in the stream."""
 
     first_offset: int
-    last_offset: int
-    sealed: bytes
-    origin: Origin
-    definition_count: int
+    batch: Batch
     head: bytes = b""
     """The signature of the chain up to this batch (`agent.signing.heads`); empty if it has none."""
+
+    @property
+    def last_offset(self) -> int:
+        return self.first_offset + self.batch.header.count - 1
+
+    @property
+    def sealed(self) -> bytes:
+        return self.batch.sealed
+
+    @property
+    def origin(self) -> Origin:
+        return self.batch.header.origin
+
+    @property
+    def definition_count(self) -> int:
+        """How many tag definitions of its origin it needs."""
+        return self.batch.header.definitions.count
 
 
 @dataclass(frozen=True, slots=True)

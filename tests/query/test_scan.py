@@ -201,7 +201,7 @@ def test_facts_without_their_definitions_are_holes(tmp_path: Path) -> None:
             ]
 
 
-def test_rows_that_a_damaged_file_lost_are_holes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_a_damaged_file_lost_are_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where SQLite can use no index, what rows are left are read one by one. Those that are gone, at the beginning, in
     the middle and at the end, unreadable or changed are holes of scans and of searches for the latest values. Nothing
     is proven by a table of heads that cannot be read."""
@@ -209,19 +209,19 @@ def test_rows_that_a_damaged_file_lost_are_holes(file: Path, monkeypatch: pytest
     def damaged(*_: object, **__: object) -> Never:
         raise StoreDamaged("the index is malformed")
 
+    file = everything(tmp_path, rounds=3)
     with closing(StoreReader(file)) as reader:
         scanner, searcher = Scanner(reader), Scanner(reader)
         batches = [one for page in scanner.summaries(TELEMETRY, 1, scanner.ends[TELEMETRY]) for one in page]
         lost = batches[0], batches[2], batches[-1]
         unreadable, changed, all_rows, row = batches[5], batches[7], reader.row_summaries, reader.row
+        damage(file, changed.first_offset)
 
         def rows_left(after_row: int, limit: int) -> list[tuple[int, str, BatchSummary]]:
             return [one for one in all_rows(after_row, limit) if one[1] != TELEMETRY or one[2] not in lost]
 
-        def row_left(number: int) -> StoredBatch:
-            found = row(number)
-            if found.first_offset == changed.first_offset:
-                return replace(found, sealed=found.sealed[:-1] + bytes([found.sealed[-1] ^ 1]))
+        def row_left(stream: str, number: int) -> StoredBatch:
+            found = row(stream, number)
             return damaged() if found.first_offset == unreadable.first_offset else found
 
         for name in ("summaries", "read", "verified"):

@@ -12,7 +12,6 @@ batch after it, which contains its digest, is held.
 
 from __future__ import annotations
 
-from agent.batch import DIGEST_BYTES, parse
 from agent.fact_store.log import Catalog
 from agent.fact_store.read import StoreReader
 from agent.pages import Page
@@ -44,7 +43,7 @@ def _end_at(page: Page, sequence: int) -> End | None:
     """The end of the batch that holds a sequence, and its digest; None if it was released or is damaged."""
     for found in page.batches:
         if found.first_offset <= sequence <= found.last_offset:
-            return found.last_offset, found.sealed[-DIGEST_BYTES:]
+            return found.last_offset, found.batch.digest
     return None
 
 
@@ -52,7 +51,7 @@ def _predecessor(page: Page, last_sequence: int) -> End | None:
     """The end of a batch that is gone, from the previous digest in its successor; None if that is not held."""
     for found in page.batches:
         if found.first_offset == last_sequence + 1:
-            return last_sequence, parse(found.sealed).header.previous_digest
+            return last_sequence, found.batch.header.previous_digest
     return None
 
 

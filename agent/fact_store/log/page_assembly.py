@@ -83,7 +83,6 @@ class PageAssembly:
         if not is_inside and first_offset <= self.reached:
             self.problem = f"it lies at offset {first_offset}, inside another batch"
             return False
-        header = batch.header
         is_full = self.bytes_max < len(batch.sealed) or first_offset - 1 - self.after_offset >= self.facts_max
         if self.batches and is_full:
             if not self.is_inside_run(first_offset):
@@ -93,9 +92,7 @@ class PageAssembly:
         self.bytes_max -= len(batch.sealed)
         # A head is proven by its signature alone, so one that the disk has changed is served like a missing one.
         head = row[4] if isinstance(row[4], bytes) else b""
-        self.batches.append(
-            StoredBatch(first_offset, last_offset, batch.sealed, header.origin, header.definitions.count, head)
-        )
+        self.batches.append(StoredBatch(first_offset, batch, head))
         return last_offset - self.after_offset >= self.facts_max and not self.is_inside_run(last_offset + 1)
 
     def is_inside_run(self, first_offset: int) -> bool:

@@ -33,12 +33,8 @@ class TailCache:
             left -= len(batch.sealed)
             if left < 0:
                 return TailCache(tuple(reversed(kept)))
-            header = batch.header
-            first_offset = end_offset - header.count + 1
-            head = heads.get(index, b"")
-            kept.append(
-                StoredBatch(first_offset, end_offset, batch.sealed, header.origin, header.definitions.count, head)
-            )
+            first_offset = end_offset - batch.header.count + 1
+            kept.append(StoredBatch(first_offset, batch, heads.get(index, b"")))
             end_offset = first_offset - 1
         for stored in reversed(self.batches):
             left -= len(stored.sealed)

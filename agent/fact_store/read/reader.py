@@ -27,6 +27,7 @@ from agent.fact_store.log import (
     StoreUnusable,
     StreamInfo,
     check_digest,
+    parse_row,
 )
 from agent.fact_store.read.forecast import StoreSpace
 from agent.fact_store.read.history import SequenceRequest, batch_ends_at, read_history
@@ -323,14 +324,14 @@ class StoreReader:
             origins = {row[4]: self._origin(connection, row[4]) for row in rows}
         return [(row[0], names[row[1]], BatchSummary(row[2], row[3], origins[row[4]], *row[5:])) for row in rows]
 
-    def row(self, row: int) -> StoredBatch:
-        """One batch by its row. It is not compared with its digest: the caller must parse it."""
+    def row(self, stream: str, row: int) -> StoredBatch:
+        """One batch of a stream by its row. Raises StoreDamaged if it is not the batch that was stored there."""
         with self._reading() as connection:
             found = connection.execute(QUERIES["select_row"], (row,)).fetchone()
-            first_offset, last_offset, number, definition_count, body, digest = found
-            return StoredBatch(
-                first_offset, last_offset, body + digest, self._origin(connection, number), definition_count
-            )
+        batch = parse_row(stream, found)
+        if isinstance(batch, str):
+            raise StoreDamaged(f"row {row} of {stream}: {batch}")
+        return StoredBatch(found[0], batch, found[4] or b"")
 
     def sizes(self) -> tuple[int, int, int]:
         """Bytes of the file, of its write-ahead log, and of the pages of the file that are free for reuse."""

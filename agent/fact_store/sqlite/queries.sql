@@ -195,7 +195,7 @@ SELECT
 FROM batch NOT INDEXED WHERE id > ? ORDER BY id LIMIT ?;
 
 -- select_row: one batch by its row
-SELECT first_offset, last_offset, origin, definition_count, body, digest FROM batch NOT INDEXED WHERE id = ?;
+SELECT first_offset, last_offset, body, digest, head FROM batch NOT INDEXED WHERE id = ?;
 
 -- insert_batch: one sealed batch
 INSERT INTO batch (

@@ -16,7 +16,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-from agent.batch import Kind, Origin, open_packed, parse
+from agent.batch import Kind, Origin, open_packed
 from agent.columns import BatchError
 from agent.fact_store import BatchSummary
 from agent.message import TagDefinition
@@ -179,7 +179,7 @@ def _look(scanner: Scanner, search: LatestSearch, arrival: Arrival, summary: Bat
     stream = arrival.stream
     for stored in scanner.read(stream, summary.first_offset, summary.last_offset):
         try:
-            samples = open_packed(parse(stored.sealed))
+            samples = open_packed(stored.batch)
         except BatchError:
             scanner.counters.add_hole(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
             continue

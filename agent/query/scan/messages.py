@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from agent.batch import Kind, open_messages, open_samples, parse
+from agent.batch import Kind, open_messages, open_samples
 from agent.columns import BatchError
 from agent.fact_store import StoreDamaged, StoreReader
 from agent.message import Envelope, Message, sample_message, sample_message_id
@@ -54,7 +54,7 @@ def _one_by_one(one: StoredBatch | Hole, dictionary: Dictionary) -> Iterator[dic
 
 
 def _messages(stored: StoredBatch, dictionary: Dictionary) -> Iterator[Message]:
-    batch = parse(stored.sealed)
+    batch = stored.batch
     if batch.header.kind is Kind.MESSAGES:
         yield from open_messages(batch)
         return

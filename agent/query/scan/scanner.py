@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from agent.batch import Kind, Origin, open_messages, open_packed, parse
+from agent.batch import Kind, Origin, open_messages, open_packed
 from agent.columns import BatchError
 from agent.fact_store import BatchSummary, StoreDamaged, StoreReader, Verified
 from agent.pages import Hole, StoredBatch
@@ -120,7 +120,7 @@ class Scanner:
     def opened(self, stream: str, stored: StoredBatch, bounds: Bounds, wanted: Wanted) -> Facts | None:
         """The facts of a batch within the bounds, if it has any. A batch that does not open is recorded as a hole."""
         try:
-            batch = parse(stored.sealed)
+            batch = stored.batch
             self.counters.batches_opened += 1
             verified = partial(self._verified, stream, stored.origin, batch.header.first_sequence)
             if batch.header.kind is Kind.MESSAGES:
@@ -182,7 +182,7 @@ class Scanner:
         found = list[StoredBatch]()
         for row, summary in self._salvaged(stream, first_offset, last_offset):
             try:
-                found.append(self.reader.row(row))
+                found.append(self.reader.row(stream, row))
             except StoreDamaged:
                 self.counters.add_hole(stream, Hole(summary.first_offset, summary.last_offset, "damaged"))
         return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from agent.batch import Origin, cut, parse
+from agent.batch import Origin, cut
 from agent.columns import BatchError
 from agent.pages import Page, StoredBatch
 from agent.replication.protocol.messages import OFFSET_MAX, DefinitionEntry
@@ -204,4 +204,4 @@ def _entries(origin: Origin, known: int, bodies: Sequence[bytes]) -> list[Defini
 def _slice(piece: Piece) -> bytes:
     """The part of a batch that a small limit, or a frontier inside it, asks for."""
     start = piece.batch.first_offset
-    return cut(parse(piece.batch.sealed), piece.first_offset - start, piece.last_offset - start + 1).sealed
+    return cut(piece.batch.batch, piece.first_offset - start, piece.last_offset - start + 1).sealed

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.batch import DEFINITIONS_MAX, Kind, Origin, first_sequence, parse_again
+from agent.batch import DEFINITIONS_MAX, Kind, Origin
 from agent.fact_store import BatchSummary, StoreDamaged, StoreReader, Verified
-from agent.pages import Start, StoredBatch
+from agent.pages import Start
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.pruning import Pruning
@@ -128,9 +128,12 @@ class StoreFileSource:
             page = self.reader.read(asked.stream, after, PAGE_FACTS, PAGE_BYTES, until_offset=last)
             verified: list[Verified] = ["no"] * len(page.batches)
             if needs_proofs:
-                places = [(one.origin, first_sequence(one.sealed)) for one in page.batches]
+                places = [(one.origin, one.batch.header.first_sequence) for one in page.batches]
                 verified = self.reader.verified(asked.stream, places)
-            yield Page([_placed(one, how) for one, how in zip(page.batches, verified, strict=True)], page.holes)
+            placed = [
+                PlacedBatch(one.first_offset, one.batch, how) for one, how in zip(page.batches, verified, strict=True)
+            ]
+            yield Page(placed, page.holes)
             reached = max([after, *(one.last_offset for one in page.batches), *(one.last_offset for one in page.holes)])
             if reached == after:  # the range was held when the read was planned: the file was replaced
                 raise StoreUnreadable(f"{self.name}: {asked.stream} ends at {after}, not at {last}", "read again")
@@ -177,10 +180,6 @@ class StoreFileSource:
         if isinstance(answer, Refused):
             raise ConsumerRefused(f"consumer {consumer}: {answer.message}", answer.hint)
         return answer
-
-
-def _placed(stored: StoredBatch, verified: Verified) -> PlacedBatch:
-    return PlacedBatch(stored.first_offset, parse_again(stored.sealed), verified)  # the reader has compared its digest
 
 
 def _check_access(path: Path) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from agent import batch
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StoreDamaged
 from agent.fact_store.log.records import ConsumerState
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import EPOCH, EVERYTHING, OPERATIONAL, TELEMETRY, Elsewhere, tag
@@ -166,7 +166,11 @@ def _others(store: FactStore, promises: Promises) -> Iterator[str]:
     """Definitions, own and received; consumers and what they confirmed."""
     counts = store.definition_counts()
     for origin, count in counts.items():
-        bodies = store.definitions(origin, 0, count + 1)
+        try:
+            bodies = store.definitions(origin, 0, count + 1)
+        except StoreDamaged as error:
+            yield f"wrong: definitions: {error}"
+            continue
         if bodies != [tag(n).to_json() for n in range(1, count + 1)]:
             yield f"wrong: {origin} does not have the definitions it was given"
     if counts.get(store.origin, 0) < promises.definitions:

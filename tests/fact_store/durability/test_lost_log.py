@@ -43,8 +43,9 @@ KILLS = scaled(3, 40)
 IMAGES_OF_A_KILL = scaled(56, 500)
 POWER_CUTS = scaled(100, 5_000)
 PARTS = ("", "-wal", ".witness")
-FACTS_LOST = ("lost: samples", "lost: messages", "lost: batches")
-"""What `broken` says of facts. Of the other tables, those of an earlier commit may be left (decision 0046)."""
+FACTS_LOST = ("lost: samples", "lost: messages", "lost: batches", "wrong: definitions")
+"""What `broken` says of facts, or of what they cannot be read without. Of the other tables, those of an earlier commit
+may be left (decision 0046)."""
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,9 @@ def test_a_closed_store_serves_nothing(tmp_path: Path) -> None:
 
 def test_a_tail_answers_nothing_that_begins_before_it() -> None:
     """Facts before the oldest batch in memory are only in the file. An answer from memory would skip them."""
-    stored = StoredBatch(11, 20, b"sealed", batch.Origin("plant", bytes(16)), 0)
+    link = batch.Link(TELEMETRY, batch.Origin("plant", bytes(16)))
+    rows = [(1, number, 20.5, 0) for number in range(10)]
+    stored = StoredBatch(11, batch.seal_samples(link, rows, batch.Definitions().extended(b"{}")))
     tail = TailCache((stored,))
     assert tail.page(9, 100, 100, 20) is None
     for after_offset in (10, 15):

@@ -21,6 +21,7 @@ from agent.replication.serving.page import (
     select_page,
 )
 from tests.replication.consumers import Registered
+from tests.replication.stored import stored
 
 STREAM = "facts.telemetry"
 NAME = "idmz.facts.telemetry"
@@ -146,7 +147,7 @@ def test_when_a_fetch_waits(end_offset: int, parked: int, until_ms: int, now_ms:
 
 def batch(first: int, last: int, size: int = 100, zone: str = "plant-a", definitions: int = 0) -> StoredBatch:
     """A batch as read from the log."""
-    return StoredBatch(first, last, bytes(size), Origin(zone, bytes(16)), definitions)
+    return stored(first, last, size, Origin(zone, bytes(16)), definitions)
 
 
 def page(
@@ -208,7 +209,7 @@ def test_batch_larger_than_a_packet() -> None:
 
 def test_own_facts_of_a_former_epoch_are_sent_if_asked_for() -> None:
     """A zone gets back its own facts of the former epochs that it names, and no others."""
-    rows = [batch(1, 10, zone="idmz"), StoredBatch(11, 20, bytes(100), Origin("idmz", b"\1" * 16), 0)]
+    rows = [batch(1, 10, zone="idmz"), stored(11, 20, origin=Origin("idmz", b"\1" * 16))]
     chosen = select_page(
         ReadPlan(STREAM, 0, 100, 10_000), Page(rows, 20), "idmz", {}, {}, PACKET, former_epochs={b"\1" * 16}
     )

@@ -16,7 +16,7 @@ import pytest
 
 from agent.batch import Origin
 from agent.lease import Lease, LeaseClaim
-from agent.pages import Page, StoredBatch
+from agent.pages import Page
 from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
@@ -33,6 +33,7 @@ from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse, Reply
 from agent.settings.peers import CONSUMERS_BESIDE_STREAMS
 from tests.replication.consumers import Registered
+from tests.replication.stored import stored
 from tests.waiting import wait_until_async
 
 STREAM, NAME = "facts.telemetry", "idmz.facts.telemetry"
@@ -126,7 +127,7 @@ class Store:
         self.disk_reads.append(("read", threading.current_thread()))
         if after_offset >= self.end:
             return Page([], self.end)
-        return Page([StoredBatch(after_offset + 1, self.end, b"sealed-batch-body-digest-", ORIGIN, 0)], self.end)
+        return Page([stored(after_offset + 1, self.end, 25, ORIGIN)], self.end)
 
 
 def fetch(**fields: object) -> FetchFacts:

@@ -19,6 +19,7 @@ from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import ReadPlan, select_page
 from agent.settings.store import StoreSettings
 from tests.replication.nodes import STREAM, Node
+from tests.replication.stored import stored
 from tests.support.mosquitto import Mosquitto
 
 EPOCH = "00" * 16
@@ -86,7 +87,7 @@ def test_pages_of_a_range_cover_it_exactly(parts: list[tuple[int, str]], data: s
             gone.append(Hole(first, at, "damaged"))
         else:
             zone = "idmz" if kind == "own" else "plant-a"
-            batches.append(StoredBatch(first, at, bytes(100), Origin(zone, bytes(16)), 0))
+            batches.append(stored(first, at, origin=Origin(zone, bytes(16))))
     last = data.draw(st.integers(1, at))
     position = data.draw(st.integers(0, last - 1))
     covered, until = list[int](), range(position + 1, last + 1)

@@ -1,5 +1,6 @@
 """Reading a page from a damaged store, and within limits."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,9 +20,9 @@ class Rotten:
     def read(self, *_limits: object, **_until: object) -> Page:
         """The batch, as the disk gives it back."""
         rows = [(1, number, float(number), 0) for number in range(10)]
-        good = seal_samples(Link("facts", ORIGIN), rows, Definitions().extended(b"{}")).sealed
-        bad = good[:-20] + bytes([good[-20] ^ 1]) + good[-19:]
-        return Page([StoredBatch(1, 10, bad, ORIGIN, 1)], 10)
+        good = seal_samples(Link("facts", ORIGIN), rows, Definitions().extended(b"{}"))
+        bad = good.sealed[:-20] + bytes([good.sealed[-20] ^ 1]) + good.sealed[-19:]
+        return Page([StoredBatch(1, replace(good, sealed=bad))], 10)
 
     def definitions(self, *_range: object) -> list[bytes]:
         """The one definition."""
@@ -75,8 +76,8 @@ class Repaired:
         """Both, whatever is asked for."""
         known = [Definitions().extended(b"{}").extended(b"[]"), Definitions().extended(b"{}")]
         rows = [(1, number, float(number), 0) for number in range(10)]
-        sealed = [seal_samples(Link("facts", ORIGIN), rows, each).sealed for each in known]
-        return Page([StoredBatch(1, 10, sealed[0], ORIGIN, 2), StoredBatch(11, 20, sealed[1], ORIGIN, 1)], 20)
+        sealed = [seal_samples(Link("facts", ORIGIN), rows, each) for each in known]
+        return Page([StoredBatch(1, sealed[0]), StoredBatch(11, sealed[1])], 20)
 
     def read_sequences(self, *_limits: object, **_until: object) -> Page:
         """Offsets are sequences here."""

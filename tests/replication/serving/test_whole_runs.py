@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.batch import SEALED_BYTES_MAX, Origin
-from agent.pages import BATCHES_MAX, CERTIFICATES_OF_KEY_MAX, Page, StoredBatch
+from agent.pages import BATCHES_MAX, CERTIFICATES_OF_KEY_MAX, Page
 from agent.replication.protocol.codec import HEADER_BYTES_MAX
 from agent.replication.protocol.messages import SIGNERS_MAX
 from agent.replication.serving.outcomes import Refuse
@@ -23,6 +23,7 @@ from agent.replication.serving.page import (
 )
 from agent.signing.certificates import CERTIFICATE_BYTES_MAX
 from agent.signing.heads import HEAD_BYTES
+from tests.replication.stored import stored
 
 PLANT, IDMZ = Origin("plant", bytes(16)), Origin("idmz", bytes(16))
 
@@ -34,11 +35,11 @@ def head(key: int = 1) -> bytes:
 
 def log(*batches: tuple[int, Origin, bytes], definitions: int = 0) -> Page:
     """A page as read: batches of two facts, given by their size, origin and head."""
-    stored = [
-        StoredBatch(2 * at + 1, 2 * at + 2, bytes(size), origin, definitions, record)
+    found = [
+        stored(2 * at + 1, 2 * at + 2, size, origin, definitions, record)
         for at, (size, origin, record) in enumerate(batches)
     ]
-    return Page(stored, 2 * len(stored))
+    return Page(found, 2 * len(found))
 
 
 def select(

@@ -52,6 +52,7 @@ from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageQuery, PageRead, read_page
 from tests.replication.answers import encode_answer
 from tests.replication.consumers import Registered
+from tests.replication.stored import stored
 
 STREAM = "facts.telemetry"
 PULL = PullSettings("plant-a", STREAM, "idmz.facts.telemetry", frozenset({"plant-a"}), limit=100)
@@ -120,7 +121,7 @@ class Log:
             if len(batches) == most:
                 break
             if self.has(last):
-                batches.append(StoredBatch(first, last, bytes(DIGEST_BYTES), origin, 0))
+                batches.append(stored(first, last, DIGEST_BYTES, origin))
                 continue
             reason: Literal["expired", "damaged"] = "expired" if last <= self.released_offset else "damaged"
             if holes and (holes[-1].last_offset, holes[-1].reason) == (first - 1, reason):
