@@ -17,7 +17,7 @@ from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
 from agent.fact_store.log.records import BatchSummary
 from agent.message import Json, Sample, Value
 from agent.pages import Hole, Page, StoredBatch
-from agent.query.latest.latest_query import find_latest
+from agent.query.latest.latest_query import AbsentTags, find_latest, find_latest_in_stream
 from agent.query.scan.bounds import Bounds
 from agent.query.scan.fact_columns import sql_value, value_text, value_type
 from agent.query.scan.messages import fact_messages
@@ -199,6 +199,12 @@ def test_facts_without_their_definitions_are_holes(tmp_path: Path) -> None:
             assert [one["offset"] for one in shown if not isinstance(one, Hole)] == [
                 one["offset"] for one in kept if one["stream"] == TELEMETRY
             ]
+            searcher, later = Scanner(reader), Scanner(reader)
+            assert {one.tag.zone for one in find_latest(searcher, BASE_NS)} == {"north"}
+            assert searcher.counters.holes == holes
+            known = find_latest_in_stream(later, BASE_NS, TELEMETRY, AbsentTags())
+            assert {one.tag.zone for one in known} == {"north"}
+            assert later.counters.holes == [one for one in holes if one[0] == TELEMETRY]
 
 
 def test_rows_that_a_damaged_file_lost_are_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from agent.batch import Kind, Origin, open_packed
 from agent.columns import BatchError
-from agent.fact_store import BatchSummary
+from agent.fact_store import BatchSummary, StoreDamaged
 from agent.message import TagDefinition
 from agent.pages import Hole
 from agent.query.latest.latest_search import Arrival, LatestRow, LatestSearch, Tag
@@ -84,8 +84,9 @@ def find_latest(
     fresh_ms: int = FRESH_MS,
 ) -> list[LatestRow]:
     """Each wanted tag with its last known value. `depth_facts` 0 searches all facts."""
-    search = LatestSearch(_definitions(scanner), is_wanted)
-    _carry_out(scanner, search, _newest_first(scanner, streams, depth_facts))
+    definitions, damaged = _definitions(scanner)
+    search = LatestSearch(definitions, is_wanted)
+    _carry_out(scanner, search, _newest_first(scanner, streams, depth_facts, damaged))
     return search.rows(now_ns, fresh_ms)
 
 
@@ -101,11 +102,11 @@ def find_latest_in_stream(
 ) -> list[LatestRow]:
     """As `find_latest` for one stream, for a caller that searches repeatedly; returns only tags that have a value."""
     first_offset, end_offset = _first(scanner, stream, depth_facts), scanner.ends.get(stream, 0)
-    definitions = _definitions(scanner, ZONE_DEFINITIONS_BYTES_MAX)
+    definitions, damaged = _definitions(scanner, ZONE_DEFINITIONS_BYTES_MAX)
     tags = {Tag(origin.zone, one.subject, one.predicate) for origin, ones in definitions.items() for one in ones}
     absent.retain_only(stream, tags)
     known = absent.until(stream, first_offset, filter(is_wanted, tags))
-    places = _newest_first(scanner, frozenset([stream]), depth_facts)
+    places = _newest_first(scanner, frozenset([stream]), depth_facts, damaged)
     while True:
         search = LatestSearch(definitions, is_wanted, known.__contains__)
         _carry_out(scanner, search, places, min(known.values(), default=end_offset))
@@ -133,9 +134,11 @@ def _carry_out(
             _look(scanner, search, arrival, summary)
 
 
-def _definitions(scanner: Scanner, zone_bytes_max: int | None = None) -> dict[Origin, list[TagDefinition]]:
+def _definitions(
+    scanner: Scanner, zone_bytes_max: int | None = None
+) -> tuple[dict[Origin, list[TagDefinition]], set[Origin]]:
     """The definitions of all origins; with a limit, those of each zone's newest epoch, and of earlier epochs as many as
-    the limit allows."""
+    the limit allows. Second: the origins whose definitions the disk has damaged."""
     dictionary, origins = scanner.dictionary, scanner.reader.origins()
     if zone_bytes_max is not None:
         left, sizes = dict[str, int](), scanner.reader.definition_sizes()
@@ -147,7 +150,13 @@ def _definitions(scanner: Scanner, zone_bytes_max: int | None = None) -> dict[Or
                 origins.remove(origin)
                 cost = room
             left[origin.zone] = room - cost
-    return {origin: dictionary.all_of(origin) for origin in origins}
+    found, damaged = dict[Origin, list[TagDefinition]](), set[Origin]()
+    for origin in origins:
+        try:
+            found[origin] = dictionary.all_of(origin)
+        except StoreDamaged:
+            damaged.add(origin)
+    return found, damaged
 
 
 def _first(scanner: Scanner, stream: str, depth_facts: int) -> int:
@@ -156,8 +165,11 @@ def _first(scanner: Scanner, stream: str, depth_facts: int) -> int:
     return max(first_offset, scanner.ends.get(stream, 0) - depth_facts + 1) if depth_facts else first_offset
 
 
-def _newest_first(scanner: Scanner, streams: frozenset[str] | None, depth_facts: int) -> list[_Place]:
-    """The batches of samples within the depth, in descending order of bound and arrival."""
+def _newest_first(
+    scanner: Scanner, streams: frozenset[str] | None, depth_facts: int, damaged: Collection[Origin]
+) -> list[_Place]:
+    """The batches of samples within the depth, in descending order of bound and arrival. Those of origins whose
+    definitions are damaged are recorded as holes, because nobody can tell which tags they hold."""
     found: list[_Place] = []
     for stream, end_offset in scanner.ends.items():
         if streams is None or stream in streams:
@@ -167,7 +179,9 @@ def _newest_first(scanner: Scanner, streams: frozenset[str] | None, depth_facts:
             times_ns = [unix_ms * 1_000_000 for unix_ms in accumulate(map(itemgetter(1), marks), max)] or [INT64_MAX]
             for page in scanner.summaries(stream, _first(scanner, stream, depth_facts), end_offset):
                 for summary in page:
-                    if summary.kind == Kind.SAMPLES:
+                    if summary.kind == Kind.SAMPLES and summary.origin in damaged:
+                        scanner.counters.add_hole(stream, Hole(summary.first_offset, summary.last_offset, "damaged"))
+                    elif summary.kind == Kind.SAMPLES:
                         recorded_ns = times_ns[max(bisect(offsets, summary.first_offset) - 1, 0)]
                         arrival = Arrival(recorded_ns, stream, summary.first_offset)
                         found.append(_Place(min(summary.time_max_ns, arrival.limit_ns), arrival, summary))

@@ -98,9 +98,9 @@ def test_of_a_zone_with_many_epochs_the_newest_tags_are_searched_for(tmp_path: P
         honest.put(store, [honest.seal(5)], 5)
     with closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
-        assert len(latest_query._definitions(scanner)) == 5
+        assert len(latest_query._definitions(scanner)[0]) == 5
         for limit, epochs in ((1, {3}), (2 * 2 * 300, {2, 3})):
-            found = latest_query._definitions(scanner, limit)
+            found = latest_query._definitions(scanner, limit)[0]
             assert {origin.epoch[0] for origin in found if origin.zone == "evil"} == epochs
             assert honest.origin in found
             assert scanner.dictionary._known.keys() == found.keys()
