@@ -436,9 +436,10 @@ class FactStore:
         with contextlib.suppress(StoreError):
             self.note("ahead", f"peer {peer}", why)
 
-    def begin_epoch(self, why: str) -> Future[Origin]:
+    def begin_epoch(self, why: str, *, instead_of: bytes | None = None) -> Future[Origin]:
         """Begin a new epoch while the store runs: on proof that this store is an old copy, or because an operator knows
-        that it is. `why` is recorded.
+        that it is. `why` is recorded. `instead_of`: the epoch that was proven wrong; if it is no longer the present
+        one, another proof was faster, and nothing changes.
 
         Facts, offsets and tag numbers stay; own facts that no reader has received are resealed. A read in progress
         raises EpochChanging, which is retryable, and subscribers are called for every stream. On a disk without room to
@@ -446,23 +447,22 @@ class FactStore:
         """
         begun: Future[Origin] = Future()
         begun.set_running_or_notify_cancel()
-        self._begin_epoch(begun, why, is_resealing=True)
+        self._begin_epoch(begun, partial(begin_epoch_while_running, why=why, read=self._seen, instead_of=instead_of))
         return begun
 
-    def _begin_epoch(self, begun: Future[Origin], why: str, *, is_resealing: bool) -> None:
+    def _begin_epoch(self, begun: Future[Origin], run: Callable[..., Origin], *, is_resealing: bool = True) -> None:
         def ended(beginning: Future[Origin]) -> None:
             self._seen.thaw()
             error = beginning.exception()
             if error is None:
                 begun.set_result(beginning.result())
             elif isinstance(error, StoreFull) and is_resealing:
-                self._begin_epoch(begun, why, is_resealing=False)
+                self._begin_epoch(begun, run, is_resealing=False)
             else:
                 begun.set_exception(error)
 
-        run = partial(begin_epoch_while_running, why=why, read=self._seen, is_resealing=is_resealing)
         try:
-            self._writer.submit("epoch", run).add_done_callback(ended)
+            self._writer.submit("epoch", partial(run, is_resealing=is_resealing)).add_done_callback(ended)
         except StoreError as error:
             begun.set_exception(error)
 

@@ -53,10 +53,17 @@ def begin_epoch(
 
 
 def begin_epoch_while_running(
-    transaction: Transaction, why: str, read: ReadHighWater, *, is_resealing: bool = True
+    transaction: Transaction,
+    why: str,
+    read: ReadHighWater,
+    *,
+    instead_of: bytes | None = None,
+    is_resealing: bool = True,
 ) -> Origin:
     """As `begin_epoch`, called by the writer of an open store. Reads are refused from here on, until the caller thaws
-    `read` after the commit."""
+    `read` after the commit. `instead_of`: the epoch that was proven wrong; if it has ended, nothing changes."""
+    if instead_of not in {None, transaction.catalog.origin.epoch}:
+        return transaction.catalog.origin  # two peers have proven it at the same time
     read_until = read.freeze()
     return begin_epoch(transaction, why, read_until if is_resealing else None)
 

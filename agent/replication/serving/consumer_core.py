@@ -175,7 +175,7 @@ class ConsumerCore:
         zone = self.caller.zone
         why = f"consumer {request.consumer_name} of {zone}: {refusal.message}"
         if (yield from effects.IsProven(zone, request)):
-            yield from effects.BeginEpoch(why)
+            yield from effects.BeginEpoch(why, self.epoch)
             return Refuse("epoch_changed", "this store was an old copy and has begun a new epoch")
         hint = "if this store was restored from an old copy, begin a new epoch: bsfg store new-epoch"
         yield from effects.ReportPeerAhead(zone, f"{why}; {hint}")

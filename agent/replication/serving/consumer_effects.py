@@ -94,9 +94,10 @@ class IsProven(Effect[bool]):
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch(Effect[None]):
-    """Have the store begin a new epoch, durably."""
+    """Have the store begin a new epoch in place of this one, durably; nothing changes if it has ended meanwhile."""
 
     why: str
+    instead_of: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,21 @@ def test_an_epoch_begins_while_the_store_runs(tmp_path: Path) -> None:
         chain_is_whole(store)
 
 
+def test_two_proofs_of_one_epoch_begin_one(tmp_path: Path) -> None:
+    """Two peers that prove at the same time that a store is an old copy have it begin one epoch, not two; a proof about
+    the epoch that has begun then begins another."""
+    with node(tmp_path) as store:
+        fill(store, 1)
+        first, second = (store.begin_epoch(f"{peer} holds more", instead_of=store.epoch) for peer in ("idmz", "dmz2"))
+        begun = done(first)
+        assert (done(second), store.origin) == (begun, begun)
+        (incident,) = store.incidents()
+        assert "idmz holds more" in incident.detail
+        assert values_in(store) == list(range(1, 11))  # reads go on
+        third = done(store.begin_epoch("idmz holds more still", instead_of=begun.epoch))
+        assert (third != begun, store.origin) == (True, third)
+
+
 def test_when_a_store_is_an_old_copy() -> None:
     """A witness with later ends or another life shows an old copy; one that lags, has an earlier epoch of this store,
     or is missing, does not."""

@@ -263,6 +263,8 @@ def test_a_proof_begins_a_new_epoch() -> None:
     assert outcome.code == "epoch_changed"
     assert shell.kinds == [IsProven, BeginEpoch]
     assert shell.acts[0] == IsProven("idmz", request)
+    assert isinstance(begun := shell.acts[1], BeginEpoch)
+    assert begun.instead_of == CORE.epoch
 
 
 def test_a_fetch_that_waits_when_an_epoch_begins_gets_no_facts() -> None:

@@ -123,8 +123,8 @@ class Consumers:
             case effects.IsProven(zone, request):
                 # In the zone's turn: checking a false claim costs as much, and a zone may make a thousand a second.
                 return await context.in_thread(zone, context.is_proven, zone, request)
-            case effects.BeginEpoch(why):
-                return await context.wrap(store.begin_epoch(why))
+            case effects.BeginEpoch(why, epoch):
+                return await context.wrap(store.begin_epoch(why, instead_of=bytes.fromhex(epoch)))
             case effects.CompareHistory(stream, zone, held):
                 return await context.in_thread(zone, store.contradiction, stream, held)
             case effects.RegisterConsumer():
