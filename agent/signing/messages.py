@@ -9,7 +9,8 @@ answer a batch is covered by its digest alone, which its reader checks: hashing 
 of its check.
 
 Signatures are not remembered, because replays are harmless. A repeated request is a confirmation that moves nothing, a
-lease bound to its instance, or an append of a known id; a repeated answer finds no open request. Core: no IO.
+lease bound to its instance, an append of a known id, or the removal of a consumer, which a consumer's lease refuses; a
+repeated answer finds no open request. Core: no IO.
 """
 
 from __future__ import annotations
