@@ -13,8 +13,8 @@ from agent.message import LOCAL_ZONE, STREAM, ZONE
 from agent.settings.store import HOURS_MAX, HoldLimit
 
 CONSUMERS_BESIDE_STREAMS = 8
-"""A pull has one consumer for each stream. These are for readers by hand, jobs that read beside the node, and the names
-of a machine that was replaced; each consumer keeps facts from being released."""
+"""A pull has one consumer for each stream. These are for readers by hand, jobs that read alongside the node, and the
+names of a machine that was replaced; each consumer keeps facts from being released."""
 REQUESTS_PER_SECOND_MAX = 1000
 """By default. A pull of live facts sends one request for each commit, some hundred a second at most."""
 BYTES_PER_SECOND_MIN = 16_384

@@ -1,5 +1,5 @@
-"""`bsfg store export`: write facts to a flat file for other programs, beside a running node or from a file that was set
-aside.
+"""`bsfg store export`: write facts to a flat file for other programs, alongside a running node or from a file that was
+set aside.
 
 At the end it prints how many facts it wrote and which offsets it could not read. Progress is shown on a terminal only.
 """

@@ -1,4 +1,4 @@
-"""`bsfg store verify`: check a store for damage, read-only, beside a running node or on a file that was set aside.
+"""`bsfg store verify`: check a store for damage, read-only, alongside a running node or on a file that was set aside.
 
 It prints each damage with stream, offsets, origin and sequence, and at the end what to do. Exit status 1 when there is
 damage. Progress is shown on a terminal only.

@@ -2,7 +2,7 @@
 
 Name, TCP, TLS, identity at the broker, the broker's limits, the right to send requests, the answer, protocol and store
 of the peer, round trip, clocks, streams. The first failed step ends the test, because the later ones depend on it. The
-test runs beside a running node: its client id and response topic are random, and its requests (ListStreams) change
+test runs alongside a running node: its client id and response topic are random, and its requests (ListStreams) change
 nothing at the peer.
 
 Whether our own answers are delivered cannot be tested without the peer, because no zone may both publish and receive on

@@ -1,4 +1,4 @@
-"""Receives the events of one server and records them as messages, beside the live values.
+"""Receives the events of one server and records them as messages, alongside the live values.
 
 Events have a subscription of their own in the session of the source. So a refusal that concerns events costs no value,
 and the end of their subscription does not end the session. Publications go into a bounded buffer that one task drains.

@@ -2,7 +2,7 @@
 
 `gap_fill` is the core: which values of which tags to read next, and which of those read are missing here.
 `history_read` is one HistoryRead call, its answer decoded at the full resolution of the source time. `backfill` is the
-task that fills gaps beside the live values.
+task that fills gaps alongside the live values.
 """
 
 from agent.ingest.opcua.history.backfill import HistoryBackfill

@@ -1,4 +1,4 @@
-"""Fills the gaps of one source from the history of its server, slowly and beside the live values.
+"""Fills the gaps of one source from the history of its server, slowly and alongside the live values.
 
 A gap is filled in four cases. After an outage of the source or of this process: for each tag, the time between its last
 value before and its first one after. When values are missing between others: the time of the gap fact. After a restart:

@@ -66,7 +66,7 @@ class LostSessions:
                 self._lost.pop()  # not before, so that the next life closes it if this one ends here
 
     async def run(self) -> None:
-        """Close the lost sessions beside the live values, and watch whether the present session lasts."""
+        """Close the lost sessions alongside the live values, and watch whether the present session lasts."""
         await self.close()
         await asyncio.sleep(STABLE_S)
         if self._has_asked:
