@@ -89,7 +89,9 @@ spark-stream-test: system
 
 # Takes a minute or two, and about 3 GB of memory.
 spark-cluster-test: system
-	SPARK_CLUSTER=1 $(VENV)/python -m pytest -q -rP tests/spark/test_{first_read,cluster,submit}.py -o timeout=0 -o faulthandler_timeout=0
+	$(VENV)/python -c 'import grpc_status, pandas' 2>/dev/null || \
+		$(VENV)/python -m pip install --quiet --no-build-isolation -c <(grep -o '^[^ ]*==[^ ]*' requirements.lock) -e '.[spark-connect]'
+	SPARK_CLUSTER=1 $(VENV)/python -m pytest -q -rP tests/spark/test_{first_read,cluster,submit,connect}.py -o timeout=0 -o faulthandler_timeout=0
 
 # pytest is suspended at random moments, as on a machine that stalls; the programs under test continue.
 stall: foreign

@@ -54,12 +54,12 @@ def test_extras_for_users_are_explained() -> None:
 
 
 def test_the_lock_keeps_to_the_ranges() -> None:
-    """Every requirement of pyproject.toml, extras included, is pinned: in requirements.lock, or (the fuzzer, which not
-    every machine can install) where it stands."""
+    """Every requirement of pyproject.toml, extras included, is pinned: in requirements.lock, or (what one command
+    installs for itself) where it stands."""
     pinned = re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     locked = {name.lower().replace("_", "-") for name in pinned}
     extras = dict(PROJECT["optional-dependencies"])
-    assert all("==" in one for one in extras.pop("fuzz"))
+    assert all("==" in one for extra in ("fuzz", "spark-connect") for one in extras.pop(extra))
     asked = [*PROJECT["dependencies"], *(one for extra in extras.values() for one in extra)]
     assert {package(requirement) for requirement in asked} <= locked
 

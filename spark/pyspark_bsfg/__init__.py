@@ -25,10 +25,12 @@ __all__ = ["FACTS", "BsfgDataSource", "DefaultSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("bsfg")` in a session. A repetition changes nothing."""
-    # Spark passes the files of --py-files to all its Python processes except the one that plans a stream.
-    ours, environment = str(Path(__file__).parents[1]), spark.sparkContext.environment
-    known = environment.get("PYTHONPATH", "").split(os.pathsep)
-    if ours not in known:
-        environment["PYTHONPATH"] = os.pathsep.join([*filter(None, known), ours])
+    """Register `format("bsfg")` in a session, also one of Spark Connect. A repetition changes nothing."""
+    # Spark passes the files of --py-files to all its Python processes except the one that plans a stream. With Spark
+    # Connect that process is on another host, and needs the package in its own Python.
+    if (context := getattr(spark, "sparkContext", None)) is not None:
+        ours, environment = str(Path(__file__).parents[1]), context.environment
+        known = environment.get("PYTHONPATH", "").split(os.pathsep)
+        if ours not in known:
+            environment["PYTHONPATH"] = os.pathsep.join([*filter(None, known), ours])
     spark.dataSource.register(BsfgDataSource)

@@ -86,10 +86,11 @@ def facts(
     register(spark)
     is_pushing = where is not None and spark.conf.get(PUSH_DOWN, "false") == "true"
     chosen: dict[str, str | int] = {"pushFilters": str(is_pushing).lower()}
-    tasks = spark.sparkContext.defaultParallelism
-    if options.get("transport") == "mqtt":
-        tasks = min(tasks, NODE_PARTITIONS)
-    chosen |= {"numPartitions": tasks} | options
+    if (context := getattr(spark, "sparkContext", None)) is not None:  # Spark Connect does not tell; the source chooses
+        is_node = options.get("transport") == "mqtt"
+        tasks = context.defaultParallelism
+        chosen["numPartitions"] = min(tasks, NODE_PARTITIONS) if is_node else tasks
+    chosen |= options
     reading = spark.read.format("bsfg").options(**chosen)
     if columns:
         reading = reading.schema(projection(columns.replace(",", " ").split()))
