@@ -517,6 +517,16 @@ def test_released_facts_of_one_history_are_duplicates(full: tuple[FactStore, Els
     assert put.uncompared == named
 
 
+def test_what_could_not_be_compared_is_remembered_over_a_restart(full: tuple[FactStore, Elsewhere]) -> None:
+    """Released facts came again before a restart, and their zone begins another epoch after it: they are reported."""
+    store, copy = full
+    copy.put(store, copy.sealed[:2], 30)
+    store.close()
+    with FactStore.open(store.path, "idmz", settings=AT_ONCE) as opened:
+        later = Elsewhere(epoch=LATER)
+        assert offer(opened, later, [later.seal(10)], 40).uncompared == (OriginRange("plant", EPOCH, 1, 30),)
+
+
 @pytest.mark.parametrize("after_offset", [0, 39, 40])
 def test_another_copy_of_a_relays_log_makes_released_facts_uncompared(
     full: tuple[FactStore, Elsewhere], after_offset: int

@@ -164,6 +164,8 @@ def test_a_consumer_that_returns_during_its_removal_is_kept(tmp_path: Path) -> N
         assert state(store) is Lifecycle.INELIGIBLE
         done(store.consumers.remove(NAME, force=True))
         assert done(store.consumers.register(NAME, "idmz", TELEMETRY)).lifecycle is Lifecycle.INELIGIBLE
+    with plant(tmp_path) as store:  # it has not fetched since, and counts as offline like any other
+        assert done(store.consumers.remove(NAME)) is Lifecycle.DELETION_STARTED
 
 
 def test_a_consumer_that_does_not_return_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
