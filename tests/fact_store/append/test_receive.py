@@ -478,23 +478,6 @@ def test_released_facts_are_compared_by_what_is_held_after_them(
             assert put.uncompared == ()
 
 
-def test_released_facts_are_not_compared_with_earlier_ones_that_came_late(tmp_path: Path) -> None:
-    """A batch that came first is released, the one before it came late and is still held. The first one comes again: it
-    is a duplicate. Compared with the other it would be a fork, and the peer would stop for ever."""
-    streams = [StreamSettings(TELEMETRY, keep_hours=0, bytes_max=100_000, on_full="drop_oldest")]
-    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE, streams=streams) as store:
-        origin = Elsewhere()
-        earlier, later = origin.seal(10), origin.seal(10)
-        origin.put(store, [later], 20)
-        done(store.appends.define([tag(1)]))
-        with closing(sqlite3.connect(tmp_path / "idmz.db")) as outside:
-            while outside.execute("SELECT min(first_offset) FROM batch").fetchone()[0] <= 10:
-                done(store.appends.append_samples(TELEMETRY, [Sample(1, 1, os.urandom(50_000))]))
-        assert origin.put(store, [earlier], 30).stored_facts == 10
-        again = origin.put(store, [later], 40)
-        assert (again.duplicate_facts, again.stored_facts, again.refused) == (10, 0, ())
-
-
 def test_released_facts_of_one_history_are_duplicates(full: tuple[FactStore, Elsewhere]) -> None:
     """While the plant's epoch goes on, released facts that come again are duplicates, from itself and from a relay.
     When its next epoch comes, the facts that came again until then are reported. From then on so are those that a relay
@@ -544,6 +527,11 @@ def test_another_copy_of_a_relays_log_makes_released_facts_uncompared(
     later = parsed(copy.sealed[:2]), copy.received(), PeerPosition(LATER, 80, b"b" * 16)
     put = done(store.inbound.put_batches("dmz2", TELEMETRY, *later, after_offset=60))
     assert bool(put.uncompared) == is_other_copy  # remembered, for facts that its next pages bring
+    store.close()
+    with FactStore.open(store.path, "idmz", settings=AT_ONCE) as opened:  # and over a restart
+        later = parsed(copy.sealed[:2]), copy.received(), PeerPosition(LATER, 100, b"b" * 16)
+        put = done(opened.inbound.put_batches("dmz2", TELEMETRY, *later, after_offset=80))
+        assert bool(put.uncompared) == is_other_copy
 
 
 def test_a_zone_has_so_many_epochs_and_no_more(store: FactStore) -> None:

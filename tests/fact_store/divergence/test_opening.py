@@ -41,8 +41,8 @@ def shape(found: sqlite3.Connection) -> dict[str, str]:
 
 
 def test_settings_are_read_back(tmp_path: Path) -> None:
-    """The writer runs with synchronous=FULL, WAL and no mmap, and REPLACE does not evade the triggers that keep facts as
-    they are; readers can only read."""
+    """The writer runs with synchronous=FULL, WAL and no mmap, and REPLACE does not evade the triggers that keep facts
+    as they are; readers can only read."""
     with plant(tmp_path) as store:
         asked = ("synchronous", "journal_mode", "wal_autocheckpoint", "cache_size", "mmap_size", "foreign_keys")
         writer = store._writer._connection
@@ -203,8 +203,8 @@ def test_a_value_that_no_program_wrote(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("table, column", [("stream", "name"), ("origin", "zone"), ("store", "zone")])
 def test_text_that_no_program_wrote(tmp_path: Path, table: str, column: str) -> None:
-    """A flipped bit makes text invalid UTF-8, for which Python raises an error without SQLite's name. It is damage, so a
-    node quarantines the file; otherwise it would not start until an operator comes."""
+    """A flipped bit makes text invalid UTF-8, for which Python raises an error without SQLite's name. It is damage, so
+    a node quarantines the file; otherwise it would not start until an operator comes."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(3)))
     with by_hand(tmp_path / "facts.db") as found:

@@ -101,7 +101,7 @@ def test_a_mark_is_due_after_a_minute_of_age_or_of_the_wall_clock() -> None:
     st.integers(0, 1_000_000),
     st.integers(0, 20),
 )
-@example([(1, 0), (1, 60_000), (1, 60_000)], 150_000, 1)
+@example([(1, 0), (1, 60_000), (1, 60_000)], 100_000, 1)
 def test_no_fact_is_reported_older_than_it_is(steps: list[tuple[int, int]], asked_ms: int, marks_read: int) -> None:
     """Every offset reported as older than an age was recorded before it, also if only the first marks were read: then
     nothing is known of the facts after the last of these, and a store with a week of marks keeps them."""
