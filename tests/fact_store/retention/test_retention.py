@@ -132,6 +132,7 @@ def test_released_facts_are_read_by_no_path(tmp_path: Path, monkeypatch: pytest.
         reader = store.reader
         pages = [
             reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING),
+            store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING),
             reader.read_sequences(TELEMETRY, store.origin, 1, 30, EVERYTHING, EVERYTHING),
         ]
         for page in pages:
