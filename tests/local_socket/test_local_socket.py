@@ -3,6 +3,7 @@
 import asyncio
 import os
 import struct
+import threading
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -226,6 +227,25 @@ async def test_an_offset_of_a_former_epoch_confirms_nothing(tmp_path: Path) -> N
             answer = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", 1, epoch=epoch))
             assert isinstance(answer, local_socket.Confirmed) is bool(frontier)
             assert [consumer.frontier for consumer in store.consumers.all()] == [frontier]
+
+
+async def test_an_epoch_that_ends_before_the_commit_confirms_nothing(tmp_path: Path) -> None:
+    """The epoch was in force when the request came, and the next one is to begin in the same commit."""
+    async with served_store(tmp_path) as store:
+        await local_socket.ask(tmp_path, request())
+        await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
+        is_held, may_go = threading.Event(), threading.Event()
+        store._writer.submit("hold", lambda _: (is_held.set(), may_go.wait(20)))
+        await asyncio.to_thread(is_held.wait, 20)
+        store.begin_epoch("an operator knows of a restore")
+        asked = local_socket.ConfirmReceipt("local.mes", 1, epoch=store.epoch.hex())
+        answering = asyncio.create_task(RequestHandler(store).answer(asked))
+        await wait_until_async(lambda: store._writer._queue.calls.count >= 3, "the confirmation to be queued")
+        may_go.set()
+        answer = await answering
+        assert isinstance(answer, local_socket.Refused)
+        assert "has ended" in answer.message
+        assert [consumer.frontier for consumer in store.consumers.all()] == [0]
 
 
 async def test_a_consumer_is_removed_as_asked(tmp_path: Path) -> None:
