@@ -39,6 +39,7 @@ from agent.fact_store.log.errors import (
 )
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.pages import ArtifactProgress, ArtifactReference
+from tests.support.disk_calls import DiskCalls
 
 BLOB = random.Random(1).randbytes(3 * CHUNK_BYTES_MAX + 17)
 
@@ -365,6 +366,34 @@ def test_a_transfer_is_charged_once(tmp_path: Path) -> None:
         assert store.put_chunk("plant", digest, len(BLOB), held.received, chunk).received > held.received
     assert put(store, BLOB, digest).is_complete
     refused(ArtifactQuota, store, digest_of(b"x"), 1, 0, b"x")
+
+
+def test_many_transfers_at_once_take_bounded_memory(tmp_path: Path) -> None:
+    """Digests of a few transfers are kept in memory; the bytes of the others are read again, and all complete."""
+    store, blobs = (
+        ArtifactFiles(tmp_path),
+        [b"%03d" % number * 1000 for number in range(3 * artifact_files.RUNNING_MAX)],
+    )
+    for blob in blobs:
+        assert store.put_chunk("plant", digest_of(blob), len(blob), 0, blob[:1000]).received == 1000
+    assert len(store._running) <= artifact_files.RUNNING_MAX
+    assert all(put(store, blob, digest_of(blob)).is_complete for blob in blobs)
+
+
+def test_a_name_from_an_earlier_life_is_durable_before_a_fact_refers_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier life may have been killed between the name and its sync. A fact that is stored and refers to an
+    artifact would be left without it by a power cut."""
+    digest = digest_of(b"right")
+    put(ArtifactFiles(tmp_path), b"right", digest)
+    for is_put_again in (False, True):
+        calls, store = DiskCalls(monkeypatch), ArtifactFiles(tmp_path)
+        if is_put_again:
+            assert put(store, b"right", digest).is_complete
+        else:
+            store.claim(ArtifactReference(digest, 5))
+        calls.check_synced(tmp_path / digest.removeprefix("sha256:")[:2])
 
 
 def test_what_a_fact_refers_to_is_no_longer_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from agent.fact_store.divergence.epoch_rules import Witness
 from agent.fact_store.divergence.quarantine import keep_log, mark_suspect, quarantine, quarantined_files, suspect_reason
-from agent.fact_store.divergence.witness import read_json, read_witness, write_json, write_witness
+from agent.fact_store.divergence.witness import RESEALS_MAX, read_json, read_witness, write_json, write_witness
 from agent.fact_store.log.records import Reseal
 from tests.fact_store.making import EPOCH, TELEMETRY
 from tests.support.disk_calls import DiskCalls
@@ -86,3 +86,13 @@ def test_a_log_that_cannot_be_kept_leaves_no_part(tmp_path: Path, monkeypatch: p
     assert [path.name for path in tmp_path.iterdir() if "damaged" in path.name] == [
         "facts.db.damaged-19700101T000000Z.why"
     ]
+
+
+def test_each_new_reseal_is_in_the_witness(tmp_path: Path) -> None:
+    """What was resealed is written again whenever there is more of it; of very many, the newest are kept."""
+    reseals = tuple(Reseal("s", bytes(16), number, bytes(16), EPOCH) for number in range(1, RESEALS_MAX + 3))
+    for count in (1, 2, len(reseals)):
+        write_witness(tmp_path / "facts.db", Witness(EPOCH.hex(), {}, 0, reseals[:count]))
+        found = read_witness(tmp_path / "facts.db")
+        assert found is not None
+        assert found.reseals == reseals[:count][-RESEALS_MAX:]
