@@ -393,6 +393,22 @@ class LongAnswers(RequestHandler):
         return local_socket.Refused("x" * 1_000_000)
 
 
+async def test_clients_that_left_take_no_place(tmp_path: Path) -> None:
+    """Any number of clients come one after the other, and each is answered. After them silent clients take all places,
+    and the next client gets the place of the oldest of these."""
+    async with served_store(tmp_path), asyncio.timeout(25):
+        for _ in range(CONNECTIONS_MAX + server.WAITING_MAX + 5):
+            assert isinstance(await local_socket.ask(tmp_path, local_socket.ListConsumers()), local_socket.Consumers)
+        silent = []
+        for _ in range(CONNECTIONS_MAX):
+            with socket_address(tmp_path) as address:
+                silent.append(await asyncio.open_unix_connection(address))
+        assert isinstance(await local_socket.ask(tmp_path, local_socket.ListConsumers()), local_socket.Consumers)
+        assert await silent[0][0].read() == b""
+    for _, writer in silent:
+        writer.close()
+
+
 async def test_unread_answers_do_not_keep_others_out(tmp_path: Path) -> None:
     """All places are taken by clients that ask and do not read: the next takes the place of the oldest and is answered.
     At the end nothing of their answers is kept: of a megabyte they get what the kernel had taken."""

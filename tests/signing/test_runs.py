@@ -398,7 +398,7 @@ def test_declined_facts_of_two_epochs_are_reported_apart() -> None:
     """Although their sequences and offsets follow each other, and the reason is the same."""
     later = Origin("plant", b"other epoch, yes")
     batches = [*chain(2), *chain(1, link=Link(STREAM, later, 3, b"d" * 16))]
-    declined = judge_page(page(batches), SIGNERS.trust("required")).declined
+    declined = judge_page(page(batches, {}), SIGNERS.trust("required")).declined
     assert [(one.facts.epoch, one.facts.first_sequence, one.facts.last_sequence) for one in declined] == [
         (EPOCH, 1, 2),
         (later.epoch, 3, 3),
