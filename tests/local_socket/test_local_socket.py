@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import sqlite3
 import struct
 import threading
+from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -83,6 +85,38 @@ async def test_a_lease_fences_the_instance_before(tmp_path: Path) -> None:
             assert isinstance(answer, local_socket.Refused)
             assert why in answer.message
         assert store.end_offset("facts.operational") == 1
+
+
+async def test_a_consumer_that_reads_the_file_is_in_sync_at_the_end_only(tmp_path: Path) -> None:
+    """A program that says it fetches next is seen. It is in sync where it has confirmed all; one that begins before is
+    behind, and what it holds back has an age."""
+    async with served_store(tmp_path):
+        await local_socket.ask(tmp_path, request())
+        for name, start in (("local.behind", "oldest"), ("local.end", "end")):
+            asked = local_socket.RegisterConsumer(name, "facts.operational", start=start, is_fetching=True)  # type: ignore[arg-type]
+            await local_socket.ask(tmp_path, asked)
+        answer = await local_socket.ask(tmp_path, local_socket.ListConsumers())
+        assert isinstance(answer, local_socket.Consumers)
+        behind, end = answer.consumers
+        assert [(one.name, one.in_sync, one.behind_facts) for one in (behind, end)] == [
+            ("local.behind", False, 1),
+            ("local.end", True, 0),
+        ]
+        assert behind.seen_unix_ms
+        assert behind.held_hours is not None
+        assert (end.held_bytes, end.held_hours) == (0, None)
+
+
+def test_a_command_gives_the_store_the_compromised_keys(tmp_path: Path) -> None:
+    """Also without a node: what a command stores after that is judged by readers of the file."""
+    listed = tmp_path / "compromised.toml"
+    listed.write_text("[[compromised]]\nkey_id = '0011223344556677'\nsince = 2026-11-22T10:00:00Z\n")
+    settings = NodeSettings(IdentitySettings("plant-a", tmp_path), signing=SigningSettings(compromised_file=listed))
+    with open_store(settings):
+        pass
+    with closing(sqlite3.connect(settings.node.store_file)) as outside:
+        found = outside.execute("SELECT hex(key_id), since_unix_ms FROM compromised").fetchall()
+    assert found == [("0011223344556677", 1_795_341_600_000)]
 
 
 async def test_a_consumer_is_registered_and_confirms(tmp_path: Path) -> None:

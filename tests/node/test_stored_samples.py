@@ -95,6 +95,21 @@ def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: 
         assert stored.open_outages("plc") == [10 * S]
 
 
+def test_the_last_sample_of_a_stream_that_has_released_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small such a stream is, a tag that is not found in it may have had values: its source goes on from the
+    last sample of all, which says nothing of the tag's own last good one."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
+        store.appends.define([TagDefinition("tag:t/a")]).result()
+        for t in range(3):
+            store.appends.append_samples(STREAM, [Sample(1, t * S, float(t))]).result()
+        stored = StoredSamples(store.reader, lambda: store.origin)
+        assert stored.last_sample(STREAM) is None
+        monkeypatch.setattr(StoreReader, "bounds", lambda _: {STREAM: (2, 3)})
+        last = stored.last_sample(STREAM)
+        assert last is not None
+        assert (last.sample, last.good_ns) == (Sample(1, 2 * S, 2.0), 0)
+
+
 def test_a_store_that_cannot_be_read_holds_no_source_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The searches at the start find nothing, which is logged. Filling a gap is refused by name, because it could store
     values twice."""
