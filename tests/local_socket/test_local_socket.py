@@ -24,8 +24,9 @@ from agent.local_socket.serving.server import CONNECTIONS_MAX
 from agent.local_socket.transport import socket_address
 from agent.message import Envelope, Fact, Message
 from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.peers import PeerSettings
 from agent.settings.signing import SigningSettings
-from agent.settings.store import StreamSettings
+from agent.settings.store import HoldLimit, StreamSettings
 from tests.signing.signers import make
 from tests.support.served_store import served_store
 from tests.waiting import wait_until, wait_until_async
@@ -105,6 +106,14 @@ async def test_a_consumer_that_reads_the_file_is_in_sync_at_the_end_only(tmp_pat
         assert behind.seen_unix_ms
         assert behind.held_hours is not None
         assert (end.held_bytes, end.held_hours) == (0, None)
+
+
+def test_limits_of_what_peers_hold_back_apply_from_the_start(tmp_path: Path) -> None:
+    """Those of node.toml, not only after a reload."""
+    peer = PeerSettings("idmz", "broker", exports=("facts.operational",), hold_bytes_max=1_000_000, hold_hours_max=3)
+    settings = NodeSettings(IdentitySettings("plant-a", tmp_path), peer=(peer,))
+    with open_store(settings) as store:
+        assert store._writer.housekeeping.holds == {"idmz": HoldLimit(1_000_000, 3)}
 
 
 def test_a_command_gives_the_store_the_compromised_keys(tmp_path: Path) -> None:

@@ -95,6 +95,37 @@ async def test_a_refused_reload_is_told_and_changes_nothing() -> None:
         assert (reloader.settings, reloader.refused) == (AFTER, "")
 
 
+@pytest.mark.parametrize("content", [AFTER, BsfgError("line 3")])
+async def test_a_caller_that_left_stops_no_reload(content: NodeSettings | BsfgError) -> None:
+    """A caller is cancelled, as at the local socket when its client leaves, while the file is read: the other callers
+    are told, and later reloads are carried out."""
+    file, carried_out = File(), list[NodeSettings]()
+    async with reloading(file, carried_out) as reloader:
+        file.reading_may_end.clear()
+        file.content = content
+        callers = [asyncio.create_task(reloader.reload(), name=name) for name in ("left", "other")]
+        await wait_until_async(lambda: file.begun == 1, "the reading")
+        callers[0].cancel()
+        file.reading_may_end.set()
+        told = await asyncio.gather(*callers, return_exceptions=True)
+        assert isinstance(told[0], asyncio.CancelledError)
+        assert isinstance(told[1], ReloadRefused) is isinstance(content, BsfgError)
+        file.content = AFTER
+        assert (await reloader.reload()).settings == AFTER
+
+
+async def test_after_a_reload_the_file_is_not_changed() -> None:
+    """A check has found another file; when that is in force, the status says no more that a reload is due."""
+    file = File()
+    file.look_may_end.set()
+    async with reloading(file, []) as reloader:
+        file.content = AFTER
+        await reloader.check_file()
+        assert reloader.is_file_changed
+        await reloader.reload()
+        assert not reloader.is_file_changed
+
+
 async def test_a_look_at_the_file_does_not_overrule_a_reload() -> None:
     """It may have seen the file before the reload: what is in force then is what the file says."""
     file = File()

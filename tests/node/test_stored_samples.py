@@ -42,6 +42,7 @@ def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> N
             2: Newest(Sample(2, 12 * S, None, BAD), 10 * S, found[1].recorded_ns),
         }
         assert [*found] == [2, 1], "the last one first"
+        assert stored.newest_samples(STREAM, [2])[2].good_ns == 10 * S, "before the batch of the newest ones"
         assert began_ns - 1_000_000 <= found[1].recorded_ns <= time.time_ns()
         assert stored.newest_samples("facts.other", [1]) == {}
         other = StoredSamples(store.reader, lambda: Origin(store.zone, bytes(16)))

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import bsfg
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StoreBusy
 from agent.file_watch import WatchTimes
 from agent.node.trust import TrustFiles
 from agent.settings.node import IdentitySettings, NodeSettings
@@ -145,6 +145,29 @@ async def test_a_store_on_a_full_disk_gets_the_compromised_keys_later(tmp_path: 
                 files.replace(files.compromised, listed)
             await wait_until_async(in_store, "the list in the store")
         assert in_store() == [("0011223344556677", 1_795_341_600_000)]
+
+
+async def test_a_busy_store_gets_the_compromised_keys_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store has no room for the call that sets the list: the next look at the unchanged file sets it."""
+    with FactStore.open(tmp_path / "facts.db", "idmz", settings=IN_MEMORY) as store:
+        files, set_compromised, given = Files(tmp_path, store), store.set_compromised, list[Any]()
+
+        def busy_at_first(since_ms: Any) -> Any:
+            given.append(since_ms)
+            if len(given) == 1:
+                raise StoreBusy("too much work waits for the disk")
+            return set_compromised(since_ms)
+
+        monkeypatch.setattr(store, "set_compromised", busy_at_first)
+        files.replace(
+            files.compromised, b"[[compromised]]\nkey_id = '0011223344556677'\nsince = 2026-11-22T10:00:00Z\n"
+        )
+        with pytest.raises(StoreBusy):
+            files.trust.read()
+        files.trust.read()
+        files.trust.read()
+        assert len(given) == 2
+        assert given[0] == given[1] != {}
 
 
 async def test_another_authority_is_trusted_without_a_restart(tmp_path: Path) -> None:
