@@ -15,6 +15,7 @@ import pytest
 from agent.errors import BsfgError
 from agent.node.reload import Reloader, ReloadRefused
 from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.peers import BrokerSettings
 from agent.settings.store import StreamSettings
 from tests.waiting import LIMIT_S, wait_until_async
 
@@ -112,6 +113,21 @@ async def test_a_caller_that_left_stops_no_reload(content: NodeSettings | BsfgEr
         assert isinstance(told[1], ReloadRefused) is isinstance(content, BsfgError)
         file.content = AFTER
         assert (await reloader.reload()).settings == AFTER
+
+
+async def test_only_certificates_of_a_broker_that_restarts_are_checked(tmp_path: Path) -> None:
+    """Those of a broker that goes on may be replaced at the moment, or may have expired while its link works: a change
+    of something else is not refused for them."""
+    file, carried_out, folder = File(), list[NodeSettings](), tmp_path / "none"
+    broker = BrokerSettings("b1", "host", folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+    async with reloading(file, carried_out) as reloader:
+        reloader.settings = replace(BEFORE, broker=(broker,))
+        file.content = replace(AFTER, broker=(broker,))
+        assert (await reloader.reload()).brokers == frozenset()
+        file.content = replace(AFTER, broker=(replace(broker, port=1884),))
+        with pytest.raises(ReloadRefused, match="of certificates"):
+            await reloader.reload()
+    assert len(carried_out) == 1
 
 
 async def test_after_a_reload_the_file_is_not_changed() -> None:
