@@ -40,7 +40,7 @@ INTEGER = re.compile(r"-?[0-9]{1,19}")
 TEXT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")  # neither control characters nor lone surrogates
 
 MESSAGE_ID_BYTES_MAX = 256  # a UUID has 36, a SHA-256 in hex 64; enough for readable ids, too little for documents
-SUBJECT_BYTES_MAX = 512
+SUBJECT_BYTES_MAX = 512  # also of a predicate
 ENUMERATION_BYTES_MAX = 4096  # a hundred names; PackML, the largest in use, has 30 states
 TEXT_BYTES_MAX = 256  # any other text field of an envelope
 LABELS_MAX = 32  # labels are policy hints, not a second object
@@ -269,6 +269,7 @@ def check_definition(definition: TagDefinition) -> None:
     """Raise MessageError naming the field unless the definition may be numbered and replicated."""
     check_text("definition.subject", definition.subject, SUBJECT_BYTES_MAX)
     check_name("definition.subject", definition.subject, SUBJECT)
+    check_text("definition.predicate", definition.predicate, SUBJECT_BYTES_MAX)
     check_name("definition.predicate", definition.predicate, PREDICATE)
     for name in ("unit", "source", "address", "data_type", "description", "acquisition"):
         if text := getattr(definition, name):
@@ -292,6 +293,7 @@ def check_message(message: Message) -> None:
     _check_labels(envelope.labels)
     check_text("subject", fact.subject, SUBJECT_BYTES_MAX)
     check_name("subject", fact.subject, SUBJECT, "batch:B-1042")
+    check_text("predicate", fact.predicate, SUBJECT_BYTES_MAX)
     check_name("predicate", fact.predicate, PREDICATE, "step_completed")
     _check_object(fact.object_json)
 

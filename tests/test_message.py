@@ -4,7 +4,7 @@ import json
 import math
 import re
 import struct
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -221,7 +221,10 @@ RULES: dict[str, tuple[list[Any], list[Any]]] = {
         ["k:1", "tag:line-1/flow.pv", "order:erp/a/b", "k9_x:\u0021"],
         ["", "k", "k:", ":1", "K:1", "k:a b", "k:\u00e4", "k:/x", "9k:1", "k:x\n", "k:" + "x" * 511, None],
     ),
-    "predicate": (["p", "value_sampled", "p9_q"], ["", "P", "_p", "p_", "p__q", "9p", "p-q", "p\n", None]),
+    "predicate": (
+        ["p", "value_sampled", "p9_q", "p" * 512],
+        ["", "P", "_p", "p_", "p__q", "9p", "p-q", "p\n", "p" * 513, None],
+    ),
     "object_json": (
         [b"1", b"null", b'{"a":1}', b"10000000000000000", b"1e+21", b'"' + b"x" * 262_142 + b'"'],
         [
@@ -347,13 +350,28 @@ def test_a_sample_without_unit_and_before_1970() -> None:
 def test_an_enumerations_name_is_added_to_its_number() -> None:
     """An enumeration's number stays the value; the definition gives its name. Other values, and numbers without a
     name, have none; parts of a later version's form do no harm."""
-    definition = TagDefinition("tag:a", enumeration="0=Off|7=Automatic, by hand|x=9|=|8=")
-    for value, text in ((7, b'"text":"Automatic, by hand",'), (1, b""), (8, b""), (7.0, b""), (True, b""), (None, b"")):
+    definition = TagDefinition("tag:a", enumeration="0=Off|1=On|7=Automatic, by hand|x=9|=|8=")
+    named, unnamed = {7: b'"text":"Automatic, by hand",', 1: b'"text":"On",'}, (2, 8, 7.0, 1.0, True, False, None)
+    for value, text in (*named.items(), *((each, b"") for each in unnamed)):
         presented = message.sample_message(definition, Sample(1, 0, value), "id", "plant")
         head = b'{"quality":0,"source_time":"1970-01-01T00:00:00Z",' + text + b'"value":'
         assert presented.fact.object_json.startswith(head), value
     with pytest.raises(MessageError, match="enumeration"):
         message.check_definition(TagDefinition("tag:a", enumeration="0=" + "x" * 4096))
+
+
+def test_every_text_of_a_definition_is_limited() -> None:
+    """A text with a control character, or one that is too long, is refused in each field of a definition, however it is
+    made; peers keep definitions for ever."""
+    names = [one.name for one in fields(TagDefinition) if one.name != "subject"]
+    for name in names:
+        for text in ("a\nb", "x" * 4097):
+            wrong = replace(TagDefinition("tag:a"), **{name: text})
+            with pytest.raises(MessageError) as caught:
+                message.check_definition(wrong)
+            assert caught.value.field == f"definition.{name}"
+            with pytest.raises(MessageError, match=f"definition.{name}"):
+                TagDefinition.from_json(wrong.to_json())
 
 
 def test_sample_ids_spell_out_the_identity() -> None:

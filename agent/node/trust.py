@@ -14,6 +14,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future  # tidy: a type in a signature, nothing runs
 from pathlib import Path
 
 from agent.fact_store import FactStore, StoreBusy, StoreReader
@@ -54,7 +55,8 @@ class TrustFiles:
     def opened(cls, settings: NodeSettings, store: FactStore) -> TrustFiles:
         """An instance that has read its files."""
         found = cls(settings, store)
-        found.read(is_start=True)
+        with contextlib.suppress(StoreBusy):  # the first check does it
+            found.read(is_start=True)
         return found
 
     @property
@@ -109,14 +111,22 @@ class TrustFiles:
             trust = self._load()
         except SigningError as error:
             self._keep(error)
-        else:
-            self._trust = trust
-            self.judge.set_trust(trust, _rules(self._settings))
-            if not is_start:  # opening the store has read the list
-                self._store.set_compromised(trust.compromised_since_ms)
-                counts = {"authorities": len(trust.anchors), "compromised": len(trust.compromised_since_ms)}
-                log.info("signers_taken_over", extra=counts)
+            self._read = digest
+            return
+        self._trust = trust
+        self.judge.set_trust(trust, _rules(self._settings))
+        setting = self._store.set_compromised(trust.compromised_since_ms)
+        if not is_start:
+            counts = {"authorities": len(trust.anchors), "compromised": len(trust.compromised_since_ms)}
+            log.info("signers_taken_over", extra=counts)
         self._read = digest
+        setting.add_done_callback(self._read_again_unless_set)
+
+    def _read_again_unless_set(self, setting: Future[None]) -> None:
+        """Called by the store's writer. On a full disk the list is not set, and readers of the store would go on to
+        show what a compromised key has signed as proven: the next check sets it."""
+        if setting.exception() is not None:
+            self._read = None
 
     def _load(self) -> SignerTrust:
         signing, before = self._settings.signing, self._trust

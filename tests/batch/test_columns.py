@@ -85,6 +85,22 @@ def test_unit_is_the_largest_that_divides(parts: list[int], unit: int, earliest:
     assert msgspec.msgpack.decode(content)[1][:2] == [min(times), math.gcd(*(time - min(times) for time in times)) or 1]
 
 
+@given(st.lists(VALUES, min_size=20, max_size=60), st.sampled_from([1, 1000]), st.data())
+@example([True, False] * 20, 1000, None)
+def test_a_few_facts_are_read_as_in_the_whole_column(
+    values: list[Value], unit: int, data: st.DataObject | None
+) -> None:
+    """Times, values and qualities of a few facts, read one by one, are those of the whole columns, to the bit."""
+    count = len(values)
+    places = [3, 17] if data is None else data.draw(st.lists(st.integers(0, count - 1), max_size=count // 8))
+    times, qualities = [unit * (n * n % 7) for n in range(count)], [n * n % 5 for n in range(count)]
+    content, earliest, latest = columns.pack(([1] * count, times, values, qualities), 1)
+    unpacked = columns.unpack(content, columns.Frame(count, 1, earliest, latest))
+    assert unpacked.times_ns_at(places) == [times[place] for place in places]
+    assert unpacked.qualities_at(places) == [qualities[place] for place in places]
+    assert [*map(bits, unpacked.values_at(places))] == [bits(values[place]) for place in places]
+
+
 @given(st.lists(VALUES, min_size=1, max_size=30))
 def test_values_lie_in_the_documented_columns(values: list[Value]) -> None:
     """Each kind is in its column; an integer above int64 is among the others."""

@@ -406,6 +406,30 @@ def test_too_large_for_a_batch_has_its_own_error() -> None:
         batch.seal_messages(LINK, [])
 
 
+def test_names_that_a_peer_invents_take_no_memory() -> None:
+    """Names are remembered across batches, but only some of them, whatever a peer sends."""
+    for n in range(300):
+        link = batch.Link(f"facts.{n}", batch.Origin(f"zone-{n}", n.to_bytes(16)))
+        batch.parse(batch.seal_samples(link, [(1, 1, 1, 0)], DEFINITIONS).sealed)
+    for remembered in (batch._names, batch._are_names):
+        assert remembered.cache_info().currsize <= 256
+
+
+def test_whatever_is_sealed_is_short_enough_to_be_read() -> None:
+    """Around the limit of a sealed batch, facts are either read back or refused as too large: a batch that its own
+    store could not read would be lost."""
+    largest, values = 0, [random.Random(n).randbytes(65_000) for n in range(8)]
+    for more in range(3_900, 4_096):
+        rows = [(1, 1, value, 0) for value in (*values, random.Random(99).randbytes(more))]
+        try:
+            sealed = batch.seal_samples(LINK, rows, DEFINITIONS).sealed
+        except batch.BatchTooLarge:
+            assert largest, "none was sealed"
+            break
+        largest = len(batch.parse(sealed).sealed)
+    assert largest == batch.SEALED_BYTES_MAX
+
+
 @pytest.mark.parametrize(
     "content, why",
     [

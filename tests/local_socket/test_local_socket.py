@@ -2,7 +2,10 @@
 
 import asyncio
 import os
+import sqlite3
 import struct
+import threading
+from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +24,9 @@ from agent.local_socket.serving.server import CONNECTIONS_MAX
 from agent.local_socket.transport import socket_address
 from agent.message import Envelope, Fact, Message
 from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.peers import PeerSettings
 from agent.settings.signing import SigningSettings
-from agent.settings.store import StreamSettings
+from agent.settings.store import HoldLimit, StreamSettings
 from tests.signing.signers import make
 from tests.support.served_store import served_store
 from tests.waiting import wait_until, wait_until_async
@@ -82,6 +86,46 @@ async def test_a_lease_fences_the_instance_before(tmp_path: Path) -> None:
             assert isinstance(answer, local_socket.Refused)
             assert why in answer.message
         assert store.end_offset("facts.operational") == 1
+
+
+async def test_a_consumer_that_reads_the_file_is_in_sync_at_the_end_only(tmp_path: Path) -> None:
+    """A program that says it fetches next is seen. It is in sync where it has confirmed all; one that begins before is
+    behind, and what it holds back has an age."""
+    async with served_store(tmp_path):
+        await local_socket.ask(tmp_path, request())
+        for name, start in (("local.behind", "oldest"), ("local.end", "end")):
+            asked = local_socket.RegisterConsumer(name, "facts.operational", start=start, is_fetching=True)  # type: ignore[arg-type]
+            await local_socket.ask(tmp_path, asked)
+        answer = await local_socket.ask(tmp_path, local_socket.ListConsumers())
+        assert isinstance(answer, local_socket.Consumers)
+        behind, end = answer.consumers
+        assert [(one.name, one.in_sync, one.behind_facts) for one in (behind, end)] == [
+            ("local.behind", False, 1),
+            ("local.end", True, 0),
+        ]
+        assert behind.seen_unix_ms
+        assert behind.held_hours is not None
+        assert (end.held_bytes, end.held_hours) == (0, None)
+
+
+def test_limits_of_what_peers_hold_back_apply_from_the_start(tmp_path: Path) -> None:
+    """Those of node.toml, not only after a reload."""
+    peer = PeerSettings("idmz", "broker", exports=("facts.operational",), hold_bytes_max=1_000_000, hold_hours_max=3)
+    settings = NodeSettings(IdentitySettings("plant-a", tmp_path), peer=(peer,))
+    with open_store(settings) as store:
+        assert store._writer.housekeeping.holds == {"idmz": HoldLimit(1_000_000, 3)}
+
+
+def test_a_command_gives_the_store_the_compromised_keys(tmp_path: Path) -> None:
+    """Also without a node: what a command stores after that is judged by readers of the file."""
+    listed = tmp_path / "compromised.toml"
+    listed.write_text("[[compromised]]\nkey_id = '0011223344556677'\nsince = 2026-11-22T10:00:00Z\n")
+    settings = NodeSettings(IdentitySettings("plant-a", tmp_path), signing=SigningSettings(compromised_file=listed))
+    with open_store(settings):
+        pass
+    with closing(sqlite3.connect(settings.node.store_file)) as outside:
+        found = outside.execute("SELECT hex(key_id), since_unix_ms FROM compromised").fetchall()
+    assert found == [("0011223344556677", 1_795_341_600_000)]
 
 
 async def test_a_consumer_is_registered_and_confirms(tmp_path: Path) -> None:
@@ -228,6 +272,25 @@ async def test_an_offset_of_a_former_epoch_confirms_nothing(tmp_path: Path) -> N
             assert [consumer.frontier for consumer in store.consumers.all()] == [frontier]
 
 
+async def test_an_epoch_that_ends_before_the_commit_confirms_nothing(tmp_path: Path) -> None:
+    """The epoch was in force when the request came, and the next one is to begin in the same commit."""
+    async with served_store(tmp_path) as store:
+        await local_socket.ask(tmp_path, request())
+        await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
+        is_held, may_go = threading.Event(), threading.Event()
+        store._writer.submit("hold", lambda _: (is_held.set(), may_go.wait(20)))
+        await asyncio.to_thread(is_held.wait, 20)
+        store.begin_epoch("an operator knows of a restore")
+        asked = local_socket.ConfirmReceipt("local.mes", 1, epoch=store.epoch.hex())
+        answering = asyncio.create_task(RequestHandler(store).answer(asked))
+        await wait_until_async(lambda: store._writer._queue.calls.count >= 3, "the confirmation to be queued")
+        may_go.set()
+        answer = await answering
+        assert isinstance(answer, local_socket.Refused)
+        assert "has ended" in answer.message
+        assert [consumer.frontier for consumer in store.consumers.all()] == [0]
+
+
 async def test_a_consumer_is_removed_as_asked(tmp_path: Path) -> None:
     """One that is active by force only; its deletion begins, or is done at once. The answer shows it as it was."""
     async with served_store(tmp_path) as store:
@@ -371,6 +434,22 @@ class LongAnswers(RequestHandler):
     async def answer(self, request: local_socket.Request) -> local_socket.Answer:  # noqa: ARG002 the handler's signature
         """A megabyte."""
         return local_socket.Refused("x" * 1_000_000)
+
+
+async def test_clients_that_left_take_no_place(tmp_path: Path) -> None:
+    """Any number of clients come one after the other, and each is answered. After them silent clients take all places,
+    and the next client gets the place of the oldest of these."""
+    async with served_store(tmp_path), asyncio.timeout(25):
+        for _ in range(CONNECTIONS_MAX + server.WAITING_MAX + 5):
+            assert isinstance(await local_socket.ask(tmp_path, local_socket.ListConsumers()), local_socket.Consumers)
+        silent = []
+        for _ in range(CONNECTIONS_MAX):
+            with socket_address(tmp_path) as address:
+                silent.append(await asyncio.open_unix_connection(address))
+        assert isinstance(await local_socket.ask(tmp_path, local_socket.ListConsumers()), local_socket.Consumers)
+        assert await silent[0][0].read() == b""
+    for _, writer in silent:
+        writer.close()
 
 
 async def test_unread_answers_do_not_keep_others_out(tmp_path: Path) -> None:

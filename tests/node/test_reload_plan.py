@@ -118,6 +118,12 @@ def test_a_changed_part_takes_no_other_with_it() -> None:
     assert (plan.sources, plan.brokers) == ({"meter", "new"}, frozenset())
     plan = plan_reload(FULL, replace(FULL, stream=(StreamSettings("facts.telemetry", keep_hours=1.0),)))
     assert (plan.sources, plan.brokers, plan.has_new_limits) == (frozenset(), frozenset(), True)
+    for holding in (replace(FULL.peer[1], hold_bytes_max=10**9), replace(FULL.peer[1], hold_hours_max=2.0)):
+        assert plan_reload(FULL, replace(FULL, peer=(FULL.peer[0], holding))).has_new_limits
+    assert not plan_reload(FULL, replace(FULL, peer=(FULL.peer[0], limited))).has_new_limits
+    plan = plan_reload(FULL, replace(FULL, origin=(OriginSettings("plant-b", "off"),)))
+    assert (plan.sources, plan.brokers, plan.has_new_trust) == (frozenset(), frozenset(), True)
+    assert not plan_reload(FULL, replace(FULL, peer=(FULL.peer[0], limited))).has_new_trust
     plan = plan_reload(FULL, replace(FULL, peer=(), broker=FULL.broker[:1], modbus=()))
     assert (plan.brokers, plan.sources) == ({"b1", "b2"}, {"meter"})
 

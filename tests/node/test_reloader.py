@@ -15,6 +15,7 @@ import pytest
 from agent.errors import BsfgError
 from agent.node.reload import Reloader, ReloadRefused
 from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.peers import BrokerSettings
 from agent.settings.store import StreamSettings
 from tests.waiting import LIMIT_S, wait_until_async
 
@@ -93,6 +94,52 @@ async def test_a_refused_reload_is_told_and_changes_nothing() -> None:
         file.content = AFTER
         await reloader.reload()
         assert (reloader.settings, reloader.refused) == (AFTER, "")
+
+
+@pytest.mark.parametrize("content", [AFTER, BsfgError("line 3")])
+async def test_a_caller_that_left_stops_no_reload(content: NodeSettings | BsfgError) -> None:
+    """A caller is cancelled, as at the local socket when its client leaves, while the file is read: the other callers
+    are told, and later reloads are carried out."""
+    file, carried_out = File(), list[NodeSettings]()
+    async with reloading(file, carried_out) as reloader:
+        file.reading_may_end.clear()
+        file.content = content
+        callers = [asyncio.create_task(reloader.reload(), name=name) for name in ("left", "other")]
+        await wait_until_async(lambda: file.begun == 1, "the reading")
+        callers[0].cancel()
+        file.reading_may_end.set()
+        told = await asyncio.gather(*callers, return_exceptions=True)
+        assert isinstance(told[0], asyncio.CancelledError)
+        assert isinstance(told[1], ReloadRefused) is isinstance(content, BsfgError)
+        file.content = AFTER
+        assert (await reloader.reload()).settings == AFTER
+
+
+async def test_only_certificates_of_a_broker_that_restarts_are_checked(tmp_path: Path) -> None:
+    """Those of a broker that goes on may be replaced at the moment, or may have expired while its link works: a change
+    of something else is not refused for them."""
+    file, carried_out, folder = File(), list[NodeSettings](), tmp_path / "none"
+    broker = BrokerSettings("b1", "host", folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+    async with reloading(file, carried_out) as reloader:
+        reloader.settings = replace(BEFORE, broker=(broker,))
+        file.content = replace(AFTER, broker=(broker,))
+        assert (await reloader.reload()).brokers == frozenset()
+        file.content = replace(AFTER, broker=(replace(broker, port=1884),))
+        with pytest.raises(ReloadRefused, match="of certificates"):
+            await reloader.reload()
+    assert len(carried_out) == 1
+
+
+async def test_after_a_reload_the_file_is_not_changed() -> None:
+    """A check has found another file; when that is in force, the status says no more that a reload is due."""
+    file = File()
+    file.look_may_end.set()
+    async with reloading(file, []) as reloader:
+        file.content = AFTER
+        await reloader.check_file()
+        assert reloader.is_file_changed
+        await reloader.reload()
+        assert not reloader.is_file_changed
 
 
 async def test_a_look_at_the_file_does_not_overrule_a_reload() -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.fact_store import FactStore
@@ -82,6 +83,10 @@ def test_our_signature_on_facts_that_are_not_here_is_proof(copied: tuple[Path, O
         assert proof(store)(".", claim(head))
         append(store, 13, 14, 15)
         assert proof(store)(".", claim(head))
+        unnamed = msgspec.structs.replace(claim(head), stream=None)
+        assert not proof(store)(".", unnamed), "no stream is known"
+        done(store.consumers.register("idmz.x", "idmz", STREAM))
+        assert proof(store)(".", unnamed), "that of the registered consumer"
 
 
 def test_a_released_fact_is_compared_by_its_successor(tmp_path: Path) -> None:

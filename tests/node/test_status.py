@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -351,3 +353,29 @@ def test_a_reload_clears_the_problems_of_the_file_before(tmp_path: Path) -> None
 
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         asyncio.run(life(store))
+
+
+def test_the_certificate_that_ends_first_counts(tmp_path: Path) -> None:
+    """Of the certificates for several brokers, the one that ends first is shown; a broker without one does not
+    count."""
+    ends = [None, *(datetime.now(UTC) + timedelta(days=days, hours=1) for days in (30, 3, 90))]
+    runtimes = {
+        f"b{number}": SimpleNamespace(link=SimpleNamespace(statistics=partial(SimpleNamespace, identity_ends=one)))
+        for number, one in enumerate(ends)
+    }
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        collector = collector_of(store, tmp_path)
+        assert collector._certificate_days_left() is None
+        collector._runtimes = runtimes  # type: ignore[assignment]
+        assert collector._certificate_days_left() == 3
+
+
+def test_the_quota_of_artifacts_is_shown(tmp_path: Path) -> None:
+    """The limit of a zone's artifacts without facts, which is another one than that of all artifacts."""
+    limits = StoreSettings(
+        artifact_bytes_max=1000, artifact_unreferenced_bytes_max=5000, artifacts_total_bytes_max=9000
+    )
+    with FactStore.open(tmp_path / "facts.db", "plant-a", settings=limits) as store:
+        shown = collector_of(store, tmp_path).snapshot().store
+        assert shown is not None
+        assert (shown.artifact_unreferenced_bytes_max, shown.artifact_bytes_max) == (5000, 9000)

@@ -42,6 +42,7 @@ def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> N
             2: Newest(Sample(2, 12 * S, None, BAD), 10 * S, found[1].recorded_ns),
         }
         assert [*found] == [2, 1], "the last one first"
+        assert stored.newest_samples(STREAM, [2])[2].good_ns == 10 * S, "before the batch of the newest ones"
         assert began_ns - 1_000_000 <= found[1].recorded_ns <= time.time_ns()
         assert stored.newest_samples("facts.other", [1]) == {}
         other = StoredSamples(store.reader, lambda: Origin(store.zone, bytes(16)))
@@ -93,6 +94,21 @@ def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: 
         assert stored.last_sample(STREAM) is None, "all of the stream was seen, so the tag is new"
         monkeypatch.setattr(stored_samples, "OUTAGE_DEPTH_FACTS", 6)
         assert stored.open_outages("plc") == [10 * S]
+
+
+def test_the_last_sample_of_a_stream_that_has_released_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small such a stream is, a tag that is not found in it may have had values: its source goes on from the
+    last sample of all, which says nothing of the tag's own last good one."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
+        store.appends.define([TagDefinition("tag:t/a")]).result()
+        for t in range(3):
+            store.appends.append_samples(STREAM, [Sample(1, t * S, float(t))]).result()
+        stored = StoredSamples(store.reader, lambda: store.origin)
+        assert stored.last_sample(STREAM) is None
+        monkeypatch.setattr(StoreReader, "bounds", lambda _: {STREAM: (2, 3)})
+        last = stored.last_sample(STREAM)
+        assert last is not None
+        assert (last.sample, last.good_ns) == (Sample(1, 2 * S, 2.0), 0)
 
 
 def test_a_store_that_cannot_be_read_holds_no_source_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ does it."""
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import bsfg
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StoreBusy
 from agent.file_watch import WatchTimes
 from agent.node.trust import TrustFiles
 from agent.settings.node import IdentitySettings, NodeSettings
@@ -21,6 +22,7 @@ from agent.settings.signing import OriginSettings, SigningSettings
 from agent.signing.errors import SigningError
 from agent.signing.keys import ZoneSigner
 from agent.signing.messages import MessagePlace, sign_request, split_request
+from tests.fact_store.durability.faults import Faults, full_error
 from tests.fact_store.making import IN_MEMORY
 from tests.signing.signers import Made, make, signing_key
 from tests.waiting import wait_until_async
@@ -119,6 +121,53 @@ async def test_a_compromised_key_is_refused_without_a_restart(tmp_path: Path, ca
         assert files.trusts(other)
         (line,) = logged(caplog, "signers_taken_over")
         assert (line.authorities, line.compromised) == (1, 1)
+
+
+@pytest.mark.parametrize("is_start", [True, False])
+async def test_a_store_on_a_full_disk_gets_the_compromised_keys_later(tmp_path: Path, *, is_start: bool) -> None:
+    """The list is in the store, for readers of its file, although the first commit of it found no room."""
+    faults = Faults()
+    listed = b'[[compromised]]\nkey_id = "0011223344556677"\nsince = 2026-11-22T10:00:00Z\n'
+
+    def in_store() -> list[Any]:
+        with contextlib.closing(sqlite3.connect(tmp_path / "facts.db")) as outside:
+            return outside.execute("SELECT hex(key_id), since_unix_ms FROM compromised").fetchall()
+
+    with FactStore.open(tmp_path / "facts.db", "idmz", settings=IN_MEMORY, connect_to=faults.connect) as store:
+        if is_start:
+            (tmp_path / "compromised.toml").write_bytes(listed)
+            faults.arm("COMMIT", 1, full_error)
+        files = Files(tmp_path, store)
+        async with files.watched():
+            if not is_start:
+                await asyncio.wrap_future(store.note("test", "x", "everything before is recorded"))
+                faults.arm("COMMIT", 1, full_error)
+                files.replace(files.compromised, listed)
+            await wait_until_async(in_store, "the list in the store")
+        assert in_store() == [("0011223344556677", 1_795_341_600_000)]
+
+
+async def test_a_busy_store_gets_the_compromised_keys_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store has no room for the call that sets the list: the next look at the unchanged file sets it."""
+    with FactStore.open(tmp_path / "facts.db", "idmz", settings=IN_MEMORY) as store:
+        files, set_compromised, given = Files(tmp_path, store), store.set_compromised, list[Any]()
+
+        def busy_at_first(since_ms: Any) -> Any:
+            given.append(since_ms)
+            if len(given) == 1:
+                raise StoreBusy("too much work waits for the disk")
+            return set_compromised(since_ms)
+
+        monkeypatch.setattr(store, "set_compromised", busy_at_first)
+        files.replace(
+            files.compromised, b"[[compromised]]\nkey_id = '0011223344556677'\nsince = 2026-11-22T10:00:00Z\n"
+        )
+        with pytest.raises(StoreBusy):
+            files.trust.read()
+        files.trust.read()
+        files.trust.read()
+        assert len(given) == 2
+        assert given[0] == given[1] != {}
 
 
 async def test_another_authority_is_trusted_without_a_restart(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def test_compromises_are_written_and_read(tmp_path: Path) -> None:
         ("[[compromised]]\nkey_id = '0011223344556677'\nsince = 2026-01-01T00:00:00", "a time with its time zone"),
         ("[[compromised]]\nkey_id = '0011223344556677'\nsince = 'now'", "a time with its time zone"),
         ("[[compromised", "is not TOML"),
+        ("[[compromised]]\nkey_id = '0011223344556677'\nsince = 2026-01-01T00:00:00Z\n" * 1001, "must be at most 1000"),
         ("compromised = [1]", "needs key_id and since"),
     ],
 )

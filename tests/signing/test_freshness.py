@@ -31,6 +31,8 @@ def test_an_end_that_stands_still_grows_stale() -> None:
     known.note(end(3, 500_000, NEXT))
     (view,) = known.views(held(5), 1001 + STALE_AFTER_MS)
     assert (view.is_stale, view.signed_at_ms, view.behind) == (False, 500_000, 3)
+    (view,) = known.views(held(4), 1001 + STALE_AFTER_MS)
+    assert view.behind == 1 + 3, "those of all epochs"
 
 
 def test_signed_facts_that_do_not_arrive_are_withheld() -> None:
@@ -74,9 +76,12 @@ def test_the_number_of_origins_is_bounded() -> None:
     known = Freshness()
     for number in range(ORIGINS_MAX + 10):
         known.note(end(1, number, Origin("plant", number.to_bytes(16, "big"))))
+        if number % 100 == 0:
+            known.views({}, number)
     found = known.newest(STREAM)
     assert len(found) == ORIGINS_MAX
     assert found[-1].signed_at_ms == 10
+    assert known._behind.keys() <= known._ends.keys()
 
 
 def test_a_zone_that_signs_without_end_displaces_no_other() -> None:

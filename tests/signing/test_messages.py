@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.pages import BATCHES_MAX
 from agent.replication.protocol.codec import HEADER_BYTES_MAX
 from agent.signing.heads import HeadSigner
 from agent.signing.keys import SigningKey, ZoneSigner
 from agent.signing.messages import (
     ANSWER_MARK,
+    REQUEST_MARK,
     MessagePlace,
     MessageProof,
     answer_bytes,
@@ -107,3 +109,46 @@ def test_whatever_comes_is_split(kind: Kind, payload: bytes) -> None:
 def test_no_header_is_as_long_as_the_mark_says() -> None:
     """An answer that begins with the mark of a proof is no answer without one."""
     assert struct.unpack("<I", ANSWER_MARK)[0] > HEADER_BYTES_MAX
+
+
+def answer_of(entries: list[str], attached: bytes) -> bytes:
+    """An answer whose header lists these batches, as text, and what follows the header."""
+    header = ('{"batches":[' + ",".join(entries) + "]}").encode()
+    return struct.pack("<I", len(header)) + header + attached
+
+
+def test_all_bytes_of_an_answer_are_covered_except_for_bodies_of_batches() -> None:
+    """The header, the digest of each batch and all that follows the batches, such as definitions, cannot be changed
+    without the key; nor can what only looks like a batch. Bodies are covered by the digests, which their reader
+    checks."""
+    bodies, rest = b"1" * 40 + b"d" * 16 + b"2" * 50 + b"e" * 16, b"definitions"
+    answer = answer_of(["[1,0,56]", "[2,0,66]"], bodies + rest)
+    begin = len(answer) - len(bodies) - len(rest)
+    free = {*range(begin, begin + 40), *range(begin + 56, begin + 106)}
+    for at in range(len(answer)):
+        changed = answer[:at] + bytes([answer[at] ^ 1]) + answer[at + 1 :]
+        assert (answer_bytes(PLACE, changed) == answer_bytes(PLACE, answer)) is (at in free), at
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [["[0,0,20]"] * (BATCHES_MAX + 1), ["[0,0,20" + " " * 100 + "]"] * BATCHES_MAX, ["[0,0,20]", "[0,0,15]"]],
+    ids=["too many", "too long", "too short"],
+)
+def test_batches_that_no_page_has_are_not_looked_for(entries: list[str]) -> None:
+    """A header is not proven yet. Where it lists more batches than a page may have, in more bytes, or shorter ones than
+    a digest, all bytes are covered."""
+    attached = bytes(20 * len(entries))
+    assert answer_bytes(PLACE, answer_of(["[0,0,20]"], attached)) == answer_bytes(
+        PLACE, answer_of(["[0,0,20]"], b"body" + attached[4:])
+    )
+    assert answer_bytes(PLACE, answer_of(entries, attached)) != answer_bytes(
+        PLACE, answer_of(entries, b"body" + attached[4:])
+    )
+
+
+def test_a_certificate_has_a_limit() -> None:
+    """A proof with a longer certificate than any receiver reads is no proof."""
+    for length, is_proof in ((4096, True), (4097, False)):
+        payload = REQUEST_MARK + struct.pack("<H", length) + bytes(length + 64) + b"{}"
+        assert (split_request(payload)[1] is not None) is is_proof

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.batch import Batch, Origin
+from agent.batch import Batch, Link, Origin
+from agent.message import UNIX_MS_MAX
 from agent.signing import runs
 from agent.signing.certificates import Refusal, RefusalReason, Signer
-from agent.signing.heads import HEAD_BYTES, parse_head
+from agent.signing.heads import HEAD_BYTES, HeadError, parse_head
 from agent.signing.keys import SignerPublic, SigningKey
 from agent.signing.runs import (
     NO_HEAD,
@@ -21,6 +22,8 @@ from agent.signing.runs import (
     ChainEnd,
     Judgement,
     Offered,
+    Proof,
+    check_head,
     judge_page,
     proves_own,
 )
@@ -371,3 +374,32 @@ def test_only_our_own_signature_proves_our_own_past() -> None:
     assert not proves_own(b"", end, own)
     assert not proves_own(bytes(HEAD_BYTES), end, own)
     assert parse_head(head_of(former, batch)).key_id == former.key_id
+
+
+def test_a_key_of_another_zone_proves_nothing() -> None:
+    """Also where it is looked up for the zone: a key id is a hint, and two zones may have keys with one id."""
+    (batch,) = chain(1)
+    end, key = ChainEnd.of(batch), SigningKey.generate()
+    for zone, expected in (("plant", Proof.VERIFIED), ("evil", Proof.WRONG)):
+        signer = Signer(zone, key.public, 0, UNIX_MS_MAX)
+        assert check_head(head_of(key, batch), end, lambda *_, signer=signer: signer)[0] is expected
+
+
+@pytest.mark.parametrize("signed_at_ms", [-1, UNIX_MS_MAX + 1])
+def test_a_head_has_a_time_that_a_message_may_have(signed_at_ms: int) -> None:
+    """A time that no reader can show makes a head malformed."""
+    (batch,) = chain(1)
+    assert parse_head(replace(parse_head(head_of(PLANT, batch)), signed_at_ms=UNIX_MS_MAX).packed())
+    with pytest.raises(HeadError, match="not a valid time"):
+        parse_head(replace(parse_head(head_of(PLANT, batch)), signed_at_ms=signed_at_ms).packed())
+
+
+def test_declined_facts_of_two_epochs_are_reported_apart() -> None:
+    """Although their sequences and offsets follow each other, and the reason is the same."""
+    later = Origin("plant", b"other epoch, yes")
+    batches = [*chain(2), *chain(1, link=Link(STREAM, later, 3, b"d" * 16))]
+    declined = judge_page(page(batches, {}), SIGNERS.trust("required")).declined
+    assert [(one.facts.epoch, one.facts.first_sequence, one.facts.last_sequence) for one in declined] == [
+        (EPOCH, 1, 2),
+        (later.epoch, 3, 3),
+    ]

@@ -196,7 +196,10 @@ class RequestHandler:
                 # Offsets of a former epoch may name facts that were never read.
                 if request.epoch not in {None, store.epoch.hex()}:
                     raise LocalError(f"offset {request.offset} is of epoch {request.epoch}, not of {store.epoch.hex()}")
-                confirming = store.consumers.confirm(request.consumer_name, request.offset, request.first_offset)
+                epoch = None if request.epoch is None else store.epoch  # another one may begin before the commit
+                confirming = store.consumers.confirm(
+                    request.consumer_name, request.offset, request.first_offset, epoch=epoch
+                )
                 frontier = await asyncio.wrap_future(confirming)  # durable before it is answered
                 return messages.Confirmed(frontier)
 

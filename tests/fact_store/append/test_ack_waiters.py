@@ -209,6 +209,43 @@ def test_a_fetch_that_waits_at_the_end_keeps_up(tmp_path: Path) -> None:
         wait_until(lambda: why("not waited for").startswith("0 of the 1"), "it to fall out")
 
 
+def waiting_for(frontier: int) -> tuple[AckWaiters, Catalog]:
+    """Nobody waits yet; one consumer, which has fetched nothing, has confirmed so much of a stream of ten facts."""
+    catalog = Catalog(Origin("plant", bytes(16)))
+    catalog.streams[OPERATIONAL] = StreamState(1, OPERATIONAL, 10)
+    confirmed = Confirmed(frontier)
+    catalog.consumers["a"] = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, confirmed)
+    return AckWaiters(ConsumerActivity().followers), catalog
+
+
+def test_what_is_confirmed_is_not_queued_where_an_append_may_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append that is answered at once, because too many wait, has one message that its consumers have confirmed: the
+    retry of an earlier one. Only the other is answered queued."""
+    monkeypatch.setattr(ack_waiters, "WAITING_MAX", 0)
+    waiters, catalog = waiting_for(3)
+    append = AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL))
+    waiters.answer(append, [AppendOutcome(3, "noop_already_applied"), AppendOutcome(7, "applied")], catalog, 0)
+    assert [one.outcome for one in done(append.future)] == ["noop_already_applied", "queued"]
+
+
+@pytest.mark.parametrize("timeouts_ms", [(1000, 5000), (5000, 1000)])
+def test_the_first_of_several_timeouts_wakes_the_writer(timeouts_ms: tuple[int, int]) -> None:
+    """Appends on different terms wait: the alarm is that of the one whose time is over first. Otherwise it would be
+    answered whenever something else is committed."""
+    waiters, catalog = waiting_for(0)
+    appends = [
+        AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(dataclasses.replace(ALL, acks_timeout_ms=timeout_ms)))
+        for timeout_ms in timeouts_ms
+    ]
+    for append in appends:
+        waiters.answer(append, [AppendOutcome(7, "applied")], catalog, 0)
+    waiters.settle(catalog, 1)
+    assert waiters.alarm_ns == 1_000_000_000
+    waiters.settle(catalog, waiters.alarm_ns)
+    assert [one.future.done() for one in appends] == [timeout_ms == 1000 for timeout_ms in timeouts_ms]
+    assert waiters.alarm_ns == 5_000_000_000
+
+
 def test_a_fact_released_unconfirmed_is_not_acknowledged() -> None:
     """A frontier passes a released fact. For an append that still waits for it, that is no confirmation."""
     answered, stream = AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL)), StreamState(1, OPERATIONAL, 5)

@@ -4,6 +4,7 @@ restarts.
 Seen to catch, with the product broken on purpose: leases not written, leases that the same commit does not see.
 """
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from agent.fact_store.log.errors import AcksRefused, FactsRefused
 from agent.lease import LEASE_EPOCH_MAX
 from agent.message import Envelope, Fact, Message, MessageError
 from agent.settings.store import StreamSettings
-from tests.fact_store.making import OPERATIONAL, done, failed, ids_in, message, plant
+from tests.fact_store.making import LIMIT_S, OPERATIONAL, done, failed, ids_in, message, plant
 
 STORED, SAME, OTHER = (b"content", 7), b"content", b"another"
 LEASED = Precondition("line1", 3)
@@ -70,6 +71,7 @@ def test_the_first_outcome_that_applies_is_the_result(
         (Precondition("line1", True), "lease_epoch"),
         (Precondition("line1", 1.5), "lease_epoch"),  # type: ignore[arg-type]
         (Precondition(base_offset=-1), "base_offset"),
+        (Precondition(base_offset=2**63), "base_offset"),
         (Precondition(base_offset="5"), "base_offset"),  # type: ignore[arg-type]
     ],
 )
@@ -195,6 +197,23 @@ def test_undecidable_preconditions_are_refused_at_once(tmp_path: Path) -> None:
             store.appends.append_messages(OPERATIONAL, [message("a"), message("b")], preconditions=[LEASED])
         with pytest.raises(MessageError, match="producer"):
             store.appends.acquire_lease(OPERATIONAL, "not a name")
+
+
+def test_producers_of_one_commit_share_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends of several new producers come in one commit, and together exceed the limit: the first ones are stored."""
+    monkeypatch.setattr(admission, "PRODUCERS_MAX", 2)
+    with plant(tmp_path) as store:
+        is_held, may_go = threading.Event(), threading.Event()
+        store._writer.submit("hold", lambda _: (is_held.set(), may_go.wait(LIMIT_S)))
+        assert is_held.wait(LIMIT_S)
+        asked = [
+            store.appends.append_message(OPERATIONAL, message(name), precondition=Precondition(name, 1))
+            for name in ("a", "b", "c")
+        ]
+        may_go.set()
+        assert [done(one).outcome for one in asked[:2]] == ["applied"] * 2
+        assert isinstance(failed(asked[2]), FactsRefused)
+        assert ids_in(store) == ["a", "b"]
 
 
 def test_too_many_producers_are_refused_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

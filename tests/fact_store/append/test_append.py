@@ -15,7 +15,7 @@ from agent.fact_store.append.append import content_digest
 from agent.fact_store.log.errors import FactsRefused, StoreBusy, StoreClosed
 from agent.fact_store.log.records import Appended
 from agent.fact_store.retention import housekeeping
-from agent.message import Message, MessageError, Sample
+from agent.message import Json, Message, MessageError, Sample, Value
 from agent.settings.store import StoreSettings
 from tests.fact_store.making import (
     AT_ONCE,
@@ -38,6 +38,7 @@ from tests.fact_store.making import (
     values_in,
     writer_sleeps,
 )
+from tests.waiting import wait_until
 
 
 def test_appended_facts_are_read(tmp_path: Path) -> None:
@@ -139,6 +140,31 @@ def test_large_values_split_by_bytes(tmp_path: Path) -> None:
         chain_is_whole(store)
     with plant(tmp_path) as store:
         assert done(store.appends.append_samples(TELEMETRY, samples(1))) == Appended(102, 102)
+
+
+@pytest.mark.parametrize("value", ["x" * 60_000, b"x" * 60_000, Json(b'"' + b"x" * 60_000 + b'"')])
+def test_the_queue_counts_the_bytes_of_values(tmp_path: Path, value: Value) -> None:
+    """Texts, bytes and structures that wait for their commit count in the limit of the queue, which bounds memory."""
+    with plant(tmp_path, replace(NEVER, queue_bytes_max=1024 * 1024)) as store:
+        waiting = [store.appends.append_samples(TELEMETRY, [Sample(1, n, value)]) for n in range(17)]
+        assert store.statistics().queue_bytes >= 17 * 60_000
+        with pytest.raises(StoreBusy):
+            store.appends.append_samples(TELEMETRY, [Sample(1, 18, value)])
+    assert [done(one).last_offset for one in waiting] == list(range(1, 18))
+
+
+def test_the_queue_counts_the_bytes_of_definitions(tmp_path: Path) -> None:
+    """Tag definitions that wait for their commit count in the limit of the queue, and no more once they are stored."""
+    with plant(tmp_path) as store:
+        is_held, may_go = threading.Event(), threading.Event()
+        store._writer.submit("hold", lambda _: (is_held.set(), may_go.wait(LIMIT_S)))
+        assert is_held.wait(LIMIT_S)
+        definitions = [replace(tag(number), description="x" * 1000) for number in range(2, 102)]
+        defining = store.appends.define(definitions)
+        assert store.statistics().queue_bytes >= sum(len(one.to_json()) for one in definitions)
+        may_go.set()
+        assert done(defining) == list(range(2, 102))
+        wait_until(lambda: store.statistics().queue_bytes == 0, "the room to be given back")
 
 
 def test_a_full_queue_raises_store_busy(tmp_path: Path) -> None:

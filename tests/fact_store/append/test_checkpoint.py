@@ -4,11 +4,13 @@ import json
 import sqlite3
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batch import EPOCH_BYTES, Origin, open_messages, parse
 from agent.fact_store import FactStore, VerifyCounts, verify_store
+from agent.fact_store.append import checkpoint
 from agent.fact_store.append.checkpoint import ORIGINS_MAX, PREDICATE, checkpoint_objects, checkpoints_in
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.pages import HeldRange
@@ -55,6 +57,20 @@ def test_a_day_has_one_checkpoint_of_each_stream(tmp_path: Path) -> None:
         mill.put(store, mill.sealed)
         done(store.checkpoint("2026-11-22"))
         assert store.end_offset(TELEMETRY) == 8
+
+
+def test_a_checkpoint_of_many_origins_is_stored_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the facts into which it is split is stored, once a day however often it is asked for."""
+    monkeypatch.setattr(checkpoint, "ORIGINS_MAX", 2)
+    mills = [Elsewhere(f"mill{number}") for number in range(5)]
+    with opened(tmp_path) as store:
+        for mill in mills:
+            mill.put(store, [mill.seal(1)])
+        for _ in range(2):
+            done(store.checkpoint("2026-11-22"))
+        messages = [open_messages(parse(one)) for one in sealed_in(store, TELEMETRY, 5)]
+        found = [one.origin for batch in messages for one in checkpoints_in(batch)]
+    assert found == [mill.origin for mill in mills]
 
 
 def test_a_history_that_was_rewritten_contradicts_the_checkpoint(tmp_path: Path) -> None:

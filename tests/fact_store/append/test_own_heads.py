@@ -270,6 +270,20 @@ def test_heads_of_peers_are_stored_verbatim(tmp_path: Path) -> None:
         assert store.signed_zones() == {"mill"}
 
 
+def test_a_zone_whose_heads_were_never_verified_is_not_proven(tmp_path: Path) -> None:
+    """A head that was stored unverified proves no zone, in this life and the next. Of a proven zone this node demands
+    signatures, so anybody could end the zone's stream here with one false head."""
+    mill, path = Signed("mill"), tmp_path / "idmz.db"
+    mill.seal(5)
+    with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
+        position, heads = PeerPosition(mill.origin.epoch, 5), [mill.head(0, is_verified=False)]
+        batches = parsed(mill.sealed)
+        done(store.inbound.put_batches("mill", TELEMETRY, batches, mill.received(), position, heads=heads))
+        assert store.signed_zones() == store.reader.signed_zones() == frozenset()
+    with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
+        assert store.signed_zones() == store.reader.signed_zones() == frozenset()
+
+
 def test_readers_learn_what_is_proven(tmp_path: Path) -> None:
     """Facts up to a verified head are proven, also those of earlier batches and pages. Facts behind it, before a gap,
     or under a head that was not verified are not. A compromised key makes suspect what was verified since."""

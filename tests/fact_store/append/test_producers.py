@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from agent.append_contract import AppendOutcome, Precondition
 from agent.fact_store import FactStore, producers
-from agent.fact_store.log.errors import AcksRefused, FactsRefused, StoreBusy, StoreClosed
+from agent.fact_store.log.errors import AcksRefused, FactsRefused, StoreBusy, StoreClosed, StoreFull
 from agent.fact_store.producers import Producers
 from agent.message import Message, MessageError
 from agent.settings.store import StoreSettings
@@ -116,6 +117,27 @@ def test_every_producer_gets_the_stores_refusal(tmp_path: Path) -> None:
         assert [one.result(LIMIT_S).outcome for one in waiting] == ["applied"] * 4
     found = together(store, *({"message": message(f"late-{n}")} for n in range(2)))
     assert [type(one) for one in found] == [StoreClosed, StoreClosed]
+
+
+def test_an_error_reaches_the_others_where_one_was_cancelled(tmp_path: Path) -> None:
+    """A producer is cancelled before the store's error comes; the others of its turn get it all the same. Otherwise
+    they would wait for ever."""
+
+    async def scenario(store: FactStore) -> list[Any]:
+        door, appended = Producers(store.appends), Future[list[AppendOutcome]]()
+        store.appends.append_checked = lambda *_: appended  # type: ignore[method-assign]
+        names = ("given up", "one", "two")
+        tasks = [asyncio.create_task(door.append_message(OPERATIONAL, message(name)), name=name) for name in names]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        appended.set_exception(StoreFull("the disk is full"))
+        async with asyncio.timeout(LIMIT_S):
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    with plant(tmp_path) as store:
+        found = asyncio.run(scenario(store))
+        assert [type(one) for one in found] == [asyncio.CancelledError, StoreFull, StoreFull]
 
 
 def test_cancelling_a_producer_does_not_take_its_message_back(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from agent.fact_store.append.receive import EPOCHS_OF_ZONE_MAX
 from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, ForkError
 from agent.fact_store.sqlite.transaction import INCIDENTS_FIRST, INCIDENTS_OF_KIND_MAX
 from agent.message import MessageError, Sample
-from agent.pages import OriginRange, PeerPosition, PutResult, ReceivedDefinition
+from agent.pages import KeptHead, OriginRange, PeerPosition, PutResult, ReceivedDefinition
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import (
     AT_ONCE,
@@ -145,6 +145,20 @@ def test_facts_released_before_the_first_fetch_are_no_loss(store: FactStore, rea
     assert [one.kind for one in store.incidents()] == kinds
 
 
+@pytest.mark.parametrize("known", [PeerPosition(EPOCH, 0), PeerPosition(EPOCH, 40, b"a" * 16)])
+def test_facts_released_after_the_first_fetch_are_a_loss(store: FactStore, known: PeerPosition) -> None:
+    """A log whose beginning is released before this store has read it is an incident; so is what another copy of that
+    log has released, although as many offsets of the first one were read."""
+    put, position = store.inbound.put_batches, PeerPosition(EPOCH, 60, b"b" * 16)
+    done(put("plant", TELEMETRY, [], [], known))
+    done(put("plant", TELEMETRY, [], [], position, holes=[(1, 20, "expired")]))
+    (incident,) = store.incidents()
+    assert incident.kind == "peer_hole"
+    assert "its offsets 1 to 20: expired" in incident.detail
+    done(put("plant", TELEMETRY, [], [], position, holes=[(1, 20, "expired")]))
+    assert store.incidents() == [incident], "the same page came again"
+
+
 def test_ranges_that_grow_together_are_one(tmp_path: Path) -> None:
     """Filling a gap leaves one range in the file as in memory, so the next life of the store sees what this one saw."""
     origin = Elsewhere()
@@ -231,6 +245,12 @@ def test_own_sequences_that_were_never_written_here_are_a_fork(tmp_path: Path) -
         error = failed(store.inbound.put_batches("idmz", TELEMETRY, parsed([forgotten.sealed]), [], position))
         assert isinstance(error, ForkError)
         assert "never wrote them" in str(error)
+        other = batch.seal_samples(
+            batch.Link(TELEMETRY, store.origin), samples(5, 9), batch.parse(ours[0]).header.definitions
+        )
+        error = failed(store.inbound.put_batches("idmz", TELEMETRY, parsed([other.sealed]), [], position))
+        assert isinstance(error, ForkError)
+        assert error.held is None, "what this store holds of its own facts proves no fork of the peer"
 
 
 def test_missing_definitions(store: FactStore) -> None:
@@ -296,6 +316,19 @@ def test_an_origin_that_redefines(store: FactStore) -> None:
     )
     assert isinstance(error, ForkError)
     assert "defined its first 2 tags differently" in str(error)
+
+
+def test_batches_of_one_page_that_disagree_on_the_tags_are_a_fork(store: FactStore) -> None:
+    """Both batches of a page name as many tags with another meaning, and none of them was held before."""
+    origin = Elsewhere(tags=2)
+    first, received = origin.seal(10), origin.received()
+    origin.bodies[1] = b'{"subject":"tag:line1/other"}'
+    page = parsed([first, origin.seal(10)])
+    for definitions in (received, origin.received()):
+        error = failed(store.inbound.put_batches("plant", TELEMETRY, page, definitions, PeerPosition(EPOCH, 20)))
+        assert isinstance(error, ForkError)
+        assert "disagree on its tag definitions" in str(error)
+    assert sealed_in(store) == []
 
 
 def test_zones_share_one_stream(store: FactStore) -> None:
@@ -500,6 +533,27 @@ def test_released_facts_of_one_history_are_duplicates(full: tuple[FactStore, Els
     assert put.uncompared == named
 
 
+def test_a_zone_that_was_read_in_a_later_epoch_has_two_histories(full: tuple[FactStore, Elsewhere]) -> None:
+    """A relay brings released facts of a plant again, and the plant itself was last read in another epoch, of which no
+    fact has come yet: what could not be compared is reported at once."""
+    store, copy = full
+    done(store.inbound.put_batches("plant", TELEMETRY, [], [], PeerPosition(LATER, 0)))
+    put = done(
+        store.inbound.put_batches("dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 20))
+    )
+    assert put.uncompared == (OriginRange("plant", EPOCH, 1, 30),)
+
+
+def test_what_could_not_be_compared_is_remembered_over_a_restart(full: tuple[FactStore, Elsewhere]) -> None:
+    """Released facts came again before a restart, and their zone begins another epoch after it: they are reported."""
+    store, copy = full
+    copy.put(store, copy.sealed[:2], 30)
+    store.close()
+    with FactStore.open(store.path, "idmz", settings=AT_ONCE) as opened:
+        later = Elsewhere(epoch=LATER)
+        assert offer(opened, later, [later.seal(10)], 40).uncompared == (OriginRange("plant", EPOCH, 1, 30),)
+
+
 @pytest.mark.parametrize("after_offset", [0, 39, 40])
 def test_another_copy_of_a_relays_log_makes_released_facts_uncompared(
     full: tuple[FactStore, Elsewhere], after_offset: int
@@ -517,6 +571,11 @@ def test_another_copy_of_a_relays_log_makes_released_facts_uncompared(
     later = parsed(copy.sealed[:2]), copy.received(), PeerPosition(LATER, 80, b"b" * 16)
     put = done(store.inbound.put_batches("dmz2", TELEMETRY, *later, after_offset=60))
     assert bool(put.uncompared) == is_other_copy  # remembered, for facts that its next pages bring
+    store.close()
+    with FactStore.open(store.path, "idmz", settings=AT_ONCE) as opened:  # and over a restart
+        later = parsed(copy.sealed[:2]), copy.received(), PeerPosition(LATER, 100, b"b" * 16)
+        put = done(opened.inbound.put_batches("dmz2", TELEMETRY, *later, after_offset=80))
+        assert bool(put.uncompared) == is_other_copy
 
 
 def test_a_zone_has_so_many_epochs_and_no_more(store: FactStore) -> None:
@@ -591,9 +650,10 @@ def test_a_zone_without_room_stops_no_other_behind_a_relay(
     done(put("idmz1", TELEMETRY, parsed([first]), known.received(), PeerPosition(EPOCH, 1)))
     monkeypatch.setattr(receive, limit, 2 if limit.startswith("DEFINITIONS") else 1)
     definitions = [*known.received(), *beyond.received(), *honest.received()]
-    page = parsed([lost[0], lost[0], known.seal(1), good, *lost[1:]])
-    result = done(put("idmz2", TELEMETRY, page, definitions, PeerPosition(EPOCH, 9)))
+    page, heads = parsed([lost[0], lost[0], known.seal(1), good, *lost[1:]]), [KeptHead(3, b"h" * 82, False)]
+    result = done(put("idmz2", TELEMETRY, page, definitions, PeerPosition(EPOCH, 9), heads=heads))
     assert result.stored_facts == 6
+    assert [one.sealed for one in read_file(store, TELEMETRY).batches if one.head] == [good], "a head of another batch"
     assert {(one.zone, one.epoch) for one in result.left_out} == {("evil", b"\x02" * 16)}
     assert (result.left_out[0].first_sequence, result.left_out[-1].last_sequence) == (1, 3)
     assert store.inbound.peer_position("idmz2", TELEMETRY) == PeerPosition(EPOCH, 9)
@@ -620,7 +680,10 @@ def test_an_epoch_has_no_more_definitions_than_a_new_receiver_takes(
     assert (result.stored_facts, [one.zone for one in result.left_out]) == (5, ["evil"])
 
 
-def test_contradictions_beyond_a_limit_take_two_rounds(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["EPOCHS_OF_ZONE_MAX", "RANGES_OF_ZONE_MAX"])
+def test_contradictions_beyond_a_limit_take_two_rounds(
+    store: FactStore, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
     """A page is full of different batches for one sequence, of a zone that has no room. Each would take the place of
     the one that was left out before it."""
     planned: list[int] = []
@@ -632,7 +695,7 @@ def test_contradictions_beyond_a_limit_take_two_rounds(store: FactStore, monkeyp
         lies.append(one.seal(1, salt=1000 + number))
         definitions = one.received()
     honest = Elsewhere("mill")
-    monkeypatch.setattr(receive, "EPOCHS_OF_ZONE_MAX", 1)
+    monkeypatch.setattr(receive, limit, 1)
     first = Elsewhere("evil", epoch=b"\x02" * 16)
     done(
         store.inbound.put_batches("idmz", TELEMETRY, parsed([first.seal(1)]), first.received(), PeerPosition(EPOCH, 1))
@@ -643,6 +706,17 @@ def test_contradictions_beyond_a_limit_take_two_rounds(store: FactStore, monkeyp
     result = done(store.inbound.put_batches("idmz", TELEMETRY, page, received, PeerPosition(EPOCH, 22)))
     assert result.stored_facts == 5
     assert len(planned) <= 3
+
+
+def test_ranges_of_two_epochs_are_reported_apart() -> None:
+    """Facts that are passed over are reported by zone, epoch and sequences; those of two epochs are never one range,
+    although the sequences follow each other."""
+    one, other = Elsewhere(), Elsewhere(epoch=LATER)
+    other.link = batch.Link(TELEMETRY, other.origin, 21, bytes(15) + b"d")
+    ranges = list[OriginRange]()
+    for sealed in parsed([one.seal(10), one.seal(10), other.seal(5), other.seal(5)]):
+        receive._add_range(ranges, sealed.header)
+    assert ranges == [OriginRange("plant", EPOCH, 1, 20), OriginRange("plant", LATER, 21, 30)]
 
 
 def test_a_page_of_contradictions_is_named_by_its_first_ones(store: FactStore) -> None:

@@ -3,6 +3,8 @@ fact."""
 
 import hashlib
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,8 @@ def test_an_artifact_goes_after_its_last_fact(tmp_path: Path) -> None:
         assert store.artifacts.sweep() == 1
         with pytest.raises(ArtifactMissing):
             store.artifacts.read_chunk(DIGEST, 0, 10)
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as outside:
+        assert outside.execute("SELECT count(*) FROM artifact").fetchone() == (0,), "rows of released facts"
 
 
 def test_a_young_artifact_waits_for_its_fact(tmp_path: Path) -> None:

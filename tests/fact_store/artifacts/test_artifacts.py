@@ -1,5 +1,6 @@
 """Artifacts: stored once by digest, chunk by chunk, resumable and verified; found in the facts that refer to them."""
 
+import errno
 import hashlib
 import os
 import random
@@ -34,9 +35,11 @@ from agent.fact_store.log.errors import (
     ArtifactsFull,
     ArtifactTooLarge,
     StoreError,
+    StoreUnavailable,
 )
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.pages import ArtifactProgress, ArtifactReference
+from tests.support.disk_calls import DiskCalls
 
 BLOB = random.Random(1).randbytes(3 * CHUNK_BYTES_MAX + 17)
 
@@ -154,6 +157,22 @@ def test_bad_names_sizes_and_full_disks_are_refused(tmp_path: Path) -> None:
     refused(ArtifactsFull, full, digest_of(b"right"), 5, 0, b"right")
     with pytest.raises(ArtifactMissing, match="not here"):
         store.read_chunk(digest_of(b"left"), 0, 10)
+
+
+def test_bytes_whose_sync_failed_are_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed sync nobody knows which bytes are on the disk, and the next sync would report success: the
+    transfer begins again."""
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    store, digest = ArtifactFiles(tmp_path), digest_of(b"right")
+    put(store, b"other", digest_of(b"other"))  # the folders are there
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        refused(StoreUnavailable, store, digest, 5, 0, b"right")
+    assert store.put_chunk("plant", digest, 5, 0, b"").received == 0
+    assert put(store, b"right", digest).is_complete
 
 
 def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) -> None:
@@ -334,6 +353,47 @@ def test_a_zone_that_floods_reaches_its_own_quota_only(tmp_path: Path) -> None:
         with suppress(ArtifactQuota):
             begun.put_chunk("evil", digest_of(b"%d" % number), 3 * CHUNK_BYTES_MAX, 0, b"x")
     assert len(list((tmp_path / "begun/partial/evil").iterdir())) == 3, "the whole is charged with its first byte"
+
+
+def test_a_transfer_is_charged_once(tmp_path: Path) -> None:
+    """An artifact as large as the quota is taken chunk by chunk, also over a restart; then the zone may bring no
+    more."""
+    limits, digest = ArtifactLimits(unreferenced_max=len(BLOB)), digest_of(BLOB)
+    for _ in range(2):
+        store = ArtifactFiles(tmp_path, limits)
+        held = store.put_chunk("plant", digest, len(BLOB), 0, b"")
+        chunk = BLOB[held.received : held.received + CHUNK_BYTES_MAX]
+        assert store.put_chunk("plant", digest, len(BLOB), held.received, chunk).received > held.received
+    assert put(store, BLOB, digest).is_complete
+    refused(ArtifactQuota, store, digest_of(b"x"), 1, 0, b"x")
+
+
+def test_many_transfers_at_once_take_bounded_memory(tmp_path: Path) -> None:
+    """Digests of a few transfers are kept in memory; the bytes of the others are read again, and all complete."""
+    store, blobs = (
+        ArtifactFiles(tmp_path),
+        [b"%03d" % number * 1000 for number in range(3 * artifact_files.RUNNING_MAX)],
+    )
+    for blob in blobs:
+        assert store.put_chunk("plant", digest_of(blob), len(blob), 0, blob[:1000]).received == 1000
+    assert len(store._running) <= artifact_files.RUNNING_MAX
+    assert all(put(store, blob, digest_of(blob)).is_complete for blob in blobs)
+
+
+def test_a_name_from_an_earlier_life_is_durable_before_a_fact_refers_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier life may have been killed between the name and its sync. A fact that is stored and refers to an
+    artifact would be left without it by a power cut."""
+    digest = digest_of(b"right")
+    put(ArtifactFiles(tmp_path), b"right", digest)
+    for is_put_again in (False, True):
+        calls, store = DiskCalls(monkeypatch), ArtifactFiles(tmp_path)
+        if is_put_again:
+            assert put(store, b"right", digest).is_complete
+        else:
+            store.claim(ArtifactReference(digest, 5))
+        calls.check_synced(tmp_path / digest.removeprefix("sha256:")[:2])
 
 
 def test_what_a_fact_refers_to_is_no_longer_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

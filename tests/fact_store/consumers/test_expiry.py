@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.fact_store.consumers.activity import ConsumerActivity
+from agent.fact_store.consumers.consumers import apply_events
 from agent.fact_store.consumers.expiry import RETRY_NS, ConsumerExpiry
 from agent.fact_store.log import lifecycle
 from agent.fact_store.log.catalog import Catalog
@@ -138,6 +140,41 @@ def test_when_a_consumer_is_lost() -> None:
     assert lifetimes.due(catalog, 255 + RETRY_NS) == {"a": Event.LOST}
 
 
+def test_a_confirmation_does_not_end_a_wait_at_the_end() -> None:
+    """A consumer whose fetch waits at the end, and which confirms meanwhile, is caught up until its wait ends. A
+    confirmation of less says nothing about the end."""
+    activity = ConsumerActivity()
+
+    def caught_up_after(now: int, *, is_at_end: bool) -> int | None:
+        activity.record_confirm("a", is_at_end=is_at_end, now_ns=now, now_unix_ms=0)
+        known = activity.get("a")
+        assert known is not None
+        return known.caught_up_ns
+
+    assert caught_up_after(5, is_at_end=False) is None
+    assert caught_up_after(10, is_at_end=True) == 10
+    activity.record_fetch("a", is_at_end=True, waits_ns=100, now_ns=20, now_unix_ms=0)
+    assert caught_up_after(30, is_at_end=True) == 120
+    assert caught_up_after(40, is_at_end=False) == 120
+    assert caught_up_after(130, is_at_end=True) == 130
+
+
+def test_an_event_that_comes_too_late_changes_nothing(tmp_path: Path) -> None:
+    """The end of a removal, or a loss, is due while the consumer comes back: it keeps its state, and the writer goes
+    on."""
+    with plant(tmp_path) as store:
+        done(store.consumers.confirm(NAME, 3))
+        before = store.consumers.get(NAME)
+        assert before is not None
+        for event in (Event.REMOVED, Event.REMOVE):
+            late = partial(apply_events, events={NAME: event, "gone": event}, seen_unix_ms=lambda _: None)
+            done(store._writer.submit("expire", late))
+            assert store.consumers.get(NAME) == before
+        lost = partial(apply_events, events={NAME: Event.LOST}, seen_unix_ms=lambda _: None)
+        done(store._writer.submit("expire", lost))
+        assert store.consumers.get(NAME) == dataclasses.replace(before, lifecycle=Lifecycle.OFFLINE)
+
+
 def test_an_online_consumer_is_removed_only_with_force(tmp_path: Path) -> None:
     """An online consumer is refused by name and stays; a new or offline one needs no force."""
     with plant(tmp_path) as store:
@@ -164,6 +201,8 @@ def test_a_consumer_that_returns_during_its_removal_is_kept(tmp_path: Path) -> N
         assert state(store) is Lifecycle.INELIGIBLE
         done(store.consumers.remove(NAME, force=True))
         assert done(store.consumers.register(NAME, "idmz", TELEMETRY)).lifecycle is Lifecycle.INELIGIBLE
+    with plant(tmp_path) as store:  # it has not fetched since, and counts as offline like any other
+        assert done(store.consumers.remove(NAME)) is Lifecycle.DELETION_STARTED
 
 
 def test_a_consumer_that_does_not_return_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """A store that was closed, or could not be opened, leaves nothing open or running, and everything is synced."""
 
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,11 @@ def test_a_refused_opening_has_nothing_open(tmp_path: Path) -> None:
         with leaves_nothing(), pytest.raises(error):
             node(tmp_path / folder, zone)
 
+    (tmp_path / "other").mkdir()
+    with closing(sqlite3.connect(tmp_path / "other" / "facts.db")) as other:
+        other.execute("CREATE TABLE notes (text)")
     refused("", "idmz", StoreForeign)
+    refused("other", "plant", StoreForeign)
     refused("missing", "plant", StoreMissing)
     with leaves_nothing(), pytest.raises(StoreUnusable):
         StoreReader(tmp_path / "foreign" / "facts.db")

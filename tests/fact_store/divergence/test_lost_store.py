@@ -276,8 +276,10 @@ def test_a_kill_in_the_opening_hides_nothing(memory: Path, loss: str) -> None:
 
 @pytest.mark.parametrize("ruined", ["first page", "whole file"])
 def test_quarantine_leaves_the_log_beside_the_file(tmp_path: Path, ruined: str) -> None:
-    """A damaged file and its log are quarantined unchanged, byte for byte: SQLite does not copy one into the other."""
+    """A damaged file and its log are quarantined unchanged, byte for byte: SQLite does not copy one into the other,
+    also where an earlier attempt was killed and left a name behind."""
     killed(tmp_path)
+    (tmp_path / "facts.db-wal.kept").write_bytes(b"of an earlier attempt")
     path = tmp_path / "facts.db"
     content = path.read_bytes()
     path.write_bytes(b"\xff" * 4096 + content[4096:] if ruined == "first page" else b"\xff" * len(content))

@@ -41,11 +41,14 @@ def shape(found: sqlite3.Connection) -> dict[str, str]:
 
 
 def test_settings_are_read_back(tmp_path: Path) -> None:
-    """The writer runs with synchronous=FULL, WAL and no mmap; readers can only read."""
+    """The writer runs with synchronous=FULL, WAL and no mmap, and REPLACE does not evade the triggers that keep facts
+    as they are; readers can only read."""
     with plant(tmp_path) as store:
         asked = ("synchronous", "journal_mode", "wal_autocheckpoint", "cache_size", "mmap_size", "foreign_keys")
         writer = store._writer._connection
         assert [writer.execute(f"PRAGMA {name}").fetchone()[0] for name in asked] == [2, "wal", 1000, -8192, 0, 1]
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            writer.execute("REPLACE INTO definition SELECT * FROM definition")
         with store.reader._reading() as reader, pytest.raises(sqlite3.OperationalError, match="readonly"):
             reader.execute("DELETE FROM held")
 
@@ -159,6 +162,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
         ("UPDATE held SET last_sequence = last_sequence - 1", "the last batch differs from the held range"),
         ("UPDATE held SET last_digest = zeroblob(16)", "the last batch differs from the held range"),
         ("INSERT INTO held SELECT stream, origin, 2, 2, last_digest, last_digest FROM held", "overlap or are adjacent"),
+        ("INSERT INTO held SELECT stream, origin, 4, 4, last_digest, last_digest FROM held", "overlap or are adjacent"),
         ("UPDATE consumer SET frontier = 100", "beyond the log"),
         ("UPDATE origin SET id = 2", "but the origin is missing"),
         ("DELETE FROM store", "the record of its zone and epoch is missing"),
@@ -195,6 +199,20 @@ def test_a_value_that_no_program_wrote(tmp_path: Path) -> None:
         found.execute(change, (dropped, promised))
     with pytest.raises(StoreDamaged, match="holds an impossible value"):
         FactStore.open(tmp_path / "facts.db", "plant")
+
+
+@pytest.mark.parametrize("table, column", [("stream", "name"), ("origin", "zone"), ("store", "zone")])
+def test_text_that_no_program_wrote(tmp_path: Path, table: str, column: str) -> None:
+    """A flipped bit makes text invalid UTF-8, for which Python raises an error without SQLite's name. It is damage, so
+    a node quarantines the file; otherwise it would not start until an operator comes."""
+    with plant(tmp_path) as store:
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
+    with by_hand(tmp_path / "facts.db") as found:
+        found.execute(f"UPDATE {table} SET {column} = CAST(x'66ff' AS TEXT)")
+    with pytest.raises(StoreDamaged, match="UTF-8"):
+        FactStore.open(tmp_path / "facts.db", "plant")
+    with FactStore.open(tmp_path / "facts.db", "plant", unattended=True) as store:
+        assert [one.kind for one in store.incidents()] == ["quarantined"]
 
 
 def test_a_stream_without_a_name(tmp_path: Path) -> None:

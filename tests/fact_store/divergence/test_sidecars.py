@@ -1,5 +1,6 @@
 """The small files beside a store: each replaced as a whole and durable, or left as it was."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -8,7 +9,14 @@ import pytest
 
 from agent.fact_store.divergence.epoch_rules import Witness
 from agent.fact_store.divergence.quarantine import keep_log, mark_suspect, quarantine, quarantined_files, suspect_reason
-from agent.fact_store.divergence.witness import read_json, read_witness, write_json, write_witness
+from agent.fact_store.divergence.witness import (
+    RESEALS_MAX,
+    LiveWitness,
+    read_json,
+    read_witness,
+    write_json,
+    write_witness,
+)
 from agent.fact_store.log.records import Reseal
 from tests.fact_store.making import EPOCH, TELEMETRY
 from tests.support.disk_calls import DiskCalls
@@ -86,3 +94,45 @@ def test_a_log_that_cannot_be_kept_leaves_no_part(tmp_path: Path, monkeypatch: p
     assert [path.name for path in tmp_path.iterdir() if "damaged" in path.name] == [
         "facts.db.damaged-19700101T000000Z.why"
     ]
+
+
+def test_each_new_reseal_is_in_the_witness(tmp_path: Path) -> None:
+    """What was resealed is written again whenever there is more of it; of very many, the newest are kept."""
+    reseals = tuple(Reseal("s", bytes(16), number, bytes(16), EPOCH) for number in range(1, RESEALS_MAX + 3))
+    for count in (1, 2, len(reseals)):
+        write_witness(tmp_path / "facts.db", Witness(EPOCH.hex(), {}, 0, reseals[:count]))
+        found = read_witness(tmp_path / "facts.db")
+        assert found is not None
+        assert found.reseals == reseals[:count][-RESEALS_MAX:]
+
+
+def test_a_witness_that_could_not_be_replaced_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk refuses the witness of a new epoch. What follows is not written into the file of the epoch before, which
+    would then say nothing of either."""
+    path = tmp_path / "facts.db"
+    live = LiveWitness(path, WITNESS)
+    live.record(EPOCH.hex(), {TELEMETRY: 9}, 3)
+    before = read_witness(path)
+    assert before is not None
+    assert before.ends == {TELEMETRY: 9}
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", refuse)
+        live.record("0" * 32, {}, 3)
+    live.record("0" * 32, {TELEMETRY: 11, "facts.other": 2}, 4)
+    live.close()
+    assert read_witness(path) == before
+
+
+def test_lines_of_another_epoch_do_not_count(tmp_path: Path) -> None:
+    """The first line that is whole tells the epoch of a witness; a line of another epoch says nothing of this one."""
+    path, other = tmp_path / "facts.db", Witness("0" * 32, {"facts.other": 5}, 2)
+    write_witness(path, other)
+    lines = (tmp_path / "facts.db.witness").read_bytes()
+    write_witness(path, WITNESS)
+    with (tmp_path / "facts.db.witness").open("ab") as file:
+        file.write(lines)
+    assert read_witness(path) == WITNESS

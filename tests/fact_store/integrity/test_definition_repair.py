@@ -88,6 +88,18 @@ def test_definitions_proven_by_a_batch_are_repaired(tmp_path: Path, hurt: Hurt, 
     assert list(verify_store(tmp_path / "facts.db", VerifyCounts(), lambda *_: None, is_quick=False)) == []
 
 
+@pytest.mark.parametrize("hurt", [digest_of_the_last, no_end])
+def test_a_repaired_end_counts_after_a_restart(tmp_path: Path, hurt: Hurt) -> None:
+    """The origin's next tag continues from the repaired digest, not from the damaged one, in the next life too."""
+    origin = held(tmp_path, hurt)
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        offered = origin.received(HURTS[hurt])
+        done(store.inbound.repair_definitions(TELEMETRY, "plant-b", parse(origin.sealed[0]), offered))
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        origin.bodies.append(tag(TAGS + 1).to_json())
+        assert origin.put(store, [origin.seal(10)], 20, first_definition=TAGS + 1).stored_facts == 10
+
+
 def test_nothing_else_is_accepted(tmp_path: Path) -> None:
     """Another definition than the origin's, a batch that is not held, a missing number: refused, and no definition has
     changed."""

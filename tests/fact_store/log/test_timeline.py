@@ -2,13 +2,18 @@
 no own position is taken for another's."""
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fact_store import FactStore
+from agent.fact_store.log import timeline as timeline_module
 from agent.fact_store.log.timeline import NUMBER_BYTES, TIMELINES_MAX, why_other_timeline
+from agent.fact_store.sqlite import transaction
 from agent.pages import PeerPosition
 from tests.fact_store.making import TELEMETRY, Elsewhere, done, parsed, plant, samples
 
@@ -115,6 +120,21 @@ def test_a_reader_is_known_over_many_lives(tmp_path: Path) -> None:
             positions.append(read(store))
             assert store.consumers.begin_timeline(TELEMETRY) is None
             assert not any(is_other(store, position) for position in positions)
+
+
+def test_the_oldest_timelines_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is restarted for years keeps the newest timelines of a stream, and takes readers of older ones."""
+    for module in (transaction, timeline_module):
+        monkeypatch.setattr(module, "TIMELINES_MAX", 3)
+    positions = list[tuple[bytes, int]]()
+    for _ in range(5):
+        with plant(tmp_path) as store:
+            fill(store)
+            positions.append(read(store))
+            assert not any(is_other(store, position) for position in positions)
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as outside:
+        kept = [row[0] for row in outside.execute("SELECT id FROM timeline ORDER BY id")]
+    assert kept == [one for one, _ in positions[2:]]
 
 
 def test_an_old_copy_refuses_readers_that_are_ahead(tmp_path: Path) -> None:

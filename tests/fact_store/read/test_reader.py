@@ -12,7 +12,7 @@ from agent.fact_store.log import page_assembly, tail_cache
 from agent.fact_store.log.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
 from agent.fact_store.log.records import StreamInfo
 from agent.fact_store.writer import writer
-from agent.pages import PeerPosition
+from agent.pages import Hole, PeerPosition
 from tests.fact_store.making import EVERYTHING, TELEMETRY, Elsewhere, chain_is_whole, done, plant, samples, values_in
 
 
@@ -75,6 +75,16 @@ def test_batches_after_until_offset_are_left_out(reader: StoreReader) -> None:
     assert offsets(reader, 0, until_offset=20) == [1, 11]
     assert offsets(reader, 0, until_offset=21) == [1, 11, 21]
     assert offsets(reader, 20, until_offset=20) == []
+
+
+@pytest.mark.parametrize("after, until, released, holes", [(0, 20, 40, [(1, 20)]), (5, 9, 7, [(6, 7)]), (7, 9, 7, [])])
+def test_a_hole_of_released_facts_lies_in_what_was_asked_for(
+    after: int, until: int, released: int, holes: list[tuple[int, int]]
+) -> None:
+    """Released offsets are reported as expired as far as they were asked for, and no further: a caller that asks for a
+    part would count the rest as passed."""
+    page = page_assembly.PageAssembly(TELEMETRY, after, 10, 10, until, released)
+    assert page.holes == [Hole(*one, "expired") for one in holes]
 
 
 def test_other_programs_can_read_the_catalog(reader: StoreReader) -> None:

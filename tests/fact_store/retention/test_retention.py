@@ -17,6 +17,7 @@ from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.catalog import StreamState
 from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.retention import housekeeping as housekeeping_module
+from agent.fact_store.retention.reclaim import Reclaimer
 from agent.fact_store.writer import writer as writer_module
 from agent.message import Fact, Sample
 from agent.pages import Hole, PeerPosition
@@ -117,6 +118,48 @@ def test_invariant_8_truncation_stays_below_every_frontier(tmp_path: Path) -> No
         assert done(store.appends.append_samples(TELEMETRY, samples(1))).first_offset == end + 1
         assert notices(store) == []
     assert rows(tmp_path) == 1
+
+
+def test_released_facts_are_read_by_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the release on, and long before their rows are deleted, facts are expired for every reader: by offset and by
+    sequence, for comparisons and for searches in both directions."""
+    monkeypatch.setattr(Reclaimer, "delete", lambda *_: False)
+    with store_of(tmp_path, keep_hours=0) as store:
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
+        fill(store, 3)
+        done(store.consumers.confirm("idmz.a", 20))
+        wait_until(lambda: first_offset(store) == 21, "the confirmed facts to be released")
+        reader = store.reader
+        pages = [
+            reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING),
+            store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING),
+            reader.read_sequences(TELEMETRY, store.origin, 1, 30, EVERYTHING, EVERYTHING),
+        ]
+        for page in pages:
+            assert [one.first_offset for one in page.batches] == [21]
+            assert page.holes == (Hole(1, 20, "expired"),)
+        assert [one.last_sequence for one in reader.batch_ends(TELEMETRY, store.origin, [1, 15, 25])] == [30]
+        for newest_first in (False, True):
+            found = reader.summaries(TELEMETRY, 1, 30, 10, newest_first=newest_first)
+            assert [one.first_offset for one in found] == [21]
+    assert rows(tmp_path) == 3
+
+
+def test_what_is_left_keeps_its_marks(tmp_path: Path, clock: Clock) -> None:
+    """With released facts only their marks go. Those of the facts that are left say when these were recorded; without
+    them nothing would expire while facts come in."""
+    with store_of(tmp_path, keep_hours=0) as store:
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
+        for _ in range(4):
+            fill(store, 1)
+            clock.ahead_ns += 60_000_000_000
+        before = store.reader.clock_marks(TELEMETRY)
+        assert [offset for offset, _ in before] == [1, 11, 21, 31]
+        done(store.consumers.confirm("idmz.a", 14))
+        with closing(sqlite3.connect(tmp_path / "facts.db")) as outside:
+            oldest = lambda: outside.execute("SELECT min(first_offset) FROM batch").fetchone()[0]  # noqa: E731
+            wait_until(lambda: oldest() == 11, "the confirmed batch to be deleted")
+        assert store.reader.clock_marks(TELEMETRY) == before[1:]
 
 
 def test_a_batch_that_came_late_outlives_later_ones(tmp_path: Path) -> None:

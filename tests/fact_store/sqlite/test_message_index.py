@@ -159,6 +159,24 @@ IndexAgainstDict.TestCase.settings = settings(max_examples=30, stateful_step_cou
 TestIndexAgainstDict = IndexAgainstDict.TestCase
 
 
+def test_a_failed_transaction_that_closed_a_generation_leaves_no_trace(connection: sqlite3.Connection) -> None:
+    """The disk refuses a transaction in which a generation became full. When it becomes full again, its filter has all
+    its ids: after a restart, an id that it lacks would be stored twice."""
+    index = MessageIndex.load(connection)
+
+    def add(numbers: range, end: str) -> None:
+        connection.execute("BEGIN")
+        index.add(1, [(key(number), content(number), number) for number in numbers])
+        connection.execute(end)
+        index.settle(is_durable=end == "COMMIT")
+
+    add(range(1, 4), "COMMIT")
+    add(range(100, 100 + SIZE), "ROLLBACK")
+    add(range(4, 4 + SIZE), "COMMIT")
+    loaded = MessageIndex.load(connection)
+    assert [loaded.find(1, key(n)) for n in range(1, 4 + SIZE)] == [(content(n), n) for n in range(1, 4 + SIZE)]
+
+
 def test_ids_are_recognised_across_generations_and_restarts(tmp_path: Path) -> None:
     """Invariant 3, across generations: ids in closed generations and in the open one are recognised in the same life,
     after an orderly end, and in the one after that; each message is there once."""

@@ -1,8 +1,12 @@
 """Latest values from peers next to those of a store: the newest is shown, and a stale one is marked."""
 
+from pathlib import Path
 from typing import Any
 
+from agent.fact_store import FactStore
+from agent.node.latest import latest_lookup
 from agent.query.latest.latest_rows import LatestRecord, merge_peer_records
+from tests.fact_store.making import AT_ONCE
 
 NOW_NS = 1_700_000_100_000_000_000  # 2023-11-14T22:15:00Z
 FRESH_MS = 60_000
@@ -73,3 +77,13 @@ def test_without_values_from_peers_rows_stay_the_same() -> None:
     """Rows of the store alone stay as the search made them, those without a value too."""
     own = [row("tag:a", "2023-11-14T22:14:30Z", staleness_ms=30_000), row("tag:c", None, source="silent")]
     assert merge_peer_records(own, [], NOW_NS, FRESH_MS) == own
+
+
+def test_a_peer_gets_only_the_tags_it_asks_for(tmp_path: Path) -> None:
+    """Also of the values that other peers sent, which may be of zones that this peer may not see."""
+    with FactStore.open(tmp_path / "facts.db", "idmz", settings=AT_ONCE) as store:
+        rows = [from_peer(subject, "2023-11-14T22:14:30Z") for subject in ("tag:hidden", "tag:shown")]
+        look_up = latest_lookup(store.reader, lambda _: 7, lambda _: rows)
+        found = look_up("facts.telemetry", lambda tag: tag[1] == "tag:shown", FRESH_MS, 0)
+        assert [tag[1] for tag in found.tags] == ["tag:shown"]
+        assert found.queue_depth == 7

@@ -378,3 +378,6 @@ def test_what_peers_claim_fits_into_our_answer() -> None:
         assert decode_answer(encode_answer(answer, [])) == (answer, [])
         assert answer.queue_depth == total
     assert facts_at_peers(pulls, "facts.other") == 0
+    ahead: Any = SimpleNamespace(stream=STREAM, peer_end_offset=3, offset=10)  # the peer continues an older copy
+    assert facts_at_peers([pulls[0], ahead], STREAM) == CLAIM_MAX
+    assert facts_at_peers([pulls[2], ahead], STREAM) == 0
