@@ -589,6 +589,23 @@ def test_a_zone_that_changes_without_end_is_slowed_down(tmp_path: Path) -> None:
     serving(tmp_path, scenario)
 
 
+def test_a_zone_that_takes_leases_without_end_is_slowed_down(tmp_path: Path) -> None:
+    """Each lease of a producer is a commit without a fact, as the changes of consumers are."""
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        now_ms = 0
+        server._context.now_ns = lambda: now_ms * 1_000_000  # type: ignore[method-assign]
+        waited, count = 0, 100
+        for _ in range(count):
+            while server._context.pacer.request_ready_ms("idmz", now_ms) > now_ms:
+                now_ms, waited = now_ms + 10, waited + 10
+            answer = await answer_to(link, published, asked(AcquireLease(stream=STREAM, producer="idmz.mes")))
+            assert not isinstance(answer, ErrorAnswer), answer
+        assert waited > 900 * count / CHANGES_PER_SECOND_MAX
+
+    serving(tmp_path, scenario, appends={"idmz": frozenset({STREAM})})
+
+
 def test_no_request_is_left_waiting_while_time_passes(tmp_path: Path) -> None:
     """A zone has used up its requests and may send the next one in a millisecond, and no other zone asks. That
     millisecond passes while the server decides: the request is answered all the same."""
