@@ -91,3 +91,14 @@ def test_the_identity_in_force_is_refused_by_the_broker(rotation: Rotation) -> N
     """It was revoked while in use: there is no alternative, and no problem of a new identity to report."""
     assert rotation.refused(OLD, "revoked") is FileChange.NONE
     assert (rotation.candidate(), rotation.problem) == (OLD, "")
+
+
+def test_both_identities_are_tried_when_the_broker_refuses_each(rotation: Rotation) -> None:
+    """The old one was revoked after the broker had refused the new one: periodic checks offer the new one, and it is
+    tried, because the broker may know its authority by now."""
+    rotation.files_checked(NEW, "")
+    rotation.refused(NEW, "unknown authority")
+    assert rotation.candidate() == OLD
+    assert rotation.refused(OLD, "revoked") is FileChange.NONE
+    assert rotation.files_checked(NEW, "", is_retry=True) is FileChange.OFFERED
+    assert rotation.candidate() == NEW
