@@ -197,6 +197,30 @@ def test_a_rule_across_sections_is_reported_with_other_problems() -> None:
         ),
         ({"node": {"zone": "a"}, "origin": [{"zone": "b"}, {"zone": "b"}]}, "origin[1].zone", "names must differ"),
         (
+            {
+                "node": {"zone": "a"},
+                "broker": [BROKER],
+                "peer": [{"zone": "b", "broker": "b", "pulls": ["s"]}, {"zone": "b", "broker": "b", "pulls": ["t"]}],
+            },
+            "peer[1].zone",
+            "names must differ",
+        ),
+        (
+            {
+                "node": {"zone": "a"},
+                "opcua": [{"name": "plc", "url": "opc.tcp://h", "tags_file": "t"}],
+                "modbus": [{"name": "plc", "host": "h", "tags_file": "u", "address_base": 0}],
+            },
+            "modbus[0].name",
+            "'plc' is also opcua[0].name",
+        ),
+        ({"node": {"zone": "a", "state_dir": "/" + "ü" * 250}}, "node.state_dir", "more than 480 bytes"),
+        (
+            {"node": {"zone": "a"}, "origin": [{"zone": "b", "signatures": "off", "pinned": ["0" * 64]}]},
+            "origin[0].pinned",
+            "has no effect",
+        ),
+        (
             {"node": {"zone": "a"}, "origin": [{"zone": "b", "pinned": [f"{n:064x}" for n in range(PINS_MAX + 1)]}]},
             "origin[0].pinned",
             "at most 16 certificates",

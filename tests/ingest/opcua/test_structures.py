@@ -89,6 +89,37 @@ def test_a_tree_of_itself_is_read_as_deep_as_values_may_be() -> None:
     assert read(tree, deep) == raw(deep)
 
 
+def test_structures_that_cannot_be_read_cost_only_themselves() -> None:
+    """However many they are in one array: each keeps its bytes, and what follows them is read."""
+    reader = ValueReader(("", "urn:x"), Types())
+    reader.types.know(ENCODING, StructureType((Field("A", TYPE),)))
+    reader.types.named[TYPE] = StructureType((Field("B", 6),))
+
+    def one(body: bytes) -> bytes:
+        return struct.pack("<BBHBi", 1, 1, ENCODING[1], 1, len(body)) + body
+
+    data = struct.pack("<Bi", 0x80 | 22, 151) + one(b"\x01") * 150 + one(NUMBER)
+    value, position = reader(data, 0)
+    assert position == len(data)
+    bad = {"TypeId": "nsu=urn:x;i=100", "Body": "01"}
+    assert value == Json.of([bad] * 150 + [{"A": {"B": 7}}])
+
+
+def test_a_type_without_an_answer_is_not_asked_for_again() -> None:
+    """The server does not answer in time: the type is unknown for this session, and costs no further request."""
+
+    class Silent(Server):
+        async def data_type(self, encoding: TypeKey) -> TypeKey | None:
+            raise TimeoutError
+
+    types = Types()
+    assert types.structure(ENCODING) is None
+    with pytest.raises(TimeoutError):
+        asyncio.run(learn(types, Silent({})))
+    assert types.structure(ENCODING) is None
+    assert not types.missing
+
+
 def test_many_elements_without_bytes_are_not_counted_out() -> None:
     """An array of two billion empty structures has no bytes that would end it."""
     server = Server({TYPE: StructureType((Field("Many", (1, 2), 1),)), (1, 2): StructureType(())})
