@@ -10,6 +10,7 @@ from asyncua import ua
 
 from agent.ingest.opcua.values.structures import (
     FIELDS_MAX,
+    TYPES_MAX,
     EnumType,
     Field,
     Shape,
@@ -110,6 +111,7 @@ def test_a_type_without_an_answer_is_not_asked_for_again() -> None:
 
     class Silent(Server):
         async def data_type(self, encoding: TypeKey) -> TypeKey | None:
+            assert encoding == ENCODING
             raise TimeoutError
 
     types = Types()
@@ -139,6 +141,19 @@ def test_a_structure_with_an_unknown_part_stays_unknown() -> None:
     ):
         assert read(server, NUMBER) == raw(NUMBER)
         assert server.asked < 30
+    undescribed = Server({TYPE: StructureType((Field("A", (1, 2)),))}, {(1, 2): (0, 22)})
+    assert read(undescribed, bytes(3)) == raw(bytes(3)), "it would also be an empty structure with its type"
+
+
+def test_structures_of_endless_types_are_not_asked_for() -> None:
+    """A server that sends each value with another type costs a bounded amount of memory and of requests."""
+    types = Types()
+    for number in range(2 * TYPES_MAX):
+        assert types.structure((1, number)) is None
+    assert len(types.missing) < TYPES_MAX
+    types.give_up()
+    assert types.structure((1, 3 * TYPES_MAX)) is None
+    assert not types.missing
 
 
 def test_a_server_that_describes_types_without_end_is_left() -> None:

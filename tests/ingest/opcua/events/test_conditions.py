@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from agent.ingest.opcua.events.conditions import (
     CONDITIONS_MAX,
     REFRESH_MAX_S,
@@ -46,11 +48,11 @@ def test_live_events_pass() -> None:
 
 
 def test_a_refresh_distinguishes_known_new_and_absent() -> None:
-    """A state that is known is passed over, also under another EventId; a new one is taken and marked; a condition that
+    """A state that is known is passed over, also under another EventId and received later; a new one is taken and marked; a condition that
     the refresh does not name is absent."""
     book = known(HIGH, LOW)
     book.ask()
-    again = condition("High", 1, active=True, event_id=b"another")
+    again = replace(condition("High", 1, active=True, event_id=b"another"), receive_time_ns=HIGH.receive_time_ns + 1)
     new = condition("Third", 5, active=True)
     found = book.take([again, new], [start(10), END], more=False)
     assert found == AcceptedEvents([new], frozenset({0}), [LOW], is_complete=True)

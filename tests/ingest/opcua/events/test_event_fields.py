@@ -77,6 +77,17 @@ def test_a_value_of_another_kind_is_no_value(name: str, wrong: ua.Variant) -> No
     assert len(event.fields) == 5
 
 
+def test_a_time_of_another_kind_is_none() -> None:
+    """A number in the place of a time is not taken for nanoseconds."""
+    fields = [
+        ua.Variant(5, TYPES.Int64) if field.name == "time" else one
+        for field, one in zip(BASE_FIELDS, BASE, strict=True)
+    ]
+    (event,) = decode_events(publication(notification(1, fields)), {1: BASE_FIELDS}, READER).events
+    assert event.time_ns == 0
+    assert event.receive_time_ns > 0
+
+
 def test_one_malformed_event_costs_those_behind_it() -> None:
     """They have no known beginning; they are counted, and what came before is kept. The session goes on."""
     data = publication(
