@@ -287,3 +287,15 @@ def test_the_last_refusal_of_a_search_counts() -> None:
         assert segment.question().count >= 1
         segment.refused(4)
     assert {finding.code for finding in segment.take_findings()} == {4}
+
+
+def test_a_passing_refusal_of_two_values_is_not_learned() -> None:
+    """A busy device refuses a read of two values and gives each alone: the read is made once more before it counts as
+    refused, and then nothing is learned."""
+    segment = Segment.of([register(0), register(1)], 6, is_refused=True)
+    asked = []
+    while not segment.is_done:
+        asked.append(segment.question().count)
+        segment.answered()
+    assert asked == [1, 1, 2, 1]
+    assert segment.take_findings() == []

@@ -141,6 +141,8 @@ def test_a_structure_with_an_unknown_part_stays_unknown() -> None:
     ):
         assert read(server, NUMBER) == raw(NUMBER)
         assert server.asked < 30
+    twice = fields(Field("A", INT32), Field("A", INT32))
+    assert read(twice, NUMBER * 2) == raw(NUMBER * 2), "both values would have the same name"
     undescribed = Server({TYPE: StructureType((Field("A", (1, 2)),))}, {(1, 2): (0, 22)})
     assert read(undescribed, bytes(3)) == raw(bytes(3)), "it would also be an empty structure with its type"
 

@@ -441,6 +441,16 @@ def test_ended_crl(made: Path) -> None:
     assert "clock" in problem.hint
 
 
+def test_a_list_of_the_future(made: Path) -> None:
+    """A broker whose clock is up to an hour behind takes a new list; one that is further behind would refuse all
+    clients, which is named."""
+    files = made / "ca.crl", made / "ca.pem"
+    assert pki.check_crl(*files, now=NOW - timedelta(minutes=59)) == []
+    (problem,) = pki.check_crl(*files, now=NOW - timedelta(minutes=61))
+    assert "refuse all clients" in problem.why
+    assert "set the clock" in problem.hint
+
+
 # --- a site's own authority -------------------------------------------------------------------------------------------
 
 _Signer = tuple[x509.Certificate, Any]

@@ -256,6 +256,18 @@ def test_revoke_twice(folder: Path) -> None:
     assert pki.describe_crl(pki.load_crl(folder / "ca.crl"), NOW).number == 2
 
 
+def test_a_new_authority_begins_a_list_of_its_own(folder: Path) -> None:
+    """The lists and certificates of the authority before it stay in the folder and do not count: the new authority can
+    revoke at once, and lists only what it has signed."""
+    for name in ("idmz", "plant-a"):
+        pki.revoke(folder, name, NOW)
+    pki.create_authority(folder, NOW, force=True)
+    assert pki.list_issued(folder, NOW) == []
+    pki.issue_zone(folder, "idmz", NOW, force=True)
+    (revoked,) = pki.revoke(folder, "idmz", NOW)
+    assert _revoked(folder) == {revoked.serial} == {each.serial for each in pki.list_issued(folder, NOW)}
+
+
 # --- importing --------------------------------------------------------------------------------------------------------
 
 

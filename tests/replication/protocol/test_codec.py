@@ -37,6 +37,7 @@ from agent.replication.protocol.messages import (
     ErrorAnswer,
     FetchAnswer,
     FetchFacts,
+    FetchRange,
     GetBounds,
     GetCursor,
     ListStreams,
@@ -217,6 +218,17 @@ def test_bad_request_is_named(payload: bytes, code: str, said: str) -> None:
     with pytest.raises(MalformedMessage, match=re.escape(said)) as raised:
         decode_request(payload)
     assert raised.value.code == code
+
+
+def test_a_range_may_have_one_fact() -> None:
+    """A range that begins where it ends is one fact, so it can be requested and confirmed."""
+    confirm = Confirm(last_offset=5, first_offset=5)
+    for request in (
+        FetchFacts(consumer_name="c", limit=1, confirm=confirm),
+        FetchRange(stream="s", first_offset=5, last_offset=5, limit=1),
+        ConfirmReceipt(consumer_name="c", offset=5, first_offset=5),
+    ):
+        assert decode_request(encode_request(request)) == request
 
 
 def test_an_answer_in_another_version_carries_a_hint() -> None:
