@@ -501,7 +501,8 @@ def test_chain_of_a_site(tmp_path: Path, make_key: Callable[[], Any], intermedia
 
 
 def test_chains_that_prove_nothing(tmp_path: Path) -> None:
-    """A leaf that signs, two authorities that sign each other, an untrusted root, two common names: all refused."""
+    """A leaf that signs, two authorities that sign each other, an untrusted root, also one that came with the
+    certificate, two common names: all refused."""
     key, other = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     root = _sign("root", None, key, is_ca=True)
     leaf = _sign("plant-a", (root, key), other, is_ca=False)
@@ -513,10 +514,12 @@ def test_chains_that_prove_nothing(tmp_path: Path) -> None:
     _write_key(tmp_path, key)
     (tmp_path / "zones/idmz.key").chmod(0o600)
     twice = _sign("idmz", (root, key), key, is_ca=False, names=2)
+    own = _sign("own root", None, other, is_ca=True)
     for chain, trusted, says in (
         ((below_leaf, leaf), root, "which is not an authority"),
         ((below_circle, one, two), root, "no root within 8"),
         ((_sign("idmz", None, key, is_ca=True),), root, "signed by CN=idmz"),
+        ((_sign("idmz", (own, other), key, is_ca=False), own), root, "no root within 8"),
         ((twice,), root, "no single common name"),
     ):
         (tmp_path / "zones/idmz.pem").write_bytes(_pem(*chain))
