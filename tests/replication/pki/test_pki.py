@@ -39,6 +39,8 @@ def test_extensions_of_the_certificates(made: Path) -> None:
     assert (zone.days_left, root.days_left) == (pki.LEAF_DAYS, pki.CA_DAYS)
     assert zone.valid_now
     assert zone.not_before == NOW - BACKDATED
+    constraints = pki.load_certificates(made / "ca.pem")[0].extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.value.path_length == 0, "no authority below the root"
 
 
 @pytest.mark.parametrize("who,purpose", [("zones/idmz", "sslclient"), ("brokers/b1", "sslserver")])

@@ -14,6 +14,7 @@ from agent.lease import LEASE_EPOCH_MAX
 from agent.message import Envelope
 from agent.replication.protocol import codec
 from agent.replication.protocol.codec import (
+    ANSWER_BYTES_MAX,
     REQUEST_BYTES_MAX,
     decode_answer,
     decode_request,
@@ -236,6 +237,12 @@ def test_an_answer_in_another_version_carries_a_hint() -> None:
     with pytest.raises(MalformedMessage, match=r"'2\.0'") as raised:
         decode_answer(encode_error("plant-a", "11" * 16, "", "busy", "x").replace(b'"1.0"', b'"2.0"'))
     assert raised.value.hint == ERRORS["unsupported_version"].hint
+
+
+def test_an_answer_beyond_the_limit_is_not_decoded() -> None:
+    """Whatever it holds: a peer cannot make this node decode more than 16 MiB at once."""
+    with pytest.raises(MalformedMessage, match=f"{ANSWER_BYTES_MAX + 1} bytes, 4 to {ANSWER_BYTES_MAX} expected"):
+        decode_answer(bytes(ANSWER_BYTES_MAX + 1))
 
 
 def test_higher_minor_version_is_read() -> None:
