@@ -15,6 +15,7 @@ from agent.message import Envelope
 from agent.replication.protocol import codec
 from agent.replication.protocol.codec import (
     ANSWER_BYTES_MAX,
+    HEADER_BYTES_MAX,
     REQUEST_BYTES_MAX,
     decode_answer,
     decode_request,
@@ -174,6 +175,14 @@ def test_error_round_trip(code: str) -> None:
     assert (answer.error.retryable, answer.error.hint) == (ERRORS[code].retryable, ERRORS[code].hint)
 
 
+def test_an_error_is_one_line() -> None:
+    """Whatever a peer writes into its message and its hint, they cannot forge a line of the log."""
+    body = {"code": "busy", "message": "a\nb", "hint": "c\x1b[2Jd\ne", "retryable": True}
+    answer, _ = decode_answer(answer_with(status="error", error=body))
+    assert isinstance(answer, ErrorAnswer)
+    assert (answer.error.message.isprintable(), answer.error.hint.isprintable()) == (True, True)
+
+
 def test_error_for_an_unreadable_request_can_be_sent() -> None:
     """An answer to a request with any operation name can be written and read."""
     answer, _ = decode_answer(encode_error("plant-a", EPOCH, "x" * 500, "unknown_operation", "y" * 5000))
@@ -240,7 +249,10 @@ def test_an_answer_in_another_version_carries_a_hint() -> None:
 
 
 def test_an_answer_beyond_the_limit_is_not_decoded() -> None:
-    """Whatever it holds: a peer cannot make this node decode more than 16 MiB at once."""
+    """Whatever it holds: a peer cannot make this node decode more than 16 MiB at once, nor a header of more than one,
+    not even in a field that a later version may have."""
+    with pytest.raises(MalformedMessage, match="header of"):
+        decode_answer(answer_with(later="x" * HEADER_BYTES_MAX))
     with pytest.raises(MalformedMessage, match=f"{ANSWER_BYTES_MAX + 1} bytes, 4 to {ANSWER_BYTES_MAX} expected"):
         decode_answer(bytes(ANSWER_BYTES_MAX + 1))
 

@@ -445,6 +445,28 @@ def test_a_range_goes_on_while_a_fact_of_it_is_left(tmp_path: Path) -> None:
     serving(tmp_path, scenario)
 
 
+def test_sequences_and_digests_end_where_they_were_asked_to(tmp_path: Path) -> None:
+    """One fact that did not fit is enough for another page of an origin's facts; the digest of a batch that ends beyond
+    the range is not one in the range."""
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        store: Any = server._store
+        await define(store, "line1/temperature")
+        await asyncio.wrap_future(store.appends.append_samples(STREAM, samples(0, 10)))
+        await asyncio.wrap_future(store.appends.append_samples(STREAM, samples(10, 10)))
+        (origin,) = map(str, store.held(STREAM))
+        for last, ends in ((9, []), (10, [10]), (19, [10]), (20, [10, 20])):
+            request = GetDigests(stream=STREAM, origin=origin, first_sequence=1, last_sequence=last)
+            answer = await answer_to(link, published, asked(request))
+            assert [one for one, _ in answer.ends] == ends, request
+        for last, more in ((10, False), (11, True)):
+            fetch = FetchSequences(stream=STREAM, origin=origin, first_sequence=1, last_sequence=last, limit=10)
+            answer = await answer_to(link, published, asked(fetch))
+            assert answer.more is more
+
+    serving(tmp_path, scenario)
+
+
 def test_nothing_of_another_copy_of_the_log_is_compared(tmp_path: Path) -> None:
     """A comparison that has read another copy of this log gets neither ranges nor digests nor facts of this one: it
     would take for missing what only the copies do not share."""
