@@ -59,6 +59,13 @@ def test_denied_zones_keep_a_block_and_lose_everything_in_it() -> None:
     assert list(check_acl(denied)) == []
 
 
+def test_a_denial_keeps_what_is_for_all_zones() -> None:
+    """A pattern counts for every zone, wherever it stands, and so do comments; only the rights of the denied zone
+    go."""
+    acl = "user idmz\ntopic read a\n# every zone\npattern read bsfg/%u\ntopic write b\n\nuser plant-a\ntopic read c\n"
+    assert without_zones(acl, ["idmz"]) == acl.replace("topic read a", "topic deny #").replace("topic write b\n", "")
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "# nobody\n", "user a\ntopic fly x\n", "user\n", "user a\ntopic read\n", "garbage", "user a b\n", "\0\1"],
