@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 
 from agent.ingest.opcua.decode import (
     FILETIME_EPOCH,
+    FILETIME_MAX,
+    FILETIME_MIN,
+    FILETIME_YEAR_9999,
     Change,
     DecodeError,
     Publication,
@@ -161,6 +164,17 @@ def test_source_times_keep_a_hundred_nanoseconds() -> None:
     found = list(decoded(notification(1, body)).changes)
     assert found == [Change(9, 1.5, 0, 1_234_567_100 + 23, 300)]
     assert filetime_ns(0) == 0
+
+
+def test_a_time_beyond_int64_nanoseconds_is_not_set_in_a_run_either() -> None:
+    """One value of many with a time of the year 9999, or of 1601, has no source time, and the others keep theirs."""
+    times = [FILETIME_EPOCH + 5, FILETIME_YEAR_9999, 1, FILETIME_MIN, FILETIME_MAX]
+    sent = [FILETIME_EPOCH + 7] * 40
+    for wrong in times:
+        sent[20] = wrong
+        body = b"".join(struct.pack("<IBBdq", n, 0x05, 11, 1.5, time) for n, time in enumerate(sent))
+        found = [change.source_time_ns for change in decoded(notification(40, body)).changes]
+        assert found == [700] * 20 + [500 if wrong == times[0] else 0] + [700] * 19, wrong
 
 
 @pytest.mark.parametrize(
