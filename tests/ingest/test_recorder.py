@@ -305,6 +305,6 @@ async def test_a_declared_loss_is_no_value() -> None:
     """A source that only declares gaps has had no value since the last one, however late the gaps end."""
     one = recorder(FakeStore())
     one.add_gap(Gap("plc", SOURCE_LOST, 1_000_000_000, 9_000_000_000, 5, count_exact=True, tags=("tag:a/b",)))
-    await one.flush_gaps(at_once=True)
+    one.hand_in_gaps()
     await one.drain()
     assert one.last_value_unix_ms == 0
