@@ -12,7 +12,7 @@ from agent.cli.prepare.init import node_toml
 from agent.config import ConfigError, load, read
 from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings
-from agent.settings.signing import OriginSettings, SigningSettings
+from agent.settings.signing import PINS_MAX, OriginSettings, SigningSettings
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 from agent.settings.store import StoreSettings, StreamSettings
 
@@ -186,6 +186,46 @@ def test_a_rule_across_sections_is_reported_with_other_problems() -> None:
             "set it where the facts are pulled",
         ),
         (
+            {"node": {"zone": "a"}, "broker": [BROKER], "peer": [{"zone": "local", "broker": "b", "pulls": ["s"]}]},
+            "peer[0].zone",
+            "no zone is called 'local'",
+        ),
+        (
+            {"node": {"zone": "a"}, "origin": [{"zone": "b", "signatures": "required"}]},
+            "origin[0].signatures",
+            "nothing could be accepted",
+        ),
+        ({"node": {"zone": "a"}, "origin": [{"zone": "b"}, {"zone": "b"}]}, "origin[1].zone", "names must differ"),
+        (
+            {
+                "node": {"zone": "a"},
+                "broker": [BROKER],
+                "peer": [{"zone": "b", "broker": "b", "pulls": ["s"]}, {"zone": "b", "broker": "b", "pulls": ["t"]}],
+            },
+            "peer[1].zone",
+            "names must differ",
+        ),
+        (
+            {
+                "node": {"zone": "a"},
+                "opcua": [{"name": "plc", "url": "opc.tcp://h", "tags_file": "t"}],
+                "modbus": [{"name": "plc", "host": "h", "tags_file": "u", "address_base": 0}],
+            },
+            "modbus[0].name",
+            "'plc' is also opcua[0].name",
+        ),
+        ({"node": {"zone": "a", "state_dir": "/" + "ü" * 250}}, "node.state_dir", "more than 480 bytes"),
+        (
+            {"node": {"zone": "a"}, "origin": [{"zone": "b", "signatures": "off", "pinned": ["0" * 64]}]},
+            "origin[0].pinned",
+            "has no effect",
+        ),
+        (
+            {"node": {"zone": "a"}, "origin": [{"zone": "b", "pinned": [f"{n:064x}" for n in range(PINS_MAX + 1)]}]},
+            "origin[0].pinned",
+            "at most 16 certificates",
+        ),
+        (
             {
                 "node": {"zone": "a"},
                 "opcua": [{"name": "o", "url": "opc.tcp://h", "tags_file": "t", "security_mode": "x"}],
@@ -224,12 +264,23 @@ def test_every_section_is_covered_here() -> None:
     assert set(hints) == set(SECTIONS)
 
 
+def test_origins_that_are_accepted() -> None:
+    """Required signatures with pinned certificates, as many as there may be, or with a facts authority."""
+    required = {"zone": "b", "signatures": "required"}
+    pinned = {**required, "pinned": [f"{number:064x}" for number in range(PINS_MAX)]}
+    assert len(read({"node": {"zone": "a"}, "origin": [pinned]}, FILE).origin[0].pins) == PINS_MAX
+    trusting = {"node": {"zone": "a"}, "signing": {"facts_ca_file": "ca.pem"}, "origin": [required]}
+    assert read(trusting, FILE).origin[0].signatures == "required"
+
+
 def test_rules_of_streams() -> None:
-    """A strong stream without in-sync consumers to wait for, one kept longer than its time to live, a local one that a
-    peer may fetch, and two of one name are problems."""
+    """A strong stream without in-sync consumers to wait for, a local one that waits for some, one kept longer than its
+    time to live, a local one that a peer may fetch, and two of one name are problems."""
     alone = [{"name": "facts.audit", "write_class": "strong"}, {"name": "facts.b", "keep_hours": 200, "bytes_max": 5}]
     found = problems_of({"node": {"zone": "p"}, "stream": alone})
     assert set(found) == {"stream[0].acks", "stream[1].keep_hours", "stream[1].bytes_max"}
+    found = problems_of({"node": {"zone": "p"}, "stream": [{"name": "facts.a", "write_class": "local", "acks": "all"}]})
+    assert set(found) == {"stream[0].acks"}
     together = [{"name": "facts.private", "write_class": "local"}, {"name": "facts.b"}, {"name": "facts.b"}]
     peers = [{"zone": "idmz", "broker": "b", "exports": ["facts.private"]}]
     found = problems_of({"node": {"zone": "p"}, "stream": together, "broker": [BROKER], "peer": peers})

@@ -66,6 +66,13 @@ def test_insufficient_hardware_is_reported() -> None:
     assert assess(DISK, Load(100, commit_interval_ms=5_000)).concerns == ()
 
 
+def test_a_disk_without_room_holds_nothing() -> None:
+    """Below the tenth that stays free no fact fits, and the rate is zero."""
+    full = assess(replace(DISK, free_bytes=1_000_000_000), LOAD)
+    assert (full.hours_that_fit, full.facts_per_s_max) == (0.0, 0)
+    assert full.concerns[0].startswith("0 h of facts fit")
+
+
 def test_a_missing_figure_gives_no_answer_and_says_which() -> None:
     """Without the disk's size nothing is made up; assumed cycles are called assumed; a virtual disk does not wear."""
     nothing = assess(Disk(), LOAD)

@@ -1,11 +1,13 @@
 """What is read of a machine: from a folder that looks like its /proc and /sys, and from this one."""
 
+import os
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+from agent.hardware import machine as tested
 from agent.hardware.machine import measure_disk, read_machine
 from tests.support.command import bsfg
 
@@ -77,3 +79,17 @@ def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
         done = bsfg(tmp_path, *shlex.split(line.removeprefix("$ bsfg ")))
         assert (done.returncode, done.stderr) == (0, ""), line
         assert "hours that fit" in done.stdout
+
+
+def test_a_partition_has_the_size_of_its_whole_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much a disk can be written depends on the whole device, so its name and size are those of the device and not
+    of the partition."""
+    write(tmp_path, "sys/devices/mmcblk0/size", "1000\n")
+    write(tmp_path, "sys/devices/mmcblk0/mmcblk0p1/size", "10\n")
+    write(tmp_path, "sys/devices/mmcblk0/mmcblk0p1/partition", "1\n")
+    number = tmp_path.stat().st_dev
+    link = tmp_path / f"sys/dev/block/{os.major(number)}:{os.minor(number)}"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "sys/devices/mmcblk0/mmcblk0p1")
+    monkeypatch.setattr(tested, "Path", lambda name: tmp_path / name.lstrip("/"))
+    assert tested._block_device(tmp_path) == ("/dev/mmcblk0", 1000 * 512)

@@ -173,6 +173,15 @@ def test_a_port_is_known_by_what_stays(tmp_path: Path) -> None:
         read_serial_port(Path("/dev/ttyUSB7"), tmp_path)
 
 
+def test_an_adapter_adds_no_rule() -> None:
+    """Whatever an adapter gives as its serial number stays inside one rule."""
+    hostile = SerialPort("ttyUSB0", "0403", "6001", 'A"\n, RUN+="/bin/sh\r\\', "00", "1-1.2")
+    rules = [line for line in render_udev([("boiler", hostile)], "bsfg").split("\n") if not line.startswith("#")]
+    (rule, end) = rules
+    assert 'ATTRS{serial}=="A??, RUN+=?/bin/sh??", ENV{ID_USB_INTERFACE_NUM}=="00", ' in rule
+    assert (rule.count('"') % 2, 'RUN+="' in rule, end) == (0, False, "")
+
+
 def test_udevadm_accepts_the_rules(tmp_path: Path) -> None:
     """By the real `udevadm verify`, which systemd has since version 254 (Debian 13)."""
     if shutil.which("udevadm") is None:

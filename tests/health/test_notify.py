@@ -104,6 +104,38 @@ def test_a_missing_service_manager_is_logged_once(tmp_path: Path, caplog: pytest
     assert [record.message for record in caplog.records] == ["service_manager_unreachable"]
 
 
+def test_each_absence_of_the_service_manager_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged again after a datagram has arrived in between."""
+    path = tmp_path / "notify"
+    notifier = Notifier(str(path))
+    assert not notifier.feed()
+    systemd = ServiceManager(str(path))
+    assert notifier.feed()
+    systemd.socket.close()
+    path.unlink()
+    assert not notifier.feed()
+    assert [record.message for record in caplog.records] == ["service_manager_unreachable"] * 2
+
+
+def test_a_status_that_was_not_received_is_sent_again(manager: tuple[ServiceManager, str], tmp_path: Path) -> None:
+    """The service manager shows the present state as soon as it can be reached, and each state once."""
+    systemd, address = manager
+    notifier = Notifier(str(tmp_path / "gone"))
+    turns = 0
+
+    async def pause(_: float) -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 2:
+            notifier.address = address
+        if turns == 5:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(watch(notifier, list, lambda: "good", pause=pause))
+    assert [line for line in systemd.all_received() if line.startswith("STATUS=")] == ["STATUS=good"]
+
+
 def test_the_watchdog_is_fed_only_while_work_progresses(
     manager: tuple[ServiceManager, str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -106,14 +106,17 @@ def test_a_command_asks_the_page(healthy: NodeSnapshot) -> None:
 
 
 def test_a_command_finds_the_port_of_its_own_node(healthy: NodeSnapshot, tmp_path: Path) -> None:
-    """With port 0 the node has noted its port in its state folder. The node of another zone, which may have got that
-    port since, is not taken for it; where no node ran, the message names the file."""
+    """With port 0 the node has noted its port in its state folder; a configured port counts first. The node of another
+    zone, which may have got that port since, is not taken for it; where no node ran, the message names the file."""
     own, other = IdentitySettings("idmz", tmp_path), IdentitySettings("plant-a", tmp_path)
     with pytest.raises(NodeSilent, match=r"no node has run here.*health\.port"):
         ask_health_of(own, HealthSettings(HOST, 0))
     with serving(lambda: healthy) as port:
         note_port(tmp_path, port)
         assert ask_health_of(own, HealthSettings(HOST, 0))["zone"] == "idmz"
+        note_port(tmp_path, 1)  # of a run before the port was configured
+        assert ask_health_of(own, HealthSettings(HOST, port))["zone"] == "idmz"
+        note_port(tmp_path, port)
         with pytest.raises(NodeSilent, match="the node of zone 'idmz' answers, not that of 'plant-a'"):
             ask_health_of(other, HealthSettings(HOST, 0))
 

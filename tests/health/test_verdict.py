@@ -12,6 +12,8 @@ from agent.health.snapshot import (
     Latency,
     NodeSnapshot,
     RequestStatus,
+    StoreStatus,
+    UnreferencedStatus,
 )
 from agent.health.verdict import THRESHOLDS, Level, assess
 from agent.telemetry import BOUNDS_S
@@ -48,6 +50,7 @@ CASES = [
     ("lag 6", {"peers": {"lag_seconds": 6.0}}, (Level.LATE, True, "peer plant/facts.telemetry")),
     ("lag unknown", {"peers": {"lag_seconds": None}}, None),
     ("equal", {"peers": {"compared": ComparisonStatus(1, 0, 1, 1, 9, 0, is_equal=True)}}, None),
+    ("not compared", {"peers": {"compared": ComparisonStatus(0, 1, 0, 0, 0, None, is_equal=None)}}, None),
     (
         *("differs", {"peers": {"compared": ComparisonStatus(1, 0, 1, 0, 0, 0, is_equal=False)}}),
         (Level.BROKEN, False, "peer plant/facts.telemetry"),
@@ -129,9 +132,10 @@ def test_a_short_time_to_live_is_no_alert_by_itself(healthy: NodeSnapshot) -> No
 
 
 def test_a_consumer_that_has_just_come_is_given_a_minute(healthy: NodeSnapshot) -> None:
-    """A new zone begins with facts that have an hour left: no alert before its rate is known."""
+    """A new zone begins with facts that have an hour left: no alert before its rate is known. An unknown age is no
+    excuse."""
     limited = spoilt(healthy, "streams", ttl_hours=60.0)
-    for age_s, is_alert in ((2.0, False), (90.0, True)):
+    for age_s, is_alert in ((2.0, False), (90.0, True), (None, True)):
         new = spoilt(limited, "consumers", behind_facts=7, oldest_unconfirmed_age_s=age_s, hours_until_ttl_loss=1.0)
         assert assess(new).alert is is_alert
 
@@ -262,6 +266,18 @@ def test_the_table_is_in_order() -> None:
 def test_quantiles_are_upper_bounds(counts: tuple[int, ...], quantile: float, expected: float | None) -> None:
     """A quantile is the bound of the bucket that holds it, and nothing when nothing was measured."""
     assert Latency(counts, bounds_s=BOUNDS_S).quantile_s(quantile) == expected
+
+
+@pytest.mark.parametrize("quota, held, is_told", [(1_000, 899, False), (1_000, 900, True), (0, 5_000, False)])
+def test_a_zone_near_its_quota_of_artifacts(healthy: NodeSnapshot, quota: int, held: int, is_told: bool) -> None:
+    """From nine tenths of the quota on there is a warning, before its artifacts are refused; without a quota none."""
+    store = StoreStatus(
+        artifact_unreferenced_bytes_max=quota, artifact_unreferenced=(UnreferencedStatus("plant-b", held),)
+    )
+    reasons = assess(replace(healthy, store=store)).reasons
+    assert [(one.level, one.alert, "zone plant-b" in one.text) for one in reasons] == [
+        (Level.LATE, False, True)
+    ] * is_told
 
 
 def test_damage_and_files_set_aside_are_alerts(healthy: NodeSnapshot) -> None:

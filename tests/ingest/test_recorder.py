@@ -299,3 +299,12 @@ async def test_the_time_of_the_last_value_is_of_no_bad_sample() -> None:
     await one.record("facts.telemetry", SampleColumns([1, 1], [3 * 10**9, 4 * 10**9], [None, None], [0, 0x800A_0000]))
     await one.drain()
     assert one.last_value_unix_ms == 3_000
+
+
+async def test_a_declared_loss_is_no_value() -> None:
+    """A source that only declares gaps has had no value since the last one, however late the gaps end."""
+    one = recorder(FakeStore())
+    one.add_gap(Gap("plc", SOURCE_LOST, 1_000_000_000, 9_000_000_000, 5, count_exact=True, tags=("tag:a/b",)))
+    one.hand_in_gaps()
+    await one.drain()
+    assert one.last_value_unix_ms == 0

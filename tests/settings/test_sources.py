@@ -1,8 +1,12 @@
+import tomllib
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
+from agent.ingest.opcua.monitoring import Monitoring
+from agent.settings.sources import UNDELIVERED_MS, ModbusSourceSettings, OpcuaSourceSettings, Transport, toml
 
 FILES = {"certificate_file": Path("a.pem"), "private_key_file": Path("a.key")}
 USER = {"user_certificate_file": Path("u.der"), "user_private_key_file": Path("u.key")}
@@ -51,6 +55,7 @@ def modbus(**settings: object) -> list[str]:
         ({**FILES, "publish_requests": 0}, ["publish_requests"]),
         ({**FILES, "liveness_timeout_ms": 2_000}, ["liveness_timeout_ms"]),
         ({**FILES, "reconnect_delay_ms": 5_000, "reconnect_delay_max_ms": 1_000}, ["reconnect_delay_max_ms"]),
+        ({**FILES, "reconnect_delay_ms": 5_000, "reconnect_delay_max_ms": 5_000}, []),
         ({**FILES, "events": ("Server", "nsu=urn:x;s=Area")}, []),
         ({**FILES, "events": ("server",)}, ["events"]),
         ({**FILES, "events": ("ns=2;s=Area",)}, ["events"]),
@@ -89,6 +94,8 @@ def test_rules_of_an_opcua_source(settings: dict[str, object], fields: list[str]
         ({"transport": "tls"}, ["ca_file"]),
         ({"transport": "tls", "ca_file": Path("a"), "key_file": Path("k")}, ["cert_file"]),
         ({"ca_file": Path("ca.pem"), "server_name": "meter"}, ["ca_file", "server_name"]),
+        ({"unit_retry_ms": 5_000, "unit_retry_max_ms": 4_999}, ["unit_retry_max_ms"]),
+        ({"unit_retry_ms": 5_000, "unit_retry_max_ms": 5_000}, []),
         ({"baud_rate": 0, "stop_bits": 3, "request_pause_ms": -1}, ["baud_rate", "stop_bits", "request_pause_ms"]),
     ],
 )
@@ -96,3 +103,29 @@ def test_rules_of_a_modbus_source(settings: dict[str, object], fields: list[str]
     """Every number has its range, the address base must be one of the three that exist, and a transport has what it
     needs and nothing of another."""
     assert modbus(**settings) == fields
+
+
+def test_how_late_values_may_be() -> None:
+    """The slowest sampling of any tag counts, or the interval between two polls of everything."""
+
+    def point(sampling_interval_ms: int | None) -> SimpleNamespace:
+        return SimpleNamespace(monitoring=Monitoring(sampling_interval_ms))
+
+    made = OpcuaSourceSettings("plc", "opc.tcp://plc:4840", Path("t.csv"), publishing_interval_ms=100)
+    assert made.undelivered_ms([point(None), point(0)]) == 100 + 250 + UNDELIVERED_MS
+    assert made.undelivered_ms([point(5_000), point(None)]) == 100 + 5_000 + UNDELIVERED_MS
+    polled = replace(made, mode="poll", poll_interval_ms=7_000)
+    assert polled.undelivered_ms([point(90_000)]) == 7_000 + UNDELIVERED_MS
+
+
+@pytest.mark.parametrize("transport, count, is_allowed", [("tcp", 2, True), ("tcp", 1, False), ("rtu", 2, False)])
+def test_a_serial_line_has_no_second_connection(transport: Transport, count: int, is_allowed: bool) -> None:
+    """Nor has a device that accepts one only."""
+    made = ModbusSourceSettings("m", Path("t.csv"), 0, transport=transport, connections_max=count)
+    assert made.has_second_connection is is_allowed
+
+
+@pytest.mark.parametrize("value", [True, 7, 0.5, "plain", 'a "quoted" \\ path', "opc.tcp://plc:4840"])
+def test_a_setting_is_read_as_it_is_written(value: object) -> None:
+    """Whatever is in a text, node.toml has it back."""
+    assert tomllib.loads(f"x = {toml(value)}") == {"x": value}

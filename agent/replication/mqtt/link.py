@@ -121,7 +121,7 @@ class Link:
             self._failures,
             self._unsolicited,
             self._down_reason,
-            self.connection is None and (self._is_identity_unusable or self._refusals >= REFUSALS_UNTIL_ERROR),
+            self._is_identity_unusable or self._refusals >= REFUSALS_UNTIL_ERROR,
             "" if identity is None else identity.problem,
             None if identity is None else identity.expires,
         )
@@ -207,6 +207,7 @@ class Link:
         _log.info("broker_connected", extra={"broker": self.access.name, "after": self._down_reason})
         self._connects += 1
         self._refusals = 0
+        self._is_identity_unusable = False
         self._reasons_logged.clear()
         self._down_reason = None
         self.connection = connection

@@ -253,14 +253,17 @@ async def test_a_counter_that_wraps_is_a_fact() -> None:
 async def test_missed_polls_are_counted_and_a_fact() -> None:
     """Slots that were not polled: their number, their times, and the tags of their interval, times slots."""
     store = FakeStore()
-    source = await made(store, tags=[TAGS[0], replace(TAGS[1], point=replace(TAGS[1].point, poll_interval_ms=5_000))])
+    slow, third = (replace(TAGS[1], definition=TagDefinition(f"tag:a/{name}")) for name in ("slow", "third"))
+    slow = replace(slow, point=replace(slow.point, poll_interval_ms=5_000))
+    third = replace(third, point=replace(third.point, address=3))
+    source = await made(store, tags=[TAGS[0], slow, third])
     await poll(source, Device())
     source._note_missed([Missed(1_000, 3, 0, 2 * 10**9)], 10**18, "polls_missed")
     await source._delivery.recorder.flush_gaps(at_once=True)
     assert source.polls_missed_total == 3
     (message,) = store.messages.values()
     content = json.loads(message.fact.object_json)
-    assert (content["reason"], content["count"], content["tags"]) == ("polls_missed", 3, ["tag:a/1"])
+    assert (content["reason"], content["count"], content["tags"]) == ("polls_missed", 6, ["tag:a/1", "tag:a/third"])
     assert content["first_time"].startswith("2001-09-09T01:46:40")
 
 

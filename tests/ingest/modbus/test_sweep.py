@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.plan import Limits
 from agent.ingest.modbus.refusal import SILENT
-from agent.ingest.modbus.sweep import SEARCH_MAX
+from agent.ingest.modbus.refusal_search import Segment
+from agent.ingest.modbus.sweep import SEARCH_MAX, Sweep
 from tests.ingest.modbus.devices import Device, S, fewest_reads, poll, register, unit_of
 
 registers = st.lists(
@@ -260,3 +261,41 @@ def test_another_map_keeps_what_the_unit_has_taught() -> None:
     done = poll(unit, device, S)
     assert done.marked == {register(5): 2}
     assert done.requests == 3
+
+
+def test_two_reads_without_an_answer_are_silence() -> None:
+    """A unit that stops answering in the middle of a poll costs two time-outs, not one for each read; one answer in
+    between shows that it is there."""
+    wanted = [register(address) for address in (0, 200, 400, 600, 800)]
+    sweep = Sweep(unit_of(wanted), frozenset({wanted[0].poll_interval_ms}), 0)
+    outcomes = list[bool]()
+    for answers in (True, False, True, False, False):
+        question = sweep.planned()
+        assert question is not None
+        if answers:
+            sweep.answered(question)
+        else:
+            outcomes.append(sweep.unanswered())
+    assert outcomes == [False, False, True]
+
+
+def test_the_last_refusal_of_a_search_counts() -> None:
+    """A read of many is refused for its address, and each single one because the device has failed since: that is what
+    is learned of them."""
+    segment = Segment.of([register(address) for address in range(4)], 2, is_refused=True)
+    while not segment.is_done:
+        assert segment.question().count >= 1
+        segment.refused(4)
+    assert {finding.code for finding in segment.take_findings()} == {4}
+
+
+def test_a_passing_refusal_of_two_values_is_not_learned() -> None:
+    """A busy device refuses a read of two values and gives each alone: the read is made once more before it counts as
+    refused, and then nothing is learned."""
+    segment = Segment.of([register(0), register(1)], 6, is_refused=True)
+    asked = []
+    while not segment.is_done:
+        asked.append(segment.question().count)
+        segment.answered()
+    assert asked == [1, 1, 2, 1]
+    assert segment.take_findings() == []

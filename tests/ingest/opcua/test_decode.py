@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 
 from agent.ingest.opcua.decode import (
     FILETIME_EPOCH,
+    FILETIME_MAX,
+    FILETIME_MIN,
+    FILETIME_YEAR_9999,
     Change,
     DecodeError,
     Publication,
@@ -161,6 +164,17 @@ def test_source_times_keep_a_hundred_nanoseconds() -> None:
     found = list(decoded(notification(1, body)).changes)
     assert found == [Change(9, 1.5, 0, 1_234_567_100 + 23, 300)]
     assert filetime_ns(0) == 0
+
+
+def test_a_time_beyond_int64_nanoseconds_is_not_set_in_a_run_either() -> None:
+    """One value of many with a time of the year 9999, or of 1601, has no source time, and the others keep theirs."""
+    times = [FILETIME_EPOCH + 5, FILETIME_YEAR_9999, 1, FILETIME_MIN, FILETIME_MAX]
+    sent = [FILETIME_EPOCH + 7] * 40
+    for wrong in times:
+        sent[20] = wrong
+        body = b"".join(struct.pack("<IBBdq", n, 0x05, 11, 1.5, time) for n, time in enumerate(sent))
+        found = [change.source_time_ns for change in decoded(notification(40, body)).changes]
+        assert found == [700] * 20 + [500 if wrong == times[0] else 0] + [700] * 19, wrong
 
 
 @pytest.mark.parametrize(
@@ -349,6 +363,32 @@ def test_values_are_nested_a_hundred_deep_and_no_deeper() -> None:
     for levels in (101, 100_000):
         with pytest.raises(DecodeError):
             READER(nested(levels), 0)
+
+
+def test_nested_values_of_an_array_are_as_deep_as_one() -> None:
+    """A long array of values that go one level down each is no deep value."""
+    diagnostics = struct.pack("<Bi", 0x80 | 25, 150) + b"\x40\x00" * 150
+    assert READER(diagnostics, 0) == (Json.of([{"InnerDiagnosticInfo": {}}] * 150), len(diagnostics))
+
+
+def test_sizes_that_do_not_fit_an_array_are_ignored() -> None:
+    """Its elements are kept in their order."""
+    five = struct.pack("<Bi5i", 0xC0 | 6, 5, 1, 2, 3, 4, 5)
+    for sizes, value in (((2, 3), [1, 2, 3, 4, 5]), ((5, 1), [[1], [2], [3], [4], [5]])):
+        assert READER(five + struct.pack("<iii", 2, *sizes), 0)[0] == Json.of(value)
+
+
+@pytest.mark.parametrize("number, kept", [(2**53 - 1, 2**53 - 1), (2**53, str(2**53)), (-(2**53), str(-(2**53)))])
+def test_numbers_that_json_cannot_keep_are_texts(number: int, kept: object) -> None:
+    """Readers of JSON round beyond that."""
+    assert READER(struct.pack("<Biq", 0x80 | 8, 1, number), 0)[0] == Json.of([kept])
+
+
+def test_a_namespace_that_the_server_does_not_have() -> None:
+    """The id keeps the index."""
+    reader = ValueReader(("http://opcfoundation.org/UA/", "urn:x"))
+    texts = [reader(struct.pack("<BBBH", 17, 1, namespace, 9), 0)[0] for namespace in (0, 1, 2)]
+    assert texts == ["i=9", "nsu=urn:x;i=9", "ns=2;i=9"]
 
 
 def test_a_huge_array_of_small_things_is_not_kept() -> None:

@@ -16,7 +16,13 @@ from agent.ingest.opcua.address import TagPoint, parse_readings
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.poll_source import OpcuaPollSource
 from agent.ingest.opcua.server_clock import ClockReading
-from agent.ingest.quality import BAD_DECODING_ERROR, BAD_ENCODING_LIMITS_EXCEEDED, BAD_NODE_ID_UNKNOWN
+from agent.ingest.quality import (
+    BAD_COMMUNICATION_ERROR,
+    BAD_DECODING_ERROR,
+    BAD_ENCODING_LIMITS_EXCEEDED,
+    BAD_NODE_ID_UNKNOWN,
+    BAD_OUT_OF_SERVICE,
+)
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.tag_map import Tag
@@ -80,6 +86,21 @@ async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, cap
     lines = {record.status: record.tags for record in caplog.records if hasattr(record, "tags")}
     assert lines == {"BadSensorFailure": "a/b (row 2, )", "BadNodeIdUnknown": "a/array[3] (row 3, )"}
     assert source.alive_ns > 0
+
+
+async def test_another_reason_for_a_missing_value_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sensor that has failed and is then taken out of service, or whose node is gone: the tag has the status that the
+    server gives now, also if the connection was lost before."""
+    store = FakeStore()
+    source = await polled(store, "a")
+    await source._delivery.lose(BAD_COMMUNICATION_ERROR, 5 * S)
+    session = FakeSession()
+    statuses = [0x808C_0000, BAD_OUT_OF_SERVICE, BAD_NODE_ID_UNKNOWN]
+    async with living(monkeypatch, source, session):
+        for count, status in enumerate(statuses, 2):
+            session.values = {("a", ""): (None, status, 0, 0)}
+            await wait_until_async(lambda count=count: len(store.of("a/a")) >= count, "the status")
+    assert [sample.quality for sample in store.of("a/a")] == [BAD_COMMUNICATION_ERROR, *statuses]
 
 
 async def test_a_value_that_is_too_large_costs_its_own_tag(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,17 @@ def test_a_gap_whose_end_the_clock_has_not_reached_may_be_declared_again() -> No
     assert len(seen.declared) == 1
 
 
+def test_a_gap_that_lies_ahead_of_the_clock_stays_open_for_several_readings() -> None:
+    """The end of a gap may be later than the next readings, which then do not show whether the clock was set back
+    within it."""
+    seen = Watched()
+    seen.read(0, 100)
+    seen.set_backs.add(gap(NOTIFICATIONS_MISSING, 98, 110))
+    seen.read(1, 101, least_s=100)
+    seen.read(2, 62, least_s=101)
+    assert seen.spans() == [(58, 62)]
+
+
 def test_every_time_of_an_outage_is_declared() -> None:
     """A model of a server whose clock is set back at a random moment of an outage: each time that its clock showed
     while the source was away is in the outage's gap or in one declared beside it."""

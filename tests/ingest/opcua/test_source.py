@@ -31,6 +31,7 @@ from agent.ingest.opcua.session import HEARTBEAT_HANDLE, CallTooLarge, ItemReque
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscription import CallSize, Subscription
 from agent.ingest.quality import (
+    BAD_COMMUNICATION_ERROR,
     BAD_DECODING_ERROR,
     BAD_INDEX_RANGE_INVALID,
     BAD_NODE_ID_UNKNOWN,
@@ -909,6 +910,19 @@ async def test_history_and_events_run_within_the_life(monkeypatch: pytest.Monkey
     assert told[3:] == ["ended", "ended"]
     await source.finish()
     assert told[5:] == ["finished"]
+
+
+async def test_a_node_that_is_gone_when_the_connection_is_back_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tag was lost with its connection. That the server no longer has the node is another reason, with another
+    remedy, so it is recorded too."""
+    store = FakeStore()
+    source, _ = await made(store, [tag(1)])
+    await source._delivery.lose(BAD_COMMUNICATION_ERROR, 5 * S)
+    session = FakeSession()
+    session.refusals = {(1, ""): BAD_NODE_ID_UNKNOWN}
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: len(store.of("a/1")) == 2, "the refusal")
+    assert [sample.quality for sample in store.of("a/1")] == [BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN]
 
 
 async def test_the_log_names_parked_tags(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

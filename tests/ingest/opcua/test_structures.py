@@ -10,6 +10,7 @@ from asyncua import ua
 
 from agent.ingest.opcua.values.structures import (
     FIELDS_MAX,
+    TYPES_MAX,
     EnumType,
     Field,
     Shape,
@@ -89,6 +90,38 @@ def test_a_tree_of_itself_is_read_as_deep_as_values_may_be() -> None:
     assert read(tree, deep) == raw(deep)
 
 
+def test_structures_that_cannot_be_read_cost_only_themselves() -> None:
+    """However many they are in one array: each keeps its bytes, and what follows them is read."""
+    reader = ValueReader(("", "urn:x"), Types())
+    reader.types.know(ENCODING, StructureType((Field("A", TYPE),)))
+    reader.types.named[TYPE] = StructureType((Field("B", 6),))
+
+    def one(body: bytes) -> bytes:
+        return struct.pack("<BBHBi", 1, 1, ENCODING[1], 1, len(body)) + body
+
+    data = struct.pack("<Bi", 0x80 | 22, 151) + one(b"\x01") * 150 + one(NUMBER)
+    value, position = reader(data, 0)
+    assert position == len(data)
+    bad = {"TypeId": "nsu=urn:x;i=100", "Body": "01"}
+    assert value == Json.of([bad] * 150 + [{"A": {"B": 7}}])
+
+
+def test_a_type_without_an_answer_is_not_asked_for_again() -> None:
+    """The server does not answer in time: the type is unknown for this session, and costs no further request."""
+
+    class Silent(Server):
+        async def data_type(self, encoding: TypeKey) -> TypeKey | None:
+            assert encoding == ENCODING
+            raise TimeoutError
+
+    types = Types()
+    assert types.structure(ENCODING) is None
+    with pytest.raises(TimeoutError):
+        asyncio.run(learn(types, Silent({})))
+    assert types.structure(ENCODING) is None
+    assert not types.missing
+
+
 def test_many_elements_without_bytes_are_not_counted_out() -> None:
     """An array of two billion empty structures has no bytes that would end it."""
     server = Server({TYPE: StructureType((Field("Many", (1, 2), 1),)), (1, 2): StructureType(())})
@@ -108,6 +141,21 @@ def test_a_structure_with_an_unknown_part_stays_unknown() -> None:
     ):
         assert read(server, NUMBER) == raw(NUMBER)
         assert server.asked < 30
+    twice = fields(Field("A", INT32), Field("A", INT32))
+    assert read(twice, NUMBER * 2) == raw(NUMBER * 2), "both values would have the same name"
+    undescribed = Server({TYPE: StructureType((Field("A", (1, 2)),))}, {(1, 2): (0, 22)})
+    assert read(undescribed, bytes(3)) == raw(bytes(3)), "it would also be an empty structure with its type"
+
+
+def test_structures_of_endless_types_are_not_asked_for() -> None:
+    """A server that sends each value with another type costs a bounded amount of memory and of requests."""
+    types = Types()
+    for number in range(2 * TYPES_MAX):
+        assert types.structure((1, number)) is None
+    assert len(types.missing) < TYPES_MAX
+    types.give_up()
+    assert types.structure((1, 3 * TYPES_MAX)) is None
+    assert not types.missing
 
 
 def test_a_server_that_describes_types_without_end_is_left() -> None:

@@ -7,6 +7,7 @@ from agent.ingest.modbus.address import Register, Table
 from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.monitoring import Monitoring, Trigger
 from agent.ingest.sampling import SamplingRule
+from agent.ingest.tags import csv_rows
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 from agent.opcua_address import NodeAddress
@@ -220,6 +221,15 @@ def test_files_that_are_no_tag_file(tmp_path: Path, data: bytes, why: str) -> No
     with pytest.raises(TagMapError, match=r"plc\.csv") as caught:
         opcua(tmp_path, data)
     assert why in str(caught.value)
+
+
+def test_a_file_may_hold_as_many_tags_as_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with exactly as many tags is read; with one more it is refused as a whole, at the row beyond the limit."""
+    monkeypatch.setattr(csv_rows, "ROWS_MAX", 2)
+    data = "tag,address\na/1,i=1\na/2,i=2\n"
+    assert len(opcua(tmp_path, data).tags) == 2
+    with pytest.raises(TagMapError, match=r"plc\.csv row 4.*more than 2 tags"):
+        opcua(tmp_path, data + "a/3,i=3\n")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -59,6 +59,13 @@ def test_denied_zones_keep_a_block_and_lose_everything_in_it() -> None:
     assert list(check_acl(denied)) == []
 
 
+def test_a_denial_keeps_what_is_for_all_zones() -> None:
+    """A pattern counts for every zone, wherever it stands, and so do comments; only the rights of the denied zone
+    go."""
+    acl = "user idmz\ntopic read a\n# every zone\npattern read bsfg/%u\ntopic write b\n\nuser plant-a\ntopic read c\n"
+    assert without_zones(acl, ["idmz"]) == acl.replace("topic read a", "topic deny #").replace("topic write b\n", "")
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "# nobody\n", "user a\ntopic fly x\n", "user\n", "user a\ntopic read\n", "garbage", "user a b\n", "\0\1"],
@@ -100,6 +107,41 @@ def test_last_setting_counts() -> None:
     assert parse_config("# a b\n\nuser x\n  user y \nflag\n") == {"user": "y", "flag": ""}
 
 
+def made_folder(tmp_path: Path) -> Path:
+    """The folder of a broker that nobody has started."""
+    pki.create_authority(tmp_path / "pki", NOW)
+    pki.issue_broker(tmp_path / "pki", "private", ["localhost"], NOW)
+    plan = BrokerPlan(LINKS, "", HOST, user=pwd.getpwuid(os.geteuid()).pw_name)
+    write_broker_folder(tmp_path / "broker", tmp_path / "pki", "private", plan)
+    return tmp_path / "broker"
+
+
+def test_an_authority_without_a_list_is_named(tmp_path: Path) -> None:
+    """Mosquitto refuses all certificates of an authority that has no revocation list, although the list of the other
+    authority is valid."""
+    folder = made_folder(tmp_path)
+    assert bad(list(check_broker_files(folder / "mosquitto.conf"))) == []
+    pki.create_authority(tmp_path / "other", NOW)
+    with (folder / "zones-ca.pem").open("ab") as authorities:
+        authorities.write((tmp_path / "other/ca.pem").read_bytes())
+    (missing,) = bad(list(check_broker_files(folder / "mosquitto.conf")))
+    assert "no revocation list of" in missing
+
+
+def test_a_denial_keeps_group_and_mode_of_the_access_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker's user reads the list by its group, so the list that denies a zone has the same group and mode; it is
+    written only if it differs."""
+    folder = made_folder(tmp_path)
+    written = list[tuple[Path, int, int]]()
+    monkeypatch.setattr(pki, "write_file", lambda path, _data, mode, group=-1: written.append((path, mode, group)))
+    (folder / "acl").chmod(0o640)
+    assert deny_zones(folder / "mosquitto.conf", ["idmz"]) == folder / "acl"
+    assert written == [(folder / "acl", 0o640, (folder / "acl").stat().st_gid)]
+    (folder / "acl").write_text(without_zones((folder / "acl").read_text(), ["idmz"]))
+    deny_zones(folder / "mosquitto.conf", ["idmz"])
+    assert len(written) == 1
+
+
 # --- a real broker ----------------------------------------------------------------------------------------------------
 
 
@@ -138,8 +180,8 @@ def test_renewed_broker_certificate(tmp_path: Path) -> None:
 
 def test_brokers_are_identified_by_their_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two brokers, each started in its own folder with the same relative path: only the one with this configuration
-    file is found, however its path is written. (Comparing the arguments alone, the wrong broker got the signal and the
-    right one kept a revoked zone.)"""
+    file is found, however its path is written, and no other program that has the file open. (Comparing the arguments
+    alone, the wrong broker got the signal and the right one kept a revoked zone.)"""
     started = []
     for site in ("north", "south"):
         config = tmp_path / site / "broker/mosquitto.conf"
@@ -151,6 +193,8 @@ def test_brokers_are_identified_by_their_configuration_file(tmp_path: Path, monk
             "broker/mosquitto.conf",
         ]  # a program that waits for its input, under Mosquitto's name
         started.append(subprocess.Popen(words, executable="/bin/cat", stdin=subprocess.PIPE, cwd=tmp_path / site))
+    reader = ["cat", "-", "broker/mosquitto.conf"]  # another program, which a SIGHUP would end
+    started.append(subprocess.Popen(reader, stdin=subprocess.PIPE, cwd=tmp_path / "south"))
     try:
         for each in started:  # a program that has just begun has no command line for a moment
             wait_until(Path(f"/proc/{each.pid}/cmdline").read_bytes, "its command line")

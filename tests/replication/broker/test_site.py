@@ -55,6 +55,15 @@ def test_every_link_is_carried_once_and_the_text_says_all(steps: list[tuple[Peer
     assert read_site(render_site(site)) == site
 
 
+def test_the_files_are_where_the_site_says() -> None:
+    """The configuration names the folder that the site names for the broker's machine; without one, the folder in which
+    it is written. It has the site's port and number of connections."""
+    process = Process(8883, (PeerLink("plant-a", "idmz"),), connections=7)
+    for named, wanted in (("/etc/mosquitto/bsfg", "/etc/mosquitto/bsfg"), ("", "/here")):
+        (plan,) = BrokerSite("b1", folder=named, processes=(process,)).plans("/here")
+        assert (plan.folder, plan.port, plan.connections) == (wanted, 8883, 7)
+
+
 @given(st.lists(_link, min_size=1))
 def test_each_pair_of_zones_has_a_process_of_its_own(links: list[PeerLink]) -> None:
     """Without a port no process has more than two zones, and both directions of a pair share one."""

@@ -13,12 +13,22 @@ from typing import Any
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.exception import MQTTException
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.reasoncodes import ReasonCode
 
 from agent.replication.mqtt import transport
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.tls_client import TlsClient
 from agent.replication.mqtt.transport import INCOMING_BYTES_MAX, READS_PER_WAKE_MAX, Connection
-from agent.replication.protocol.errors import BrokerUnreachable, ConnectionLost, MessageTooLarge, TransportError
+from agent.replication.protocol.errors import (
+    BrokerUnreachable,
+    ConnectionLost,
+    MessageTooLarge,
+    NotAuthorized,
+    OutgoingFull,
+    PeerAbsent,
+    TransportError,
+)
 from tests.waiting import wait_until_async
 
 ACCESS = Access("b", "idmz", "host", 1, lambda: None)  # type: ignore[arg-type, return-value]
@@ -129,6 +139,54 @@ async def test_all_waiting_callers_fail_when_the_connection_ends() -> None:
                 await future
 
 
+async def test_a_subscription_fails_with_its_connection(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
+    """Who waits for the acknowledgement learns at once that the connection has ended, and why."""
+    connection = connected(monkeypatch)
+    subscribing = asyncio.create_task(connection.subscribe(["t"]))
+    await asyncio.sleep(0)
+    connection._end(ConnectionLost("b", "gone"))
+    played.broker.close()
+    done, _ = await asyncio.wait([subscribing], timeout=transport.SUBACK_S_MAX / 2)
+    assert done
+    assert "gone" in str(subscribing.exception())
+
+
+async def test_a_socket_is_not_watched_after_its_end(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
+    """Its number may be that of another socket soon, which the loop could not watch then."""
+    connection, loop = connected(monkeypatch), asyncio.get_running_loop()
+    number = played.opened.fileno()
+    played.writes_left = 1_000_000
+    loop.add_reader(number, connection._read)
+    connection._watch_writable()
+    connection._end(ConnectionLost("b", "gone"))
+    assert not loop.remove_reader(number)
+    assert not loop.remove_writer(number)
+
+
+@pytest.mark.parametrize("packet_bytes, receive, is_up", [(16_384, 1, True), (16_383, 1, False), (16_384, 0, False)])
+async def test_the_least_that_a_broker_must_accept(
+    monkeypatch: pytest.MonkeyPatch, played: Played, packet_bytes: int, receive: int, is_up: bool
+) -> None:
+    """Packets of 16 KiB and one unacknowledged message are enough; with less nothing could be sent."""
+    connection = connected(monkeypatch)
+    accepts(connection, MaximumPacketSize=packet_bytes, ReceiveMaximum=receive)
+    assert connection.closed.done() is not is_up
+    assert played.published == []
+
+
+async def test_waiting_messages_are_bounded_to_the_byte(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
+    """Messages wait for a socket that takes nothing, until the next one would not fit."""
+    connection = connected(monkeypatch)
+    played.writes_left = 1_000_000
+    size = transport.OUTGOING_BYTES_MAX // 16
+    for _ in range(16):
+        connection.publish_answer("t", bytes(size - 257), bytes(16))
+    assert connection.outgoing_bytes == transport.OUTGOING_BYTES_MAX
+    with pytest.raises(OutgoingFull):
+        connection.publish_answer("t", b"", bytes(16))
+    assert (connection.outgoing_bytes, played.published) == (transport.OUTGOING_BYTES_MAX, [])
+
+
 @pytest.mark.parametrize(
     "command, packet, code, arrives",
     [
@@ -152,8 +210,8 @@ async def test_unexpected_packets_end_the_connection(
 async def test_a_connection_is_up_with_what_came_with_its_handshake(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker is told the largest packet that is accepted. Its CONNACK counts although TLS has read it ahead: the
-    socket never becomes readable."""
+    """The broker is told the largest packet that is accepted, and to keep no session. Its CONNACK counts although TLS
+    has read it ahead: the socket never becomes readable."""
     monkeypatch.setattr(transport, "rearm_quickack", lambda _: None)
     opened = list[Connection]()
 
@@ -164,7 +222,9 @@ async def test_a_connection_is_up_with_what_came_with_its_handshake(
     played.reads.append(lambda: accepts(opened[0]))
     async with asyncio.timeout(10):
         connection = await Connection.open(ACCESS, lambda _: None)
-    assert played.connected["properties"].MaximumPacketSize == INCOMING_BYTES_MAX
+    announced = played.connected["properties"]
+    assert announced.MaximumPacketSize == INCOMING_BYTES_MAX
+    assert announced.SessionExpiryInterval == 0
     connection._end(ConnectionLost("b", "over"))
 
 
@@ -250,6 +310,30 @@ async def test_a_message_fits_the_packet_with_its_topic(played: Played, monkeypa
     with pytest.raises(MessageTooLarge):
         connection.publish_answer("t" * 101, bytes(20_000 - 100 - 256), bytes(16))
     assert len(played.published) == 1
+
+
+@pytest.mark.parametrize(
+    "reason, error",
+    [
+        ("Success", None),
+        ("No matching subscribers", PeerAbsent),
+        ("Not authorized", NotAuthorized),
+        ("Quota exceeded", TransportError),
+        ("Packet identifier in use", TransportError),
+    ],
+)
+async def test_every_refusal_of_a_request_is_told(
+    played: Played, monkeypatch: pytest.MonkeyPatch, reason: str, error: type[TransportError] | None
+) -> None:
+    """What the broker did not take is not acknowledged; only a forbidden topic does not pass by itself."""
+    connection = connected(monkeypatch)
+    waiting = connection.publish_request("t", b"{}", "r", bytes(16), 1)
+    connection._on_acknowledged(len(played.published), ReasonCode(PacketTypes.PUBACK, reason))
+    assert waiting.done()
+    told = waiting.exception()
+    assert type(told) is (error or type(None))
+    if isinstance(told, TransportError):
+        assert told.retryable is (error is not NotAuthorized)
 
 
 async def test_a_request_during_which_the_connection_ends_fails(

@@ -1,6 +1,7 @@
 """The permanent link to a broker, over connections that the test makes and breaks."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from agent.replication.mqtt import link as link_module
 from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.link import REFUSALS_UNTIL_ERROR, Link
+from agent.replication.pki import PkiError
 from agent.replication.protocol.errors import BrokerUnreachable, ConnectionLost, ConnectionRefused, ReplicationError
 from tests.waiting import wait_until_async
 
@@ -172,6 +174,48 @@ def test_a_broker_that_refuses_us_needs_a_person(monkeypatch: pytest.MonkeyPatch
 
     scenario(monkeypatch, broker, play)
     assert needs == [(1, False), (2, False), (3, True), (4, False)]
+
+
+def test_an_identity_that_was_mended_needs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unusable files need a person until they are mended: not if the broker is away next, and not at the first loss of
+    the connection made with them."""
+    unusable = PkiError("the certificate expired", "renew it")
+    broker = Broker(unusable, BrokerUnreachable("b", "away"), unusable, None)
+    needs = list[bool]()
+
+    async def play(link: Link) -> None:
+        note_failure = link._note_failure
+
+        def noted(error: ReplicationError) -> None:
+            note_failure(error)
+            needs.append(link.statistics().needs_person)
+
+        link._note_failure = noted  # type: ignore[method-assign]
+        link.watch(
+            lambda: needs.append(link.statistics().needs_person), lambda _: needs.append(link.statistics().needs_person)
+        )
+        await link.wait_up()
+        broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
+        await wait_until_async(lambda: len(needs) >= 5, "the loss")
+
+    scenario(monkeypatch, broker, play)
+    assert needs[:5] == [True, False, True, False, False]
+
+
+async def test_a_command_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection of a command is closed when the command is done, and when it fails."""
+    broker = Broker()
+    monkeypatch.setattr(link_module.Connection, "open", broker.open)
+    for error in (None, ValueError("the command failed")):
+        link = Link(ACCESS)
+        link.route("bsfg/1/plant-a/idmz/rsp/1", lambda _: None)
+        with contextlib.suppress(ValueError):
+            async with link.connected():
+                assert not broker.connections[-1].is_closed
+                if error is not None:
+                    raise error
+        assert link.connection is None
+    assert [one.is_closed for one in broker.connections] == [True, True]
 
 
 class Offering:

@@ -8,7 +8,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from agent.replication.mqtt.carrier import Incoming
-from agent.replication.mqtt.publish_packet import BadPacket, PackedProperties, parse_publish
+from agent.replication.mqtt.publish_packet import PROPERTIES_BYTES_MAX, BadPacket, PackedProperties, parse_publish
 from agent.replication.mqtt.tls_client import TlsClient
 
 topics = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), min_size=1, max_size=150)
@@ -84,9 +84,17 @@ def test_a_topic_alias_is_refused() -> None:
         parse_publish(0x30, b"\x00\x00\x03\x23\x00\x01payload")
 
 
+@pytest.mark.parametrize("properties", [b"\x01\x01", b"\x02\x02\x00"])
+def test_a_property_within_the_properties(properties: bytes) -> None:
+    """One whose value would begin or end behind them is malformed: what follows is the payload."""
+    with pytest.raises(BadPacket):
+        parse_publish(0x30, packet("t", properties, b"payload"))
+
+
 def test_a_megabyte_of_properties_is_not_read() -> None:
     """User properties are allowed, and a sender may add 200,000 of them to a message. They are not parsed, and such a
-    message has no response topic; a few are skipped as before."""
+    message has no response topic; a few are skipped as before, up to the
+    limit."""
     ours = PackedProperties(b"12345678", 9, "bsfg/1/a/b/rsp/i").pack()[1:]
 
     def parsed(properties: bytes) -> Incoming:
@@ -96,5 +104,10 @@ def test_a_megabyte_of_properties_is_not_read() -> None:
     long = parsed(b"\x26\0\0\0\0" * 200_000 + ours)
     assert (long.payload, long.response_topic, long.correlation) == (b"{}", None, None)
     assert parsed(b"\x26\0\x01a\0\x01b" * 500 + ours).response_topic == "bsfg/1/a/b/rsp/i"
+    room = PROPERTIES_BYTES_MAX - len(ours) - 5
+    most = b"\x26\0\0" + room.to_bytes(2) + bytes(room) + ours
+    assert len(most) == PROPERTIES_BYTES_MAX
+    assert parsed(most).response_topic == "bsfg/1/a/b/rsp/i"
+    assert parsed(b"\x01\0" + most).response_topic is None
     with pytest.raises(BadPacket):
         parse_publish(0x30, packet("t", b"\xff\xff\x3f", b"{}"))

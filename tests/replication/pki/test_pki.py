@@ -39,6 +39,8 @@ def test_extensions_of_the_certificates(made: Path) -> None:
     assert (zone.days_left, root.days_left) == (pki.LEAF_DAYS, pki.CA_DAYS)
     assert zone.valid_now
     assert zone.not_before == NOW - BACKDATED
+    constraints = pki.load_certificates(made / "ca.pem")[0].extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.value.path_length == 0, "no authority below the root"
 
 
 @pytest.mark.parametrize("who,purpose", [("zones/idmz", "sslclient"), ("brokers/b1", "sslserver")])
@@ -441,6 +443,16 @@ def test_ended_crl(made: Path) -> None:
     assert "clock" in problem.hint
 
 
+def test_a_list_of_the_future(made: Path) -> None:
+    """A broker whose clock is up to an hour behind takes a new list; one that is further behind would refuse all
+    clients, which is named."""
+    files = made / "ca.crl", made / "ca.pem"
+    assert pki.check_crl(*files, now=NOW - timedelta(minutes=59)) == []
+    (problem,) = pki.check_crl(*files, now=NOW - timedelta(minutes=61))
+    assert "refuse all clients" in problem.why
+    assert "set the clock" in problem.hint
+
+
 # --- a site's own authority -------------------------------------------------------------------------------------------
 
 _Signer = tuple[x509.Certificate, Any]
@@ -491,7 +503,8 @@ def test_chain_of_a_site(tmp_path: Path, make_key: Callable[[], Any], intermedia
 
 
 def test_chains_that_prove_nothing(tmp_path: Path) -> None:
-    """A leaf that signs, two authorities that sign each other, an untrusted root, two common names: all refused."""
+    """A leaf that signs, two authorities that sign each other, an untrusted root, also one that came with the
+    certificate, two common names: all refused."""
     key, other = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     root = _sign("root", None, key, is_ca=True)
     leaf = _sign("plant-a", (root, key), other, is_ca=False)
@@ -503,10 +516,12 @@ def test_chains_that_prove_nothing(tmp_path: Path) -> None:
     _write_key(tmp_path, key)
     (tmp_path / "zones/idmz.key").chmod(0o600)
     twice = _sign("idmz", (root, key), key, is_ca=False, names=2)
+    own = _sign("own root", None, other, is_ca=True)
     for chain, trusted, says in (
         ((below_leaf, leaf), root, "which is not an authority"),
         ((below_circle, one, two), root, "no root within 8"),
         ((_sign("idmz", None, key, is_ca=True),), root, "signed by CN=idmz"),
+        ((_sign("idmz", (own, other), key, is_ca=False), own), root, "no root within 8"),
         ((twice,), root, "no single common name"),
     ):
         (tmp_path / "zones/idmz.pem").write_bytes(_pem(*chain))

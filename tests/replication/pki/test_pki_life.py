@@ -194,8 +194,9 @@ def test_the_validity_of_a_list_is_kept_for_the_next_one(folder: Path) -> None:
     assert pki.reissue_crl(folder, NOW, days=10).days_left == 10
     pki.revoke(folder, "idmz", NOW + timedelta(days=5))
     assert pki.describe_crl(pki.load_crl(folder / "ca.crl"), NOW + timedelta(days=5)).days_left == 10
-    facts = pki.reissue_crl(folder, NOW, days=pki.DAYS_MAX)
-    assert facts.next_update == pki.load_certificates(folder / "ca.pem")[0].not_valid_after_utc
+    authority_ends = pki.load_certificates(folder / "ca.pem")[0].not_valid_after_utc
+    assert pki.reissue_crl(folder, authority_ends - timedelta(days=3)).next_update == authority_ends
+    assert pki.reissue_crl(folder, NOW, days=pki.DAYS_MAX).next_update == authority_ends
 
 
 def _missing(folder: Path) -> None:
@@ -225,6 +226,8 @@ def test_no_list_is_based_on_a_wrong_one(folder: Path, spoil: Callable[[Path], N
     pki.revoke(folder, "idmz", NOW)
     pki.revoke(folder, "plant-a", NOW)
     spoil(folder)
+    for number in range(20):  # they hide no list, in whatever order the folder gives its files
+        (folder / f"crls/damaged-{number}.crl").write_text("rubbish")
     for act in (lambda: pki.reissue_crl(folder, NOW), lambda: pki.revoke(folder, "b1", NOW, broker=True)):
         with pytest.raises(PkiError, match=says) as caught:
             act()
@@ -249,11 +252,25 @@ def test_revoking_an_unknown_name_changes_nothing(folder: Path, what: str, says:
 
 
 def test_revoke_twice(folder: Path) -> None:
-    """A certificate that is already revoked is reported, and no list is made."""
+    """A certificate that is already revoked, or has expired, is reported, and no list is made."""
     pki.revoke(folder, "idmz", NOW)
     with pytest.raises(PkiError, match="is already revoked or has expired"):
         pki.revoke(folder, "idmz", NOW)
+    with pytest.raises(PkiError, match="is already revoked or has expired"):
+        pki.revoke(folder, "plant-a", NOW + timedelta(days=pki.LEAF_DAYS + 1))
     assert pki.describe_crl(pki.load_crl(folder / "ca.crl"), NOW).number == 2
+
+
+def test_a_new_authority_begins_a_list_of_its_own(folder: Path) -> None:
+    """The lists and certificates of the authority before it stay in the folder and do not count: the new authority can
+    revoke at once, and lists only what it has signed."""
+    for name in ("idmz", "plant-a"):
+        pki.revoke(folder, name, NOW)
+    pki.create_authority(folder, NOW, force=True)
+    assert pki.list_issued(folder, NOW) == []
+    pki.issue_zone(folder, "idmz", NOW, force=True)
+    (revoked,) = pki.revoke(folder, "idmz", NOW)
+    assert _revoked(folder) == {revoked.serial} == {each.serial for each in pki.list_issued(folder, NOW)}
 
 
 # --- importing --------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def test_a_good_pair_is_offered_once_and_then_in_force(rotation: Rotation) -> No
 
 def test_a_bad_pair_is_reported_once_and_not_used(rotation: Rotation) -> None:
     """Reported once, also if the reason contains the time; the next pair is reported again, and restored files end the
-    problem."""
+    problem: the same pair is then reported once more."""
     assert rotation.files_checked(NEW, "begins tomorrow, now 10:00") is FileChange.REFUSED
     assert rotation.files_checked(NEW, "begins tomorrow, now 10:03") is FileChange.NONE
     assert rotation.problem == "begins tomorrow, now 10:03"
@@ -38,6 +38,7 @@ def test_a_bad_pair_is_reported_once_and_not_used(rotation: Rotation) -> None:
     assert rotation.files_checked(NEWER, "key does not match") is FileChange.REFUSED
     assert rotation.files_checked(OLD, "") is FileChange.NONE
     assert rotation.problem == ""
+    assert rotation.files_checked(NEWER, "key does not match") is FileChange.REFUSED
 
 
 def test_a_pair_that_becomes_good_is_offered(rotation: Rotation) -> None:
@@ -91,3 +92,14 @@ def test_the_identity_in_force_is_refused_by_the_broker(rotation: Rotation) -> N
     """It was revoked while in use: there is no alternative, and no problem of a new identity to report."""
     assert rotation.refused(OLD, "revoked") is FileChange.NONE
     assert (rotation.candidate(), rotation.problem) == (OLD, "")
+
+
+def test_both_identities_are_tried_when_the_broker_refuses_each(rotation: Rotation) -> None:
+    """The old one was revoked after the broker had refused the new one: periodic checks offer the new one, and it is
+    tried, because the broker may know its authority by now."""
+    rotation.files_checked(NEW, "")
+    rotation.refused(NEW, "unknown authority")
+    assert rotation.candidate() == OLD
+    assert rotation.refused(OLD, "revoked") is FileChange.NONE
+    assert rotation.files_checked(NEW, "", is_retry=True) is FileChange.OFFERED
+    assert rotation.candidate() == NEW

@@ -14,6 +14,8 @@ from agent.lease import LEASE_EPOCH_MAX
 from agent.message import Envelope
 from agent.replication.protocol import codec
 from agent.replication.protocol.codec import (
+    ANSWER_BYTES_MAX,
+    HEADER_BYTES_MAX,
     REQUEST_BYTES_MAX,
     decode_answer,
     decode_request,
@@ -37,6 +39,7 @@ from agent.replication.protocol.messages import (
     ErrorAnswer,
     FetchAnswer,
     FetchFacts,
+    FetchRange,
     GetBounds,
     GetCursor,
     ListStreams,
@@ -172,6 +175,14 @@ def test_error_round_trip(code: str) -> None:
     assert (answer.error.retryable, answer.error.hint) == (ERRORS[code].retryable, ERRORS[code].hint)
 
 
+def test_an_error_is_one_line() -> None:
+    """Whatever a peer writes into its message and its hint, they cannot forge a line of the log."""
+    body = {"code": "busy", "message": "a\nb", "hint": "c\x1b[2Jd\ne", "retryable": True}
+    answer, _ = decode_answer(answer_with(status="error", error=body))
+    assert isinstance(answer, ErrorAnswer)
+    assert (answer.error.message.isprintable(), answer.error.hint.isprintable()) == (True, True)
+
+
 def test_error_for_an_unreadable_request_can_be_sent() -> None:
     """An answer to a request with any operation name can be written and read."""
     answer, _ = decode_answer(encode_error("plant-a", EPOCH, "x" * 500, "unknown_operation", "y" * 5000))
@@ -219,11 +230,31 @@ def test_bad_request_is_named(payload: bytes, code: str, said: str) -> None:
     assert raised.value.code == code
 
 
+def test_a_range_may_have_one_fact() -> None:
+    """A range that begins where it ends is one fact, so it can be requested and confirmed."""
+    confirm = Confirm(last_offset=5, first_offset=5)
+    for request in (
+        FetchFacts(consumer_name="c", limit=1, confirm=confirm),
+        FetchRange(stream="s", first_offset=5, last_offset=5, limit=1),
+        ConfirmReceipt(consumer_name="c", offset=5, first_offset=5),
+    ):
+        assert decode_request(encode_request(request)) == request
+
+
 def test_an_answer_in_another_version_carries_a_hint() -> None:
     """The error for an answer of another version carries the table's hint, because no peer sends it."""
     with pytest.raises(MalformedMessage, match=r"'2\.0'") as raised:
         decode_answer(encode_error("plant-a", "11" * 16, "", "busy", "x").replace(b'"1.0"', b'"2.0"'))
     assert raised.value.hint == ERRORS["unsupported_version"].hint
+
+
+def test_an_answer_beyond_the_limit_is_not_decoded() -> None:
+    """Whatever it holds: a peer cannot make this node decode more than 16 MiB at once, nor a header of more than one,
+    not even in a field that a later version may have."""
+    with pytest.raises(MalformedMessage, match="header of"):
+        decode_answer(answer_with(later="x" * HEADER_BYTES_MAX))
+    with pytest.raises(MalformedMessage, match=f"{ANSWER_BYTES_MAX + 1} bytes, 4 to {ANSWER_BYTES_MAX} expected"):
+        decode_answer(bytes(ANSWER_BYTES_MAX + 1))
 
 
 def test_higher_minor_version_is_read() -> None:

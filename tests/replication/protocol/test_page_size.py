@@ -36,6 +36,14 @@ def test_pages_shrink_while_they_take_long_and_stop_at_the_smallest() -> None:
     assert size.bytes == BYTES_MIN
 
 
+def test_no_page_is_larger_than_the_configured_limit() -> None:
+    """A limit below the smallest size of a page holds, whether pages are quick or slow."""
+    size = PageSize(BYTES_MIN // 4)
+    for happens in (size.timed_out, lambda: size.arrived(SLOW_MS), lambda: size.arrived(QUICK_MS)):
+        happens()
+        assert size.bytes == BYTES_MIN // 4
+
+
 def test_latency_alone_does_not_shrink_pages() -> None:
     """Between quick and slow nothing changes: a satellite's 600 ms are no reason for small pages."""
     size = PageSize()

@@ -177,6 +177,15 @@ def test_a_repair_takes_what_is_left_and_is_not_left_out() -> None:
     assert backlog.bytes > 0.95 * 120 * RATE
 
 
+def test_an_overdue_repair_does_not_go_before_live_facts() -> None:
+    """A repair that has waited for half a minute requests when a live stream may, which is not before the debt is below
+    two seconds."""
+    bandwidth = TokenBucket(RATE)
+    bandwidth.spend(10 * RATE, 0)
+    overdue_ms = bandwidth.ready_ms(0, Priority.REPAIR, REPAIR_WAITS_MS_MAX)
+    assert overdue_ms == bandwidth.ready_ms(0, Priority.LIVE) == 10_000 - SAVED_MS_MAX - OVERDRAWN_MS_MAX
+
+
 def test_as_many_pages_under_way_as_fit_a_quarter_of_a_second() -> None:
     """Several if the rate is high, at least one."""
     assert TokenBucket(16_000_000).pages_ahead(262_144, 3) == 3

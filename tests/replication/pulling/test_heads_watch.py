@@ -126,6 +126,17 @@ def test_signed_ends_are_proven_outside_the_event_loop(
     assert threading.current_thread() not in threads
 
 
+def test_a_certificate_that_is_known_is_not_sent_again(nodes: tuple[Node, Node, Node]) -> None:
+    """A requester names the keys that it knows, so the certificates of an unchanged site are sent once."""
+    plant, _, _ = nodes
+    plant.record(1)
+    for known, sent in (([], [MADE["plant"].der]), ([SIGNERS["plant"].key.key_id.hex()], [])):
+        found = asyncio.run(plant.answer("idmz", GetHeads(stream=TELEMETRY, signers_known=known)))
+        assert isinstance(found, Answered)
+        assert isinstance(found.answer, HeadsAnswer)
+        assert (len(found.answer.ends), found.answer.signers) == (1, sent)
+
+
 def test_a_receiver_learns_how_far_the_origin_has_signed(nodes: tuple[Node, Node, Node]) -> None:
     """Through a relay that passes on no fact, the receiver learns the origin's end, and that no fact of it is here."""
     plant, relay, receiver = nodes

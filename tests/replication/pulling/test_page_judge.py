@@ -22,6 +22,7 @@ from agent.replication.pulling.page_judge import (
     DECLINED_MAX,
     EVIDENCE_BYTES_MAX,
     EVIDENCE_FILES_MAX,
+    EVIDENCE_PER_PAGE_MAX,
     PASSED_ON_MS,
     EvidenceFolder,
     JudgedPage,
@@ -175,6 +176,15 @@ def test_what_is_held_and_was_never_proven_proves_nothing(store: FactStore) -> N
     run = chain(4)
     put(store, judge_of(store, rule="off").judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]), 4)
     assert not judge_of(store).judge("idmz", STREAM, page(run[:2], {}), []).batches
+
+
+def test_a_head_beyond_a_hole_proves_nothing_before_it(store: FactStore) -> None:
+    """Facts stored while the rule was off are not proven by a later signed end, because the facts in between, which
+    would connect them to it, are not held."""
+    run = chain(6)
+    put(store, judge_of(store, rule="off").judge("idmz", STREAM, page(run[:2], {}), []), 2)
+    put(store, judge_of(store).judge("idmz", STREAM, signed(run[4:], KEY), [PLANT.der]), 6)
+    assert [is_held(store, STREAM, one) for one in run] == [False, False, False, True, True, True]
 
 
 def test_a_zone_that_has_signed_is_held_to_it_at_once(store: FactStore) -> None:
@@ -429,10 +439,16 @@ def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> Non
     assert all(one.name.startswith(".._idmz-facts.telemetry-plant-1-") for one in files)
     assert {one.stat().st_mode & 0o777 for one in files} == {0o600}
     assert one.sealed + head in {each.read_bytes() for each in files}
+    several = EvidenceFolder(tmp_path / "several")
+    bad = [Offered(chain(1, epoch=bytes([number]) * 16)[0], number, number, head) for number in range(1, 9)]
+    judge_of(store, evidence=several).judge("idmz", STREAM, bad, [PLANT.der])
+    assert len(list((tmp_path / "several").iterdir())) == EVIDENCE_PER_PAGE_MAX
     evidence = EvidenceFolder(tmp_path / "large")
     for number in range(5):
         evidence.keep(f"large-{number}", bytes(EVIDENCE_BYTES_MAX // 3))
     assert sum(each.stat().st_size for each in (tmp_path / "large").iterdir()) <= EVIDENCE_BYTES_MAX
+    evidence.keep("large-4", b"later")
+    assert (tmp_path / "large" / "large-4.batch").read_bytes() == bytes(EVIDENCE_BYTES_MAX // 3), "it does not change"
     blocked = tmp_path / "file"
     blocked.touch()
     EvidenceFolder(blocked).keep("nothing", b"x")

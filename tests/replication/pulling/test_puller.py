@@ -362,6 +362,18 @@ async def test_definitions_of_pages_before_go_with_the_batch() -> None:
         assert scene.store.put[0].definitions == plant.received()
 
 
+async def test_definitions_of_facts_that_were_left_out_are_requested_again() -> None:
+    """The store keeps none of a batch whose zone has reached a limit: the next request names the definitions that the
+    store has, so that they come again with later facts."""
+    plant = Peer()
+    async with pulling() as scene:
+        await scene.answer(plant.page(1, 10))
+        left_out = (OriginRange(plant.origin.zone, plant.origin.epoch, 1, 10),)
+        scene.store.put[0].future.set_result(PutResult(0, 0, 0, left_out=left_out))
+        await settle()
+        assert (scene.peer.requests[-1].after_offset, scene.peer.requests[-1].definitions_known) == (10, {})
+
+
 async def test_nothing_behind_a_refused_page_is_stored() -> None:
     """Of two accepted pages the first is refused for good: the second, which builds on it, is never passed to the
     store, and nothing is confirmed."""

@@ -212,6 +212,17 @@ def test_the_lease_is_checked_again_after_the_wait() -> None:
     assert outcome.waited_ns == 7_000
 
 
+def test_a_page_names_the_newest_frontier() -> None:
+    """Another request has moved the frontier while this one waited: the answer names that one, which is durable."""
+
+    def moved(_: Park) -> Parked:
+        shell.consumer, shell.end_offset = Registered("idmz", STREAM, 25, Lease(3, "one")), 31
+        return Parked(is_superseded=False, waited_ns=1)
+
+    shell = Shell(answers={Park: moved})
+    assert answer_of(shell.run(CORE.fetch(fetch(after_offset=30, wait_ms=500), 0))).frontier == 25
+
+
 def test_a_fetch_that_lost_its_place_gets_no_answer() -> None:
     """Unless its lease has been taken, which the store then reports."""
     shell = Shell(answers={Park: lambda _: Parked(is_superseded=True, waited_ns=1)})

@@ -24,6 +24,7 @@ from agent.replication.protocol.messages import (
     FetchAnswer,
     FetchFacts,
     OriginHead,
+    UnregisterConsumer,
 )
 from agent.replication.protocol.token_bucket import SAVED_MS_MAX
 from agent.replication.serving.admission import Caller
@@ -80,6 +81,9 @@ class Store:
     def register(self, *arguments: object, zone_max: int) -> Future[Any]:
         assert zone_max == CONSUMERS_BESIDE_STREAMS
         return self._later("register", *arguments)
+
+    def unregister(self, *arguments: object) -> Future[Any]:
+        return self._later("unregister", *arguments)
 
     def hold_lease(self, *arguments: object) -> Future[Any]:
         return self._later("hold_lease", *arguments)
@@ -236,6 +240,22 @@ async def test_a_new_consumer_is_registered_and_leased_before_anything_is_read()
         answer = page_of(await task)
         assert store.names()[3:] == ["read", "seen"]
         assert (answer.lease, answer.runs(), answer.timeline) == (1, [(1, 20)], store.timeline.hex())
+
+
+async def test_a_removed_consumer_leaves_no_fetch_parked() -> None:
+    """Its fetch ends without an answer when the removal is durable, and takes no place of its zone any more."""
+    async with play() as (store, consumers):
+        parked = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=9_000)))
+        assert await stands(parked)
+        asked = UnregisterConsumer(consumer_name=NAME, lease=3)
+        removing = asyncio.create_task(consumers.unregister(ONE, asked))
+        assert await stands(removing)
+        assert not parked.done()
+        store.held = None
+        store.futures["unregister"].set_result(True)
+        assert isinstance(await removing, Reply)
+        assert await parked == Drop(DropReason.SUPERSEDED)
+        assert consumers.parked() == 0
 
 
 async def test_another_epoch_is_reported_to_the_store() -> None:

@@ -236,6 +236,28 @@ async def test_a_search_whose_time_comes_while_others_are_begun_is_not_forgotten
         assert (await searching).found.queue_depth == 7
 
 
+async def test_a_search_is_counted_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zone waits for its next search according to the time that this one took; what it found, some megabytes, is
+    dropped after ten seconds, also if nobody asks again."""
+    context, now_ms = empty_context(), [0]
+    alarms = list[tuple[float, Callable[[], object]]]()
+
+    def look_up(*_: object) -> LatestValues:
+        now_ms[0] += 60_000
+        return found([value(1)])
+
+    monkeypatch.setattr(context, "call_later", lambda delay_s, call: alarms.append((delay_s, call)))
+    monkeypatch.setattr(context, "now_ms", lambda: now_ms[0])
+    searches = Latest(context, look_up)
+    await searches.get_latest(Caller("idmz", "one", bytes(16)), GetLatest(stream=STREAM))
+    assert context.pacer.search_ready_ms("idmz", now_ms[0]) > now_ms[0]
+    assert searches._kept._searches
+    ((delay_s, forget),) = [alarm for alarm in alarms if alarm[0] == KEPT_MS / 1000]
+    now_ms[0] += int(delay_s * 1000)
+    forget()
+    assert not searches._kept._searches
+
+
 @pytest.mark.system
 async def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> None:
     """One search runs at a time; a few wait, another one is refused as busy, and those that waited are answered."""
@@ -333,6 +355,14 @@ def test_few_searches_are_kept_and_not_for_long() -> None:
     assert kept.get("idmz", questions[0], 10) is None, "megabytes, and searched for again in the zone's own time"
     kept.forget(KEPT_MS + 10)
     assert kept._searches == {}
+
+
+def test_a_search_that_was_made_again_is_the_newest() -> None:
+    """A query that begins again is not displaced before one that began in between."""
+    kept, questions = SearchCache(), [LatestQuery("s", frozenset(), prefix, 0, 1) for prefix in "abc"]
+    for place in (0, 1, 0, 2):
+        kept.put("idmz", questions[place], Search(found([]), 7, 0))
+    assert [kept.get("idmz", question, 0) is not None for question in questions] == [True, False, True]
 
 
 def test_searches_of_one_zone_displace_none_of_another() -> None:

@@ -445,6 +445,28 @@ def test_a_range_goes_on_while_a_fact_of_it_is_left(tmp_path: Path) -> None:
     serving(tmp_path, scenario)
 
 
+def test_sequences_and_digests_end_where_they_were_asked_to(tmp_path: Path) -> None:
+    """One fact that did not fit is enough for another page of an origin's facts; the digest of a batch that ends beyond
+    the range is not one in the range."""
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        store: Any = server._store
+        await define(store, "line1/temperature")
+        await asyncio.wrap_future(store.appends.append_samples(STREAM, samples(0, 10)))
+        await asyncio.wrap_future(store.appends.append_samples(STREAM, samples(10, 10)))
+        (origin,) = map(str, store.held(STREAM))
+        for last, ends in ((9, []), (10, [10]), (19, [10]), (20, [10, 20])):
+            request = GetDigests(stream=STREAM, origin=origin, first_sequence=1, last_sequence=last)
+            answer = await answer_to(link, published, asked(request))
+            assert [one for one, _ in answer.ends] == ends, request
+        for last, more in ((10, False), (11, True)):
+            fetch = FetchSequences(stream=STREAM, origin=origin, first_sequence=1, last_sequence=last, limit=10)
+            answer = await answer_to(link, published, asked(fetch))
+            assert answer.more is more
+
+    serving(tmp_path, scenario)
+
+
 def test_nothing_of_another_copy_of_the_log_is_compared(tmp_path: Path) -> None:
     """A comparison that has read another copy of this log gets neither ranges nor digests nor facts of this one: it
     would take for missing what only the copies do not share."""
@@ -587,6 +609,23 @@ def test_a_zone_that_changes_without_end_is_slowed_down(tmp_path: Path) -> None:
         assert waited > 1000 * 2 * count / CHANGES_PER_SECOND_MAX
 
     serving(tmp_path, scenario)
+
+
+def test_a_zone_that_takes_leases_without_end_is_slowed_down(tmp_path: Path) -> None:
+    """Each lease of a producer is a commit without a fact, as the changes of consumers are."""
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        now_ms = 0
+        server._context.now_ns = lambda: now_ms * 1_000_000  # type: ignore[method-assign]
+        waited, count = 0, 100
+        for _ in range(count):
+            while server._context.pacer.request_ready_ms("idmz", now_ms) > now_ms:
+                now_ms, waited = now_ms + 10, waited + 10
+            answer = await answer_to(link, published, asked(AcquireLease(stream=STREAM, producer="idmz.mes")))
+            assert not isinstance(answer, ErrorAnswer), answer
+        assert waited > 900 * count / CHANGES_PER_SECOND_MAX
+
+    serving(tmp_path, scenario, appends={"idmz": frozenset({STREAM})})
 
 
 def test_no_request_is_left_waiting_while_time_passes(tmp_path: Path) -> None:

@@ -101,6 +101,12 @@ def test_another_epoch_is_refused_unless_asked_for() -> None:
         next_step(StreamOffset(A, 7), Bounds(B, 1, 9), None, None, "fail")
 
 
+def test_an_end_in_another_epoch_limits_nothing() -> None:
+    """The offsets of a store before it was restored say nothing about those after."""
+    assert next_step(StreamOffset(B, 7), Bounds(B, 1, 50), None, StreamOffset(A, 9), "reread").end.offset == 50
+    assert next_step(StreamOffset(B, 7), Bounds(B, 1, 50), None, StreamOffset(B, 9), "reread").end.offset == 9
+
+
 def test_where_a_query_starts() -> None:
     """As Kafka's names say; a number is the first to be read, and must be within what is held or its end."""
     held = Bounds(A, 11, 20)

@@ -25,6 +25,7 @@ from pyspark_bsfg.source import BsfgDataSource
 from pyspark_bsfg.streaming import reader as module
 from pyspark_bsfg.streaming.checkpoint import read_binding
 from pyspark_bsfg.transports import StoreFile
+from pyspark_bsfg.transports.store_file import StoreFileSource
 from tests.spark import making
 from tests.spark.making import AT_ONCE, DEFINITIONS, NOON_NS, SECOND_NS, TELEMETRY
 from tests.waiting import wait_until
@@ -194,7 +195,9 @@ def test_a_consumer_belongs_to_one_checkpoint(tmp_path: Path) -> None:
     assert {one.name for one in StoreReader(tmp_path / "facts.db").consumers()} == {CONSUMER}
 
 
-def test_a_query_waits_while_the_store_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_query_waits_while_the_store_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A store out of reach is no end: the offset stays, Spark's progress says since when, the log has one line for
     going and one for returning; `commit` raises nothing. A query that never reached it is refused."""
     path = tmp_path / "facts.db"
@@ -223,7 +226,14 @@ def test_a_query_waits_while_the_store_is_away(tmp_path: Path, caplog: pytest.Lo
     with node(tmp_path):
         bound = stream(tmp_path, durable=True)
         start = bound.initialOffset()
-    bound.commit(bound.latestOffset(start, ReadMaxRows(4)))  # no node runs
+    end = bound.latestOffset(start, ReadMaxRows(4))
+    bound.commit(end)  # no node runs
+
+    def lose_line(*_arguments: object) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(StoreFileSource, "confirm", lose_line)
+    bound.commit(end)
 
 
 @pytest.mark.parametrize("kind", ["expired", "damaged"])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from agent.ingest.opcua.events.conditions import (
     CONDITIONS_MAX,
     REFRESH_MAX_S,
@@ -46,11 +48,12 @@ def test_live_events_pass() -> None:
 
 
 def test_a_refresh_distinguishes_known_new_and_absent() -> None:
-    """A state that is known is passed over, also under another EventId; a new one is taken and marked; a condition that
-    the refresh does not name is absent."""
+    """A state that is known is passed over, also under another EventId, received later or by another item; a new one is
+    taken and marked; a condition that the refresh does not name is absent."""
     book = known(HIGH, LOW)
     book.ask()
-    again = condition("High", 1, active=True, event_id=b"another")
+    later_ns = HIGH.receive_time_ns + 1
+    again = replace(condition("High", 1, active=True, event_id=b"another"), receive_time_ns=later_ns, handle=2)
     new = condition("Third", 5, active=True)
     found = book.take([again, new], [start(10), END], more=False)
     assert found == AcceptedEvents([new], frozenset({0}), [LOW], is_complete=True)
@@ -167,3 +170,6 @@ def test_a_server_without_refresh_is_asked_once_a_subscription() -> None:
     assert not plan.is_due(1000)
     plan.begin(1000)
     assert plan.is_due(1000)
+    plan.asked(1000)
+    plan.want(1001)
+    assert plan.is_due(1000 + REFRESH_PAUSE_S)

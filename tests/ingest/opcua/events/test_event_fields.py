@@ -41,6 +41,7 @@ def test_an_event_is_read_by_its_select_clauses() -> None:
     }
     assert not first.is_condition
     assert (second.handle, second.time_ns, len(second.fields)) == (2, 0, 4)
+    assert decode_events(data, {2: BASE_FIELDS}, READER).events == [second], "nobody asked for the other handle"
 
 
 def test_times_keep_100_ns() -> None:
@@ -75,6 +76,17 @@ def test_a_value_of_another_kind_is_no_value(name: str, wrong: ua.Variant) -> No
     (event,) = decode_events(publication(notification(1, fields)), {1: BASE_FIELDS}, READER).events
     assert name not in event.fields
     assert len(event.fields) == 5
+
+
+def test_a_time_of_another_kind_is_none() -> None:
+    """A number in the place of a time is not taken for nanoseconds."""
+    fields = [
+        ua.Variant(5, TYPES.Int64) if field.name == "time" else one
+        for field, one in zip(BASE_FIELDS, BASE, strict=True)
+    ]
+    (event,) = decode_events(publication(notification(1, fields)), {1: BASE_FIELDS}, READER).events
+    assert event.time_ns == 0
+    assert event.receive_time_ns > 0
 
 
 def test_one_malformed_event_costs_those_behind_it() -> None:

@@ -1,0 +1,29 @@
+"""The service calls for events, with a session that answers as it likes."""
+
+from typing import Any, cast
+
+from asyncua.client.ua_session import UaSession
+
+from agent.ingest import quality
+from agent.ingest.opcua.events.event_service import EventItem, EventService
+from agent.opcua_address import parse_node_address
+
+SERVER = parse_node_address("i=2253")
+
+
+class EmptyAnswers:
+    """A session that answers every call with an empty list."""
+
+    async def call(self, _requests: Any) -> list[Any]:
+        return []
+
+    create_monitored_items = read = call
+
+
+async def test_an_answer_without_results_is_a_refusal() -> None:
+    """A server that answers without a result for any item costs its events only: each call returns a status."""
+    service = EventService(cast(UaSession, EmptyAnswers()))
+    assert await service.refresh(1) == quality.BAD_DECODING_ERROR
+    item = await service.create_item(1, 1, SERVER, 0, lambda _fields: None, [2787])
+    assert item == EventItem(quality.BAD_DECODING_ERROR)
+    assert await service.type_names([(SERVER, 0)]) == [""]
