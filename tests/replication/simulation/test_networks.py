@@ -56,6 +56,11 @@ FOUND = [
         2993923849,
     ),  # the first page of a relay's other copy ended after the stored position: taken for the same log, one fact lost
     (
+        "two_readers",
+        "restored_grown_full",
+        3246442886,
+    ),  # a node had released what the other history contradicts; the notice of one that had not: the checker missed it
+    (
         "ring",
         "restored_grown_full",
         536059473,
