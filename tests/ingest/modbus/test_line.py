@@ -78,6 +78,13 @@ def test_frames_on_a_serial_line_have_their_pause() -> None:
     assert frame_pause_ms(replace(serial, transport="rtu_over_tcp", host="h", serial_port="")) == 0
 
 
+async def test_the_longer_of_two_pauses_is_kept() -> None:
+    """The silence between two frames is kept without a configured pause, and a longer configured one as well."""
+    serial = ModbusSourceSettings("m", Path("t.csv"), 0, transport="rtu", serial_port="/dev/ttyS1", baud_rate=9_600)
+    assert Line(serial)._pause_ms == frame_pause_ms(serial)
+    assert Line(replace(serial, request_pause_ms=50))._pause_ms == 50
+
+
 async def test_no_answer_on_a_standing_connection_is_a_silent_unit() -> None:
     """On one that broke, the device is lost."""
     with pytest.raises(UnitSilent):
