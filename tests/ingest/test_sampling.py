@@ -92,6 +92,14 @@ def test_a_standing_value_is_confirmed() -> None:
     assert one.due(100 * S) == []  # nobody knows whether it still stands
 
 
+def test_a_confirmation_is_newer_than_the_fact_before() -> None:
+    """Where the clock of the source is ahead of ours, a confirmation still comes after the value in the order of
+    time."""
+    one = sampler(SamplingRule(max_interval_ns=10 * S))
+    one.select([Sample(TAG, 100 * S, 1.5)], S)
+    assert one.due(11 * S) == [Sample(TAG, 100 * S + 1, 1.5)]
+
+
 def test_a_repeated_sample_leaves_no_fact() -> None:
     """What a server sends again after a reconnect is recognised by its source time."""
     one = sampler()
