@@ -50,10 +50,11 @@ def exception(code: int) -> object:
 
 async def test_an_answer_is_as_long_as_asked() -> None:
     """Fewer or more registers than asked for, those of another table, or bytes that a count of the right size only
-    announces, are no answer, and never values."""
+    announces or that have another count, are no answer, and never values."""
     assert list(await Answering(values(1, 2)).read(READ)) == [1, 2]
     cut = SimpleNamespace(isError=lambda: False, data=struct.pack(">BH", 4, 1), function_code=3)
-    for found in (values(1), values(1, 2, 3), values(1, 2, function_code=4), cut):
+    other_count = SimpleNamespace(isError=lambda: False, data=struct.pack(">BHH", 2, 1, 2), function_code=3)
+    for found in (values(1), values(1, 2, 3), values(1, 2, function_code=4), cut, other_count):
         with pytest.raises(UnitSilent):
             await Answering(found).read(READ)
 
