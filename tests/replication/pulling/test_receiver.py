@@ -313,6 +313,9 @@ def test_store_that_is_full_gets_the_same_page_again() -> None:
     assert driver(AppendFailed("full", is_retryable=True)) == []
     assert driver(Tick(), 200) == [offered]
     assert kinds(driver(Appended())) == [NoteKind.STORE_ACCEPTS, Fetch]
+    (later,) = driver.answer(page(11, 20))
+    assert kinds(driver(AppendFailed("full", is_retryable=True))) == [NoteKind.STORE_REFUSES], "another time"
+    assert driver(Tick(), 100) == [later]
 
 
 def test_a_page_that_is_refused_after_a_wait_waits_no_more() -> None:
