@@ -274,8 +274,8 @@ def test_origins_that_are_accepted() -> None:
 
 
 def test_rules_of_streams() -> None:
-    """A strong stream without in-sync consumers to wait for, a local one that waits for some, one kept longer than its time to live, a local one that a
-    peer may fetch, and two of one name are problems."""
+    """A strong stream without in-sync consumers to wait for, a local one that waits for some, one kept longer than its
+    time to live, a local one that a peer may fetch, and two of one name are problems."""
     alone = [{"name": "facts.audit", "write_class": "strong"}, {"name": "facts.b", "keep_hours": 200, "bytes_max": 5}]
     found = problems_of({"node": {"zone": "p"}, "stream": alone})
     assert set(found) == {"stream[0].acks", "stream[1].keep_hours", "stream[1].bytes_max"}

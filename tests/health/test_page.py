@@ -106,8 +106,8 @@ def test_a_command_asks_the_page(healthy: NodeSnapshot) -> None:
 
 
 def test_a_command_finds_the_port_of_its_own_node(healthy: NodeSnapshot, tmp_path: Path) -> None:
-    """With port 0 the node has noted its port in its state folder; a configured port counts first. The node of another zone, which may have got that
-    port since, is not taken for it; where no node ran, the message names the file."""
+    """With port 0 the node has noted its port in its state folder; a configured port counts first. The node of another
+    zone, which may have got that port since, is not taken for it; where no node ran, the message names the file."""
     own, other = IdentitySettings("idmz", tmp_path), IdentitySettings("plant-a", tmp_path)
     with pytest.raises(NodeSilent, match=r"no node has run here.*health\.port"):
         ask_health_of(own, HealthSettings(HOST, 0))

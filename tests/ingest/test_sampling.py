@@ -81,6 +81,14 @@ def test_what_is_held_back_is_recorded_when_its_time_comes() -> None:
     assert one.due(12 * S) == []
 
 
+def test_what_is_held_back_is_dropped_when_the_value_returns() -> None:
+    """A peak that was held back is not recorded after the value has returned to the recorded one: it would stand as
+    the last value."""
+    one = sampler(SamplingRule(deadband=1, min_interval_ns=10 * S))
+    assert fed(one, 5, 8, 5) == [5]
+    assert one.due(60 * S) == []
+
+
 def test_a_standing_value_is_confirmed() -> None:
     """With a maximum interval a value that stands still is said again, with the time it was still so."""
     one = sampler(SamplingRule(deadband=1, max_interval_ns=10 * S))

@@ -180,8 +180,8 @@ def test_renewed_broker_certificate(tmp_path: Path) -> None:
 
 def test_brokers_are_identified_by_their_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two brokers, each started in its own folder with the same relative path: only the one with this configuration
-    file is found, however its path is written, and no other program that has the file open. (Comparing the arguments alone, the wrong broker got the signal and the
-    right one kept a revoked zone.)"""
+    file is found, however its path is written, and no other program that has the file open. (Comparing the arguments
+    alone, the wrong broker got the signal and the right one kept a revoked zone.)"""
     started = []
     for site in ("north", "south"):
         config = tmp_path / site / "broker/mosquitto.conf"

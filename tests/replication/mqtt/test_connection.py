@@ -210,8 +210,8 @@ async def test_unexpected_packets_end_the_connection(
 async def test_a_connection_is_up_with_what_came_with_its_handshake(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker is told the largest packet that is accepted, and to keep no session. Its CONNACK counts although TLS has read it ahead: the
-    socket never becomes readable."""
+    """The broker is told the largest packet that is accepted, and to keep no session. Its CONNACK counts although TLS
+    has read it ahead: the socket never becomes readable."""
     monkeypatch.setattr(transport, "rearm_quickack", lambda _: None)
     opened = list[Connection]()
 
