@@ -1,6 +1,8 @@
 """Two gaps of one source and reason become one."""
 
-from agent.ingest.gap import OUTAGES_OPEN_MAX, SOURCE_LOST, STORE_REFUSED, Gap, GapLog
+from dataclasses import replace
+
+from agent.ingest.gap import OUTAGES_OPEN_MAX, SOURCE_LOST, STORE_REFUSED, Gap, GapLog, gap_message
 
 
 def test_merged_gaps_say_no_more_than_is_known() -> None:
@@ -26,3 +28,22 @@ def test_outages_are_not_merged_over_the_values_between_them() -> None:
     found = gaps.take()
     assert len(found) == OUTAGES_OPEN_MAX + 1
     assert max(gap.last_time_ns for gap in found) == 1001
+
+
+def test_each_gap_is_a_message_of_its_own() -> None:
+    """A gap that is appended again is the same message; one that differs in source, reason, time or count is another,
+    which the store must not take for a repetition."""
+    gap = Gap("plc", STORE_REFUSED, 5, 7, 2, count_exact=True)
+    assert gap_message(gap, "plant-a", 1).envelope.message_id == gap_message(gap, "plant-a", 2).envelope.message_id
+    others = [
+        replace(gap, **change)  # type: ignore[arg-type]
+        for change in (
+            {"source": "meter"},
+            {"reason": SOURCE_LOST},
+            {"first_time_ns": 4},
+            {"last_time_ns": 8},
+            {"count": 3},
+        )
+    ]
+    messages = [gap_message(gap, "plant-b", 1), *(gap_message(one, "plant-a", 1) for one in (gap, *others))]
+    assert len({message.envelope.message_id for message in messages}) == len(messages)

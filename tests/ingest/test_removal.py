@@ -5,8 +5,10 @@ from pathlib import Path
 
 from agent.ingest.ports import RemovedTag
 from agent.ingest.quality import BAD_OUT_OF_SERVICE
+from agent.ingest.recorder import Recorder
+from agent.ingest.removal import record_removed
 from agent.message import Sample, TagDefinition
-from tests.ingest.fakes import FakeStore
+from tests.ingest.fakes import Busy, FakeStore
 from tests.ingest.plant import ingesting, modbus
 from tests.waiting import wait_until_async
 
@@ -34,3 +36,13 @@ async def test_removed_tags_end_with_a_fact(tmp_path: Path) -> None:
     (older,) = store.of("plant/older")
     assert (older.quality, older.value, older.source_time_ns > 5) == (BAD_OUT_OF_SERVICE, None, True)
     assert {stream for stream, sample in store.samples if sample.tag == 2} == {"facts.other"}
+
+
+async def test_a_commit_that_fails_is_repeated() -> None:
+    """Nobody else hands in these samples: they are waited for until they are committed."""
+    store = FakeStore()
+    store.define([TagDefinition("tag:plant/old")])
+    store.failing_futures = 2
+    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    await record_removed(lambda _: [RemovedTag("facts.telemetry", 1, "tag:plant/old", 5)], ["tag:plant/x"], recorder)
+    assert [sample.quality for sample in store.of("plant/old")] == [BAD_OUT_OF_SERVICE]

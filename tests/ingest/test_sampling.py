@@ -81,6 +81,14 @@ def test_what_is_held_back_is_recorded_when_its_time_comes() -> None:
     assert one.due(12 * S) == []
 
 
+def test_what_is_held_back_is_dropped_when_the_value_returns() -> None:
+    """A peak that was held back is not recorded after the value has returned to the recorded one: it would stand as
+    the last value."""
+    one = sampler(SamplingRule(deadband=1, min_interval_ns=10 * S))
+    assert fed(one, 5, 8, 5) == [5]
+    assert one.due(60 * S) == []
+
+
 def test_a_standing_value_is_confirmed() -> None:
     """With a maximum interval a value that stands still is said again, with the time it was still so."""
     one = sampler(SamplingRule(deadband=1, max_interval_ns=10 * S))
@@ -90,6 +98,14 @@ def test_a_standing_value_is_confirmed() -> None:
     assert one.due(12 * S) == []
     one.lose(BAD, 13 * S)
     assert one.due(100 * S) == []  # nobody knows whether it still stands
+
+
+def test_a_confirmation_is_newer_than_the_fact_before() -> None:
+    """Where the clock of the source is ahead of ours, a confirmation still comes after the value in the order of
+    time."""
+    one = sampler(SamplingRule(max_interval_ns=10 * S))
+    one.select([Sample(TAG, 100 * S, 1.5)], S)
+    assert one.due(11 * S) == [Sample(TAG, 100 * S + 1, 1.5)]
 
 
 def test_a_repeated_sample_leaves_no_fact() -> None:

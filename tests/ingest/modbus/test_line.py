@@ -50,10 +50,11 @@ def exception(code: int) -> object:
 
 async def test_an_answer_is_as_long_as_asked() -> None:
     """Fewer or more registers than asked for, those of another table, or bytes that a count of the right size only
-    announces, are no answer, and never values."""
+    announces or that have another count, are no answer, and never values."""
     assert list(await Answering(values(1, 2)).read(READ)) == [1, 2]
     cut = SimpleNamespace(isError=lambda: False, data=struct.pack(">BH", 4, 1), function_code=3)
-    for found in (values(1), values(1, 2, 3), values(1, 2, function_code=4), cut):
+    other_count = SimpleNamespace(isError=lambda: False, data=struct.pack(">BHH", 2, 1, 2), function_code=3)
+    for found in (values(1), values(1, 2, 3), values(1, 2, function_code=4), cut, other_count):
         with pytest.raises(UnitSilent):
             await Answering(found).read(READ)
 
@@ -76,6 +77,13 @@ def test_frames_on_a_serial_line_have_their_pause() -> None:
     assert 4 < frame_pause_ms(serial) < 4.1
     assert frame_pause_ms(replace(serial, baud_rate=115_200)) == 1.75
     assert frame_pause_ms(replace(serial, transport="rtu_over_tcp", host="h", serial_port="")) == 0
+
+
+async def test_the_longer_of_two_pauses_is_kept() -> None:
+    """The silence between two frames is kept without a configured pause, and a longer configured one as well."""
+    serial = ModbusSourceSettings("m", Path("t.csv"), 0, transport="rtu", serial_port="/dev/ttyS1", baud_rate=9_600)
+    assert Line(serial)._pause_ms == frame_pause_ms(serial)
+    assert Line(replace(serial, request_pause_ms=50))._pause_ms == 50
 
 
 async def test_no_answer_on_a_standing_connection_is_a_silent_unit() -> None:

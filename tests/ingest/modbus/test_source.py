@@ -1,10 +1,11 @@
 """The polling of a Modbus device, against a line whose answers the test writes."""
 
+import contextlib
 import json
 import logging
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,15 +223,40 @@ async def test_what_was_learned_outlives_the_process() -> None:
     assert qualities(store) == {"1": [0], "2": [0]}
 
 
-async def test_a_refusal_replaces_the_loss_before() -> None:
-    """After an outage, which is presumed of all tags, a parked tag gets its own reason again."""
+async def live(monkeypatch: pytest.MonkeyPatch, source: ModbusSource, device: Device) -> None:
+    """A life of a source that ends when it has come up."""
+
+    @contextlib.asynccontextmanager
+    async def connected(_settings: ModbusSourceSettings) -> AsyncIterator[Device]:
+        yield device
+
+    def came_up() -> None:
+        raise SourceLost("again")
+
+    monkeypatch.setattr("agent.ingest.modbus.source.Line", connected)
+    with pytest.raises(SourceLost):
+        await source.run(came_up)
+
+
+async def test_a_life_begins_with_what_the_device_can_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a device closed a second connection counts for one life: after its restart it may accept one. The life has a
+    sign of life with its first value, from which the pause before the next attempt follows."""
+    source = await made(FakeStore())
+    source._takes_one_line = True
+    began_s = time.monotonic()
+    await live(monkeypatch, source, Device())
+    assert not source._takes_one_line
+    assert source.alive_s >= began_s
+
+
+async def test_a_refusal_replaces_the_loss_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an outage, which is presumed of all tags, a parked tag gets its own reason again with the first poll over a
+    new connection."""
     store = FakeStore()
     source = await made(store)
     await poll(source, Device({2: 2}))
     await source._delivery.lose(BAD_COMMUNICATION_ERROR, source.now_ns(), corrects=True)
-    for unit in source._units:
-        unit.mark_parked_again()
-    await poll(source, Device({2: 2}))
+    await live(monkeypatch, source, Device({2: 2}))
     assert qualities(store)["2"] == [BAD_NODE_ID_UNKNOWN, BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN]
 
 

@@ -88,6 +88,19 @@ async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, cap
     assert source.alive_ns > 0
 
 
+async def test_a_value_without_a_source_time_has_that_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the time at which the server read the value. Our own clock dates a value only if the server gives no
+    time."""
+    store = FakeStore()
+    source = await polled(store, "a", "b")
+    session = FakeSession()
+    session.values = {("a", ""): (1.0, 0, 0, 11 * S), ("b", ""): (2.0, 0, 0, 0)}
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: store.good("a/a") and store.good("a/b"), "the values")
+    assert store.of("a/a") == [Sample(1, 11 * S, 1.0)]
+    assert store.of("a/b")[0].source_time_ns > 1_700_000_000 * S
+
+
 async def test_another_reason_for_a_missing_value_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sensor that has failed and is then taken out of service, or whose node is gone: the tag has the status that the
     server gives now, also if the connection was lost before."""

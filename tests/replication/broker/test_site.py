@@ -104,6 +104,10 @@ def test_removing_a_link_removes_that_link(steps: list[tuple[PeerLink, int]], da
         ("[[process]]\nport = 1\nlinks = ['a:b']\nconnections = 1", "connections 1 is neither"),
         ("[[process]]\nport = 1\nlinks = ['a:b']\nname = '../x'", "name '../x'"),
         ("[[process]]\nport = 1\nlinks = ['a:b']\n[[process]]\nport = 1\nlinks = ['c:d']", "port 1 is used by more"),
+        (
+            "[[process]]\nport = 1\nlinks = ['a:b']\nname = 'x'\n[[process]]\nport = 2\nlinks = ['c:d']\nname = 'x'",
+            "name x is used by more",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used(text: str, says: str) -> None:

@@ -93,6 +93,8 @@ def test_a_new_epoch_of_the_peer_starts_another_catch_up() -> None:
     tracker = CatchUpTracker()
     tracker.update(0, 400_000, 500_000)
     assert tracker.update(1_000, 0, 100_000) == (CatchUpEvent.STARTED, CatchUp(0, 0, 100_000))
+    tracker.update(2_000, 50_000, 100_000)
+    assert tracker.update(3_000, 10, 200_000) == (CatchUpEvent.STARTED, CatchUp(10, 10, 200_000))
 
 
 @pytest.mark.system

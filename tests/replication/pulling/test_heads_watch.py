@@ -153,6 +153,23 @@ def test_a_receiver_learns_how_far_the_origin_has_signed(nodes: tuple[Node, Node
     assert receiver.seen() == {"plant": 10}
 
 
+def test_an_answer_has_no_more_ends_than_may_be_sent(
+    nodes: tuple[Node, Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that knows more origins than fit into an answer sends as many as do, its own first: with more, the whole
+    answer would be refused."""
+    plant, relay, _ = nodes
+    plant.record(1)
+    relay.record(1)
+    relay.ask(plant, "plant")
+    monkeypatch.setattr("agent.replication.serving.operations.heads.HEADS_MAX", 1)
+    found = asyncio.run(relay.answer("enterprise", GetHeads(stream=TELEMETRY)))
+    assert isinstance(found, Answered)
+    assert isinstance(found.answer, HeadsAnswer)
+    assert [name.partition("/")[0] for name, _, _ in found.answer.ends] == ["idmz"]
+    assert len(found.attachment) == 1
+
+
 def test_ends_of_other_zones_and_of_unknown_keys_are_not_taken(nodes: tuple[Node, Node, Node]) -> None:
     """Only ends of zones that the peer may relay, signed with trusted keys, are accepted; a zone never gets its own
     back."""

@@ -151,6 +151,18 @@ def test_our_own_facts_come_back_with_our_own_signature(store: FactStore) -> Non
     assert len(judge.judge("idmz", STREAM, signed(run, signing_key(own)), []).batches) == 2
 
 
+def test_facts_signed_before_a_renewal_are_still_our_own(store: FactStore) -> None:
+    """A node takes a new key while it runs: its facts that come back with the signature of the key before are its own,
+    and those of a key that it never had are not."""
+    first, second, other = (make("enterprise") for _ in range(3))
+    judge = PageJudge(store, TrustPolicy(SignerTrust(), {}, "enterprise", (first.der,)), clock_ms=lambda: NOW_MS)
+    judge.sign_as(second.der)
+    for number, (made, is_own) in enumerate(((first, True), (second, True), (other, False))):
+        run = chain(2, "enterprise", epoch=bytes([number]) * 16)
+        found = judge.judge("idmz", STREAM, signed(run, signing_key(made)), [made.der])
+        assert bool(found.batches) is is_own
+
+
 def sealed(batches: Sequence[Batch]) -> list[bytes]:
     """The bytes of the batches."""
     return [one.sealed for one in batches]

@@ -374,6 +374,19 @@ async def test_definitions_of_facts_that_were_left_out_are_requested_again() -> 
         assert (scene.peer.requests[-1].after_offset, scene.peer.requests[-1].definitions_known) == (10, {})
 
 
+async def test_definitions_before_facts_that_were_left_out_are_requested_again() -> None:
+    """Also if they came in a page of their own, before the facts."""
+    plant = Peer()
+    async with pulling() as scene:
+        for entry in plant.entries():
+            await scene.answer(plant.only_definitions(entry))
+        await scene.answer(plant.page(1, 10, definitions=[]))
+        left_out = (OriginRange(plant.origin.zone, plant.origin.epoch, 1, 10),)
+        scene.store.put[0].future.set_result(PutResult(0, 0, 0, left_out=left_out))
+        await settle()
+        assert (scene.peer.requests[-1].after_offset, scene.peer.requests[-1].definitions_known) == (10, {})
+
+
 async def test_nothing_behind_a_refused_page_is_stored() -> None:
     """Of two accepted pages the first is refused for good: the second, which builds on it, is never passed to the
     store, and nothing is confirmed."""

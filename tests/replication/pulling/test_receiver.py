@@ -313,6 +313,21 @@ def test_store_that_is_full_gets_the_same_page_again() -> None:
     assert driver(AppendFailed("full", is_retryable=True)) == []
     assert driver(Tick(), 200) == [offered]
     assert kinds(driver(Appended())) == [NoteKind.STORE_ACCEPTS, Fetch]
+    (later,) = driver.answer(page(11, 20))
+    assert kinds(driver(AppendFailed("full", is_retryable=True))) == [NoteKind.STORE_REFUSES], "another time"
+    assert driver(Tick(), 100) == [later]
+
+
+def test_a_page_that_is_refused_after_a_wait_waits_no_more() -> None:
+    """The status says that the page was refused, and no longer that it waits for room in the store."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    driver.answer(page(1, 10))
+    driver(AppendFailed("full", is_retryable=True))
+    assert driver.core.page_waits == "full"
+    driver(Tick(), 100)
+    driver(AppendFailed("forked", is_retryable=False))
+    assert (driver.core.page_waits, driver.core.asking) == ("", Asking.BLOCKED)
 
 
 def test_a_refused_page_blocks_and_is_logged_once() -> None:

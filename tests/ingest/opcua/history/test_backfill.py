@@ -587,6 +587,17 @@ async def test_a_range_asked_for_by_hand_is_cut_into_pieces(monkeypatch: pytest.
     assert min(numbers for numbers, _, _ in stored.asked) == 2
 
 
+async def test_a_range_asked_for_by_hand_ends_before_what_may_still_arrive() -> None:
+    """Values of the last ten seconds may still come by subscription, and each is recorded once: they are not read, also
+    if the operator asks for more."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    async with filling(delivery, store, FakeHistory(), FakeStored()) as fill:
+        fill.request(980 * S, 2_000 * S)
+        await wait_until_async(lambda: fills(store), "a filled gap")
+    assert times(store, "a") == list(range(980, 990))
+
+
 async def test_what_old_subscriptions_brought_is_not_read() -> None:
     """The filling waits for them. The fact names the outage and counts their values; of the other tags history is
     read."""

@@ -290,6 +290,18 @@ def test_a_node_without_history_is_distinguished_from_one_that_fails() -> None:
     assert calls == READS_PER_TAG_FAILED_MAX
 
 
+def test_a_node_that_fails_between_its_pages_is_read_to_the_end() -> None:
+    """Only failures in a row count: a busy server that refuses every second call gives all its values."""
+    server = HistoryServer({1: [HistoryValue(t * S, float(t), 0) for t in range(1, 21)]}, has_points=False)
+    gap, found = GapFill({1: Window(0, 0, 30 * S)}, 1, 2), list[float]()
+    while call := gap.next_call():
+        gap.answered(call, [HistoryPage(BUSY)])
+        if call := gap.next_call():
+            found += [float(str(one.value)) for one in gap.answered(call, server.read(call, gap.values_max))]
+    assert gap.outcomes == {1: Outcome.FILLED}
+    assert found == [float(t) for t in range(1, 21)]
+
+
 def test_a_call_that_is_too_large_is_halved_down_to_one_value_of_one_node() -> None:
     """First fewer nodes, then fewer values, then the truth."""
     gap = GapFill({tag: Window(0, 0, 9 * S) for tag in (1, 2, 3)}, 3, 4)
