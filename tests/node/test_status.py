@@ -115,7 +115,12 @@ def test_space_that_cannot_be_read_does_not_end_the_node(
             assert collector._read_from_disk() is None
         snapshot = collector.snapshot()
         assert (snapshot.store_fill_percent, snapshot.streams[0].end_offset) == (None, 1)
-    assert [record.message for record in caplog.records] == ["status_unreadable"]
+        assert [record.message for record in caplog.records] == ["status_unreadable"]
+        with monkeypatch.context() as well:
+            well.setattr(store, "space", lambda: StoreSpace(0, None, None, None, (), ()))
+            assert collector._read_from_disk() is not None
+        assert collector._read_from_disk() is None
+    assert [record.message for record in caplog.records] == ["status_unreadable"] * 2, "it came back"
 
 
 def test_space_of_streams_and_consumers(tmp_path: Path) -> None:

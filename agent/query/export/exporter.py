@@ -49,8 +49,9 @@ def export(
         return Exported(_write(scanner, bounds, _text_form(form_name, _borrowed_stdout()), progress), 0)
     if target.exists() and not force:
         raise ExportRefused(f"{target} exists", "name another file, or replace it with --force")
-    if target.resolve() == scanner.reader.path.resolve():
-        raise ExportRefused(f"{target} is the store itself", "name another file")
+    store, wanted = scanner.reader.path.resolve(), target.resolve()
+    if wanted.parent == store.parent and wanted.name.startswith(store.name):  # its log, witness and lock, too
+        raise ExportRefused(f"{target} has the name of a file of the store", "name another file")
     part = target.with_name(target.name + ".part")
     try:
         part.unlink(missing_ok=True)

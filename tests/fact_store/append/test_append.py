@@ -16,7 +16,7 @@ from agent.fact_store.log.errors import FactsRefused, StoreBusy, StoreClosed
 from agent.fact_store.log.records import Appended
 from agent.fact_store.retention import housekeeping
 from agent.message import Json, Message, MessageError, Sample, Value
-from agent.settings.store import StoreSettings
+from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,
@@ -140,6 +140,27 @@ def test_large_values_split_by_bytes(tmp_path: Path) -> None:
         chain_is_whole(store)
     with plant(tmp_path) as store:
         assert done(store.appends.append_samples(TELEMETRY, samples(1))) == Appended(102, 102)
+
+
+def test_one_subscriber_that_leaves_takes_no_other_along(tmp_path: Path) -> None:
+    """Each commit that moves an end is told to all that are subscribed at the time."""
+    with plant(tmp_path) as store:
+        told: dict[str, list[int]] = {"a": [], "b": []}
+        leave = [store.on_commit(lambda ends, name=name: told[name].append(ends[TELEMETRY])) for name in told]
+        done(store.appends.append_samples(TELEMETRY, samples(1)))
+        leave[0]()
+        done(store.appends.append_samples(TELEMETRY, samples(1)))
+        wait_until(lambda: told["b"] == [1, 2], "the second commit to be told")
+    assert told["a"] == [1]
+
+
+def test_a_stream_that_is_no_longer_named_has_the_defaults(tmp_path: Path) -> None:
+    """New settings replace all that were in force."""
+    with plant(tmp_path) as store:
+        store.set_limits(0, [StreamSettings("facts.x", keep_hours=1.0)], {})
+        assert store.policy("facts.x").keep_hours == 1.0
+        store.set_limits(0, [StreamSettings("facts.y")], {})
+        assert store.policy("facts.x") == StreamSettings("facts.x")
 
 
 @pytest.mark.parametrize("value", ["x" * 60_000, b"x" * 60_000, Json(b'"' + b"x" * 60_000 + b'"')])

@@ -3,7 +3,9 @@ lost."""
 
 import json
 import shutil
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -245,6 +247,19 @@ def test_the_witness_follows_each_commit(tmp_path: Path) -> None:
     content[2 * 128 + 80] ^= 1
     (tmp_path / "facts.db.witness").write_bytes(content)
     assert read_witness(path) == Witness("cd" * 16, {"a": 6}, 1)
+
+
+def test_losses_are_shown_for_a_day(tmp_path: Path) -> None:
+    """The status names facts that an opening found missing, for a day: later the incident remains."""
+    with node(tmp_path) as store:
+        store.note("missing", "facts.db", "a new store began").result(LIMIT_S)
+        store.note("epoch", "epoch 00", "restored").result(LIMIT_S)
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as outside:
+        outside.execute("UPDATE incident SET last_unix_ms = last_unix_ms - 86401000 WHERE kind = 'missing'")
+        outside.commit()
+    with node(tmp_path) as store:
+        assert store.integrity().losses == 1
+        assert sorted(one.kind for one in store.incidents()) == ["epoch", "missing"]
 
 
 def test_a_peer_that_names_an_unknown_epoch_leaves_an_incident(tmp_path: Path) -> None:

@@ -2,10 +2,16 @@
 
 from pathlib import Path
 
+import pytest
+
 from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.append.queue import WriteQueue
+from agent.fact_store.integrity import damage_registry
+from agent.fact_store.log.errors import StoreBusy
 from agent.fact_store.log.page_assembly import PageAssembly, parse_row
 from agent.pages import Hole, OriginRange
-from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples
+from tests.fact_store.durability.faults import Faults, full_error
+from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag
 from tests.waiting import wait_until
 
 
@@ -69,6 +75,58 @@ def test_a_hole_that_grows_is_reported_again(tmp_path: Path) -> None:
         assert store.integrity().damages == 0
         find(11, 20, ranges[:1])
         assert store.integrity().damages == 1
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_damage_that_could_not_be_recorded_is_reported_again(tmp_path: Path, *, is_busy: bool) -> None:
+    """The writer has no room for the report, or the disk none for its commit: the next read of the place reports it.
+    Otherwise nobody would ever repair it in this life."""
+    faults = Faults()
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect) as store:
+        done(store.appends.define([tag(1)]))
+        done(store.appends.append_samples(TELEMETRY, samples(10)))
+        found = Hole(1, 10, "damaged"), "why", [OriginRange("plant", store.epoch, 1, 10)]
+        if is_busy:
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(WriteQueue, "reserve", busy)
+                store._damages.report(TELEMETRY, *found)
+        else:
+            faults.arm("COMMIT", 1, full_error)
+            store._damages.report(TELEMETRY, *found)
+        wait_until(lambda: store.integrity().damages == 0, "the report to be withdrawn")
+        assert done(store.inbound.damaged(TELEMETRY)) == []
+        store._damages.report(TELEMETRY, *found)
+        assert done(store.inbound.damaged(TELEMETRY)) == [OriginRange("plant", store.epoch, 1, 10)]
+        assert store.integrity().damages == 1
+
+
+def busy(*_: object) -> None:
+    """Refuse work as a full queue does."""
+    raise StoreBusy("10000 calls wait for the disk")
+
+
+def test_a_repair_of_one_stream_hides_no_damage_of_another(tmp_path: Path) -> None:
+    """The same offsets are damaged in two streams, and those of one are repaired."""
+    with plant(tmp_path) as store:
+        for stream in (TELEMETRY, "facts.other"):
+            done(store.appends.append_samples(stream, samples(10)))
+            store._damages.report(stream, Hole(1, 10, "damaged"), "why", [])
+        store._damages.remove_repaired(TELEMETRY, 1, 10)
+        assert store.integrity().damages == 1
+        store._damages.report(TELEMETRY, Hole(1, 10, "damaged"), "why", [])
+        assert store.integrity().damages == 2
+
+
+def test_reports_of_damage_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that loses thousands of places costs neither memory nor the log without end."""
+    monkeypatch.setattr(damage_registry, "REPORTED_MAX", 2)
+    with plant(tmp_path) as store:
+        done(store.appends.append_samples(TELEMETRY, samples(40)))
+        for first in (1, 11, 21, 31):
+            store._damages.report(TELEMETRY, Hole(first, first + 9, "damaged"), "why", [])
+        assert store.integrity().damages == 2
+        done(store.inbound.damaged(TELEMETRY))
+        assert len([one for one in store.incidents() if one.kind == "damaged"]) == 2
 
 
 def test_rows_become_batches_and_holes() -> None:

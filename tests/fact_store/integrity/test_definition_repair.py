@@ -70,12 +70,13 @@ def held(folder: Path, hurt: Hurt) -> Elsewhere:
 @pytest.mark.parametrize("hurt, first", HURTS.items(), ids=[hurt.__name__ for hurt in HURTS])
 def test_definitions_proven_by_a_batch_are_repaired(tmp_path: Path, hurt: Hurt, first: int) -> None:
     """Found by its number, repaired once, used at once and after a restart; the next batch and tags of the origin are
-    accepted."""
-    origin = held(tmp_path, hurt)
+    accepted. Definitions of another origin that come along do not matter."""
+    origin, other = held(tmp_path, hurt), Elsewhere("plant-c", tags=TAGS + 2)
+    other.bodies = [body.replace(b"line1", b"line2") for body in other.bodies]
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         batch = parse(origin.sealed[0])
         assert store.inbound.damaged_definition(TELEMETRY, origin.origin, 10) == first
-        offered = origin.received(first)
+        offered = [*origin.received(first), *other.received()]
         assert done(store.inbound.repair_definitions(TELEMETRY, "plant-b", batch, offered)) >= 1
         assert store.inbound.damaged_definition(TELEMETRY, origin.origin, 10) is None
         assert store.definitions(origin.origin, 0, 99) == origin.bodies

@@ -1,7 +1,11 @@
 """The ballast, the file that is deleted when the disk is full: its bytes are real, and it is deleted exactly when that
 helps."""
 
+import errno
+import os
 from pathlib import Path
+
+import pytest
 
 from agent.fact_store import FactStore
 from agent.fact_store.retention.ballast import OPENING_BYTES, Ballast
@@ -28,6 +32,21 @@ def test_the_ballast_is_made_only_above_the_floor(tmp_path: Path) -> None:
         assert not ballast.make(free, 1000)
         assert not ballast.exists
     assert ballast.make(SIZE + OPENING_BYTES + 1000, 1000)
+
+
+def test_a_part_of_a_ballast_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that has no room for all its bytes, whatever it has reported, keeps none of them: the file would count as
+    made and give nothing back."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    ballast = Ballast(tmp_path / "facts.db", SIZE)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", refuse)
+        assert not ballast.make(PLENTY, 0)
+        assert not ballast.exists
+    assert ballast.make(PLENTY, 0)
 
 
 def test_a_store_is_opened_with_its_bytes(tmp_path: Path) -> None:

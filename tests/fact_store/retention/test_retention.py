@@ -27,6 +27,7 @@ from tests.fact_store.making import (
     AT_ONCE,
     EPOCH,
     EVERYTHING,
+    LIMIT_S,
     OPERATIONAL,
     TELEMETRY,
     Elsewhere,
@@ -143,6 +144,21 @@ def test_released_facts_are_read_by_no_path(tmp_path: Path, monkeypatch: pytest.
             found = reader.summaries(TELEMETRY, 1, 30, 10, newest_first=newest_first)
             assert [one.first_offset for one in found] == [21]
     assert rows(tmp_path) == 3
+
+
+def test_a_page_without_facts_passes_a_full_stream(tmp_path: Path) -> None:
+    """While a stream is full, a peer's page of holes alone moves its position: it brings nothing that needs room."""
+    with store_of(tmp_path, bytes_max=200_000) as store:
+        large = [Sample(1, 1, os.urandom(50_000))]
+        while (error := store.appends.append_samples(TELEMETRY, large).exception(LIMIT_S)) is None:
+            pass
+        assert isinstance(error, StoreFull)
+        position, put = PeerPosition(EPOCH, 20), store.inbound.put_batches
+        done(put("north", TELEMETRY, [], [], position, holes=[(1, 20, "expired")]))
+        assert store.inbound.peer_position("north", TELEMETRY) == position
+        north = Elsewhere("north")
+        page = parsed([north.seal(5)])
+        assert isinstance(failed(put("north", TELEMETRY, page, north.received(), PeerPosition(EPOCH, 25))), StoreFull)
 
 
 def test_what_is_left_keeps_its_marks(tmp_path: Path, clock: Clock) -> None:

@@ -190,6 +190,18 @@ def test_an_existing_target_is_replaced_only_with_force(tmp_path: Path, file: Pa
             export(Scanner(reader), Bounds(), tmp_path / "no" / "such", "sqlite")
 
 
+def test_no_export_replaces_the_store(tmp_path: Path, file: Path) -> None:
+    """Not even with --force, and by whatever name."""
+    link, before = tmp_path / "link.db", file.read_bytes()
+    link.symlink_to(file)
+    beside = [file.with_name(file.name + end) for end in ("-wal", "-shm", ".lock", ".witness")]
+    for target in (file, link, file.parent / ".." / file.parent.name / file.name, *beside):
+        with closing(StoreReader(file)) as reader, pytest.raises(ExportRefused, match="a file of the store"):
+            export(Scanner(reader), Bounds(), target, "csv", force=True)
+    assert file.read_bytes() == before
+    assert link.is_symlink()
+
+
 def test_an_aborted_export_leaves_no_file(tmp_path: Path, file: Path) -> None:
     """An export that ends early leaves neither the file nor a part of it, and what was there before stays."""
     target = tmp_path / "f.db"
