@@ -180,7 +180,7 @@ def test_an_existing_target_is_replaced_only_with_force(tmp_path: Path, file: Pa
     assert target.read_text() == "mine"
     with closing(StoreReader(file)) as reader:
         assert export(Scanner(reader), Bounds(offset_max=3), target, "csv", force=True).facts > 3
-        with pytest.raises(ExportRefused, match="store itself"):
+        with pytest.raises(ExportRefused, match="a file of the store"):
             export(Scanner(reader), Bounds(), file, "sqlite", force=True)
         with pytest.raises(ExportRefused, match="standard output"):
             export(Scanner(reader), Bounds(), Path("-"), "sqlite")
