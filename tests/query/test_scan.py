@@ -1,5 +1,6 @@
 """Facts of a store within bounds: all of them, no others, and no batch opened that cannot hold one."""
 
+import hashlib
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.batch import DIGEST_BYTES
 from agent.columns import FACTS_MAX
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
@@ -148,22 +150,28 @@ def test_a_scan_ends_where_the_log_ended_when_it_began(tmp_path: Path) -> None:
         assert len(rows(Scanner(reader), Bounds())) == len(before) + 1
 
 
-def damage(file: Path, first_offset: int) -> None:
-    """Flip a bit in the body of a telemetry batch, behind the triggers' back."""
+def damage(file: Path, first_offset: int, *, is_sealed_again: bool = False) -> None:
+    """Change the end of a telemetry batch, behind the triggers' back; with the digest of what is there then, only its
+    content shows it."""
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("DROP TRIGGER batch_update_refused")
         rows = "SELECT batch.id, body FROM batch JOIN stream ON stream.id = stream WHERE first_offset = ? AND name = ?"
         number, body = connection.execute(rows, (first_offset, TELEMETRY)).fetchone()
-        changed = body[:-1] + bytes([body[-1] ^ 1])
+        changed = body[:-20] + bytes(byte ^ 0xFF for byte in body[-20:])
         connection.execute("UPDATE batch SET body = ? WHERE id = ?", (changed, number))
+        if is_sealed_again:
+            digest = hashlib.blake2b(changed, digest_size=DIGEST_BYTES).digest()
+            connection.execute("UPDATE batch SET digest = ? WHERE id = ?", (digest, number))
         connection.commit()
 
 
-def test_a_damaged_batch_is_named_and_the_rest_is_there(tmp_path: Path) -> None:
-    """A batch whose digest no longer holds is a hole in scans and in messages; all others are served."""
+@pytest.mark.parametrize("is_sealed_again", [False, True])
+def test_a_damaged_batch_is_named_and_the_rest_is_there(tmp_path: Path, *, is_sealed_again: bool) -> None:
+    """A batch whose digest no longer holds, or whose content cannot be opened, is a hole in scans, in messages and in
+    searches for the latest values; all others are served."""
     file = everything(tmp_path)
     whole = naive(file)
-    damage(file, 11)
+    damage(file, 11, is_sealed_again=is_sealed_again)
     hole = Hole(11, 20, "damaged")
     kept = [fact for fact in whole if fact["stream"] != TELEMETRY or not 11 <= fact["offset"] <= 20]
     with closing(StoreReader(file)) as reader:
@@ -171,6 +179,9 @@ def test_a_damaged_batch_is_named_and_the_rest_is_there(tmp_path: Path) -> None:
         assert rows(scanner, Bounds()) == plain(kept)
         assert scanner.counters.holes == [(TELEMETRY, hole)]
         shown = list(fact_messages(reader, TELEMETRY, 0, 1000))
+        searcher = Scanner(reader)
+        find_latest(searcher, BASE_NS)
+        assert searcher.counters.holes == [(TELEMETRY, hole)]
     assert shown[10] == hole
     assert [one["offset"] for one in shown if not isinstance(one, Hole)] == [
         fact["offset"] for fact in kept if fact["stream"] == TELEMETRY
