@@ -125,6 +125,18 @@ def test_a_zone_that_is_alone_gets_all_that_it_asks_for(reads: list[int]) -> Non
     assert taken_until(2000 + SHARED_MS) >= 1000 * READS_OF_ZONE_MAX - 2 * under_way_ms
 
 
+def test_a_zone_that_is_alone_again_pays_no_debt() -> None:
+    """Once no other zone asks, a zone that has used more than its share reads at once."""
+    turns = ReadTurns[str]()
+    for zone, work in ((HONEST, "short"), ("evil", "long"), ("evil", "next")):
+        turns.ask(zone, work, lambda now_ms: now_ms, 0)
+    assert {turns.take(0), turns.take(0)} == {"short", "long"}
+    turns.end(HONEST, "short", 1, 1)
+    turns.end("evil", "long", 60_000_000, 1)
+    assert turns.take(SHARED_MS - 1) is None
+    assert turns.take(SHARED_MS + 1) == "next"
+
+
 class Clocked(Context):
     """A context with a clock that the test sets; alarms are recorded."""
 
