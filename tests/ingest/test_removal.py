@@ -39,7 +39,7 @@ async def test_removed_tags_end_with_a_fact(tmp_path: Path) -> None:
 
 
 async def test_a_commit_that_fails_is_repeated() -> None:
-    """Nobody else hands in these samples: they are waited for until they are committed."""
+    """No other caller hands in these samples: they are waited for until they are committed."""
     store = FakeStore()
     store.define([TagDefinition("tag:plant/old")])
     store.failing_futures = 2

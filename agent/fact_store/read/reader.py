@@ -328,7 +328,7 @@ class StoreReader:
         """One batch of a stream by its row. Raises StoreDamaged if it is not the batch that was stored there."""
         with self._reading() as connection:
             found = connection.execute(QUERIES["select_row"], (row,)).fetchone()
-        batch = parse_row(stream, found)
+        batch = parse_row(stream, found) if found else "it is gone"  # retention may have deleted it
         if isinstance(batch, str):
             raise StoreDamaged(f"row {row} of {stream}: {batch}")
         return StoredBatch(found[0], batch, found[4] or b"")

@@ -195,7 +195,8 @@ SELECT
 FROM batch NOT INDEXED WHERE id > ? ORDER BY id LIMIT ?;
 
 -- select_row: one batch by its row
-SELECT first_offset, last_offset, body, digest, head FROM batch NOT INDEXED WHERE id = ?;
+SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB)
+FROM batch NOT INDEXED WHERE id = ?;
 
 -- insert_batch: one sealed batch
 INSERT INTO batch (

@@ -169,7 +169,7 @@ def _newest_first(
     scanner: Scanner, streams: frozenset[str] | None, depth_facts: int, damaged: Collection[Origin]
 ) -> list[_Place]:
     """The batches of samples within the depth, in descending order of bound and arrival. Those of origins whose
-    definitions are damaged are recorded as holes, because nobody can tell which tags they hold."""
+    definitions are damaged are recorded as holes, because it is unknown which tags they hold."""
     found: list[_Place] = []
     for stream, end_offset in scanner.ends.items():
         if streams is None or stream in streams:

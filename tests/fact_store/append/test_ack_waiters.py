@@ -210,7 +210,7 @@ def test_a_fetch_that_waits_at_the_end_keeps_up(tmp_path: Path) -> None:
 
 
 def waiting_for(frontier: int) -> tuple[AckWaiters, Catalog]:
-    """Nobody waits yet; one consumer, which has fetched nothing, has confirmed so much of a stream of ten facts."""
+    """No fetch waits yet; one consumer, which has fetched nothing, has confirmed so much of a stream of ten facts."""
     catalog = Catalog(Origin("plant", bytes(16)))
     catalog.streams[OPERATIONAL] = StreamState(1, OPERATIONAL, 10)
     confirmed = Confirmed(frontier)

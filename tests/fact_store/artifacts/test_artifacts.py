@@ -160,7 +160,7 @@ def test_bad_names_sizes_and_full_disks_are_refused(tmp_path: Path) -> None:
 
 
 def test_bytes_whose_sync_failed_are_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed sync nobody knows which bytes are on the disk, and the next sync would report success: the
+    """After a failed sync it is unknown which bytes are on the disk, and the next sync would report success: the
     transfer begins again."""
 
     def fail(_descriptor: int) -> None:

@@ -80,7 +80,7 @@ def test_a_hole_that_grows_is_reported_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_damage_that_could_not_be_recorded_is_reported_again(tmp_path: Path, *, is_busy: bool) -> None:
     """The writer has no room for the report, or the disk none for its commit: the next read of the place reports it.
-    Otherwise nobody would ever repair it in this life."""
+    Otherwise it would not be repaired in this life."""
     faults = Faults()
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect) as store:
         done(store.appends.define([tag(1)]))

@@ -108,7 +108,7 @@ def test_last_setting_counts() -> None:
 
 
 def made_folder(tmp_path: Path) -> Path:
-    """The folder of a broker that nobody has started."""
+    """The folder of a broker that was never started."""
     pki.create_authority(tmp_path / "pki", NOW)
     pki.issue_broker(tmp_path / "pki", "private", ["localhost"], NOW)
     plan = BrokerPlan(LINKS, "", HOST, user=pwd.getpwuid(os.geteuid()).pw_name)

@@ -238,7 +238,7 @@ async def test_a_search_whose_time_comes_while_others_are_begun_is_not_forgotten
 
 async def test_a_search_is_counted_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The zone waits for its next search according to the time that this one took; what it found, some megabytes, is
-    dropped after ten seconds, also if nobody asks again."""
+    dropped after ten seconds, also without another request."""
     context, now_ms = empty_context(), [0]
     alarms = list[tuple[float, Callable[[], object]]]()
 

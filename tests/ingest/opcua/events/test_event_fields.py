@@ -41,7 +41,7 @@ def test_an_event_is_read_by_its_select_clauses() -> None:
     }
     assert not first.is_condition
     assert (second.handle, second.time_ns, len(second.fields)) == (2, 0, 4)
-    assert decode_events(data, {2: BASE_FIELDS}, READER).events == [second], "nobody asked for the other handle"
+    assert decode_events(data, {2: BASE_FIELDS}, READER).events == [second], "the other handle was not asked for"
 
 
 def test_times_keep_100_ns() -> None:
