@@ -33,6 +33,7 @@ from agent.fact_store.log import (
     decide_insert,
     digests_in,
     messages_in,
+    origins_with_other_facts,
 )
 from agent.fact_store.sqlite import Transaction
 from agent.pages import (
@@ -106,7 +107,7 @@ class _PagePlan:
     heads: list[KeptHead] = field(default_factory=list)  # of the inserts
     gaps: list[OriginRange] = field(default_factory=list)
     refused: list[OriginRange] = field(default_factory=list)
-    uncompared: dict[OriginRange, None] = field(default_factory=dict)  # an ordered set
+    uncompared: dict[OriginRange, str] = field(default_factory=dict)  # why the facts may be others
     unproven: set[int] = field(default_factory=set)  # numbers of origins
     renamed: set[Shift] = field(default_factory=set)
     duplicate_facts: int = 0
@@ -143,6 +144,9 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     if page.position is None:
         raise FactsRefused(f"nothing of {page.stream} was pulled from {page.peer} yet", "pull it first")
     plan, definitions = _plan_within_limits(transaction, page)
+    messages = list(messages_in(plan.inserts))
+    contradicted = origins_with_other_facts(messages, page.stream)
+    _add_unproven_ranges(transaction, plan, page, contradicted)
     stream = transaction.stream(page.stream)
     for origin in plan.ranges:  # 0055: numbered in the order in which their facts came
         transaction.origin(origin)
@@ -152,7 +156,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     if plan.inserts:
         transaction.add_batches(stream, plan.inserts, plan.heads, is_backlog=page.is_backlog)
         kept = transaction.catalog.streams[page.stream]
-        transaction.add_artifacts(kept, digests_in(messages_in(plan.inserts)), kept.end_offset)
+        transaction.add_artifacts(kept, digests_in(messages), kept.end_offset)
     for origin, ranges in plan.ranges.items():
         transaction.set_held(stream.id, transaction.origin(origin), ranges)
     for gap, others in _first_ones(plan.gaps, "gaps"):
@@ -170,6 +174,9 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
         transaction.add_renamed(stream.id, transaction.origin(shift.older), transaction.origin(shift.newer), shift.by)
     for number in plan.unproven:
         transaction.add_unproven(stream.id, number)
+    for origin in contradicted:
+        if origin in transaction.catalog.origins:  # a notice numbers no origin: it may name invented ones
+            transaction.add_contradicted(stream.id, transaction.catalog.origins[origin])
     transaction.set_peer_position(page.peer, stream, page.position, is_read_again=_restarts(transaction, page))
     stored_facts = sum(batch.header.count for batch in plan.inserts)
     end_offset = transaction.catalog.streams[page.stream].end_offset
@@ -351,15 +358,10 @@ def _report_refused(transaction: Transaction, page: ReceivedPage, refused: Seque
         _report(transaction, page, one, "refused", why)
 
 
-def _report_uncompared(transaction: Transaction, page: ReceivedPage, uncompared: Iterable[OriginRange]) -> None:
+def _report_uncompared(transaction: Transaction, page: ReceivedPage, uncompared: Mapping[OriginRange, str]) -> None:
     """The same for facts that were taken for duplicates and could not be compared, because they were released here."""
     for one, others in _first_ones(uncompared):
-        why = (
-            f"{page.peer} has sent some of these sequences again, and {one.zone} continued from an old copy of its store: what was released"
-            f" here could not be compared, and may be other facts there; bsfg store export reads them at {page.peer}, as long as it keeps"
-            f" them{others}"
-        )
-        _report(transaction, page, one, "uncompared", why)
+        _report(transaction, page, one, "uncompared", uncompared[one] + others)
 
 
 def _first_ones(all_of_page: Iterable[_T], what: str = "ranges") -> Iterator[tuple[_T, str]]:
@@ -397,16 +399,14 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
             if _is_renamed(transaction, plan, batch):
                 continue
             _add_range(plan.refused, batch.header)
-            _note_released(transaction, plan, batch.header, batch.header.first_sequence - 1)
+            _note_released(transaction, plan, page.peer, batch.header, batch.header.first_sequence - 1)
         else:
             if is_uncompared:
                 has_two_histories = _may_have_two_histories(transaction, plan, page, origin)
-                _note_released(
-                    transaction, plan, batch.header, batch.header.last_sequence, has_two_histories=has_two_histories
-                )
+                last, peer = batch.header.last_sequence, page.peer
+                _note_released(transaction, plan, peer, batch.header, last, has_two_histories=has_two_histories)
             if index in head_of and len(plan.inserts) > stored_before:
                 plan.heads.append(replace(head_of[index], index=stored_before))
-    _add_unproven_ranges(transaction, plan, page)
     return plan
 
 
@@ -427,6 +427,9 @@ def _may_have_two_histories(
         return True
     numbers = catalog.origins
     number = numbers.get(origin, 0)
+    known = catalog.streams.get(page.stream)
+    if known is not None and (known.id, number) in catalog.contradicted:
+        return True
     return any(one.zone == origin.zone and later > number for one, later in numbers.items())
 
 
@@ -448,30 +451,50 @@ def _add_range(ranges: list[OriginRange], header: batch_format.Header) -> None:
     ranges.append(OriginRange(zone, epoch, first_sequence, header.last_sequence))
 
 
-def _add_unproven_ranges(transaction: Transaction, plan: _PagePlan, page: ReceivedPage) -> None:
-    """Report what could not be compared before, if this page is the first with facts of the next epoch of that zone, or
-    of the peer, which may have relayed them."""
+def _add_unproven_ranges(
+    transaction: Transaction, plan: _PagePlan, page: ReceivedPage, contradicted: Mapping[batch_format.Origin, str]
+) -> None:
+    """Report what could not be compared so far, if this page brings a sign that it was another history: the first facts
+    of the next epoch of that zone, or of the peer, which may have relayed them; or the notice of a zone that holds both
+    (`contradicted`: the origins that it names, and the zone)."""
     catalog = transaction.catalog
     known = catalog.streams.get(page.stream)
-    if known is None or not catalog.unproven:
+    if known is None or not (catalog.unproven or plan.unproven):
         return
     is_restart = _restarts(transaction, page)
-    held = {origin for origin, number in catalog.origins.items() if (known.id, number) in catalog.held}
+    held = {origin: number for origin, number in catalog.origins.items() if (known.id, number) in catalog.held}
     begun = {origin.zone for origin in plan.ranges if origin not in held}
-    for origin, number in catalog.origins.items():
-        if (is_restart or origin.zone in begun) and (known.id, number) in catalog.unproven:
-            for one in catalog.held.get((known.id, number), ()):
-                if transaction.batch_at(known.id, number, one.first_sequence) is None:
-                    _add_uncompared(plan, origin, one)
+    for origin, number in held.items():
+        if (known.id, number) not in catalog.unproven and number not in plan.unproven:
+            continue
+        if is_restart or origin.zone in begun:
+            sign = _has_old_copy(origin)
+        elif origin in contradicted:
+            sign = f"{contradicted[origin]} reports other facts of {origin}"
+        else:
+            continue
+        for one in catalog.held[known.id, number]:
+            if transaction.batch_at(known.id, number, one.first_sequence) is None:
+                _add_uncompared(plan, origin, one, "a peer", sign)
 
 
-def _add_uncompared(plan: _PagePlan, origin: batch_format.Origin, one: HeldRange) -> None:
-    plan.uncompared[OriginRange(origin.zone, origin.epoch, one.first_sequence, one.last_sequence)] = None
+def _has_old_copy(origin: batch_format.Origin) -> str:
+    return f"{origin.zone} continued from an old copy of its store"
+
+
+def _add_uncompared(plan: _PagePlan, origin: batch_format.Origin, one: HeldRange, peer: str, sign: str) -> None:
+    """Report a held range of which a peer sent facts again: they may be other facts, because of the sign."""
+    why = (
+        f"{peer} has sent some of these sequences again, and {sign}: what was released here could not be compared, and may be other"
+        f" facts there; bsfg store export reads them there, as long as they are kept"
+    )
+    plan.uncompared.setdefault(OriginRange(origin.zone, origin.epoch, one.first_sequence, one.last_sequence), why)
 
 
 def _note_released(
     transaction: Transaction,
     plan: _PagePlan,
+    peer: str,
     header: batch_format.Header,
     sequence: int,
     *,
@@ -487,7 +510,7 @@ def _note_released(
     for one in catalog.held.get((known.id, number), ()):
         if one.first_sequence <= sequence <= one.last_sequence:
             if has_two_histories:
-                _add_uncompared(plan, header.origin, one)
+                _add_uncompared(plan, header.origin, one, peer, _has_old_copy(header.origin))
             else:
                 plan.unproven.add(number)
 

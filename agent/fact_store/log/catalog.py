@@ -60,6 +60,8 @@ class Catalog:
     the beginning."""
     unproven: frozenset[tuple[int, int]] = frozenset()
     """Numbers of streams and origins whose released facts were received again and could not be compared."""
+    contradicted: frozenset[tuple[int, int]] = frozenset()
+    """Numbers of streams and origins that have two histories, according to another zone's notice."""
     reseals: tuple[Reseal, ...] = ()
     """In the order in which the facts were resealed."""
     renamed: Mapping[tuple[int, int, int], int] = field(default_factory=dict)
@@ -77,7 +79,7 @@ class Catalog:
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
             self.consumers.copy(), self.peers.copy(), self.timeline, self.timelines, self.read_again, self.unproven,
-            self.reseals, self.renamed, self.leases, self.signed, self.own_origin, self.tails.copy(),
+            self.contradicted, self.reseals, self.renamed, self.leases, self.signed, self.own_origin, self.tails.copy(),
         )  # fmt: skip
 
     @property

@@ -21,13 +21,16 @@ message id is derived from the event, so a repeated event is stored once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 
 from agent.batch import Origin
 from agent.message import JSON_INTEGER_MAX, Envelope, Fact, Message, canonical_json
 
 OPERATIONAL_STREAM = "facts.operational"  # for facts about the store as a whole
 ALL_ZONES = "*"
+OTHER_FACTS = frozenset({"facts_refused", "facts_uncompared"})
+"""Predicates of the notices that a peer has, or may have, other facts under sequences that the store holds."""
 
 
 def operational_fact(
@@ -39,6 +42,23 @@ def operational_fact(
     content = _plain(about if stream is None else {"stream": stream, **about})
     envelope = Envelope(f"{predicate}:{origin.epoch.hex()}:{key}", origin.zone, ALL_ZONES, now_unix_ms)
     return Message(envelope, Fact(subject, predicate, canonical_json(content)))
+
+
+def origins_with_other_facts(messages: Iterable[Message], stream: str) -> dict[Origin, str]:
+    """The origins that have two histories in a stream, according to notices among the messages (OTHER_FACTS), each with
+    a zone that reports it. Malformed notices are skipped, because any zone may write such messages."""
+    found = dict[Origin, str]()
+    for message in messages:
+        if message.fact.predicate not in OTHER_FACTS:
+            continue
+        try:
+            about = json.loads(message.fact.object_json)
+            named = {Origin(one["zone"], bytes.fromhex(one["epoch"])) for one in about["origins"]}
+            if about["stream"] == stream:
+                found |= dict.fromkeys(named, message.envelope.from_zone)
+        except (KeyError, TypeError, ValueError, RecursionError):
+            continue
+    return found
 
 
 def _plain(value: object) -> object:

@@ -585,6 +585,12 @@ INSERT OR IGNORE INTO unproven (stream, origin) VALUES (?, ?);
 -- select_unproven: origins of which facts came again that could not be compared
 SELECT stream, origin FROM unproven;
 
+-- insert_contradicted: an origin that has two histories, according to another zone
+INSERT OR IGNORE INTO contradicted (stream, origin) VALUES (?, ?);
+
+-- select_contradicted: origins that have two histories, according to another zone
+SELECT stream, origin FROM contradicted;
+
 -- insert_reseal: the facts of an origin from a sequence on were resealed as the first facts of another origin
 INSERT INTO reseal (stream, origin, first_sequence, digest, new_origin) VALUES (?, ?, ?, ?, ?);
 

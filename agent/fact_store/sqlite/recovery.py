@@ -109,6 +109,7 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     _load_timelines(connection, catalog)
     catalog.signed = {origin: proven is not None for origin, proven in _rows(connection, "select_signed")}
     catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))
+    catalog.contradicted = frozenset((stream, origin) for stream, origin in _rows(connection, "select_contradicted"))
     catalog.reseals = tuple(Reseal(*row) for row in _rows(connection, "select_reseals"))
     catalog.renamed = {
         (stream, older, newer): shift for stream, older, newer, shift in _rows(connection, "select_renamed")

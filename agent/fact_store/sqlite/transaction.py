@@ -340,6 +340,12 @@ class Transaction:
             self._execute(QUERIES["insert_unproven"], (stream, origin))
             self.catalog.unproven |= {(stream, origin)}
 
+    def add_contradicted(self, stream: int, origin: int) -> None:
+        """Record that another zone reports two histories of an origin. Writes only the first time."""
+        if (stream, origin) not in self.catalog.contradicted:
+            self._execute(QUERIES["insert_contradicted"], (stream, origin))
+            self.catalog.contradicted |= {(stream, origin)}
+
     def likenesses(self, stream: int, origin: int, first_rows: int, last_rows: int) -> list[tuple[int, int, int, int]]:
         """First sequence, count, least and greatest time of an origin's first and last batches, in order."""
         asked = {"stream": stream, "origin": origin, "first_rows": first_rows, "last_rows": last_rows}

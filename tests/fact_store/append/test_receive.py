@@ -18,7 +18,7 @@ from agent.fact_store.append import receive
 from agent.fact_store.append.receive import EPOCHS_OF_ZONE_MAX
 from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, ForkError
 from agent.fact_store.sqlite.transaction import INCIDENTS_FIRST, INCIDENTS_OF_KIND_MAX
-from agent.message import MessageError, Sample
+from agent.message import Envelope, Fact, Message, MessageError, Sample, canonical_json
 from agent.pages import KeptHead, OriginRange, PeerPosition, PutResult, ReceivedDefinition
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import (
@@ -531,6 +531,80 @@ def test_released_facts_of_one_history_are_duplicates(full: tuple[FactStore, Els
         store.inbound.put_batches("dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 60))
     )
     assert put.uncompared == named
+
+
+def notice(predicate: str, about: object, zone: str = "cloud") -> bytes:
+    """A batch of another zone with one notice about a stream."""
+    envelope = Envelope("1", zone, "*", 1)
+    fact = Fact(f"stream:{zone}/{TELEMETRY}", predicate, canonical_json(about))
+    link = batch.Link(TELEMETRY, batch.Origin(zone, EPOCH))
+    return batch.seal_messages(link, [Message(envelope, fact)]).sealed
+
+
+def about_plant(**other: object) -> dict[str, object]:
+    """What a store says that has refused facts of the plant's first epoch."""
+    origins = [OriginRange("plant", EPOCH, 11, 30).named()]
+    return {"stream": TELEMETRY, "from": "dmz2", "origins": origins} | other
+
+
+@pytest.mark.parametrize("predicate", ["facts_refused", "facts_uncompared"])
+@pytest.mark.parametrize("is_reopened", [False, True])
+@pytest.mark.parametrize("order", ["facts first", "notice first", "one page"])
+def test_another_zones_notice_names_what_could_not_be_compared(
+    full: tuple[FactStore, Elsewhere], predicate: str, is_reopened: bool, order: str
+) -> None:
+    """Released facts of a plant come again in an epoch that it never leaves, so nothing that this store sees itself
+    says that they are other facts. Another zone could compare, and its notice says so: this store reports them too,
+    whether the notice comes before them, after them or with them, and also over a restart in between."""
+    store, copy = full
+    told, again = parsed([notice(predicate, about_plant())]), parsed(copy.sealed[:2])
+    pages = {"facts first": [again, told], "notice first": [told, again], "one page": [[*told, *again]]}[order]
+    found = list[OriginRange]()
+    for offset, page in enumerate(pages, 31):
+        if is_reopened:
+            store.close()
+            store = FactStore.open(store.path, "idmz", settings=AT_ONCE)
+        position = PeerPosition(EPOCH, offset)
+        found += done(store.inbound.put_batches("dmz2", TELEMETRY, page, copy.received(), position)).uncompared
+    incidents = {one.kind: one for one in store.incidents()}
+    store.close()
+    assert found == [OriginRange("plant", EPOCH, 1, 30)]
+    assert incidents["uncompared"].subject == f"{TELEMETRY} of plant/{EPOCH.hex()}, 1 to 30"
+    if order != "notice first":  # the page with the notice is where the sign is known
+        assert f"cloud reports other facts of plant/{EPOCH.hex()}" in incidents["uncompared"].detail
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param(notice("facts_damaged", about_plant()), id="another notice"),
+        pytest.param(notice("facts_refused", about_plant(stream="facts.other")), id="about another stream"),
+        pytest.param(notice("facts_refused", about_plant(origins=[{"zone": "plant"}])), id="without an epoch"),
+        pytest.param(notice("facts_refused", about_plant(origins=[{"zone": 1, "epoch": "00"}])), id="no zone"),
+        pytest.param(notice("facts_refused", about_plant(origins={})), id="not a list"),
+        pytest.param(notice("facts_refused", "refused"), id="not an object"),
+        pytest.param(notice("facts_refused", about_plant(origins=[{"zone": "evil", "epoch": "00"}])), id="unknown"),
+    ],
+)
+def test_a_notice_that_says_nothing_changes_nothing(full: tuple[FactStore, Elsewhere], told: bytes) -> None:
+    """Any zone may write such a message: malformed ones, and ones about other facts, are stored as any message, make
+    nothing uncompared, and number no origin that they name."""
+    store, copy = full
+    page = parsed([told, *copy.sealed[:2]])
+    put = done(store.inbound.put_batches("dmz2", TELEMETRY, page, copy.received(), PeerPosition(EPOCH, 31)))
+    assert (put.stored_facts, put.duplicate_facts, put.uncompared) == (1, 20, ())
+    assert {one.zone for one in store.reader.origins()} == {"plant", "idmz", "cloud"}
+
+
+def test_released_facts_and_the_next_epoch_in_one_page(full: tuple[FactStore, Elsewhere]) -> None:
+    """A relay's page has released facts of a plant again, and behind them the first of the plant's next epoch: what
+    could not be compared is reported with this page."""
+    store, copy = full
+    later = Elsewhere(epoch=LATER)
+    page = parsed([*copy.sealed[:2], later.seal(10)])
+    definitions = [*copy.received(), *later.received()]
+    put = done(store.inbound.put_batches("dmz2", TELEMETRY, page, definitions, PeerPosition(EPOCH, 31)))
+    assert put.uncompared == (OriginRange("plant", EPOCH, 1, 30),)
 
 
 def test_a_zone_that_was_read_in_a_later_epoch_has_two_histories(full: tuple[FactStore, Elsewhere]) -> None:

@@ -30,7 +30,6 @@ The network itself checks that everything converges within a bound. A checker th
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -38,7 +37,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.batch import DIGEST_BYTES, NO_DIGEST, Kind, Origin, open_messages, open_samples, parse
+from agent.batch import DIGEST_BYTES, NO_DIGEST, Kind, Origin, open_samples, parse
 from agent.columns import BatchError
 from agent.fact_store import FactStore
 from agent.lease import NO_LEASE, Lease
@@ -169,7 +168,6 @@ class Checkers:
         self.refused: dict[str, set[Key]] = {}
         """By node, the batches that it refused and reported because it holds another history."""
         self.uncompared: dict[str, set[OriginRange]] = {}
-        self._told: dict[str, set[tuple[Key, OriginRange]]] = {}  # notices of other zones
         """By node, the ranges that it reported as uncompared, because what it held of them was released."""
         self._offered: dict[str, dict[tuple[Pull, str, int], Offered]] = {}
         self._announced_holes: dict[tuple[str, int, int, int], list[Row]] = {}
@@ -336,7 +334,6 @@ class Checkers:
             self._add_gone(page)
             self.facts_refused(node, page.sealed, _reported(node, "refused"))
             self.facts_uncompared(node, _reported(node, "uncompared"))
-            self._note_told(node, page.sealed)
 
     def _add_gone(self, page: Offered) -> None:
         for first, last, _ in page.holes:
@@ -364,20 +361,6 @@ class Checkers:
             raise self.failed(f"position: {receiver.name} is at {before} of {peer.name} and goes back to {offset}")
         positions[peer.zone, epoch] = offset, position.timeline
         self._add_gone(page)
-        self._note_told(receiver, page.sealed)
-
-    def _note_told(self, node: Node, sealed: Sequence[bytes]) -> None:
-        """Note the ranges that notices of other zones name, with the batch of the notice: once it is held, the node's
-        log tells its readers of them."""
-        for batch in map(parse, sealed):
-            if batch.header.kind is not Kind.MESSAGES:
-                continue
-            key = Key(batch.header.origin, batch.header.first_sequence, batch.digest)
-            for message in open_messages(batch):
-                if message.fact.predicate in {"facts_refused", "facts_uncompared"}:
-                    for one in json.loads(message.fact.object_json)["origins"]:
-                        named = OriginRange(**{**one, "epoch": bytes.fromhex(one["epoch"])})
-                        self._told.setdefault(node.name, set()).add((key, named))
 
     def check_skipped(self, node: Node, machines: Sequence[Node], offset: int, page: Offered) -> None:
         """A page is durable, and what it reports is noted: the log of the machine that served it has nothing before
@@ -431,14 +414,11 @@ class Checkers:
             self.uncompared.setdefault(node.name, set()).add(one)
 
     def _has_reported(self, node: str, key: Key) -> bool:
-        """Whether a node reported a batch as refused, or as uncompared with what it held under the same sequences; or
-        a node that could still compare it did, and its notice is in this node's log (0041)."""
+        """Whether a node reported a batch as refused, or as uncompared with what it held under the same sequences."""
         if key in self.refused.get(node, ()) or self._is_unproven(node, key):
             return True
-        held = self.logs[node].keys
-        named = [one for notice, one in self._told.get(node, ()) if notice in held]
-        named += self.uncompared.get(node, ())
-        return any(_touches(one, key, key.first_sequence) for one in named) and bool(self._at_sequence(node, key))
+        uncompared = any(_touches(one, key, key.first_sequence) for one in self.uncompared.get(node, ()))
+        return uncompared and bool(self._at_sequence(node, key))
 
     def _at_sequence(self, node: str, key: Key) -> list[Row]:
         """What a node holds or has released under the first sequence of a batch."""

@@ -59,7 +59,7 @@ FOUND = [
         "two_readers",
         "restored_grown_full",
         3246442886,
-    ),  # a node had released what the other history contradicts; the notice of one that had not: the checker missed it
+    ),  # a node had released what the other history contradicts, and did not heed the notice of one that had not
     (
         "ring",
         "restored_grown_full",

@@ -224,6 +224,14 @@ CREATE TABLE unproven (
     PRIMARY KEY (stream, origin)
 ) STRICT, WITHOUT ROWID;
 
+-- Origins that have two histories, according to a notice of another zone that could compare them. What comes again of
+-- them and was released here may be other facts.
+CREATE TABLE contradicted (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    origin INTEGER NOT NULL REFERENCES origin (id),
+    PRIMARY KEY (stream, origin)
+) STRICT, WITHOUT ROWID;
+
 -- Messages that applications appended here: digest of the id, digest of the content, offset. Generations of 65536 ids,
 -- in the order in which they came, keep inserts in a part of the table that fits the cache.
 CREATE TABLE message_index (
