@@ -144,8 +144,8 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     if page.position is None:
         raise FactsRefused(f"nothing of {page.stream} was pulled from {page.peer} yet", "pull it first")
     plan, definitions = _plan_within_limits(transaction, page)
-    messages = list(messages_in(plan.inserts))
-    contradicted = origins_with_other_facts(messages, page.stream)
+    recorded = [(one.header.origin.zone, message) for one in plan.inserts for message in messages_in([one])]
+    contradicted = origins_with_other_facts(recorded, page.stream)
     _add_unproven_ranges(transaction, plan, page, contradicted)
     stream = transaction.stream(page.stream)
     for origin in plan.ranges:  # 0055: numbered in the order in which their facts came
@@ -156,7 +156,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     if plan.inserts:
         transaction.add_batches(stream, plan.inserts, plan.heads, is_backlog=page.is_backlog)
         kept = transaction.catalog.streams[page.stream]
-        transaction.add_artifacts(kept, digests_in(messages), kept.end_offset)
+        transaction.add_artifacts(kept, digests_in(message for _, message in recorded), kept.end_offset)
     for origin, ranges in plan.ranges.items():
         transaction.set_held(stream.id, transaction.origin(origin), ranges)
     for gap, others in _first_ones(plan.gaps, "gaps"):
@@ -470,7 +470,7 @@ def _add_unproven_ranges(
         if is_restart or origin.zone in begun:
             sign = _has_old_copy(origin)
         elif origin in contradicted:
-            sign = f"{contradicted[origin]} reports other facts of {origin}"
+            sign = f"{contradicted[origin]} reports two histories of {origin}"
         else:
             continue
         for one in catalog.held[known.id, number]:

@@ -44,18 +44,19 @@ def operational_fact(
     return Message(envelope, Fact(subject, predicate, canonical_json(content)))
 
 
-def origins_with_other_facts(messages: Iterable[Message], stream: str) -> dict[Origin, str]:
-    """The origins that have two histories in a stream, according to notices among the messages (OTHER_FACTS), each with
-    a zone that reports it. Malformed notices are skipped, because any zone may write such messages."""
+def origins_with_other_facts(recorded: Iterable[tuple[str, Message]], stream: str) -> dict[Origin, str]:
+    """The origins that have two histories in a stream, according to notices (OTHER_FACTS) among messages, each with a
+    zone that reports it. `recorded`: the zone that recorded each message, because `from_zone` is not signed. Malformed
+    notices are skipped, because any zone may write such messages."""
     found = dict[Origin, str]()
-    for message in messages:
+    for zone, message in recorded:
         if message.fact.predicate not in OTHER_FACTS:
             continue
         try:
             about = json.loads(message.fact.object_json)
             named = {Origin(one["zone"], bytes.fromhex(one["epoch"])) for one in about["origins"]}
             if about["stream"] == stream:
-                found |= dict.fromkeys(named, message.envelope.from_zone)
+                found |= dict.fromkeys(named, zone)
         except (KeyError, TypeError, ValueError, RecursionError):
             continue
     return found

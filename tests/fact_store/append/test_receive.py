@@ -535,7 +535,7 @@ def test_released_facts_of_one_history_are_duplicates(full: tuple[FactStore, Els
 
 def notice(predicate: str, about: object, zone: str = "cloud") -> bytes:
     """A batch of another zone with one notice about a stream."""
-    envelope = Envelope("1", zone, "*", 1)
+    envelope = Envelope("1", "plant", "*", 1)  # the zone that it names is not signed, and not the one to report
     fact = Fact(f"stream:{zone}/{TELEMETRY}", predicate, canonical_json(about))
     link = batch.Link(TELEMETRY, batch.Origin(zone, EPOCH))
     return batch.seal_messages(link, [Message(envelope, fact)]).sealed
@@ -571,7 +571,7 @@ def test_another_zones_notice_names_what_could_not_be_compared(
     assert found == [OriginRange("plant", EPOCH, 1, 30)]
     assert incidents["uncompared"].subject == f"{TELEMETRY} of plant/{EPOCH.hex()}, 1 to 30"
     if order != "notice first":  # the page with the notice is where the sign is known
-        assert f"cloud reports other facts of plant/{EPOCH.hex()}" in incidents["uncompared"].detail
+        assert f"cloud reports two histories of plant/{EPOCH.hex()}" in incidents["uncompared"].detail
 
 
 @pytest.mark.parametrize(
