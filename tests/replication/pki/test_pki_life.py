@@ -8,9 +8,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
 from agent.replication import pki
 from agent.replication.pki import PkiError
+from agent.replication.pki.crl import make_crl, revoked_entry
 from tests.replication.pki.site import NOW
 
 LATER = NOW + timedelta(days=300)
@@ -159,6 +165,21 @@ def test_revoke_by_name_takes_all_that_are_good(folder: Path) -> None:
     (problem,) = pki.check_not_revoked(folder / "zones/idmz.pem", folder / "ca.crl")
     assert "key-compromise" in problem.why
     assert pki.check_not_revoked(folder / "zones/plant-a.pem", folder / "ca.crl") == []
+
+
+def test_a_list_of_another_authority_revokes_nothing(folder: Path, tmp_path: Path) -> None:
+    """A broker's list may hold those of two authorities, which number their certificates on their own: the serial
+    number of an idmz certificate on the list of another authority says nothing of it."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "other")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, NOW, LATER)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    other = builder.add_extension(identifier, critical=False).sign(key, hashes.SHA256())
+    ours = pki.load_certificates(folder / "zones/idmz.pem")[0]
+    foreign = make_crl(other, key, 1, [revoked_entry(ours, NOW, "key-compromise")], NOW, LATER)
+    lists = tmp_path / "both.crl"
+    lists.write_bytes((folder / "ca.crl").read_bytes() + foreign.public_bytes(Encoding.PEM))
+    assert pki.check_not_revoked(folder / "zones/idmz.pem", lists) == []
+    assert len(pki.load_crls(lists)) == 2
 
 
 def test_revoke_by_serial_takes_one(folder: Path) -> None:

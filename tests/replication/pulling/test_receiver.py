@@ -160,6 +160,23 @@ def test_a_late_answer_at_the_position_is_taken() -> None:
     assert (driver.core.counters.pages_late, driver.core.counters.pages_dropped) == (1, 1)
 
 
+def test_a_slow_answer_is_awaited_longer_each_time() -> None:
+    """A line on which an answer takes longer than the time-out must not be requested from for ever in vain: each
+    failure doubles the wait, up to eight times, so that a peer that never answers is still noticed."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    waits = list[int]()
+    for _ in range(6):
+        before, deadline_ms = driver.now_ms, driver.core.deadline_ms
+        assert deadline_ms is not None
+        waits.append(deadline_ms - before)
+        driver(Tick(), waits[-1])
+        driver(Tick(), PATIENCE.backoff_ms_max)
+    assert waits == [500, 1_000, 2_000, 4_000, 4_000, 4_000]
+    driver.answer(page(11, 20, more=True))
+    assert driver.core.deadline_ms == driver.now_ms + PATIENCE.wait_ms + 500
+
+
 @pytest.mark.parametrize("first", [1, 10, 12, 30])
 def test_a_page_at_another_position_is_a_failure(first: int) -> None:
     """A page that does not start at the position is not stored; if it answers the newest request, that is a failure."""
@@ -660,6 +677,19 @@ def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
     driver.answer(page(11, 20, more=True, lease=6))
     assert (driver.fetches[-1].lease, driver.fetches[-1].lease_after) == (6, None)
     assert driver.core.lost_reason is None
+
+
+def test_a_lease_that_the_peer_does_not_know_is_asked_for_anew() -> None:
+    """The peer's store is new or an old copy: the receiver drops its lease, and the one in force that it was told
+    before, and requests a first one, as after a start. Otherwise it would show the lost one for ever."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    driver.answer(page(0, 0, frontier=10, lease_in_force=4))
+    driver.answer(page(0, 0, frontier=10, lease=5))
+    assert driver.fetches[-1].lease == 5
+    driver(FetchFailed(driver.fetches[-1].fetch_id, "lease_unknown", "no lease", is_retryable=True))
+    driver(Tick(), PATIENCE.backoff_ms_max)
+    assert (driver.fetches[-1].lease, driver.fetches[-1].lease_after) == (0, 0)
 
 
 def test_a_late_lease_in_force_is_ignored() -> None:
