@@ -34,6 +34,15 @@ def test_only_batches_with_a_commit_entry_are_finished(tmp_path: Path) -> None:
     assert batch_offsets(tmp_path, 12) == (StreamOffset(EPOCH, 120), StreamOffset(EPOCH, 130))
 
 
+def test_only_whole_commit_entries_count(tmp_path: Path) -> None:
+    """What else lies in Spark's folder of commits is no entry: checksums, half-written and renamed files, also those
+    whose names begin with a higher number."""
+    logged(tmp_path, 13, 3)
+    for name in (".3.crc", ".7.0f3e.tmp", "7.tmp", "8 (copy)", "9.crc", "x"):
+        (tmp_path / "commits" / name).write_text("v1")
+    assert last_committed(tmp_path) == StreamOffset(EPOCH, 30)
+
+
 def test_a_log_of_other_sources_is_refused(tmp_path: Path) -> None:
     """Also one of several sources, and one that was torn."""
     logged(tmp_path, 1, 0)

@@ -275,6 +275,24 @@ def test_a_restored_store_is_refused_or_read_again(tmp_path: Path) -> None:
     assert values(reader, turned, end) == [float(n) for n in range(10)] + [11.0, 12.0, 13.0]
 
 
+def test_a_run_that_reads_what_is_available_ends_also_in_a_new_epoch(tmp_path: Path) -> None:
+    """The store begins a new epoch during such a run: it ends where the log ended when the run noticed that. Without an
+    end it would follow a node that records faster than Spark lands."""
+    path = tmp_path / "facts.db"
+    making.store(path, [[Sample(1, NOON_NS, float(n)) for n in range(10)]])
+    reader = stream(tmp_path, onNewEpoch="reread")
+    at = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    with FactStore.open(path, "enterprise") as store:
+        store.begin_epoch("restored").result()
+        at = reader.latestOffset(at, ReadMaxRows(6))
+        noticed = store.end_offset(TELEMETRY)
+        append(store, 5)
+        for expected in (6, noticed, noticed):
+            at = reader.latestOffset(at, ReadMaxRows(6))
+            assert at["offset"] == expected
+
+
 def test_columns_are_checked_when_planning(tmp_path: Path) -> None:
     """All columns by default."""
     making.store(tmp_path / "facts.db", [[Sample(1, NOON_NS, 1.0)]])
