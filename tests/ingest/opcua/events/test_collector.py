@@ -22,7 +22,7 @@ from agent.ingest.opcua.publishing import Header, Missing
 from agent.ingest.opcua.session import OpenedSubscription
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.recorder import Recorder
-from agent.message import time_text
+from agent.message import Message, time_text
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.fakes import Busy, FakeStore
 from tests.ingest.opcua.events.events import S, condition, event, notification, publication
@@ -312,6 +312,24 @@ def test_a_rescue_that_is_not_whole_leaves_a_loss(case: str) -> None:
     asyncio.run(story())
 
 
+async def test_a_rescue_does_not_bridge_the_time_without_a_new_subscription() -> None:
+    """The server refuses the new subscription at first. The old one is read to its end and deleted meanwhile; what
+    happens from then until the new one begins, no subscription holds: it is a loss."""
+    run = await collecting_again()
+    run.server.subscription_errors = 1
+    async with run.life():
+        await wait_until_async(lambda: run.server.begun == [(1, 1), (1, 2)], "the transfer")
+        await run.server.publish(of(event(message="held")), number=1)
+        await wait_until_async(lambda: len(run.server.asked) == 2, "the new item")
+        await run.server.publish(of(event(message="new")))
+        for _ in range(2):
+            if 1 in run.server.routes:
+                await run.server.publish(of(), number=1)
+        await wait_until_async(lambda: run.server.deleted == [1], "the end of the old one")
+    assert run.said() == ["before", "held", "new"]
+    assert run.lost() == [("event_subscription_lost", 0, LAST_LIFE)]
+
+
 async def test_a_second_loss_does_not_hide_the_first() -> None:
     """A session that ends before its rescue did leaves what was missing before it undeclared by any rescue after it."""
     run = await collecting_again()
@@ -443,6 +461,36 @@ async def test_a_publication_that_never_came_is_a_loss() -> None:
     assert run.lost() == [("event_publication_missing", 1, LAST_LIFE)]
     (told,) = run.store.messages.values()
     assert json.loads(told.fact.object_json)["last_time"] < "1970-01-01T00:01"
+
+
+async def test_a_loss_is_recorded_although_no_event_follows() -> None:
+    """A plant without alarms sends no event for days; the loss must not wait for one."""
+    run = Collecting()
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes, "a refresh")
+        await run.server.publish(of())
+        missing = run.server.routes[1].missing
+        assert missing is not None
+        await missing(Missing(1, 4, 4))
+        await wait_until_async(run.lost, "the loss, while the session goes on")
+
+
+async def test_a_loss_is_stored_before_the_events_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the process is killed between the two, the store has the loss: otherwise the events after it would look as if
+    nothing had been missing before them."""
+    run = Collecting()
+    stored, append = list[str](), run.store.append_message
+
+    def noted(stream: str, message: Message) -> object:
+        stored.append(message.fact.predicate if stream == "facts.operational" else stream)
+        return append(stream, message)
+
+    monkeypatch.setattr(run.store, "append_message", noted)
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes, "a refresh")
+        await run.server.publish(of(event(message="x"), unreadable=2))
+        await wait_until_async(run.said, "the event")
+    assert stored == ["events_lost", "events"]
 
 
 async def test_types_are_named() -> None:
