@@ -147,6 +147,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     recorded = [(one.header.origin.zone, message) for one in plan.inserts for message in messages_in([one])]
     contradicted = origins_with_other_facts(recorded, page.stream)
     _add_unproven_ranges(transaction, plan, page, contradicted)
+    _add_former_ranges(transaction, plan, page)
     stream = transaction.stream(page.stream)
     for origin in plan.ranges:  # 0055: numbered in the order in which their facts came
         transaction.origin(origin)
@@ -476,6 +477,28 @@ def _add_unproven_ranges(
         for one in catalog.held[known.id, number]:
             if transaction.batch_at(known.id, number, one.first_sequence) is None:
                 _add_uncompared(plan, origin, one, "a peer", sign)
+
+
+def _add_former_ranges(transaction: Transaction, plan: _PagePlan, page: ReceivedPage) -> None:
+    """Report the peer's own facts held here if this page is the first of another copy of its log, and that copy has
+    released what would show whether it has the same facts: it served these, and then continued from before them."""
+    catalog, present = transaction.catalog, page.present
+    known, number = catalog.streams.get(page.stream), catalog.origins.get(present)
+    before = catalog.peers.get((page.peer, page.stream))
+    if known is None or number is None or before is None:
+        return
+    if before.epoch != present.epoch or not _restarts(transaction, page):
+        return
+    has_own = any(batch.header.origin == present for batch in page.batches)
+    if any(batch_format.Origin(gap.zone, gap.epoch) == present for gap in plan.gaps) if has_own else page.holes:
+        why = (
+            f"{page.peer} continued from an old copy of its store, and has released what it recorded there under these sequences: it could"
+            " not be compared with what is held here, and may have been other facts"
+        )
+        for one in catalog.held.get((known.id, number), ()):
+            plan.uncompared.setdefault(
+                OriginRange(present.zone, present.epoch, one.first_sequence, one.last_sequence), why
+            )
 
 
 def _has_old_copy(origin: batch_format.Origin) -> str:

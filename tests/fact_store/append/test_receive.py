@@ -596,6 +596,40 @@ def test_a_notice_that_says_nothing_changes_nothing(full: tuple[FactStore, Elsew
     assert {one.zone for one in store.reader.origins()} == {"plant", "idmz", "cloud"}
 
 
+@pytest.mark.parametrize(
+    "timeline, batches, is_hole, is_reported",
+    [
+        pytest.param(b"b" * 16, [3], True, True, id="released up to beyond what is held"),
+        pytest.param(b"b" * 16, [3], False, True, id="damaged up to there"),
+        pytest.param(b"b" * 16, [], True, True, id="all released"),
+        pytest.param(b"b" * 16, [1, 2, 3], True, False, id="released up to before the end of what is held"),
+        pytest.param(b"b" * 16, [], False, False, id="nothing of its own yet"),
+        pytest.param(b"a" * 16, [3], True, False, id="a gap in the same log"),
+    ],
+)
+def test_a_copy_that_has_released_what_it_recorded_anew(
+    store: FactStore, timeline: bytes, batches: list[int], is_hole: bool, is_reported: bool
+) -> None:
+    """A plant serves 20 facts and continues from an old copy without them. What it recorded there under the same
+    sequences, it has released before this store reads that log, so nothing contradicts what is held here. The facts
+    held are reported: readers of this store may hold the others. A copy of which one batch can be compared, or a gap in
+    the log that was read, is no reason."""
+    origin = Elsewhere()
+    sealed = [origin.seal(10) for _ in range(4)]
+    first = parsed(sealed[:2]), origin.received(), PeerPosition(EPOCH, 20, b"a" * 16)
+    done(store.inbound.put_batches("plant", TELEMETRY, *first))
+    holes = [(1, 30, "expired")] if is_hole else []
+    position = PeerPosition(EPOCH, 50, timeline)
+    page = parsed([sealed[one] for one in batches])
+    after = 20 if timeline == b"a" * 16 else 0
+    put = done(store.inbound.put_batches("plant", TELEMETRY, page, [], position, holes=holes, after_offset=after))
+    assert put.uncompared == ((OriginRange("plant", EPOCH, 1, 20),) if is_reported else ())
+    incidents = [one.detail for one in store.incidents() if one.kind == "uncompared"]
+    assert [detail.startswith("plant continued from an old copy of its store") for detail in incidents] == [
+        True
+    ] * is_reported
+
+
 def test_released_facts_and_the_next_epoch_in_one_page(full: tuple[FactStore, Elsewhere]) -> None:
     """A relay's page has released facts of a plant again, and behind them the first of the plant's next epoch: what
     could not be compared is reported with this page."""

@@ -15,7 +15,7 @@
     resealed      a store reseals only batches that no other store has
     version       nothing is accepted from a peer of another major version
     refused       what a node refuses as a fork contradicts what it holds
-    uncompared    what a node reports as uncompared was released or damaged there
+    uncompared    what a node reports as uncompared was released or damaged there, or its origin was restored
     echo          no node is sent facts of its own zone, except of a former epoch for which it asks
     home          at the end a node has all facts of its former epochs that its peers hold intact and that contradict
                   none of its own
@@ -409,7 +409,8 @@ class Checkers:
         """A node has reported ranges that it could not compare with what it held."""
         for one in ranges:
             found = [row for row in self.logs[node.name].rows if _touches(one, row.key, row.last_sequence)]
-            if not any(row.last_offset <= node.released_offset or row.key in node.damaged for row in found):
+            is_gone = any(row.last_offset <= node.released_offset or row.key in node.damaged for row in found)
+            if not is_gone and Origin(one.zone, one.epoch) not in self.forks:
                 raise self.failed(f"uncompared: {node.name} reports {one}, of which it has released nothing")
             self.uncompared.setdefault(node.name, set()).add(one)
 

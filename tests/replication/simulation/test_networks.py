@@ -61,6 +61,11 @@ FOUND = [
         3246442886,
     ),  # a node had released what the other history contradicts, and did not heed the notice of one that had not
     (
+        "diamond",
+        "restored_grown_full",
+        491666418,
+    ),  # a restored plant had released what a relay was to compare: its readers did not learn of the second history
+    (
         "ring",
         "restored_grown_full",
         536059473,
