@@ -159,6 +159,24 @@ async def test_a_loss_begins_at_the_last_sign_of_life(monkeypatch: pytest.Monkey
     assert store.gaps_before == [0, 1, 2], "of a value, of the loss, of a value"
 
 
+async def test_a_loss_without_samples_is_recorded_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The source had no value of any tag any more when it was lost, so the loss makes no sample; its gap fact does not
+    wait for the next one, which may come days later."""
+    monkeypatch.setattr(supervisor.Backoff, "wait_ms", lambda *_: 3_600_000)
+
+    async def run(self: ModbusSource, on_up: Callable[[], None]) -> None:
+        on_up()
+        self.alive_ns = 10**9
+        await self._delivery.lose(BAD_COMMUNICATION_ERROR, self.alive_ns)
+        raise SourceLost("gone")
+
+    monkeypatch.setattr(ModbusSource, "run", run)
+    async with ingesting(modbus(1, tmp_path, TAG)) as running:
+        await wait_until_async(lambda: gaps(running.store), "the gap fact")
+        assert [sample.quality for sample in running.store.of("plant/x")] == [BAD_COMMUNICATION_ERROR]
+        running.ingest.retry("meter")
+
+
 async def test_a_source_returns_with_a_value(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
