@@ -42,6 +42,17 @@ def test_what_the_old_one_has_brought_is_left_out_of_the_new_one() -> None:
     assert seam.is_closed
 
 
+def test_nothing_is_kept_once_the_old_one_has_ended() -> None:
+    """What the old one brought is still compared with what the new one repeats; the times of the new one serve nothing
+    any more, and would take memory with each value."""
+    seam = Deduplicator()
+    seam.of_new(columns(4, 5))
+    seam.of_old(columns(6), NONE)
+    seam.end_old()
+    assert times(seam.of_new(columns(6, 7, 8))) == [7, 8]
+    assert not seam._new
+
+
 def test_tags_go_each_its_way() -> None:
     """A tag that stands still has nothing in the old one; one that the server refuses now is not taken at all."""
     seam = Deduplicator()

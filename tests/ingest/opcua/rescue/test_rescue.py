@@ -129,6 +129,7 @@ async def test_a_rescue_ends_after_what_it_brought(monkeypatch: pytest.MonkeyPat
     await source._rescue_due()
     assert [one.value for one in store.good("a/1")] == [1.0, 2.0, 3.0, 5.0]
     assert (told.is_waiting, told.values) == (False, 1)
+    assert not rescue.deduplicator._has_old, "it keeps no times any more"
 
 
 async def test_a_late_value_is_not_what_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +294,28 @@ async def test_a_life_that_was_cut_short_leaves_the_old_subscription_to_the_next
         assert third.transfers == [[1, 11]], "11 is to be deleted"
         third.answers.put_nowait(answer(1, 5, (1, 5.0, 5 * S)))
         await wait_until_async(lambda: len(store.good("a/1")) == 5, "the next value")
+    await source.finish()
+    await recorder.drain()
+    assert [one.value for one in store.good("a/1")] == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+async def test_what_the_rescue_before_brought_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second session receives a value from the old subscription 1, and is lost before its own subscription 11 sends
+    the same value. The third takes 11 over: it gets that value again, and the one after it."""
+    store = FakeStore()
+    source, recorder, _ = await one_life(monkeypatch, store)
+    second, third = FakeSession(first_number=10), FakeSession(first_number=20)
+    async with living(monkeypatch, source, second):
+        await wait_until_async(lambda: second.keeps_subscriptions, "everything built")
+        second.answers.put_nowait(answer(1, 4, (1, 4.0, 4 * S)))
+        await wait_until_async(lambda: len(store.good("a/1")) == 4, "a value of the old subscription")
+    await source.finish()
+    await source._delivery.lose(BAD_COMMUNICATION_ERROR, 5 * S, since_ns=4 * S)
+    async with living(monkeypatch, source, third):
+        await wait_until_async(lambda: third.keeps_subscriptions, "everything built")
+        assert third.transfers[0][0] == 11
+        third.answers.put_nowait(answer(11, 1, (1, 4.0, 4 * S), (1, 5.0, 5 * S)))
+        await wait_until_async(lambda: 5.0 in [one.value for one in store.good("a/1")], "the next value")
     await source.finish()
     await recorder.drain()
     assert [one.value for one in store.good("a/1")] == [1.0, 2.0, 3.0, 4.0, 5.0]
