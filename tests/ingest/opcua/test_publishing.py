@@ -71,6 +71,21 @@ def test_what_no_open_request_can_bring_is_missing() -> None:
     assert drained(one) == [Missing(1, 3, 3), "d", "e"]
 
 
+def test_an_answer_for_a_subscription_that_began_anew_is_dropped() -> None:
+    """While a notification was requested again, the subscription ended and another one began under its number: the
+    values of the old one must not come as those of the new one."""
+    one = Sequencer()
+    one.begin(1, 5)
+    one.forget(1)
+    one.begin(1, 1)
+    one.settle(data(5), "of the old one")
+    assert drained(one) == []
+    request, _ = one.sent()
+    one.answered(request, data(1), "of the new one")
+    assert drained(one) == ["of the new one"]
+    assert one.leftover() == []
+
+
 def test_a_keep_alive_shows_what_is_missing() -> None:
     """It bears the number of the next notification, is handed on at once and not acknowledged."""
     one = Sequencer()

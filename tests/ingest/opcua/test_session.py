@@ -125,11 +125,12 @@ async def test_keep_alives_come_as_the_server_revised_them(
 
 
 async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bad status, a missing value and a 0 all mean that there is no limit to obey."""
+    """A bad status, also beside a value, a missing value and a 0 all mean that there is no limit to obey."""
 
     async def read(_: object) -> list[ua.DataValue]:
         known = [ua.DataValue(ua.Variant(n, ua.VariantType.UInt32)) for n in (100, 0)]
-        return [*known, ua.DataValue(StatusCode=ua.StatusCode(0x8034_0000)), ua.DataValue(), *known]
+        bad = ua.DataValue(ua.Variant(1, ua.VariantType.UInt32), StatusCode=ua.StatusCode(0x8034_0000))
+        return [*known, bad, ua.DataValue(), *known]
 
     session, _ = session_with(monkeypatch)
     monkeypatch.setattr(session.library, "read", read)
