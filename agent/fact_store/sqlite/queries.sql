@@ -149,7 +149,7 @@ DELETE FROM released_head WHERE stream = ? AND origin = ? AND last_sequence >= ?
 -- select_next_head: the first head of an origin at or after a sequence: the last sequence it covers and the digest
 -- there, the head, and when it was verified
 SELECT first_sequence + count - 1, CAST(digest AS BLOB), CAST(head AS BLOB), verified_unix_ms FROM batch
-WHERE stream = :stream AND origin = :origin AND head IS NOT NULL
+WHERE stream = :stream AND origin = :origin AND head IS NOT NULL AND first_sequence + count > :sequence
     AND first_sequence >= coalesce(
         (
             SELECT max(first_sequence) FROM batch

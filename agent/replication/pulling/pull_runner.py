@@ -210,8 +210,10 @@ class PullRunner:
         if end is None:
             return None
         head = self._store.covering_head(settings.stream, origin, end.last_sequence)
+        # The batch before a held range is known too: the first batch of the range names its digest.
         if head is not None and any(
-            one.first_sequence <= end.last_sequence and head.last_sequence <= one.last_sequence for one in ranges or ()
+            one.first_sequence <= end.last_sequence + 1 and head.last_sequence <= one.last_sequence
+            for one in ranges or ()
         ):
             return OriginHead(last_sequence=head.last_sequence, digest=head.digest.hex(), head=head.record)
         return OriginHead(last_sequence=end.last_sequence, digest=end.digest.hex())

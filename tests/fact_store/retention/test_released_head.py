@@ -61,3 +61,27 @@ def test_each_range_keeps_the_head_of_its_end(tmp_path: Path) -> None:
         shown = {sequence: store.covering_head(TELEMETRY, mill.origin, sequence) for sequence in (5, 20, 21, 40, 60)}
         first, second = (StoredHead(end, batches[at].digest, heads[at], None) for end, at in ((20, 1), (60, 5)))
         assert shown == {5: first, 20: first, 21: second, 40: second, 60: second}
+
+
+def test_a_head_before_a_sequence_does_not_cover_it(tmp_path: Path) -> None:
+    """The end of a zone's facts is released here, and earlier ones arrive later by another path, and are held: the end
+    is still proven by the head of its own. Shown the earlier one instead, a zone that is an old copy held that too, and
+    never learned what it was."""
+    mill, heads = Elsewhere("mill"), [bytes([number]) * HEAD_BYTES for number in range(3)]
+    for _ in range(3):
+        mill.seal(10)
+    batches, policy = parsed(mill.sealed), StreamSettings(TELEMETRY, keep_hours=0)
+    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE, streams=[policy]) as store:
+        done(store.consumers.register("cloud.x", "cloud", TELEMETRY, "oldest"))
+        for number in (2, 0):
+            kept = [KeptHead(0, heads[number], is_verified=True)]
+            position = PeerPosition(mill.origin.epoch, 30)
+            done(store.inbound.put_batches("mill", TELEMETRY, [batches[number]], mill.received(), position, heads=kept))
+            if number == 2:
+                done(store.consumers.confirm("cloud.x", 10))
+                wait_until(lambda: store.next_head(TELEMETRY, mill.origin, 1) is None, "all to be released")
+        shown = [store.covering_head(TELEMETRY, mill.origin, sequence) for sequence in (5, 11, 30)]
+        assert [one and (one.last_sequence, one.record) for one in shown] == [
+            (10, heads[0]), (30, heads[2]), (30, heads[2])
+        ]  # fmt: skip
+        assert store.next_head(TELEMETRY, mill.origin, 11) is None

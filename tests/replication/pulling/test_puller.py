@@ -419,6 +419,29 @@ async def test_a_peer_is_shown_the_batch_that_its_page_contradicts() -> None:
         assert [claim and claim.last_sequence for claim in claims] == [20, None, 10]
 
 
+@pytest.mark.parametrize(
+    "contradicted, claimed",
+    [
+        pytest.param(20, 50, id="the last one before a held range, whose first batch names its digest"),
+        pytest.param(30, 50, id="one within it"),
+        pytest.param(19, 19, id="one that nothing held here is linked to"),
+    ],
+)
+async def test_a_claim_is_the_next_batch_with_a_head(contradicted: int, claimed: int) -> None:
+    """A batch that the peer's page contradicts has no head of its own: a later one that is linked to it and has one
+    proves the same. Without a head the peer may not believe it, and the pull would stand still."""
+    plant, store = Peer(), HandStore(PeerPosition(bytes.fromhex(ONE), 60))
+    store.ranges = {Origin("plant", bytes.fromhex(ONE)): [HeldRange(21, 50, b"a" * 16, b"e" * 16)]}
+    store.covering_head = lambda *_: StoredHead(50, b"e" * 16, HEAD, None)  # type: ignore[method-assign]
+    async with pulling(store) as scene:
+        await scene.answer(plant.page(61, 10))
+        store.put[0].future.set_exception(ForkError("another history", BatchEnd(contradicted, b"c" * 16)))
+        await settle()
+        claim = scene.peer.requests[-1].origin_head
+        assert claim is not None
+        assert (claim.last_sequence, claim.head) == (claimed, HEAD if claimed == 50 else None)
+
+
 @pytest.mark.parametrize("is_at_once", [False, True])
 async def test_page_is_offered_again_while_the_store_is_full(*, is_at_once: bool) -> None:
     """A retryable refusal keeps the page: the same page is offered again, no incident is recorded, and the next page

@@ -66,6 +66,11 @@ FOUND = [
         491666418,
     ),  # a restored plant had released what a relay was to compare: its readers did not learn of the second history
     (
+        "two_readers",
+        "restored_grown_full",
+        3558208836,
+    ),  # a head from before the end of what is held was shown for it, which proves nothing: a standstill
+    (
         "ring",
         "restored_grown_full",
         536059473,
