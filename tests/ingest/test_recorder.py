@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from agent.columns import SampleColumns
+from agent.ingest import recorder as recorder_module
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST, STORE_REFUSED, Gap
 from agent.ingest.recorder import FAILURES_MAX, Recorder
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
@@ -48,6 +49,52 @@ async def test_samples_refused_after_all_are_handed_in_again() -> None:
     await one.drain()
     assert sorted(row.value for _, row in store.samples) == [1, 2, 3, 4]  # type: ignore[type-var]
     assert one.samples_total == 4
+
+
+async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another task reads the store once these samples are in it. They are not yet while they wait to be appended, while
+    the store has only queued them, or when it has refused them after all."""
+    monkeypatch.setattr(recorder_module, "REFUSED_WAIT_S", 0.0)
+    queued = list[Future[Any]]()
+
+    class Queueing(FakeStore):
+        def append_columns(self, *_: object) -> Future[Any]:
+            queued.append(Future())
+            return queued[-1]
+
+    one = recorder(Queueing())
+    one.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
+    waiting = asyncio.create_task(one.committed())
+
+    async def is_waiting() -> bool:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return not waiting.done()
+
+    assert await is_waiting()
+    await one.settle()
+    assert len(queued) == 1
+    assert await is_waiting()
+    queued[0].set_exception(Busy("after all"))
+    assert await is_waiting()
+    await one.settle()
+    await one.settle()
+    one.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 2, 2)]))  # not waited for: it came later
+    queued[1].set_result(None)
+    await asyncio.wait_for(waiting, 20)
+    await one.settle()
+    queued[2].set_result(None)
+    await one.drain()
+
+
+async def test_an_operational_fact_goes_to_its_stream() -> None:
+    """Also one that a source hands in without waiting."""
+    store = FakeStore()
+    one = recorder(store)
+    fact = Message(Envelope("1", "plant-a", "*", 1), Fact("source:plc", "counter_fell", b"{}"))
+    one.hand_in_fact(fact, 1)
+    await one.settle()
+    assert list(store.messages.values()) == [fact]
 
 
 async def test_samples_survive_being_stopped_while_waiting() -> None:
