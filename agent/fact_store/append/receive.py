@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from agent import batch as batch_format
@@ -23,7 +23,9 @@ from agent.batch import Batch
 from agent.columns import BatchError
 from agent.fact_store.append.append import append_notice
 from agent.fact_store.append.definitions import proven_definitions
-from agent.fact_store.append.renamed import Search, Shift
+from agent.fact_store.append.page_plan import PagePlan, ReceivedPage
+from agent.fact_store.append.renamed import Search
+from agent.fact_store.append.second_history import add_uncompared, may_have_two_histories, note_released, restarts
 from agent.fact_store.log import (
     Duplicate,
     FactsRefused,
@@ -36,23 +38,11 @@ from agent.fact_store.log import (
     origins_with_other_facts,
 )
 from agent.fact_store.sqlite import Transaction
-from agent.pages import (
-    BatchEnd,
-    Declined,
-    HeldRange,
-    KeptHead,
-    OriginRange,
-    PeerPosition,
-    PutResult,
-    ReceivedDefinition,
-    SignerCertificate,
-)
+from agent.pages import BatchEnd, HeldRange, OriginRange, PutResult
 
 EPOCHS_OF_ZONE_MAX = 1_000
 """Origins of one zone. Each takes a kilobyte of memory for ever, also after every restart, so a peer that sends each
 batch under an epoch of its own would otherwise end this process."""
-
-
 DEFINITIONS_OF_ZONE_MAX = 200_000
 """Of all its epochs."""
 DEFINITIONS_OF_ORIGIN_BYTES_MAX, DEFINITION_OVERHEAD_BYTES = 18 * 1024 * 1024, 192
@@ -65,53 +55,9 @@ REPORTED_MAX = 16
 """Ranges of one page that are named for one reason; each is an incident and a notice, and a page may have 2,048."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedPage:
-    """A page whose batches have been checked one by one."""
-
-    peer: str
-    stream: str
-    batches: Sequence[Batch]
-    definitions: Sequence[ReceivedDefinition]
-    position: PeerPosition | None
-    """Up to where the peer's stream is stored with this page; None for batches from before, which a comparison found
-    missing."""
-    holes: Sequence[tuple[int, int, str]] = ()
-    is_backlog: bool = False
-    heads: Sequence[KeptHead] = ()
-    signers: Sequence[SignerCertificate] = ()
-    declined: Sequence[Declined] = ()
-    after_offset: int = 0
-    """The page begins after this offset of the peer."""
-
-    @property
-    def present(self) -> batch_format.Origin:
-        """The peer's own facts in its present epoch."""
-        assert self.position is not None
-        return batch_format.Origin(self.peer, self.position.epoch)
-
-
 _T = TypeVar("_T")
 _BatchName = tuple[batch_format.Origin, int, bytes]
 """Origin, first sequence and digest."""
-
-
-@dataclass(slots=True)
-class _PagePlan:
-    """What storing a page writes, worked out before anything is written."""
-
-    search: Search
-    fresh: dict[tuple[batch_format.Origin, int], HeldRange]
-    ranges: dict[batch_format.Origin, tuple[HeldRange, ...]] = field(default_factory=dict)
-    inserts: list[Batch] = field(default_factory=list)
-    heads: list[KeptHead] = field(default_factory=list)  # of the inserts
-    gaps: list[OriginRange] = field(default_factory=list)
-    refused: list[OriginRange] = field(default_factory=list)
-    uncompared: dict[OriginRange, str] = field(default_factory=dict)  # why the facts may be others
-    unproven: set[int] = field(default_factory=set)  # numbers of origins
-    renamed: set[Shift] = field(default_factory=set)
-    duplicate_facts: int = 0
-    left_out: Mapping[str, list[OriginRange]] = field(default_factory=dict)  # by reason
 
 
 class _NoRoom(NamedTuple):
@@ -146,8 +92,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     plan, definitions = _plan_within_limits(transaction, page)
     recorded = [(one.header.origin.zone, message) for one in plan.inserts for message in messages_in([one])]
     contradicted = origins_with_other_facts(recorded, page.stream)
-    _add_unproven_ranges(transaction, plan, page, contradicted)
-    _add_former_ranges(transaction, plan, page)
+    add_uncompared(transaction, plan, page, contradicted)
     stream = transaction.stream(page.stream)
     for origin in plan.ranges:  # 0055: numbered in the order in which their facts came
         transaction.origin(origin)
@@ -178,7 +123,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     for origin in contradicted:
         if origin in transaction.catalog.origins:  # a notice numbers no origin: it may name invented ones
             transaction.add_contradicted(stream.id, transaction.catalog.origins[origin])
-    transaction.set_peer_position(page.peer, stream, page.position, is_read_again=_restarts(transaction, page))
+    transaction.set_peer_position(page.peer, stream, page.position, is_read_again=restarts(transaction, page))
     stored_facts = sum(batch.header.count for batch in plan.inserts)
     end_offset = transaction.catalog.streams[page.stream].end_offset
     refused, uncompared = tuple(plan.refused), tuple(plan.uncompared)
@@ -188,7 +133,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
 
 def _plan_within_limits(
     transaction: Transaction, page: ReceivedPage
-) -> tuple[_PagePlan, dict[batch_format.Origin, list[bytes]]]:
+) -> tuple[PagePlan, dict[batch_format.Origin, list[bytes]]]:
     """The plan of a page without what is beyond the limits of a zone, and its definitions. Raises as `store_page`."""
     left_out = dict[str, list[OriginRange]]()
     while True:
@@ -268,7 +213,7 @@ def _no_more_epochs(transaction: Transaction, page: ReceivedPage) -> _NoRoom | N
 
 
 def _no_more_definitions(
-    transaction: Transaction, plan: _PagePlan, fresh: Mapping[batch_format.Origin, Sequence[bytes]]
+    transaction: Transaction, plan: PagePlan, fresh: Mapping[batch_format.Origin, Sequence[bytes]]
 ) -> _NoRoom | None:
     """A zone that would have more tag definitions here than lists of ten thousand tags make in years: no retention
     releases them, and a search for latest values reads all of them."""
@@ -297,7 +242,7 @@ def _names(batches: Iterable[Batch], origins: Collection[batch_format.Origin]) -
     return {_name(one) for one in batches if one.header.origin in origins}
 
 
-def _no_more_ranges(transaction: Transaction, page: ReceivedPage, plan: _PagePlan) -> _NoRoom | None:
+def _no_more_ranges(transaction: Transaction, page: ReceivedPage, plan: PagePlan) -> _NoRoom | None:
     """A zone that would have more held ranges here than retention at its peers makes in years."""
     catalog = transaction.catalog
     known = catalog.streams.get(page.stream)
@@ -381,12 +326,12 @@ def _report(transaction: Transaction, page: ReceivedPage, one: OriginRange, kind
     transaction.add_incident(kind, place, why)
 
 
-def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compared: bool = False) -> _PagePlan:
+def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compared: bool = False) -> PagePlan:
     """What to do with each batch. Raises ForkError for a contradiction in the peer's present epoch, which the peer can
     still resolve. A contradiction in any other epoch cannot be resolved: both histories are true, and only one fits
     here. That batch is passed over and reported (decision 0041)."""
     fresh = dict[tuple[batch_format.Origin, int], HeldRange]()
-    plan, present = _PagePlan(Search(transaction, page.stream, fresh), fresh), page.present
+    plan, present = PagePlan(Search(transaction, page.stream, fresh), fresh), page.present
     head_of = {one.index: one for one in page.heads}
     for index, batch in enumerate(page.batches):
         origin, stored_before = batch.header.origin, len(plan.inserts)
@@ -400,47 +345,15 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
             if _is_renamed(transaction, plan, batch):
                 continue
             _add_range(plan.refused, batch.header)
-            _note_released(transaction, plan, page.peer, batch.header, batch.header.first_sequence - 1)
+            note_released(transaction, plan, page.peer, batch.header, batch.header.first_sequence - 1)
         else:
             if is_uncompared:
-                has_two_histories = _may_have_two_histories(transaction, plan, page, origin)
+                has_two_histories = may_have_two_histories(transaction, plan, page, origin)
                 last, peer = batch.header.last_sequence, page.peer
-                _note_released(transaction, plan, peer, batch.header, last, has_two_histories=has_two_histories)
+                note_released(transaction, plan, peer, batch.header, last, has_two_histories=has_two_histories)
             if index in head_of and len(plan.inserts) > stored_before:
                 plan.heads.append(replace(head_of[index], index=stored_before))
     return plan
-
-
-def _may_have_two_histories(
-    transaction: Transaction, plan: _PagePlan, page: ReceivedPage, origin: batch_format.Origin
-) -> bool:
-    """Whether there may be two histories of an origin: its zone has begun another epoch, or the page shows that it
-    should have, or the peer's own log began another epoch, or is another copy of the one that was read before."""
-    present, catalog = page.present, transaction.catalog
-    if any((one.zone, one.epoch) == (origin.zone, origin.epoch) for one in plan.refused):
-        return True
-    if (page.peer, page.stream) in catalog.read_again or _restarts(transaction, page):
-        return True
-    if origin.zone == present.zone:
-        return origin != present
-    read = catalog.peers.get((origin.zone, page.stream))
-    if read is not None and read.epoch != origin.epoch:
-        return True
-    numbers = catalog.origins
-    number = numbers.get(origin, 0)
-    known = catalog.streams.get(page.stream)
-    if known is not None and (known.id, number) in catalog.contradicted:
-        return True
-    return any(one.zone == origin.zone and later > number for one, later in numbers.items())
-
-
-def _restarts(transaction: Transaction, page: ReceivedPage) -> bool:
-    """Whether the page is the first of another epoch of the peer, or of another copy of its log. Such a copy is read
-    from its beginning, and its first page may end after the stored position (0054)."""
-    known, position = transaction.catalog.peers.get((page.peer, page.stream)), page.position
-    if known is None or position is None:
-        return False
-    return known.epoch != position.epoch or (known.timeline != position.timeline and known.offset > page.after_offset)
 
 
 def _add_range(ranges: list[OriginRange], header: batch_format.Header) -> None:
@@ -452,92 +365,6 @@ def _add_range(ranges: list[OriginRange], header: batch_format.Header) -> None:
     ranges.append(OriginRange(zone, epoch, first_sequence, header.last_sequence))
 
 
-def _add_unproven_ranges(
-    transaction: Transaction, plan: _PagePlan, page: ReceivedPage, contradicted: Mapping[batch_format.Origin, str]
-) -> None:
-    """Report what could not be compared so far, if this page brings a sign that it was another history: the first facts
-    of the next epoch of that zone, or of the peer, which may have relayed them; or the notice of a zone that holds both
-    (`contradicted`: the origins that it names, and the zone)."""
-    catalog = transaction.catalog
-    known = catalog.streams.get(page.stream)
-    if known is None or not (catalog.unproven or plan.unproven):
-        return
-    is_restart = _restarts(transaction, page)
-    held = {origin: number for origin, number in catalog.origins.items() if (known.id, number) in catalog.held}
-    begun = {origin.zone for origin in plan.ranges if origin not in held}
-    for origin, number in held.items():
-        if (known.id, number) not in catalog.unproven and number not in plan.unproven:
-            continue
-        if is_restart or origin.zone in begun:
-            sign = _has_old_copy(origin)
-        elif origin in contradicted:
-            sign = f"{contradicted[origin]} reports two histories of {origin}"
-        else:
-            continue
-        for one in catalog.held[known.id, number]:
-            if transaction.batch_at(known.id, number, one.first_sequence) is None:
-                _add_uncompared(plan, origin, one, "a peer", sign)
-
-
-def _add_former_ranges(transaction: Transaction, plan: _PagePlan, page: ReceivedPage) -> None:
-    """Report the peer's own facts held here if this page is the first of another copy of its log, and that copy has
-    released what would show whether it has the same facts: it served these, and then continued from before them."""
-    catalog, present = transaction.catalog, page.present
-    known, number = catalog.streams.get(page.stream), catalog.origins.get(present)
-    before = catalog.peers.get((page.peer, page.stream))
-    if known is None or number is None or before is None:
-        return
-    if before.epoch != present.epoch or not _restarts(transaction, page):
-        return
-    has_own = any(batch.header.origin == present for batch in page.batches)
-    if any(batch_format.Origin(gap.zone, gap.epoch) == present for gap in plan.gaps) if has_own else page.holes:
-        why = (
-            f"{page.peer} continued from an old copy of its store, and has released what it recorded there under these sequences: it could"
-            " not be compared with what is held here, and may have been other facts"
-        )
-        for one in catalog.held.get((known.id, number), ()):
-            plan.uncompared.setdefault(
-                OriginRange(present.zone, present.epoch, one.first_sequence, one.last_sequence), why
-            )
-
-
-def _has_old_copy(origin: batch_format.Origin) -> str:
-    return f"{origin.zone} continued from an old copy of its store"
-
-
-def _add_uncompared(plan: _PagePlan, origin: batch_format.Origin, one: HeldRange, peer: str, sign: str) -> None:
-    """Report a held range of which a peer sent facts again: they may be other facts, because of the sign."""
-    why = (
-        f"{peer} has sent some of these sequences again, and {sign}: what was released here could not be compared, and may be other"
-        f" facts there; bsfg store export reads them there, as long as they are kept"
-    )
-    plan.uncompared.setdefault(OriginRange(origin.zone, origin.epoch, one.first_sequence, one.last_sequence), why)
-
-
-def _note_released(
-    transaction: Transaction,
-    plan: _PagePlan,
-    peer: str,
-    header: batch_format.Header,
-    sequence: int,
-    *,
-    has_two_histories: bool = True,
-) -> None:
-    """Report the held range around a sequence if the batch with that sequence was released here: then the peer's facts,
-    and those before them, can no longer be compared. If the origin is not known to have two histories, this is only
-    stored, for the case that it has."""
-    catalog = transaction.catalog
-    known, number = catalog.streams.get(header.stream), catalog.origins.get(header.origin)
-    if known is None or number is None or transaction.batch_at(known.id, number, sequence) is not None:
-        return
-    for one in catalog.held.get((known.id, number), ()):
-        if one.first_sequence <= sequence <= one.last_sequence:
-            if has_two_histories:
-                _add_uncompared(plan, header.origin, one, peer, _has_old_copy(header.origin))
-            else:
-                plan.unproven.add(number)
-
-
 def _proof_of_released(transaction: Transaction, stream: int, origin: int, offered: HeldRange) -> HeldRange | None:
     """What the rows after a batch that is held, and whose own row is gone, say of it: the batch itself, another, or
     nothing."""
@@ -547,7 +374,7 @@ def _proof_of_released(transaction: Transaction, stream: int, origin: int, offer
     return None if digest is None else replace(offered, last_digest=digest)
 
 
-def _is_renamed(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool:
+def _is_renamed(transaction: Transaction, plan: PagePlan, batch: Batch) -> bool:
     """Whether the facts of a batch are held under another epoch of their zone (0055); they count as duplicates then."""
     shift = plan.search.find_renamed(batch, _held(transaction, plan, batch))
     if shift is None:
@@ -557,7 +384,7 @@ def _is_renamed(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool
     return True
 
 
-def _held(transaction: Transaction, plan: _PagePlan, batch: Batch) -> tuple[HeldRange, ...]:
+def _held(transaction: Transaction, plan: PagePlan, batch: Batch) -> tuple[HeldRange, ...]:
     """The ranges held of the origin of a batch, with the batches before it in the page."""
     header, catalog = batch.header, transaction.catalog
     known, number = catalog.streams.get(header.stream), catalog.origins.get(header.origin)
@@ -565,7 +392,7 @@ def _held(transaction: Transaction, plan: _PagePlan, batch: Batch) -> tuple[Held
     return plan.ranges.get(header.origin, stored)
 
 
-def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool:
+def _plan_batch(transaction: Transaction, plan: PagePlan, batch: Batch) -> bool:
     """Decide on one batch, with those before it in the page; True where it counts as a duplicate and nothing is left to
     compare it with. Raises ForkError."""
     header, catalog = batch.header, transaction.catalog

@@ -1,0 +1,62 @@
+"""A peer's page on its way into the store: what arrived, and what storing it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agent.batch import Batch, Origin
+from agent.fact_store.append.renamed import Search, Shift
+from agent.pages import (
+    Declined,
+    HeldRange,
+    KeptHead,
+    OriginRange,
+    PeerPosition,
+    ReceivedDefinition,
+    SignerCertificate,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedPage:
+    """A page whose batches have been checked one by one."""
+
+    peer: str
+    stream: str
+    batches: Sequence[Batch]
+    definitions: Sequence[ReceivedDefinition]
+    position: PeerPosition | None
+    """Up to where the peer's stream is stored with this page; None for batches from before, which a comparison found
+    missing."""
+    holes: Sequence[tuple[int, int, str]] = ()
+    is_backlog: bool = False
+    heads: Sequence[KeptHead] = ()
+    signers: Sequence[SignerCertificate] = ()
+    declined: Sequence[Declined] = ()
+    after_offset: int = 0
+    """The page begins after this offset of the peer."""
+
+    @property
+    def present(self) -> Origin:
+        """The peer's own facts in its present epoch."""
+        assert self.position is not None
+        return Origin(self.peer, self.position.epoch)
+
+
+@dataclass(slots=True)
+class PagePlan:
+    """What storing a page writes, worked out before anything is written."""
+
+    search: Search
+    fresh: dict[tuple[Origin, int], HeldRange]
+    ranges: dict[Origin, tuple[HeldRange, ...]] = field(default_factory=dict)
+    inserts: list[Batch] = field(default_factory=list)
+    heads: list[KeptHead] = field(default_factory=list)  # of the inserts
+    gaps: list[OriginRange] = field(default_factory=list)
+    refused: list[OriginRange] = field(default_factory=list)
+    uncompared: dict[OriginRange, str] = field(default_factory=dict)  # why the facts may be others
+    unproven: set[int] = field(default_factory=set)  # numbers of origins
+    renamed: set[Shift] = field(default_factory=set)
+    duplicate_facts: int = 0
+    left_out: Mapping[str, list[OriginRange]] = field(default_factory=dict)  # by reason
