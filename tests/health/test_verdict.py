@@ -289,6 +289,26 @@ def test_damage_and_files_set_aside_are_alerts(healthy: NodeSnapshot) -> None:
     assert "7 MB" in str(verdict.reasons)
 
 
+@pytest.mark.parametrize("days, text", [(5.4, "5 days left"), (0.0, "has expired"), (-3.0, "has expired")])
+def test_a_certificate_says_what_is_left_of_it(healthy: NodeSnapshot, days: float, text: str) -> None:
+    """Also that nothing is: peers refuse it from then on."""
+    (reason,) = assess(replace(healthy, certificate_days_left=days)).reasons
+    assert reason.text == text
+
+
+def test_a_configuration_that_is_not_in_force_is_named(healthy: NodeSnapshot) -> None:
+    """One that was refused is a fault, with its reason in one line. One that was only changed is none: it says what to
+    do, as what waits for a restart does."""
+    refused = assess(replace(healthy, config_refused="line 3: unknown key\n  'zoen'", config_changed=True))
+    (reason,) = refused.reasons
+    assert (refused.level, reason.subject) == (Level.BROKEN, "node.toml")
+    assert reason.text.endswith("stay in force: line 3: unknown key 'zoen'")
+    changed = assess(replace(healthy, config_changed=True, config_waits=("broker.host",)))
+    assert (changed.level, [one.subject for one in changed.reasons]) == (Level.GOOD, ["node.toml"] * 2)
+    assert "bsfg reload" in changed.reasons[0].hint + changed.reasons[1].hint
+    assert "broker.host" in changed.reasons[0].text + changed.reasons[1].text
+
+
 def test_the_hint_for_an_online_consumer(healthy: NodeSnapshot) -> None:
     """At the same lag, the hint for an offline consumer asks whether its process runs; for an online one it does
     not."""
