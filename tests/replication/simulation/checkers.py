@@ -402,8 +402,11 @@ class Checkers:
     def facts_declined(self, node: Node, declined: Sequence[Declined]) -> None:
         """A node has left out facts that their origin did not prove, and reported them; they may come later."""
         for _, _, one, _ in declined:
-            sequences = self._declined_sequences.setdefault((node.name, Origin(one.zone, one.epoch)), set())
-            sequences.update(range(one.first_sequence, one.last_sequence + 1))
+            self._note_declined(node, one)
+
+    def _note_declined(self, node: Node, one: OriginRange) -> None:
+        sequences = self._declined_sequences.setdefault((node.name, Origin(one.zone, one.epoch)), set())
+        sequences.update(range(one.first_sequence, one.last_sequence + 1))
 
     def facts_uncompared(self, node: Node, ranges: Sequence[OriginRange]) -> None:
         """A node has reported ranges that it could not compare with what it held."""
@@ -556,6 +559,8 @@ class Checkers:
         Read from the tables."""
         intact = {node.name: _intact(node.running) for node in nodes}
         for node in nodes:
+            for one in _reported(node, "declined"):  # also what only a comparison requested, and declined
+                self._note_declined(node, one)
             for pull in node.pulls:
                 held = self.logs[node.name].keys
                 wanted = {key for key in intact[pull.peer.name] if key.origin.zone != node.zone or key in held}

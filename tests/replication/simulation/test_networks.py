@@ -71,6 +71,11 @@ FOUND = [
         3558208836,
     ),  # a head from before the end of what is held was shown for it, which proves nothing: a standstill
     (
+        "chain_4",
+        "anti_entropy",
+        1091463513,
+    ),  # a comparison declined what the disk of the node before leaves unproven, and reported it: the checker missed that
+    (
         "ring",
         "restored_grown_full",
         536059473,
