@@ -57,7 +57,7 @@ def origins_with_other_facts(recorded: Iterable[tuple[str, Message]], stream: st
             named = {Origin(one["zone"], bytes.fromhex(one["epoch"])) for one in about["origins"]}
             if about["stream"] == stream:
                 found |= dict.fromkeys(named, zone)
-        except (KeyError, TypeError, ValueError, RecursionError):
+        except (KeyError, TypeError, ValueError):
             continue
     return found
 
