@@ -42,7 +42,8 @@ class Problem:
     why: str
 
     def __str__(self) -> str:
-        found = "" if self.value is MISSING else f" = {self.value!r}"
+        value = str(self.value) if isinstance(self.value, Path) else self.value
+        found = "" if value is MISSING else f" = {value!r}"
         return f"{self.path}{found}: {self.why}"
 
 

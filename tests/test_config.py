@@ -258,6 +258,12 @@ def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes | None, w
         load(file)
 
 
+def test_a_path_is_shown_as_written(tmp_path: Path) -> None:
+    """A problem shows a path as text, whatever object holds it."""
+    with pytest.raises(ConfigError, match=r"signing\.key_file = '/x/plant-a\.key': has no certificate_file"):
+        read({"node": {"zone": "plant-a"}, "signing": {"key_file": "/x/plant-a.key"}}, tmp_path / "node.toml")
+
+
 def test_every_section_is_covered_here() -> None:
     """A section added to NodeSettings must be added to the sample, and so to this test."""
     hints = typing.get_type_hints(NodeSettings)
