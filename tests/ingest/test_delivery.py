@@ -3,12 +3,13 @@ import json
 
 from agent.columns import SampleColumns
 from agent.ingest.delivery import Delivery
-from agent.ingest.gap import NOTIFICATIONS_MISSING, TagGap
+from agent.ingest.gap import AGENT_STOPPED, NOTIFICATIONS_MISSING, TAGS_NAMED_MAX, TagGap
+from agent.ingest.lifecycle import Newest
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_OUT_OF_SERVICE
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.tag_map import Tag
-from agent.message import Sample, TagDefinition
+from agent.message import Message, Sample, TagDefinition
 from tests.ingest.fakes import Busy, FakeStore
 
 S = 1_000_000_000
@@ -163,3 +164,61 @@ async def test_a_source_returns_with_its_first_good_value() -> None:
     await delivery.deliver(SampleColumns.of(mixed), 11 * S)
     await delivery.deliver(SampleColumns.of([Sample(1, 12 * S, 2.0)]), 12 * S)
     assert returned == [11 * S]
+
+
+async def test_a_process_continues_from_what_an_earlier_one_recorded() -> None:
+    """The value that still stands after a restart is no new fact."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    delivery.seed({1: Newest(Sample(1, 10 * S, 1.0), 10 * S)})
+    await delivery.deliver(SampleColumns.of([Sample(1, 10 * S, 1.0)]), 12 * S)
+    assert not store.samples
+
+
+async def test_a_late_sample_is_recorded_and_changes_no_state() -> None:
+    """A value from history is recorded behind the newer ones, and the next live value is compared with the last live
+    one."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    live, late = Sample(1, 10 * S, 1.0), Sample(1, 5 * S, 2.0)
+    await delivery.deliver(SampleColumns.of([live]), 10 * S)
+    delivery.hand_in_late(SampleColumns.of([late]))
+    await delivery.deliver(SampleColumns.of([live]), 11 * S)
+    await delivery.recorder.settle()
+    assert store.of("a") == [live, late]
+
+
+async def test_a_gap_of_a_source_that_sends_nothing_more_becomes_a_fact() -> None:
+    """Time alone is enough: no value has to follow it."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    delivery.add_gap(AGENT_STOPPED, 9 * S, 10 * S, 1, [1], exact=False)
+    await delivery.deliver_due(11 * S)
+    assert len(store.messages) == 1
+
+
+async def test_the_end_of_a_gap_is_not_before_its_beginning_and_is_told_when_it_is_known() -> None:
+    """A clock that was set back makes no gap that ends before it begins, and a gap that still lasts is not filled."""
+    store, gaps = FakeStore(), list[TagGap]()
+    delivery = await made(store, tag("a"))
+    delivery.on_gap(gaps.append)
+    delivery.add_gap(AGENT_STOPPED, 9 * S, 8 * S, 1, [1], exact=False)
+    delivery.add_gap(NOTIFICATIONS_MISSING, 9 * S, 10 * S, 1, [1], exact=False, is_over=False)
+    assert gaps == [TagGap(AGENT_STOPPED, 9 * S, 9 * S, (1,))]
+    await delivery.recorder.drain()
+    ended = {one["reason"]: (one["first_time"], one["last_time"]) for one in map(_object, store.messages.values())}
+    assert ended[AGENT_STOPPED] == ("1970-01-01T00:00:09Z",) * 2
+
+
+def _object(message: Message) -> dict[str, str]:
+    found: dict[str, str] = json.loads(message.fact.object_json)
+    return found
+
+
+async def test_a_log_line_names_the_first_tags_and_counts_the_rest() -> None:
+    """A tag that is no longer in the map is counted, and ends no line."""
+    delivery = await made(FakeStore(), *(tag(f"t{n}", address=f"4x{n}") for n in range(TAGS_NAMED_MAX + 2)))
+    everything = [*range(1, TAGS_NAMED_MAX + 3)]
+    assert delivery.named([1, 999]) == {"count": 2, "tags": "t0 (row 2, 4x0)"}
+    assert "more" not in str(delivery.named(everything[:TAGS_NAMED_MAX])["tags"])
+    assert str(delivery.named(everything)["tags"]).endswith(f"(row 2, 4x{TAGS_NAMED_MAX - 1}) and 2 more")
