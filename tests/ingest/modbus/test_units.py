@@ -1,0 +1,249 @@
+"""What one unit remembers between its polls: pauses, refused spans, what is to be recorded again, and its reads."""
+
+from dataclasses import replace
+
+import pytest
+
+from agent.ingest.modbus import units
+from agent.ingest.modbus.address import Register
+from agent.ingest.modbus.decode import value_type
+from agent.ingest.modbus.plan import Limits, Span
+from agent.ingest.modbus.refusal import SILENT
+from agent.ingest.modbus.refusal_search import Finding, Segment
+from agent.ingest.modbus.units import SPAN_RETRY_NS, Pauses, Unit
+from tests.ingest.modbus.devices import DUE, S, register, unit_of
+
+A, B, C = register(0), register(10), register(20)
+APART = Limits(125, 0)  # each of these in a read of its own
+
+
+def span_of(one: Register, count: int = 1) -> Span:
+    """The addresses from the first of a register."""
+    return Span(1, one.table, one.address, one.address + count)
+
+
+def refused(unit: Unit, one: Register, code: int = 2, now_ns: int = 0) -> bool:
+    """The unit refuses this register alone."""
+    return unit.note(Finding(span_of(one), code, unit.place(span_of(one))), now_ns)
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    """From the first pause on, never beyond the longest."""
+    pauses = Pauses(2 * S, 7 * S)
+    assert [pauses.after(one) for one in (0, 2 * S, 4 * S, 7 * S)] == [2 * S, 4 * S, 7 * S, 7 * S]
+
+
+def test_a_silent_unit_is_asked_after_growing_pauses_and_logged_once() -> None:
+    """Its silence is logged again only after it gave values, and an answer ends the pauses."""
+    unit = unit_of([A])
+    assert unit.probe_at_ns() is None
+    assert [unit.fell_silent(0), unit.fell_silent(10 * S)] == [True, False]
+    assert unit.is_silent
+    assert unit.probe_at_ns() == 14 * S
+    unit.answered()
+    assert not unit.is_silent
+    assert not unit.fell_silent(20 * S), "it has given no values since"
+    assert unit.probe_at_ns() == 22 * S, "an answer ended the pauses"
+    assert [unit.returned(), unit.returned()] == [True, False]
+    assert unit.fell_silent(30 * S)
+
+
+def test_a_silent_unit_is_asked_for_what_it_gave_before_otherwise_for_each_in_turn() -> None:
+    """One of the reads may never be answered; what it is known to refuse is not tried together with others."""
+    unit = unit_of([A, B, C], APART)
+    asked = [unit.probe().address for _ in range(6)]
+    assert sorted(asked[:3]) == [0, 10, 20]
+    assert asked[:3] == asked[3:]
+    unit.plan(DUE)[1].is_proven = True
+    assert [unit.probe().address for _ in range(3)] == [10] * 3
+    near = unit_of([register(0), register(1), register(2)])
+    refused(near, register(1))
+    assert {near.probe().count for _ in range(4)} == {1}, "no read covers the refused span"
+
+
+def test_a_refused_value_is_parked_once_and_asked_for_after_growing_pauses() -> None:
+    """It is news once. The same exception again only doubles the pause; another one is to be recorded."""
+    unit = unit_of([A, B], APART)
+    assert refused(unit, A)
+    assert unit.take_unmarked() == [((A,), 2)]
+    assert unit.refused_version == 1
+    assert unit.parked_count == 1
+    assert unit.due_refused(2 * S - 1, 9) == []
+    assert unit.due_refused(2 * S, 9) == [span_of(A)]
+    assert not refused(unit, A, now_ns=2 * S)
+    assert unit.take_unmarked() == []
+    assert unit.refused_version == 1
+    assert unit.due_refused(6 * S - 1, 9) == []
+    assert unit.due_refused(6 * S, 9) == [span_of(A)]
+    assert not refused(unit, A, code=4, now_ns=6 * S)
+    assert unit.take_unmarked() == [((A,), 4)]
+    assert unit.refused_version == 2
+    assert unit.refused_spans() == {span_of(A): 4}
+
+
+def test_a_span_that_no_tag_has_is_asked_for_once_an_hour() -> None:
+    """It is refused because of the design of the device, and parks nothing."""
+    unit = unit_of([A])
+    hole = span_of(B, 5)
+    assert not unit.note(Finding(hole, 2), 0)
+    assert unit.parked_count == 0
+    assert unit.take_unmarked() == []
+    assert unit.due_refused(SPAN_RETRY_NS - 1, 9) == []
+    assert unit.due_refused(SPAN_RETRY_NS, 9) == [hole]
+    unit.note(Finding(hole, 2), SPAN_RETRY_NS)
+    assert unit.due_refused(2 * SPAN_RETRY_NS - 1, 9) == []
+    assert unit.due_refused(2 * SPAN_RETRY_NS, 9) == [hole]
+
+
+def test_a_device_that_refuses_at_random_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit no further span is learned; a value is still parked, and a known span is still updated."""
+    monkeypatch.setattr(units, "SPANS_MAX", 2)
+    unit = unit_of([A, B], APART)
+    refused(unit, A)
+    for first in (30, 40, 50):
+        unit.note(Finding(span_of(register(first), 2), 2), 0)
+    assert not unit.refuses(span_of(register(50), 2))
+    assert unit.refuses(span_of(register(40), 2))
+    unit.note(Finding(span_of(register(40), 2), 3), 0)
+    assert unit.refused_spans()[span_of(register(40), 2)] == 3
+    assert refused(unit, B)
+
+
+def test_a_span_that_is_answered_is_forgotten() -> None:
+    """A refusal that is over is neither recorded nor asked for; one that was never known changes nothing."""
+    unit = unit_of([A])
+    assert not unit.forget(span_of(A))
+    assert unit.refused_version == 0
+    refused(unit, A)
+    assert unit.forget(span_of(A))
+    assert unit.refused_version == 2
+    assert unit.take_unmarked() == []
+    assert unit.due_refused(2**62, 9) == []
+
+
+def test_the_longest_waiting_are_asked_for_first() -> None:
+    """As many as there is room for; equally old ones in the order of addresses."""
+    unit = unit_of([A, B, C], APART)
+    refused(unit, C, now_ns=0)
+    refused(unit, A, now_ns=S)
+    refused(unit, B, now_ns=0)
+    assert unit.due_refused(9 * S, 9) == [span_of(B), span_of(C), span_of(A)]
+    assert unit.due_refused(9 * S, 2) == [span_of(B), span_of(C)]
+
+
+def test_a_read_that_is_never_answered_waits_for_the_longest_pause() -> None:
+    """Each try costs a time-out, which the other values of the line pay; refusals of other kinds do not wait for
+    it."""
+    unit = unit_of([A, B], APART)
+    refused(unit, A, SILENT)
+    refused(unit, B, now_ns=30 * S)
+    assert unit.due_refused(60 * S - 1, 9) == [span_of(B)]
+    assert unit.due_refused(60 * S, 9) == [span_of(A), span_of(B)]
+
+
+def test_what_an_earlier_process_learned_is_recorded_and_asked_for_at_once() -> None:
+    """The device may have been mended meanwhile, and no read covers the spans until then."""
+    unit = unit_of([register(0), register(1), register(2)])
+    unit.plan(DUE)
+    unit.learn({span_of(register(1)): 2, span_of(C): 3})
+    assert unit.take_unmarked() == [((register(1),), 2)]
+    assert set(unit.due_refused(0, 9)) == {span_of(register(1)), span_of(C)}
+    assert [read.read.registers for read in unit.plan(DUE)] == [(register(0),), (register(2),)]
+
+
+def test_a_new_tag_map_has_parked_values_recorded_again() -> None:
+    """Under their new numbers; a map in which no number is new has not, and a value that is no longer in it never."""
+    unit = unit_of([A, B], APART)
+    refused(unit, A)
+    refused(unit, B)
+    unit.take_unmarked()
+    unit.want({1: A, 2: B})
+    assert unit.take_unmarked() == []
+    unit.want({3: A})
+    assert unit.take_unmarked() == [((A,), 2)]
+    assert unit.all_tags() == [3]
+
+
+def test_reads_keep_what_is_known_of_them_and_get_the_new_numbers() -> None:
+    """After a new plan a read is the same object; after a new tag map it has the tags' new numbers."""
+    unit = unit_of([A, B], APART)
+    first, second = unit.plan(DUE)
+    first.is_proven = True
+    unit.proven |= {A, B}
+    unit.replan()
+    assert unit.plan(DUE)[0] is first
+    unit.want({7: A, 8: B})
+    again, other = unit.plan(DUE)
+    assert [(one.read, one.is_proven) for one in (again, other)] == [(first.read, True), (second.read, False)]
+    assert [one.decoder.decode(b"\0\1", 0).tags for one in (again, other)] == [[7], [8]]
+    assert unit.proven == {A, B}
+    unit.want({8: B})
+    assert unit.proven == {B}
+    assert [one.read for one in unit.plan(DUE)] == [second.read]
+
+
+def test_another_value_on_the_same_addresses_makes_another_read() -> None:
+    """A read that was answered before serves only the values for which it was made."""
+    unit = unit_of([A])
+    unit.plan(DUE)[0].is_proven = True
+    signed = replace(A, kind=value_type("int16", "ABCD"))
+    unit.want({1: A, 2: signed})
+    (planned,) = unit.plan(DUE)
+    assert planned.decoder.decode(b"\xff\xff", 0).values == [65535, -1]
+    assert not planned.is_proven
+
+
+def test_a_plan_has_the_values_that_are_due() -> None:
+    """Those with another interval have their own reads."""
+    slow = replace(B, poll_interval_ms=5_000)
+    unit = unit_of([A, slow], Limits(125, 20))
+    assert unit.intervals == {1_000, 5_000}
+    found = [[one.read.registers for one in unit.plan(frozenset(due))] for due in ([1_000], [5_000], [1_000, 5_000])]
+    assert found == [[(A,)], [(slow,)], [(A, slow)]]
+
+
+def test_a_refused_read_is_parted_into_reads_that_were_answered() -> None:
+    """The longest of them first, each value once, and the rest in new reads; without any, there are no parts."""
+    near, far = [register(address) for address in range(5)], register(90)
+    unit = unit_of([*near, far])
+    (pair,), (single,), (beyond,) = (unit.planned(part) for part in (near[:2], near[1:2], [far]))
+    assert unit.proven_parts(near) == []
+    for one in (pair, single, beyond):
+        one.is_proven = True
+    assert [one.read.registers for one in unit.proven_parts(near)] == [tuple(near[:2]), tuple(near[2:])]
+
+
+def test_a_search_goes_on_for_the_values_that_are_left() -> None:
+    """With the exception that each was refused with."""
+    unit = unit_of([A, B, C], APART)
+    unit.suspects = [Segment.of([A, B], 4, is_refused=False), Segment.of([C], 6, is_refused=False)]
+    assert unit.plan(DUE) == [], "a suspect value is in no plan"
+    unit.want({1: B, 2: C})
+    assert [(segment.waiting(), segment.code) for segment in unit.suspects] == [([B], 4), ([C], 6)]
+
+
+def test_parked_values_are_searched_together_once_one_of_them_was_answered() -> None:
+    """But for those that are being searched already."""
+    unit = unit_of([A, B, C], Limits(125, 20))
+    for one in (A, B, C):
+        refused(unit, one)
+    unit.suspects = [Segment.of([A], 2, is_refused=False)]
+    unit.suspect_parked()
+    assert [segment.waiting() for segment in unit.suspects] == [[A], [B, C]]
+
+
+def test_reads_that_are_not_planned_are_kept_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tag file that changes for years fills no memory."""
+    monkeypatch.setattr(units, "KEPT_MAX", 1)
+    unit = unit_of([A, B], APART)
+    before = unit.plan(DUE)
+    unit.replan()
+    assert unit.plan(DUE) == before, "what was planned last is kept, however much it is"
+    unit.replan()
+    unit.replan()
+    assert unit.plan(DUE)[0] is not before[0]
+    monkeypatch.setattr(units, "KEPT_MAX", 2)
+    before = unit.plan(DUE)
+    unit.replan()
+    unit.replan()
+    assert unit.plan(DUE) == before
