@@ -38,10 +38,9 @@ def test_a_silent_unit_is_asked_after_growing_pauses_and_logged_once() -> None:
     unit = unit_of([A])
     assert unit.probe_at_ns() is None
     assert [unit.fell_silent(0), unit.fell_silent(10 * S)] == [True, False]
-    assert unit.is_silent
-    assert unit.probe_at_ns() == 14 * S
+    assert (unit.is_silent, unit.probe_at_ns()) == (True, 14 * S)
     unit.answered()
-    assert not unit.is_silent
+    assert (unit.is_silent, unit.probe_at_ns()) == (False, None)
     assert not unit.fell_silent(20 * S), "it has given no values since"
     assert unit.probe_at_ns() == 22 * S, "an answer ended the pauses"
     assert [unit.returned(), unit.returned()] == [True, False]
