@@ -53,6 +53,7 @@ from agent.replication.pulling.pull_events import Asking, FetchFailed, ReceiverS
 from agent.settings.peers import BYTES_PER_SECOND_MIN
 from agent.signing.certificates import Refusal, RefusalReason
 from agent.signing.messages import MessagePlace
+from agent.telemetry import Span, Telemetry
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
 from tests.replication.answers import encode_answer
 from tests.waiting import wait_until_async
@@ -175,10 +176,12 @@ class Scene:
     """A running puller, its peer and its store."""
 
     def __init__(self, store: HandStore, bandwidth: TokenBucket | None) -> None:
-        self.store, self.peer = store, HandPeer()
+        self.store, self.peer, self.telemetry = store, HandPeer(), Telemetry()
         asker: Any = self.peer
         port: Any = store
-        self.puller = Puller(asker, port, PULL, STORE_ERRORS, chance=lambda: 0.0, bandwidth=bandwidth)
+        self.puller = Puller(
+            *(asker, port, PULL, STORE_ERRORS), chance=lambda: 0.0, bandwidth=bandwidth, telemetry=self.telemetry
+        )
 
     async def answer(self, payload: bytes, number: int = -1, *, is_proven: bool = True) -> None:
         """Answer a request, by default the newest."""
@@ -320,9 +323,11 @@ async def test_confirms_what_is_durable_only() -> None:
 
 
 async def test_a_pull_has_caught_up_when_the_last_page_is_stored() -> None:
-    """The page that reaches the peer's end is not enough: its facts are on their way to the disk."""
+    """The page that reaches the peer's end is not enough: its facts are on their way to the disk. Nor is it enough that
+    the peer's end is not known yet."""
     plant = Peer()
     async with pulling() as scene:
+        assert not scene.puller.statistics().is_caught_up
         await scene.answer(plant.page(1, 10, more=False, end_offset=10))
         assert not scene.puller.statistics().is_caught_up
         scene.store.put[0].future.set_result(result())
@@ -705,9 +710,24 @@ async def test_answers_leave_room_for_all_other_events() -> None:
     async with pulling() as scene:
         for number in range(2 * puller.EVENTS_MAX):
             scene.puller.happened(FetchFailed(number, "busy", "later", is_retryable=True))
-        for _ in range(puller.EVENTS_MAX // 2):
+        for _ in range(puller.EVENTS_MAX // 2 - 1):
             scene.puller.happened(Tick())
+        scene.peer.down("cut")
         assert scene.puller._events.qsize() <= puller.EVENTS_MAX
+        await settle()
+        assert scene.puller.statistics().asking is Asking.OFFLINE
+
+
+async def test_a_pull_that_ends_leaves_nothing_open() -> None:
+    """Each span that began has an end, and no timer is left in the event loop."""
+    async with pulling() as scene:
+        await scene.answer(Peer().page(1, 10))
+        timer = scene.puller._timer
+        assert timer is not None
+    assert timer.cancelled()
+    begun = {one.step.span: one for one in scene.telemetry.statistics() if one.started}
+    assert begun.keys() >= {Span.FETCH, Span.APPEND}
+    assert all(one.started == one.stopped + one.failed + one.discarded for one in begun.values()), begun
 
 
 async def test_a_check_in_the_event_loop_fails_as_one_in_a_thread() -> None:
