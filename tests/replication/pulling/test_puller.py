@@ -7,6 +7,7 @@ consequences.
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -305,6 +306,13 @@ async def test_first_request_has_no_position() -> None:
             request.origin_head,
         ) == (None,) * 4
         assert (request.after_offset, request.start) == (0, "oldest")
+
+
+async def test_a_position_without_a_timeline_claims_none() -> None:
+    """The peer had not named one when the position was stored."""
+    async with pulling(HandStore(PeerPosition(bytes.fromhex(ONE), 40, b""))) as scene:
+        (request,) = scene.peer.requests
+        assert (request.after_offset, request.timeline) == (40, None)
 
 
 async def test_confirms_what_is_durable_only() -> None:
@@ -727,6 +735,7 @@ async def test_a_pull_that_ends_leaves_nothing_open() -> None:
     assert timer.cancelled()
     begun = {one.step.span: one for one in scene.telemetry.statistics() if one.started}
     assert begun.keys() >= {Span.FETCH, Span.APPEND}
+    assert begun[Span.FETCH].stopped == 1
     assert all(one.started == one.stopped + one.failed + one.discarded for one in begun.values()), begun
 
 
@@ -794,6 +803,28 @@ def test_skipped_facts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
     asyncio.run(scenario())
     assert [each.message for each in caplog.records if each.message.startswith("facts_")] == expected
+
+
+def test_a_peer_that_is_lost_and_its_return_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The loss with its reason as a warning, the return, and how the pull catches up, as information."""
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            await scene.answer(Peer().page(1, 10))
+            scene.peer.down("cut")
+            await settle()
+            scene.peer.up()
+            assert (await scene.requested(3)).after_offset == 10
+            await scene.answer(Peer().page(11, 10, end_offset=BEHIND_FACTS_MIN))
+
+    asyncio.run(scenario())
+    found = [(one.message, one.levelname, vars(one)) for one in caplog.records if "peer" in vars(one)]
+    assert [one[:2] for one in found] == [
+        ("peer_lost", "WARNING"), ("catch_up_started", "INFO"), ("peer_returned", "INFO")
+    ]  # fmt: skip
+    assert all((fields["peer"], fields["stream"]) == ("plant", TELEMETRY) for _, _, fields in found)
+    assert found[0][2]["reason"] == "cut"
 
 
 async def test_pages_that_wait_for_their_check_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
