@@ -13,15 +13,17 @@ import pytest
 
 from agent.columns import SampleColumns
 from agent.ingest import supervisor
-from agent.ingest.errors import SourceBusy, SourceLost, SourceRefused, UnknownSource
+from agent.ingest.errors import Problem, SourceBusy, SourceLost, SourceRefused, UnknownSource
 from agent.ingest.lifecycle import DeclaredGap, Newest, State
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.ports import StoredFacts
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
+from agent.ingest.recorder import Recorder
+from agent.ingest.supervisor import SourceSupervisor
 from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 from agent.message import Sample, TagDefinition
-from tests.ingest.fakes import FakeStore
+from tests.ingest.fakes import Busy, FakeStore
 from tests.ingest.plant import ingesting, modbus
 from tests.waiting import wait_until_async
 
@@ -314,6 +316,53 @@ async def test_a_person_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert run.ingest.retry("meter") == "waiting"
         await run.wait_good("plant/x", 1)
         assert run.ingest.retry("meter") == "connected"
+
+
+async def test_after_a_person_asked_the_waits_begin_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The failures before do not count: a person who has mended the device waits no hour for the next attempt."""
+    lives(monkeypatch, *[SourceLost("gone")] * 3)
+    failures = list[int]()
+
+    def wait_ms(_: supervisor.Backoff, count: int, __: float) -> int:
+        failures.append(count)
+        return 0 if count == 1 else 3_600_000
+
+    monkeypatch.setattr(supervisor.Backoff, "wait_ms", wait_ms)
+    async with ingesting(modbus(1, tmp_path, TAG)) as run:
+        await wait_until_async(lambda: len(failures) == 2, "the long wait")
+        await wait_until_async(lambda: run.ingest.retry("meter") == "connected", "the fourth life")
+    assert failures == [1, 2, 1]
+
+
+async def test_a_stop_does_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store that commits no more holds up no stop, and the log says that samples may be missing."""
+    lives(monkeypatch, None)
+    monkeypatch.setattr(supervisor, "DRAIN_S", 0.01)
+    taken = list[str]()
+
+    class Stuck(FakeStore):
+        def append_columns(self, stream: str, _: SampleColumns) -> Future[Any]:
+            taken.append(stream)
+            return Future()
+
+    async with ingesting(modbus(1, tmp_path, TAG), store=Stuck()):
+        await wait_until_async(lambda: taken, "the first sample")
+    (found,) = [one for one in caplog.records if "too long" in one.message]
+    assert (vars(found)["action"], vars(found)["source"]) == ("source_not_drained", "meter")
+
+
+def test_the_problems_of_a_tag_file_are_in_the_status(tmp_path: Path) -> None:
+    """The first one and how many more, until the file is in order again."""
+    settings = modbus(1, tmp_path, TAG)
+    recorder = Recorder("meter", "plant-a", FakeStore(), (Busy,), "facts.operational")
+    found = SourceSupervisor(settings, load_tag_maps([settings])["meter"], recorder)
+    problems = [Problem("t.csv", row, "type", "int17", "is no type") for row in (3, 7, 9)]
+    problem = "t.csv row 3 column type: 'int17' is no type"
+    for count, expected in ((1, problem), (3, f"{problem} (and 2 more)"), (0, "")):
+        found.note_file_problems(problems[:count])
+        assert found.statistics().tags_problem == expected
 
 
 async def test_a_stop_during_an_outage_declares_it_up_to_the_stop(

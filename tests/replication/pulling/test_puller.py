@@ -455,6 +455,20 @@ async def test_a_claim_is_the_next_batch_with_a_head(contradicted: int, claimed:
         assert (claim.last_sequence, claim.head) == (claimed, HEAD if claimed == 50 else None)
 
 
+@pytest.mark.parametrize("head", [None, StoredHead(70, b"e" * 16, HEAD, None)], ids=["no head", "of another range"])
+async def test_without_a_head_that_covers_it_the_batch_itself_is_claimed(head: StoredHead | None) -> None:
+    """Where nothing is signed, or the next head is behind a hole, across which nothing is linked."""
+    plant, store = Peer(), HandStore(PeerPosition(bytes.fromhex(ONE), 80))
+    held = [HeldRange(1, 50, b"a" * 16, b"e" * 16), HeldRange(61, 70, b"a" * 16, b"e" * 16)]
+    store.ranges = {Origin("plant", bytes.fromhex(ONE)): held}
+    store.covering_head = lambda *_: head  # type: ignore[method-assign, assignment, return-value]
+    async with pulling(store) as scene:
+        await scene.answer(plant.page(81, 10))
+        store.put[0].future.set_exception(ForkError("another history", BatchEnd(30, b"c" * 16)))
+        await settle()
+        assert scene.peer.requests[-1].origin_head == OriginHead(last_sequence=30, digest=(b"c" * 16).hex())
+
+
 @pytest.mark.parametrize("is_at_once", [False, True])
 async def test_page_is_offered_again_while_the_store_is_full(*, is_at_once: bool) -> None:
     """A retryable refusal keeps the page: the same page is offered again, no incident is recorded, and the next page
