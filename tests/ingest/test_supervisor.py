@@ -7,24 +7,25 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from agent.columns import SampleColumns
 from agent.ingest import supervisor
-from agent.ingest.errors import Problem, SourceBusy, SourceLost, SourceRefused, UnknownSource
+from agent.ingest.delivery import Delivery
+from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, SourceLost, SourceRefused, UnknownSource
 from agent.ingest.lifecycle import DeclaredGap, Newest, State
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.ports import StoredFacts
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from agent.ingest.recorder import Recorder
-from agent.ingest.supervisor import SourceSupervisor
+from agent.ingest.supervisor import EventStatistics, SourceSupervisor
 from agent.ingest.tags.file import load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
 from agent.message import Sample, TagDefinition
 from tests.ingest.fakes import Busy, FakeStore
-from tests.ingest.plant import ingesting, modbus
+from tests.ingest.plant import ingesting, modbus, opcua
 from tests.waiting import wait_until_async
 
 TAG = "tag,table,register,type\nplant/x,holding,1,int16\n"
@@ -351,6 +352,54 @@ async def test_a_stop_does_not_wait_for_ever(
         await wait_until_async(lambda: taken, "the first sample")
     (found,) = [one for one in caplog.records if "too long" in one.message]
     assert (vars(found)["action"], vars(found)["source"]) == ("source_not_drained", "meter")
+
+
+async def test_what_a_person_asks_of_a_source_reaches_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A time to fill, tags to read and a second try reach the source that is connected; its counters are in the
+    status. Before the first connection each is refused with the reason."""
+    up = asyncio.Event()
+    asked = Mock(polls_missed_total=6, polls_late_total=7, backfill=Mock(gaps_open=3, values_total=5))
+    asked.events.statistics.return_value = (1, 2, 3, 4)
+    asked.events.end = AsyncMock()
+    asked.finish = AsyncMock()
+    asked.read_tags = AsyncMock(return_value=[])
+    asked.now_ns.return_value = asked.alive_ns = 10**18
+
+    def source_of(delivery: Delivery) -> Any:
+        async def run(on_up: Callable[[], None]) -> None:
+            await up.wait()
+            on_up()
+            await delivery.deliver(SampleColumns.of([Sample(1, 10**18, 1.0)]), 10**18)
+            await asyncio.Event().wait()
+
+        asked.run = run
+        return asked
+
+    made = supervisor.source_maker
+    monkeypatch.setattr(supervisor, "source_maker", lambda s, *more: source_of if s.name == "plc" else made(s, *more))
+    tags = "tag,address\nplant/y,nsu=urn:p;i=1\nplant/z,nsu=urn:p;i=2\n"
+    async with ingesting(opcua(1, tmp_path, tags), modbus(1, tmp_path, TAG)) as run:
+        with pytest.raises(NoHistory, match="meter is a Modbus device"):
+            run.ingest.backfill("meter", 1, 2)
+        with pytest.raises(NoHistory, match="plc is not read; it has not been connected yet"):
+            run.ingest.backfill("plc", 1, 2)
+        await run.wait_state("plc", State.CONNECTING)
+        with pytest.raises(NotConnected, match="plc is connecting: no value yet"):
+            await run.ingest.read_tags("plc", ["plant/y"])
+        up.set()
+        await run.wait_state("plc", State.CONNECTED)
+        assert run.ingest.backfill("plc", 1, 2) == 3
+        asked.backfill.request.assert_called_once_with(1, 2)
+        await run.ingest.read_tags("plc", ["plant/z"])
+        assert [tag.name for tag in asked.read_tags.call_args.args[0]] == ["plant/z"]
+        run.ingest.retry("plc")
+        asked.retry.assert_called_once_with()
+        found = run.source("plc")
+        assert (found.gaps_open, found.backfilled_total, found.events) == (3, 5, EventStatistics(1, 2, 3, 4))
+        assert (found.polls_missed_total, found.polls_late_total, found.tags_silent) == (6, 7, 1)
+        asked.backfill = None
+        with pytest.raises(NoHistory, match="history_values_per_s_max is 0"):
+            run.ingest.backfill("plc", 1, 2)
 
 
 def test_the_problems_of_a_tag_file_are_in_the_status(tmp_path: Path) -> None:

@@ -672,6 +672,32 @@ async def test_artifacts_come_before_the_facts() -> None:
         await wait_until_async(lambda: scene.store.put, "the page")
 
 
+async def test_artifacts_beyond_the_quota_come_after_the_facts() -> None:
+    """What does not fit before a fact refers to it is requested once the fact is stored, and only then."""
+    link = batch.Link(TELEMETRY, Origin("plant", bytes.fromhex(ONE)))
+    sealed = batch.seal_messages(link, [message("m1")]).sealed
+    outcomes, fetched = [False, True], list[int]()
+
+    async def fetch(_: Sequence[Batch]) -> bool:
+        fetched.append(len(scene.store.put))
+        return outcomes.pop(0)
+
+    async with pulling() as scene:
+        scene.puller._artifacts.fetch = fetch  # type: ignore[method-assign]
+        await scene.answer(Peer().page(1, 1, sealed=sealed, definitions=[]))
+        await wait_until_async(lambda: scene.store.put, "the page")
+        assert fetched == [0]
+        scene.store.put[0].future.set_result(result())
+        await wait_until_async(lambda: scene.puller.statistics().facts_stored, "the stored page")
+        assert fetched == [0, 1]
+        outcomes.append(True)
+        await scene.answer(Peer().page(2, 1, sealed=sealed, definitions=[]))
+        await wait_until_async(lambda: len(scene.store.put) == 2, "the second page")
+        scene.store.put[1].future.set_result(result())
+        await wait_until_async(lambda: scene.puller.statistics().offset == 2, "the stored second page")
+        assert fetched == [0, 1, 1]
+
+
 async def test_lost_request_and_lost_connection_are_passing() -> None:
     """A request that could not be sent, or that the broker refused, is sent again; the pull does not stop."""
     async with pulling() as scene:
