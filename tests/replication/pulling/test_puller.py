@@ -37,7 +37,7 @@ from agent.pages import (
 )
 from agent.replication.protocol.arrived_answer import ArrivedAnswer, accept_every_message
 from agent.replication.protocol.codec import encode_error
-from agent.replication.protocol.errors import ConnectionLost, NotAuthorized
+from agent.replication.protocol.errors import ERRORS, ConnectionLost, NotAuthorized
 from agent.replication.protocol.messages import (
     FORMER_EPOCHS_MAX,
     Confirm,
@@ -718,6 +718,22 @@ async def test_a_request_that_will_never_be_allowed_is_sent_rarely() -> None:
         await settle()
         assert scene.puller.statistics().asking is Asking.BLOCKED
         assert [kind for kind, _ in scene.store.notes] == ["pull_stands"]
+
+
+async def test_an_answer_in_another_version_is_final_and_a_damaged_one_is_not() -> None:
+    """Another major version stays unreadable until a node is updated: an incident says so, with what to do. Damaged
+    bytes are requested again."""
+    page = Peer().page(1, 10)
+    async with pulling() as scene:
+        await scene.answer(page[:40] + b"!" + page[41:])
+        await scene.requested(2)
+        assert not scene.store.notes
+        await scene.answer(page.replace(b'"version":"1.0"', b'"version":"2.0"'))
+        assert scene.puller.statistics().asking is Asking.BLOCKED
+        ((kind, why),) = scene.store.notes
+        assert kind == "pull_stands"
+        assert "'2.0'" in why
+        assert ERRORS["unsupported_version"].hint in why
 
 
 async def test_an_incident_that_is_not_taken_ends_no_pull() -> None:
