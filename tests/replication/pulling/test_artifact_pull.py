@@ -215,6 +215,37 @@ def test_a_full_store_is_reported_as_retryable() -> None:
     assert files.reported == []
 
 
+def test_an_artifact_beyond_the_peers_quota_delays_no_other() -> None:
+    """It fits once the facts that refer to it are stored: the others are fetched, it is offered once, and the caller
+    learns that the page is not whole."""
+
+    class Narrow(Files):
+        def __init__(self) -> None:
+            super().__init__()
+            self.offered = list[str]()
+
+        def missing(self, _: object) -> list[ArtifactReference]:
+            return [ArtifactReference("sha256:" + "f" * 64, 5), *super().missing(None)]
+
+        def put_chunk(self, zone: str, digest: str, size: int, offset: int, data: bytes):  # noqa: ANN202
+            if digest == DIGEST:
+                return super().put_chunk(zone, digest, size, offset, data)
+            self.offered.append(digest)
+            raise QuotaExceeded
+
+    class QuotaExceeded(Refused):
+        waits_for_facts = True
+
+        def __init__(self) -> None:
+            super().__init__(retryable=True)
+
+    files = Narrow()
+    assert not asyncio.run(asyncio.wait_for(pull_from(Peer(), files).fetch([]), 20))
+    assert files.bytes == BLOB
+    assert len(files.offered) == 1
+    assert files.reported == []
+
+
 @pytest.mark.parametrize(
     "peer",
     [
