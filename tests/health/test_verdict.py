@@ -11,6 +11,7 @@ from agent.health.snapshot import (
     IntegrityStatus,
     Latency,
     NodeSnapshot,
+    OriginStatus,
     RequestStatus,
     StoreStatus,
     UnreferencedStatus,
@@ -266,6 +267,44 @@ def test_the_table_is_in_order() -> None:
 def test_quantiles_are_upper_bounds(counts: tuple[int, ...], quantile: float, expected: float | None) -> None:
     """A quantile is the bound of the bucket that holds it, and nothing when nothing was measured."""
     assert Latency(counts, bounds_s=BOUNDS_S).quantile_s(quantile) == expected
+
+
+@pytest.mark.parametrize(
+    "limit, hint",
+    [
+        ("artifacts_total_bytes_max", "raise artifacts_total_bytes_max"),
+        ("artifact_disk_spare_bytes", "free disk space; facts are still taken"),
+    ],
+)
+@pytest.mark.parametrize("most, text", [(None, "take 4.0 MB"), (5_000_000, "take 4.0 of 5.0 MB")])
+def test_an_artifact_that_waits_for_room_is_an_alert(
+    healthy: NodeSnapshot, limit: str, hint: str, most: int | None, text: str
+) -> None:
+    """Only a person or retention can make room, and facts wait behind it: the reason names the limit and the lever of
+    that limit."""
+    store = StoreStatus(
+        artifact_bytes=4_000_000, artifact_bytes_lacking=2_000_000, artifact_limit=limit, artifact_bytes_max=most
+    )
+    verdict = assess(replace(healthy, store=store))
+    (reason,) = verdict.reasons
+    assert (verdict.level, verdict.alert, reason.subject) == (Level.FULL, True, "artifacts")
+    assert reason.text == f"{limit} reached: artifacts {text}, and an artifact needs 2.0 MB more"
+    assert reason.hint.startswith(hint)
+
+
+def test_facts_that_a_relay_holds_back_are_an_alert(healthy: NodeSnapshot) -> None:
+    """A zone that has signed facts which do not arrive is an alert that names it. A zone of which nothing new is heard
+    looks like an outage, and is none."""
+    origin = OriginStatus("plant-a", "facts.telemetry", healthy.taken_unix_ms - 1_200_000, behind=7)
+    assert assess(replace(healthy, origins=(origin,))).level is Level.GOOD
+    withheld = assess(replace(healthy, origins=(replace(origin, is_withheld=True, is_stale=True),)))
+    (reason,) = withheld.reasons
+    assert (withheld.level, withheld.alert, reason.subject) == (Level.BROKEN, True, "origin plant-a/facts.telemetry")
+    assert reason.text.startswith("7 facts that it has signed do not arrive")
+    stale = assess(replace(healthy, origins=(replace(origin, is_stale=True),)))
+    (reason,) = stale.reasons
+    assert (stale.level, stale.alert) == (Level.LATE, False)
+    assert reason.text == "nothing signed by it has been seen for 20 min"
 
 
 @pytest.mark.parametrize("quota, held, is_told", [(1_000, 899, False), (1_000, 900, True), (0, 5_000, False)])
