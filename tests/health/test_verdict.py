@@ -269,6 +269,41 @@ def test_quantiles_are_upper_bounds(counts: tuple[int, ...], quantile: float, ex
     assert Latency(counts, bounds_s=BOUNDS_S).quantile_s(quantile) == expected
 
 
+GONE = {"connected": False}
+NO_PERSON, PERSON = "facts wait on both sides", "this does not pass by itself; bsfg peer test"
+TEXTS = [
+    ("sources", {**GONE, "last_value_unix_ms": None}, "not connected, never gave a value", "check the device"),
+    ("sources", {**GONE, "trouble": "cut"}, "not connected, last value 0.5 s ago: cut", "check the device"),
+    (
+        *("sources", {**GONE, "trouble": "SourceRefused: no user"}),
+        *(
+            "not connected, last value 0.5 s ago: SourceRefused: no user",
+            "this does not pass by itself; bsfg opcua test",
+        ),
+    ),
+    ("sources", {"certificate_days_left": 5.0}, "our certificate ends in 5 days", "bsfg opcua certificate --renew"),
+    ("sources", {"certificate_days_left": 0.0}, "our certificate has ended", "bsfg opcua certificate --renew"),
+    ("sources", {**GONE, "tags": 4, "tags_bad": 4}, "not connected, last value 0.5 s ago", "check the device"),
+    ("brokers", GONE, "not connected", NO_PERSON),
+    ("brokers", {**GONE, "trouble": "no\n  route. "}, "not connected: no route", NO_PERSON),
+    ("brokers", {**GONE, "needs_person": True}, "not connected", PERSON),
+    ("peers", {**GONE, "lag_seconds": None}, "no answer yet", "facts wait at the peer"),
+    ("peers", GONE, "no answer", "facts wait at the peer"),
+    ("peers", {**GONE, "trouble": "busy. "}, "no answer: busy", "facts wait at the peer"),
+    ("peers", {**GONE, "blocked": True}, "blocked", "an operator must remove the cause"),
+    ("peers", {"page_waits": "disk full"}, "a page that has arrived is not stored: disk full", "the node tries again"),
+    ("peers", {"lag_seconds": 9.0, "end_offset": 5}, "9.0 s behind, 0 facts known to be outstanding", "it catches up"),
+]
+
+
+@pytest.mark.parametrize("part, changes, text, hint", TEXTS)
+def test_what_a_reason_says(healthy: NodeSnapshot, part: str, changes: dict[str, object], text: str, hint: str) -> None:
+    """One reason, with the cause as the driver or the peer gave it, in one line, and what a person can do."""
+    (reason,) = assess(spoilt(healthy, part, **changes)).reasons
+    assert reason.text == text
+    assert reason.hint.startswith(hint)
+
+
 @pytest.mark.parametrize(
     "limit, hint",
     [
