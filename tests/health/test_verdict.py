@@ -12,6 +12,7 @@ from agent.health.snapshot import (
     Latency,
     NodeSnapshot,
     OriginStatus,
+    PacingStatus,
     RequestStatus,
     StoreStatus,
     UnreferencedStatus,
@@ -292,6 +293,27 @@ TEXTS = [
     ("peers", {**GONE, "trouble": "busy. "}, "no answer: busy", "facts wait at the peer"),
     ("peers", {**GONE, "blocked": True}, "blocked", "an operator must remove the cause"),
     ("peers", {"page_waits": "disk full"}, "a page that has arrived is not stored: disk full", "the node tries again"),
+    (
+        *("peers", {"lag_seconds": 9.0, "catch_up": CatchUpStatus(0, 40.0, 1_000.0, 300.0)}),
+        "9.0 s behind, 0 facts known to be outstanding; 40 % caught up at 1,000 facts/s, 5 min left",
+        "it catches up by itself; a new zone",
+    ),
+    (
+        *("peers", {"lag_seconds": 9.0, "catch_up": CatchUpStatus(0, 40.0, None, None)}),
+        *("9.0 s behind, 0 facts known to be outstanding; 40 % caught up", "it catches up by itself; look at the peer"),
+    ),
+    (
+        *("peers", {"lag_seconds": None, "catch_up": CatchUpStatus(0, 40.0, None, 300.0)}),
+        *("40 % caught up, 5 min left", "it catches up by itself; a new zone"),
+    ),
+    (
+        *("peers", {"lag_seconds": 9.0, "pacing": PacingStatus(1_000, True, 0.0, 0, 0)}),
+        *("9.0 s behind, 0 facts known to be outstanding", "bytes_per_second_max = 1000 of this peer"),
+    ),
+    (
+        *("peers", {"lag_seconds": 9.0, "pacing": PacingStatus(1_000, False, 0.0, 0, 0)}),
+        *("9.0 s behind, 0 facts known to be outstanding", "it catches up by itself; look at the peer"),
+    ),
     ("peers", {"lag_seconds": 9.0, "end_offset": 5}, "9.0 s behind, 0 facts known to be outstanding", "it catches up"),
 ]
 
