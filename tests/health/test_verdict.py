@@ -315,6 +315,19 @@ TEXTS = [
         *("9.0 s behind, 0 facts known to be outstanding", "it catches up by itself; look at the peer"),
     ),
     ("peers", {"lag_seconds": 9.0, "end_offset": 5}, "9.0 s behind, 0 facts known to be outstanding", "it catches up"),
+    (
+        *("consumers", {"behind_facts": 5, "oldest_unconfirmed_age_s": 150.0, "state": "offline"}),
+        *("2 min behind (5 facts of facts.telemetry), offline", "is its process running?"),
+    ),
+    (
+        *("consumers", {"behind_facts": 5, "oldest_unconfirmed_age_s": 150.0, "state": "idle", "facts_per_s": 9.0}),
+        *("2 min behind (5 facts of facts.telemetry), idle", "it reads, and fetches"),
+    ),
+    (
+        "consumers",
+        {"behind_facts": 5, "oldest_unconfirmed_age_s": 150.0, "facts_per_s": 100.0, "seconds_left": 300.0},
+        *("2 min behind (5 facts of facts.telemetry), online, catches up at 100 facts/s, 5 min left", "it reads"),
+    ),
 ]
 
 
