@@ -86,7 +86,9 @@ def test_a_pull_that_falls_behind_is_late_since_then() -> None:
 
 
 def test_a_pull_without_its_peer_is_late_since_the_last_answer() -> None:
-    """What the peer has meanwhile is not known; the end that was known before does not make the pull level."""
+    """What the peer has meanwhile is not known; the end that was known before does not make the pull level. Before the
+    first answer it is late since the pull began."""
+    assert PullLag(5.0).sample(7.0, 100, 100, is_connected=False) == 2.0
     lag = PullLag(0.0)
     assert lag.sample(5.0, 100, 100, is_connected=True) == 0.0
     assert [lag.sample(s, 100, 100, is_connected=False) for s in (6.0, 65.0)] == [1.0, 60.0]
