@@ -62,11 +62,7 @@ from agent.fact_store.log.errors import (
 from agent.fact_store.log.frontier import Confirmed, confirm_range, skip_released
 from agent.fact_store.log.held_ranges import Duplicate, Fork, Insert, decide_insert
 from agent.fact_store.log.lifecycle import ACTIVE_STATES, TRANSITIONS, Event, Lifecycle, next_state, next_timeout
-from agent.fact_store.log.operational_facts import (
-    OPERATIONAL_STREAM,
-    operational_fact,
-    origins_with_other_facts,
-)
+from agent.fact_store.log.operational_facts import OPERATIONAL_STREAM, operational_fact, origins_with_other_facts
 from agent.fact_store.log.page_assembly import PageAssembly, PageRow, parse_row
 from agent.fact_store.log.records import (
     Appended,
