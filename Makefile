@@ -53,11 +53,11 @@ style: venv
 types: venv
 	$(VENV)/mypy --no-error-summary
 
-# Half of the time, tests wait for a disk, a broker or a clock, so five processes share two cores. PYTEST=-n0: only one.
+# Half of the time, tests wait for a disk, a broker or a clock, so four processes share two cores. PYTEST=-n0: only one.
 # A failed test is run once more, at most one in each process, because a stall of the machine can fail a test. The
 # summary counts these reruns and shows the first failure (docs/reference/tests.md).
 pytest: foreign
-	$(VENV)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder \
+	$(VENV)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder \
 		--reruns 1 --max-suite-reruns 1 --rerun-show-tracebacks $(PYTEST)
 
 # No time limit per test; the output of each test (seed, figures) is shown at the end.
