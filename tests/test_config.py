@@ -258,8 +258,8 @@ def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes | None, w
         load(file)
 
 
-def test_a_path_is_shown_as_written(tmp_path: Path) -> None:
-    """A problem shows a path as text, whatever object holds it."""
+def test_a_path_is_shown_as_text(tmp_path: Path) -> None:
+    """A problem of a path names it without the name of a Python class."""
     with pytest.raises(ConfigError, match=r"signing\.key_file = '/x/plant-a\.key': has no certificate_file"):
         read({"node": {"zone": "plant-a"}, "signing": {"key_file": "/x/plant-a.key"}}, tmp_path / "node.toml")
 

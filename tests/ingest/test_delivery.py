@@ -197,7 +197,7 @@ async def test_a_gap_of_a_source_that_sends_nothing_more_becomes_a_fact() -> Non
     assert len(store.messages) == 1
 
 
-async def test_the_end_of_a_gap_is_not_before_its_beginning_and_is_told_when_it_is_known() -> None:
+async def test_the_end_of_a_gap_is_not_before_its_beginning_and_is_reported_when_it_is_known() -> None:
     """A clock that was set back makes no gap that ends before it begins, and a gap that still lasts is not filled."""
     store, gaps = FakeStore(), list[TagGap]()
     delivery = await made(store, tag("a"))
