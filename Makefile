@@ -5,7 +5,8 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 .SILENT:
 
-PYTHON ?= python3
+# The interpreter of the gateway: the one of Debian. Another: make PYTHON=/path/to/python3.13 test
+PYTHON ?= /usr/bin/python3
 VENV := .venv/bin
 
 export PYTHON
