@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Mutant:
-    """One bug. `is_slow`: its tests take more than some ten seconds, so only `make mutants` runs them."""
+    """One bug, with the promise that it breaks."""
 
     group: str
     id: str
@@ -26,7 +26,6 @@ class Mutant:
     old: str
     new: str
     tests: tuple[str, ...]
-    is_slow: bool = False
 
     @property
     def name(self) -> str:
@@ -67,9 +66,9 @@ def catalogue(folder: Path = HERE) -> list[Mutant]:
     for path in sorted(folder.glob("*.toml")):
         for entry in tomllib.loads(path.read_text("utf-8"))["mutant"]:
             texts = {name: entry.pop(name) for name in ("id", "promise", "file", "old", "new")}
-            tests, is_slow = tuple(entry.pop("tests")), entry.pop("slow", False)
+            tests = tuple(entry.pop("tests"))
             assert not entry, f"{path.name}: {texts['id']} has unknown keys {sorted(entry)}"
-            found.append(Mutant(path.stem, **texts, tests=tests, is_slow=is_slow))
+            found.append(Mutant(path.stem, **texts, tests=tests))
     return found
 
 
