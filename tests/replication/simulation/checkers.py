@@ -315,6 +315,8 @@ class Checkers:
                 if row.key not in self.gone and row.key not in peer.damaged and row.last_offset > peer.released_offset:
                     raise self.failed(f"holes: {peer.name} reports that {row.key} is gone, and it is not")
                 announced.append(row)
+            if peer.world.values is not None:
+                peer.world.values.told_gone(peer, first, last)
 
     def hidden(self, relay: Node, first_offset: int, last_offset: int) -> None:
         """An attacker is about to name facts as gone that are not."""

@@ -28,6 +28,9 @@ class Faults:
     restored_grown_ms: int = 0
     restarts_grown: bool = False
     restored_whole_ms: int = 0
+    resumed_memory_ms: int = 0
+    wiped_ms: int = 0
+    log_lost_ms: int = 0
     clock_jump_ms: int = 0
     slow_consumer_ms_max: int = 0
     fenced_twin: bool = False
@@ -110,6 +113,12 @@ NAMED: dict[str, Faults] = {
 }
 """One fault at a time, and nearly all at once. Retention and damage lose nothing while readers keep up, so they come
 with faults that delay readers."""
+HARSH: dict[str, Faults] = {
+    "resumed_memory": Faults(resumed_memory_ms=4_000),
+    "wiped": Faults(wiped_ms=5_000, append_ms=300),
+    "log_lost": Faults(log_lost_ms=4_000, append_ms=300),
+}
+"""Faults that only the hunt with the value judge injects: of these the present rules of identity promise less."""
 COMBINED = frozenset(
     {
         "restored_grown_full",

@@ -16,18 +16,19 @@ from collections import Counter
 from pathlib import Path
 
 from tests.replication.simulation.checkers import Violation
-from tests.replication.simulation.faults import NAMED
+from tests.replication.simulation.faults import HARSH, NAMED
 from tests.replication.simulation.network import TOPOLOGIES, World
+from tests.replication.simulation.values import ValueJudge
 from tests.support.memory import memory_folder
 
 COLLECT_EVERY = 100
 REPORT_EVERY = 200
 
 
-def run_schedule(topology: str, fault: str, seed: int, folder: Path) -> str:
+def run_schedule(topology: str, fault: str, seed: int, folder: Path, values: ValueJudge | None = None) -> str:
     """Run one schedule; returns what it violated, or nothing."""
     try:
-        World(seed, TOPOLOGIES[topology], NAMED[fault], folder).run()
+        World(seed, TOPOLOGIES[topology], (NAMED | HARSH)[fault], folder, values=values).run()
     except Violation as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - whatever a part of the product raises is what this looks for
@@ -40,26 +41,35 @@ def run_schedule(topology: str, fault: str, seed: int, folder: Path) -> str:
 def main() -> None:
     """Run schedules until the time is over, or the named one."""
     parser = argparse.ArgumentParser(description="Runs schedules of the simulation with fresh seeds.")
-    parser.add_argument("fault", nargs="*", choices=[[], *NAMED], help="faults to hunt under (default: all)")
+    parser.add_argument("fault", nargs="*", choices=[[], *NAMED, *HARSH], help="faults to hunt under (default: all)")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--first", type=int, default=random.SystemRandom().randrange(2**32), help="the first seed")
     parser.add_argument("--only", help="one schedule: topology:fault:seed")
+    parser.add_argument("--values", action="store_true", help="also judge by the values of facts, and count by fault")
     asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
     gc.disable()
     with memory_folder() as folder:
         if asked.only:
             topology, fault, seed = asked.only.split(":")
-            print(run_schedule(topology, fault, int(seed), folder / seed) or "ok")
+            values = ValueJudge() if asked.values else None
+            print(run_schedule(topology, fault, int(seed), folder / seed, values) or "ok")
+            for kind, example in (values.examples if values else {}).items():
+                print(f"  {kind}: {example}")
             return
-        pairs = [(topology, fault) for topology in TOPOLOGIES for fault in asked.fault or NAMED]
+        names = asked.fault or (NAMED | HARSH if asked.values else NAMED)
+        pairs = [(topology, fault) for topology in TOPOLOGIES for fault in names]
         until_s, begun_s = time.monotonic() + asked.minutes * 60, time.process_time()
         failed, seed = Counter[str](), asked.first
         while time.monotonic() < until_s:
             topology, fault = pairs[seed % len(pairs)]
-            if why := run_schedule(topology, fault, seed, folder / str(seed)):
+            values = ValueJudge() if asked.values else None
+            if why := run_schedule(topology, fault, seed, folder / str(seed), values):
                 failed[why.split(":")[0]] += 1
                 print(f"{topology}:{fault}:{seed} {why}", flush=True)
+            for kind, example in (values.examples if values else {}).items():
+                failed[f"value {kind}"] += 1
+                print(f"{topology}:{fault}:{seed} value {kind}: {example}", flush=True)
             seed += 1
             if seed % COLLECT_EVERY == 0:
                 gc.collect()

@@ -26,6 +26,7 @@ from tests.replication.simulation.node import Node
 from tests.replication.simulation.pulling import Pull
 from tests.replication.simulation.relay import TakenOver
 from tests.replication.simulation.trust import signer_of
+from tests.replication.simulation.values import ValueJudge
 
 FAULTS_END_MS = 12_000
 CONVERGED_WITHIN_MS = 180_000
@@ -87,6 +88,7 @@ class World:
         folder: Path,
         receiver: Callable[..., Receiver] = Receiver,
         settings: ReceiverSettings | None = None,
+        values: ValueJudge | None = None,
     ) -> None:
         self.chance = random.Random(seed)
         self.faults = faults
@@ -96,6 +98,7 @@ class World:
         self.clock = stepped.Clock()
         self.disks = stepped.Disks()
         self.check = Checkers()
+        self.values = values
         self.injected: Counter[str] = Counter()
         self.events = 0
         self.facts = 0
@@ -152,6 +155,8 @@ class World:
                     node.start()
                 self._schedule_faults()
                 self._run()
+                if self.values is not None:
+                    self.values.check_end(self.nodes)
                 self.check.check_end(self.nodes)
             finally:
                 for node in self.nodes:
@@ -262,6 +267,9 @@ class World:
             ("restored_image", faults.restored_image_ms, self._restore),
             ("restored_grown", faults.restored_grown_ms, self._restore_grown),
             ("restored_whole", faults.restored_whole_ms, self._restore_whole),
+            ("resumed_memory", faults.resumed_memory_ms, self._resume_memory),
+            ("wiped", faults.wiped_ms, self._wipe),
+            ("log_lost", faults.log_lost_ms, self._lose_log),
             ("clock_jump", faults.clock_jump_ms, self._jump),
             ("version_major", faults.version_major_ms, self._upgrade),
             ("damage", faults.damage_ms, self._damage),
@@ -375,6 +383,15 @@ class World:
 
     def _restore_whole(self) -> bool:
         return self._hit(Node.restore_whole)
+
+    def _resume_memory(self) -> bool:
+        return self._hit(Node.resume_memory)
+
+    def _wipe(self) -> bool:
+        return self._hit(Node.wipe)
+
+    def _lose_log(self) -> bool:
+        return self._hit(Node.lose_log)
 
     def hide(self, node: Node, until_ms: int) -> None:
         """Most receivers cannot reach a node for a while; the node itself can pull from others."""

@@ -17,6 +17,7 @@ from tests.replication.simulation import stepped
 from tests.replication.simulation.checkers import STREAM, Key, Violation
 from tests.replication.simulation.serving import Serving
 from tests.replication.simulation.trust import judge_of
+from tests.replication.simulation.values import Values
 
 if TYPE_CHECKING:
     from tests.replication.simulation.network import World
@@ -27,6 +28,7 @@ DISK_MS_MAX = 8
 HOME_MS_MAX = 3_000
 IDLE_MS = 4_000
 """Between two runs of the writer's timers without work."""
+Copy = tuple[stepped.Image, Values | None]
 
 
 class Node:
@@ -86,8 +88,8 @@ class Node:
         """The empty store, for the first start."""
         stepped.write_image(self._folder, stepped.image_of_new(self.zone, self.name))
 
-    def start(self, *, is_old: bool = False) -> None:
-        """Open the store and begin; `is_old` with a restored image."""
+    def start(self, *, is_old: bool = False, held: Values | None = None) -> None:
+        """Open the store and begin; `is_old` with a restored image, in which the value judge knows these values."""
         if self.is_retired:
             return
         size = self.world.faults.retention_bytes
@@ -99,6 +101,8 @@ class Node:
         self._epoch = self._store.epoch
         self.judge = judge_of(self._store, self.world.zones)
         self.world.check.reopened(self, is_old=is_old)
+        if self.world.values is not None:
+            self.world.values.reopened(self, held)
         writer = stepped.writer_of(self._store)
         writer.bell.ring = self._rung
         self.serving = Serving(self)
@@ -161,6 +165,8 @@ class Node:
         if store.epoch != self._epoch and not self.is_copied:
             raise Violation(f"store: {self.name} began an epoch: {store.incidents()}")
         self._epoch = store.epoch
+        if self.world.values is not None:
+            self.world.values.committed(self)
         check.committed(self)
 
     def _produce(self) -> None:
@@ -187,6 +193,8 @@ class Node:
         first = world.facts + 1
         world.facts += world.chance.randint(1, world.faults.facts_max)
         rows = [Sample(1, number * 1_000_000, number) for number in range(first, world.facts + 1)]
+        if world.values is not None:
+            world.values.recorded(self.zone, range(first, world.facts + 1))
         with suppress(StoreError):
             appending = self.running.appends.append_samples(STREAM, rows)
             appending.add_done_callback(lambda future: self._produced(rows, future))
@@ -207,6 +215,8 @@ class Node:
                 self._append()
             stepped.writer_of(self._store).die_in_commit()
             self.world.check.died_in_commit(self)
+            if self.world.values is not None:
+                self.world.values.died_in_commit(self)
         after = stepped.image_of(self._folder)
         self._again_with(stepped.torn(before, after, self.world.chance) if how == "torn" else after)
         return True
@@ -215,7 +225,7 @@ class Node:
         """Take an image of the store without its witness, and replace the store by it after a while."""
         if self._store is None:
             return False
-        image = stepped.image_of(self._folder)
+        image = self._copy()
         self.world.at(self.world.chance.randint(500, 5_000), lambda: self._put_back(image))
         return True
 
@@ -225,7 +235,7 @@ class Node:
         if self._store is None or self.was_restored:
             return False
         self.was_restored = True
-        image = stepped.image_of(self._folder)
+        image = self._copy()
         self.world.at(self.world.chance.randint(500, 5_000), lambda: self._put_back(image, is_unseen=True))
         return True
 
@@ -233,31 +243,74 @@ class Node:
         """As `restore_grown`, repeatedly, with the image of any earlier moment, also from before the last restore."""
         if self._store is None:
             return False
-        self._images.append(stepped.image_of(self._folder))
+        self._images.append(self._copy())
         image = self.world.chance.choice(self._images)
         self.world.at(self.world.chance.randint(500, 3_000), lambda: self._put_back(image, is_unseen=True))
         return True
 
-    def _put_back(self, image: stepped.Image, *, is_unseen: bool = False) -> None:
+    def resume_memory(self) -> bool:
+        """Suspend the machine with its memory, as a virtual machine, and put that moment back after it went on. The
+        process goes on with what it knew; all that the others have learned from it since stays with them."""
         if self._store is None:
-            self.world.at(500, lambda: self._put_back(image, is_unseen=is_unseen))
+            return False
+        image = self._copy()
+        self.world.at(self.world.chance.randint(500, 3_000), lambda: self._put_back(image, is_whole=True))
+        return True
+
+    def wipe(self) -> bool:
+        """Replace the machine's disk by an empty one."""
+        if self._store is None:
+            return False
+        self._commit()
+        if self._store is not None:
+            self._lose()
+            self._again_with(stepped.image_of_new(self.zone, f"{self.name}-wiped"), is_old=True, held={})
+        return True
+
+    def lose_log(self) -> bool:
+        """Kill the process and remove SQLite's write-ahead log, as a person does who copies only the database."""
+        if self._store is None:
+            return False
+        held = self._copy()[1]
+        self._lose()
+        image = stepped.image_of(self._folder)
+        left = {name: content for name, content in image.items() if not name.endswith("-wal")}
+        self._again_with(left, is_old=True, held=held)
+        return True
+
+    def _lose(self) -> None:
+        """The checkers must expect a second history."""
+        self.is_whole_image = True
+        self.world.check.forks.add(self.running.origin)
+
+    def _copy(self) -> Copy:
+        """The machine's files now, and the values in them if there is a value judge."""
+        values = self.world.values
+        return stepped.image_of(self._folder), values.image_of(self) if values is not None else None
+
+    def _put_back(self, copy: Copy, *, is_unseen: bool = False, is_whole: bool = False) -> None:
+        if self._store is None:
+            self.world.at(500, lambda: self._put_back(copy, is_unseen=is_unseen, is_whole=is_whole))
             return
         self._commit()
         if not self.is_up:
             return
         chance, check = self.world.chance, self.world.check
-        self.is_whole_image = self.is_whole_image or is_unseen
-        if is_unseen:
+        is_whole = is_whole or is_unseen
+        self.is_whole_image = self.is_whole_image or is_whole
+        if is_whole:
             check.forks.add(self._store.origin)
+        if is_unseen:
             self._grows_past = self._store.end_offset(STREAM) + chance.randint(-5, 40)
             self.world.hide(self, self.world.now_ms + chance.randint(1_000, 8_000))
         self._store.close()
         self._store = None
         witness = f"{stepped.FILE}.witness"
-        kept = {} if is_unseen else {witness: stepped.image_of(self._folder)[witness]}
-        self._again_with({**image, **kept}, is_old=True)
+        kept = {} if is_whole else {witness: stepped.image_of(self._folder)[witness]}
+        image, held = copy
+        self._again_with({**image, **kept}, is_old=True, held=held)
 
-    def _again_with(self, image: stepped.Image, *, is_old: bool = False) -> None:
+    def _again_with(self, image: stepped.Image, *, is_old: bool = False, held: Values | None = None) -> None:
         """Die, and start with these files after a while."""
         self.abandon()
         self.life += 1
@@ -266,7 +319,7 @@ class Node:
         shutil.rmtree(self._folder)
         self._folder = self.world.folder / f"{self.name}-{self.life}"
         stepped.write_image(self._folder, image)
-        self.world.at(self.world.chance.randint(1, 3_000), lambda: self.start(is_old=is_old))
+        self.world.at(self.world.chance.randint(1, 3_000), lambda: self.start(is_old=is_old, held=held))
 
     def abandon(self) -> None:
         """Drop the store without closing it, if it is open."""
@@ -277,6 +330,8 @@ class Node:
     def clone(self, node: Node) -> None:
         """Start from a copy of another node's files; that node is stopped for it and restarted."""
         self.world.check.cloned(node, self)
+        if self.world.values is not None:
+            self.world.values.cloned(node, self)
         self.is_copied = node.is_copied = True
         node.kill("idle")
         stepped.write_image(self._folder, stepped.image_of(node._folder))
@@ -310,7 +365,7 @@ class Node:
         self._commit()
         self.attacker = None
         if self._store is not None:
-            self._again_with(stepped.image_of_new(self.zone, f"{self.name}-{self.life}"), is_old=True)
+            self._again_with(stepped.image_of_new(self.zone, f"{self.name}-{self.life}"), is_old=True, held={})
 
     def fill(self) -> bool:
         """The disk is full for a while: the store measures it, or SQLite meets it within a commit."""
