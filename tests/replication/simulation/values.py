@@ -77,10 +77,11 @@ class ValueJudge:
             stepped.writer_of(node.running).execute(statement)
         if image is not None:
             self.held[node.name] = dict(image)
-        released, known = node.released_offset, self.held.get(node.name, {})
-        self.held[node.name] = {offset: value for offset, value in known.items() if offset <= released}
+        end, known = node.running.end_offset(STREAM), self.held.get(node.name, {})
+        # Not read from the file again: there a batch may be damaged meanwhile, and a comparison repairs it.
+        self.held[node.name] = {offset: value for offset, value in known.items() if offset <= end}
         self._present[node.name] = Counter(self.held[node.name].values())
-        self._released[node.name] = released
+        self._released[node.name] = node.released_offset
         self._frontiers[node.name] = {}
         self._note(node, "batch")
 
