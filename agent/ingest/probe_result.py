@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from agent.ingest import quality
@@ -13,6 +13,7 @@ from agent.message import Value
 from agent.status_codes import status_name
 
 BAD_NAMED_MAX = 10  # tags that a step names
+WITHOUT_VALUE = "without a value"
 
 
 class Outcome(Enum):
@@ -25,13 +26,15 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProbeStep:
-    """One step. `details` are further lines; `todo` is what to do."""
+    """One step. `details` are further lines; `todo` is what to do. `is_partial`: it failed for some of the tags or
+    units only."""
 
     name: str
     outcome: Outcome
     what: str
     todo: str = ""
     details: tuple[str, ...] = ()
+    is_partial: bool = False
 
     @property
     def is_failed(self) -> bool:
@@ -71,6 +74,11 @@ def failed(name: str, what: str, todo: str = "", details: tuple[str, ...] = ()) 
     return ProbeStep(name, Outcome.FAILED, what, todo, details)
 
 
+def accept_part(step: ProbeStep) -> ProbeStep:
+    """The step, with a failure of only a part of the source as a note."""
+    return replace(step, outcome=Outcome.NOTE) if step.is_failed and step.is_partial else step
+
+
 def tags_step(readings: Sequence[TagReading], tags_total: int, todo: str) -> ProbeStep:
     """The step that reports how many of the tags have a value, and which have none. `todo` is what to do about
     those."""
@@ -83,5 +91,6 @@ def tags_step(readings: Sequence[TagReading], tags_total: int, todo: str) -> Pro
     lines = [f"{one.tag} ({one.address}): {one.why or status_name(one.quality)}" for one in bad[:BAD_NAMED_MAX]]
     if len(bad) > BAD_NAMED_MAX:
         lines.append(f"and {len(bad) - BAD_NAMED_MAX:,} more")
-    what = f"{asked} tags read, {len(bad):,} without a value ({kinds})"
-    return failed("tags", what, todo, tuple(lines))
+    what = f"{asked} tags read, {len(bad):,} {WITHOUT_VALUE} ({kinds})"
+    is_partial = len(bad) < len(readings)
+    return ProbeStep("tags", Outcome.FAILED, what, todo, tuple(lines), is_partial=is_partial)

@@ -32,7 +32,10 @@ def test_the_same_tag_in_two_files_is_refused_by_both(bsfg: Bsfg, tmp_path: Path
     for name in ("m1", "m2"):
         (tmp_path / f"{name}.csv").write_text(f"{HEADER}a/b,holding,1,int16\n")
     (found,) = problems(bsfg)
-    assert found == "m2.csv row 2 column tag: 'a/b' is also in m1.csv row 2, of source m1; a tag comes from one source"
+    assert (
+        found
+        == "m2.csv row 2 column tag: 'a/b' is also in m1.csv row 2, of source m1; a tag comes from one source: name it otherwise, as m2/a/b"
+    )
     refused = command.process(tmp_path, "run")
     assert (refused.returncode, found in refused.stderr) == (1, True)
 

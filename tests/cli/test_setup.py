@@ -218,11 +218,11 @@ def test_a_section_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         cut.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("power")))
         cut.setattr(Path, "unlink", lambda *_, **__: None)
         with pytest.raises(OSError, match="power"):
-            run._add("stream", {"name": "facts.telemetry"})
+            run.node_file.add("stream", {"name": "facts.telemetry"})
     assert file.read_text() == '[node]\nzone = "plant-a"\n'
     with pytest.raises(ConfigError, match="no \\[\\[broker\\]\\] is named"):
-        run._add("peer", {"zone": "idmz", "broker": "b", "asks": True})
-    run._add("stream", {"name": "facts.telemetry", "keep_hours": 2.0})
+        run.node_file.add("peer", {"zone": "idmz", "broker": "b", "asks": True})
+    run.node_file.add("stream", {"name": "facts.telemetry", "keep_hours": 2.0})
     after = file.stat()
     assert after.st_ino != before.st_ino
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
@@ -281,8 +281,8 @@ def test_questions_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_answers_of_an_earlier_run_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Enter key takes each; a wrong one is typed anew, a row is left out with -, and settings that no question has
-    stay."""
+    """The Enter key takes each, and those about the connection at once; a wrong one is typed anew, a row is left out
+    with -, and settings that no question has stay."""
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(command_module.Setup, "run", lambda self: given.append(dict(self.given)))
     before = f"""zone = "plant-a"
@@ -306,7 +306,7 @@ port = 1502
 tags = "tag,table,register,type\\na/x,holding,1,int16\\na/y,holding,2,int16\\n"
 """
     (tmp_path / "n.answers").write_text(before)
-    typed = ["plant-a", *[""] * 12, "10.0.0.6", "", "-", "", "a/z,holding,3,int16", "", "", ""]
+    typed = ["", "", *[""] * 6, "10.0.0.6", "", "-", "", "a/z,holding,3,int16", "", "", ""]
     done = CliRunner().invoke(command_module.setup, ["--config", str(tmp_path / "n.toml")], input="\n".join(typed))
     assert done.exit_code == 0, done.output
     wanted = tomllib.loads(before)
@@ -315,6 +315,97 @@ tags = "tag,table,register,type\\na/x,holding,1,int16\\na/y,holding,2,int16\\n"
         "tags": "tag,table,register,type\na/y,holding,2,int16\na/z,holding,3,int16\n",
     }
     assert given == [wanted]
+
+
+def test_only_what_is_new_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zone is offered. What the settings have, also with a host that was corrected there, is neither asked for nor
+    compared, and stays in the saved answers; the stick and the passphrase of the authority are not needed again."""
+    file = tmp_path / "node.toml"
+    (tmp_path / "tags.d").mkdir()
+    (tmp_path / "tags.d" / "boiler.csv").write_text("tag,table,register,type\na/x,holding,1,int16\n")
+    (tmp_path / "pki" / "zones").mkdir(parents=True)
+    (tmp_path / "pki" / "zones" / "plant-a.pem").touch()
+    file.write_text(
+        '[node]\nzone = "plant-a"\n[[broker]]\nname = "broker"\nhost = "10.0.0.9"\nport = 8883\nca_file = "ca"\n'
+        'cert_file = "c"\nkey_file = "k"\n[[peer]]\nzone = "idmz"\nbroker = "broker"\nexports = ["facts.telemetry"]\n'
+        '[[modbus]]\nname = "boiler"\nhost = "10.0.0.5"\ntags_file = "tags.d/boiler.csv"\naddress_base = 0\n'
+    )
+    kept = (
+        'zone = "plant-a"\nstick = "/gone"\nauthority = "/moved"\n[broker]\nhost = "10.0.0.1"\nport = 8883\n[peer]\n'
+        'zone = "idmz"\nexports = ["facts.telemetry"]\n[[modbus]]\nname = "boiler"\nhost = "10.0.0.4"\n'
+        'address_base = 0\ntags = "tag,table,register,type\\na/x,holding,1,int16\\n"\n'
+    )
+    (tmp_path / "node.answers").write_text(kept)
+    ran: list[str] = []
+    monkeypatch.setattr(Steps, "run", lambda _, words, shown=(): ran.append(" ".join(shown or words)) or "")
+    typed = ["", "", "modbus", "boiler", "press", "10.0.0.6", "0", "a/y,holding,1,int16", "", ""]
+    done = CliRunner().invoke(command_module.setup, ["--config", str(file)], input="\n".join([*typed, ""]))
+    assert done.exit_code == 0, done.output
+    assert "Broker 10.0.0.1:8883, peer idmz reads from here (keep, another peer) [keep]" in done.output
+    assert "# sources in the settings: boiler" in done.output
+    assert "boiler is the name of another source" in done.output
+    assert ran == [f"bsfg source test press --all --partial --config {file}", f"bsfg check --config {file}"]
+    assert [one["name"] for one in tomllib.loads(file.read_text())["modbus"]] == ["boiler", "press"]
+    saved = tomllib.loads((tmp_path / "node.answers").read_text())
+    assert (saved["broker"]["host"], [one["name"] for one in saved["modbus"]]) == ("10.0.0.9", ["boiler", "press"])
+
+
+def only_source(kind: str, *sections: str) -> str:
+    """Answers with only sources."""
+    return 'zone = "plant-a"\n' + "".join(f"[[{kind}]]\n{section}\n" for section in sections)
+
+
+def boiler(port: int, name: str, *rows: str) -> str:
+    """The section of the test's Modbus device with these tags."""
+    tags = "".join(f"{row}\\n" for row in ("tag,table,register,type", *rows))
+    return f'name = "{name}"\nhost = "127.0.0.1"\nport = {port}\naddress_base = 0\ntags = "{tags}"'
+
+
+def test_a_broken_sensor_keeps_no_other_out(meter: Program, tmp_path: Path) -> None:
+    """A source is kept if one of its tags has a value: the others are listed with the answer of the device, and with
+    the file in which they can be deleted, which exists. One without any is removed, and the source after it is added.
+    """
+    right, wrong = "a/voltage,input,0,uint16", "a/broken,holding,60000,uint16"
+    text = only_source(
+        "modbus", boiler(meter.port, "dead", "b/broken,holding,60000,uint16"), boiler(meter.port, "good", right, wrong)
+    )
+    done = set_up(tmp_path, text)
+    assert done.returncode == 1
+    assert "this step failed: bsfg source test dead" in done.stderr
+    assert "all 2 tags read, 1 without a value" in done.stdout
+    assert re.search(r"a/broken \(.*IllegalDataAddress|a/broken \(.*illegal", done.stdout, re.IGNORECASE)
+    _, _, left = done.stdout.partition("left to do:")
+    assert f"delete their rows in {tmp_path}/tags.d/good.csv" in left
+    assert "add dead, which was not added" in left
+    assert [one["name"] for one in tomllib.loads((tmp_path / "node.toml").read_text())["modbus"]] == ["good"]
+    assert [one.name for one in (tmp_path / "tags.d").iterdir()] == ["good.csv"]
+    assert f"removed again: {tmp_path}/tags.d/dead.csv" in done.stdout
+    assert command.bsfg(tmp_path, "check").returncode == 0
+
+
+def test_equal_machines_get_names_of_their_own(meter: Program, tmp_path: Path) -> None:
+    """Their tags have the same names: those of the second get its name as a prefix, from a server and from a file, in
+    one line for all; what is excluded is not in the file. A restart takes these settings."""
+    rows = ("a/voltage,input,0,uint16", "a/current,input,1,uint16")
+    with running("opcua_server") as server:
+        url = f'url = "opc.tcp://127.0.0.1:{server.port}/plant"\ninsecure = true\nglob = "Plant/temperature_0*"'
+        text = only_source("modbus", *(boiler(meter.port, name, *rows) for name in ("boiler-1", "boiler-2")))
+        text += only_source("opcua", *(f'name = "{name}"\n{url}' for name in ("press-1", "press-2"))).partition("\n")[2]
+        (tmp_path / "answers.toml").write_text(text)
+        words = ("setup", "--config", "node.toml", "--answers", "answers.toml", "--exclude", "Plant/*_02")
+        done = command.process(tmp_path, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("a tag comes from one source") == 2
+    files = {one.stem: one.read_text("utf-8-sig") for one in (tmp_path / "tags.d").iterdir()}
+    assert [row.partition(",")[0] for row in files["boiler-2"].splitlines()[1:]] == [
+        "boiler-2/a/voltage",
+        "boiler-2/a/current",
+    ]
+    assert files["boiler-1"].splitlines()[1].startswith("a/voltage,")
+    assert "\nPlant/temperature_01" in files["press-1"]
+    assert "\npress-2/Plant.temperature_01" in files["press-2"]
+    assert "temperature_02" not in files["press-1"] + files["press-2"]
+    assert command.bsfg(tmp_path, "check").returncode == 0
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from agent.cli.terminal import Progress
 from agent.escaping import printable
 from agent.ingest.opcua.explore.explorer import explore
 from agent.ingest.opcua.explore.tag_rows import tag_file
-from agent.ingest.opcua.explore.walk import OBJECTS, SERVER, Walk, is_wanted
+from agent.ingest.opcua.explore.walk import OBJECTS, SERVER, Walk, is_excluded, is_wanted
 
 if TYPE_CHECKING:
     from agent.ingest.opcua.explore.tag_rows import TagRow
@@ -47,7 +47,10 @@ if TYPE_CHECKING:
 @click.option("--properties", is_flag=True, help="Include properties, such as serial numbers and limits.")
 @click.option("--server-object", is_flag=True, help="Include the server's own state and diagnostics.")
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write a tag file.")
-@click.option("--scope", default="", help="The part of a tag's name before the slash, where no folder gives one.")
+@click.option(
+    "--exclude", multiple=True, metavar="GLOB", help="Leave out variables whose path or tag matches; may be repeated."
+)
+@click.option("--prefix", default="", help="Put this before each tag's name, as 'press-2/', for equal machines.")
 @click.option("--force", is_flag=True, help="Replace an existing tag file.")
 @json_option
 def browse(csv_file: Path | None, force: bool, as_json: bool, **options: Any) -> None:
@@ -55,7 +58,7 @@ def browse(csv_file: Path | None, force: bool, as_json: bool, **options: Any) ->
 
     Nodes that cannot be browsed or read are counted and named at the end. Exit status 1 when no variable was found.
     """
-    names = ("start", "text", "pattern", "depth", "max_nodes", "properties", "server_object", "scope")
+    names = ("start", "text", "pattern", "depth", "max_nodes", "properties", "server_object", "exclude", "prefix")
     wanted = {name: options.pop(name) for name in names}
     if csv_file is not None and csv_file.exists() and not force:
         raise click.UsageError(f"{csv_file} exists; give another name, or --force to replace it")
@@ -87,7 +90,8 @@ async def _browse(
     max_nodes: int,
     properties: bool,
     server_object: bool,
-    scope: str,
+    exclude: Sequence[str],
+    prefix: str,
 ) -> tuple[Walk, Found]:
     progress = Progress()
     async with explore(connection.settings, connection.password) as explorer:
@@ -99,9 +103,9 @@ async def _browse(
         walk = Walk(node, depth, max_nodes, skipped, with_properties=properties)
         await explorer.walk(walk, progress)
         wanted = [one for one in walk.variables() if is_wanted(one, text, pattern)]
-        found = await explorer.rows(wanted, scope or connection.settings.name, walk.failures, progress)
+        found = await explorer.rows(wanted, connection.settings.name, prefix, walk.failures, progress)
     progress.end()
-    return walk, found
+    return walk, [(one, row) for one, row in found if not is_excluded(one, row.tag, exclude)]
 
 
 def _tree(found: Found) -> Iterator[str]:
@@ -127,7 +131,7 @@ def _tree(found: Found) -> Iterator[str]:
 def _remarks(walk: Walk, count: int) -> Iterator[str]:
     """What was left out, and why."""
     if not count:
-        yield "no variable found; widen --filter, --glob or --depth, or connect as another user"
+        yield "no variable found; widen --filter, --glob, --exclude or --depth, or connect as another user"
     if walk.is_cut:
         yield f"stopped after {walk.nodes_total:,} nodes; raise --max-nodes, or begin at a lower node with --start"
     if walk.deeper_total:

@@ -1,10 +1,12 @@
 """The questions of `bsfg setup`. An invalid answer is asked for again at once. The answers of an earlier run are the
-defaults, so correcting one mistake takes one answer, and the Enter key for the others."""
+defaults, so correcting one mistake takes one answer, and the Enter key for the others. What is in the settings already
+is not asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from agent.ingest import TagMapError
 from agent.ingest.tags.file import parse_tag_file
 from agent.message import ZONE
 from agent.replication import pki
+from agent.replication.broker import PORT
 from agent.settings.sources import ModbusSourceSettings
 
 SOURCES = ("opcua", "modbus")
@@ -24,9 +27,9 @@ OPC_TCP = "opc.tcp://"
 TAGS_HEADER = "tag,table,register,type\n"
 
 
-def ask_zone() -> str:
-    """The zone of this node."""
-    return _ask("Zone of this node (a-z, 0-9, -)", _zone)
+def ask_zone(known: str | None = None) -> str:
+    """The zone of this node; `known`: that of an earlier run."""
+    return _ask("Zone of this node (a-z, 0-9, -)", _zone, known)
 
 
 def ask_new_passphrase() -> str:
@@ -35,21 +38,56 @@ def ask_new_passphrase() -> str:
     return str(click.prompt(question, hide_input=True, confirmation_prompt=True, value_proc=_new_passphrase))
 
 
-def ask(zone: str, before: Mapping[str, Any]) -> dict[str, Any]:
-    """The answers for a zone; an empty answer leaves its part out. `before`: the answers of an earlier run."""
-    given: dict[str, Any] = {"zone": zone}
-    broker = before.get("broker", {})
-    where = _choose("Broker", ("here", "elsewhere", "none"), _place(broker))
-    if where != "none":
-        given |= _ask_connection(zone, before, is_here=where == "here")
-    earlier = ((kind, one) for kind in SOURCES for one in before.get(kind, []))
+def ask(
+    zone: str, before: Mapping[str, Any], settings: Mapping[str, Any], sources: Mapping[str, Collection[str]]
+) -> dict[str, Any]:
+    """The answers for a zone; an empty answer leaves its part out. `before`: the answers of an earlier run. `settings`:
+    node.toml. `sources`: the names of its sources by protocol, which are not asked for."""
+    given: dict[str, Any] = {"zone": zone, **_connection(zone, before, settings)}
+    earlier: list[tuple[str, Mapping[str, Any]]] = []
+    for each in SOURCES:
+        is_there = [one.get("name") in sources.get(each, ()) for one in before.get(each, [])]
+        given |= {each: [*compress(before[each], is_there)]} if any(is_there) else {}
+        earlier += [(each, one) for one, known in zip(before.get(each, []), is_there, strict=True) if not known]
+    there = {name for names in sources.values() for name in names}
+    if there:
+        click.echo(f"# sources in the settings: {', '.join(sorted(there))}")
     while True:
-        kind_before, source = next(earlier, ("none", {}))
+        kind_before, source = earlier.pop(0) if earlier else ("none", {})
         if (kind := _choose("Source", (*SOURCES, "none"), kind_before)) == "none":
             return given
-        taken = {one["name"] for each in SOURCES for one in given.get(each, [])}
+        taken = there | {one["name"] for each in SOURCES for one in given.get(each, [])}
         ask_source = _ask_opcua if kind == "opcua" else _ask_modbus
         given.setdefault(kind, []).append(ask_source(source if kind == kind_before else {}, taken))
+
+
+def _connection(zone: str, before: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers about broker, peer and certificates; empty without a broker. Those of an earlier run are accepted
+    together."""
+    broker = before.get("broker", {})
+    if broker:
+        host, port = broker.get("host"), broker.get("port", PORT)
+        peer = before.get("peer", {})
+        sides = "".join(f", peer {peer['zone']} {side}" for side, name in SIDES.items() if peer.get(name))
+        change = "another peer" if settings.get("broker") else "change"
+        if _choose(f"Broker {host}:{port}{sides}", ("keep", change), "keep") == "keep":
+            return _as_in_force(before, settings)
+    elif settings.get("broker"):
+        click.echo(f"# brokers in the settings: {', '.join(str(one.get('host')) for one in settings['broker'])}")
+        return {}
+    where = _choose("Broker", ("here", "elsewhere", "none"), _place(broker))
+    return {} if where == "none" else _ask_connection(zone, before, is_here=where == "here")
+
+
+def _as_in_force(before: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The earlier answers about the connection, with the values that an operator has since changed in node.toml."""
+    given = {name: before[name] for name in ("broker", "peer", "stick", "authority") if name in before}
+    for section, key, name in (("broker", "name", "broker"), ("peer", "zone", before.get("peer", {}).get("zone"))):
+        for found in [one for one in settings.get(section, []) if one.get(key) == name and section in before]:
+            given[section] = {setting: found.get(setting, value) for setting, value in before[section].items()}
+    if before["broker"].get("here"):  # the node's own host is another than that for its peer
+        given["broker"]["host"] = before["broker"]["host"]
+    return given
 
 
 def _place(broker: Mapping[str, Any]) -> str:
@@ -64,7 +102,7 @@ def _ask_connection(zone: str, before: Mapping[str, Any], *, is_here: bool) -> d
     question = "Name or address by which the peer reaches this machine" if is_here else "Its host"
     broker["host"] = _ask(question, _host, broker.get("host"))
     broker["port"] = click.prompt(
-        "Its port for this zone and its peer", default=broker.get("port", 8883), type=click.IntRange(1, 65535)
+        "Its port for this zone and its peer", default=broker.get("port", PORT), type=click.IntRange(1, 65535)
     )
     if is_here:
         broker["here"] = True

@@ -31,9 +31,8 @@ class Site:
         self._broker: Mapping[str, Any] = given["broker"]
         self._peer: Mapping[str, Any] = given.get("peer", {})
         self._stick = _folder(given, "stick")
-        if self._stick is not None and not self._stick.is_dir():
-            raise SetupFailed(f"{self._stick}: no such folder; is the stick mounted?")
         self._authority = _folder(given, "authority")
+        self._is_open = False
         self.pki = config_file.parent / "pki"
         # One broker of a machine serves all its zones, so its files are not those of a node.
         is_unit = steps.is_unit
@@ -43,8 +42,6 @@ class Site:
     def prepare(self) -> bool:
         """Prepare the certificates of this zone, its peer and a broker here. Returns whether this zone can be
         connected."""
-        if self._authority is not None:
-            self._open_authority(self._authority)
         if not self._identity():
             return False
         if self._broker.get("here"):
@@ -53,12 +50,21 @@ class Site:
             self._run_broker()
         if self._authority is not None and self._stick is not None and self._peer:
             self._sign_for_peer(self._authority, self._stick, self._peer["zone"])
+        if self._authority is not None and self._authority.exists():
+            self._left.append(
+                f"once every zone has its certificate, move the authority, {self._authority}, to a machine that is neither "
+                "gateway nor broker; keep a copy of it and of the passphrase at another place"
+            )
         return True
 
     # ---------------------------------------------------------------------------------------------------- certificates
 
     def _open_authority(self, folder: Path) -> None:
-        """Create the authority if there is none, and keep its passphrase for the commands that follow."""
+        """Create the authority if there is none, and keep its passphrase for the commands that follow. Only for the
+        first signature: an operator who adds a source is not asked for the passphrase."""
+        if self._is_open:
+            return
+        self._is_open = True
         key_file = folder / "ca.key"
         is_new = not key_file.exists()
         if self._steps.asks and PASSPHRASE not in os.environ and (is_new or pki.is_locked(key_file)):
@@ -66,10 +72,6 @@ class Site:
             self._steps.give_passphrase(known or ask_new_passphrase())
         if is_new:
             self._steps.bsfg("pki", "ca", "--pki", str(folder))
-        self._left.append(
-            f"once every zone has its certificate, move the authority, {folder}, to a machine that is neither gateway nor "
-            "broker; keep a copy of it and of the passphrase at another place"
-        )
 
     def _identity(self) -> bool:
         """Key and certificate of this zone; False while its request is on the way."""
@@ -89,6 +91,7 @@ class Site:
                 f"have {request} signed (bsfg pki sign), import the certificate (bsfg pki import), and run setup again"
             )
             return False
+        self._needs_stick(self._stick)
         # A certificate that was on the stick before the key was made belongs to a former key.
         if not is_new and (self._stick / f"{self.zone}.pem").exists():
             self._import(self.zone, self._stick, self._stick, self.pki)
@@ -122,8 +125,11 @@ class Site:
     def _sign_for_peer(self, authority: Path, stick: Path, peer: str) -> None:
         """If the peer's request is on the stick, sign it and replace it by the certificate."""
         request = stick / f"{peer}.csr"
+        is_signed = (authority / "zones" / f"{peer}.pem").exists() or not authority.exists()  # or has been moved away
+        if not is_signed:
+            self._needs_stick(stick)
         if not request.exists():
-            if not (authority / "zones" / f"{peer}.pem").exists():
+            if not is_signed:
                 self._left.append(f"run setup at {peer}, bring the stick with {request.name} here, and run setup again")
             return
         click.echo(f"fingerprint of the key in {request}: {pki.request_fingerprint(request, peer)}")
@@ -135,7 +141,12 @@ class Site:
         self._steps.run(["rm", str(request)])
         self._left.append(f"take the stick back to {peer}, and run setup there again")
 
+    def _needs_stick(self, stick: Path) -> None:
+        if not stick.is_dir():
+            raise SetupFailed(f"{stick}: no such folder; is the stick mounted?")
+
     def _sign(self, authority: Path, name: str, request: Path, *kind: str) -> None:
+        self._open_authority(authority)
         self._steps.bsfg("pki", "sign", *kind, name, "--request", str(request), "--pki", str(authority))
 
     def _import(self, name: str, certificates: Path, authority: Path, into: Path, *kind: str) -> None:

@@ -12,15 +12,16 @@ import click
 from agent.cli import config_option, json_option
 from agent.cli.source.access import source_of, steps
 from agent.cli.terminal import print_step
-from agent.ingest import load_tag_map, some_tags
+from agent.ingest import accept_part, load_tag_map, some_tags
 
 
 @click.command()
 @config_option
 @click.argument("name")
 @click.option("--all", "is_all", is_flag=True, help="Read all tags, not some twenty.")
+@click.option("--partial", is_flag=True, help="Accept a source if at least one of the tags that were read has a value.")
 @json_option
-def test(config_file: Path, name: str, is_all: bool, as_json: bool) -> None:
+def test(config_file: Path, name: str, is_all: bool, partial: bool, as_json: bool) -> None:
     """Connect to the source NAME with its own settings and read some of its tags.
 
     Nothing is recorded, and a running node is not disturbed: a Modbus device to which it is connected is asked by the
@@ -31,7 +32,8 @@ def test(config_file: Path, name: str, is_all: bool, as_json: bool) -> None:
 
     async def run() -> bool:
         is_failed = False
-        async for step in steps(node, source, tags if is_all else some_tags(tags), len(tags)):
+        async for found in steps(node, source, tags if is_all else some_tags(tags), len(tags)):
+            step = accept_part(found) if partial else found
             is_failed |= step.is_failed
             print_step(step, as_json=as_json)
         return is_failed

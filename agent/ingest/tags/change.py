@@ -10,10 +10,10 @@ refuses the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.ingest.errors import Problem, place
+from agent.ingest.errors import Problem
 from agent.ingest.tags.tag_map import Tag, TagMap
 
 
@@ -54,14 +54,10 @@ def difference(old: TagMap, new: TagMap) -> TagChange:
 
 
 def clashes(maps: Mapping[str, TagMap]) -> Iterator[tuple[str, str, Problem]]:
-    """Tags that come from two sources: (first source, second source, the problem of the second)."""
-    owners: dict[str, tuple[str, Tag]] = {}
-    for source, found in maps.items():
-        for tag in found.tags:
-            owner, owned = owners.setdefault(tag.definition.subject, (source, tag))
-            if owner != source:
-                why = f"is also in {maps[owner].place(owned)}, of source {owner}; a tag comes from one source"
-                yield owner, source, Problem(found.file, tag.row, "tag", tag.name, why, tag.template_row)
+    """Sources with the same tags: (first source, second source, the problem of the second). Equal devices have all
+    their tags in common, so the problem names the first one and counts the others."""
+    for (first, second), pairs in _common_tags(maps).items():
+        yield first, second, _clash(maps, second, first, [(tag, owned) for owned, tag in pairs])
 
 
 def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> Admission:
@@ -74,22 +70,40 @@ def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> A
     problems: dict[str, tuple[Problem, ...]] = {}
     while True:
         refused: dict[str, list[Problem]] = {}
-        for first, second, problem in clashes({**in_force, **admitted}):
+        maps = {**in_force, **admitted}
+        for (first, second), pairs in _common_tags(maps).items():
             if second in admitted:
-                refused.setdefault(second, []).append(problem)
-            else:
-                name = problem.value
-                where = place(problem.file, problem.row, problem.template_row)
-                why = f"is also in {where}, of source {second}; a tag comes from one source"
-                own = next(tag for tag in admitted[first].tags if tag.name == name)
-                refused.setdefault(first, []).append(
-                    Problem(admitted[first].file, own.row, "tag", name, why, own.template_row)
+                refused.setdefault(second, []).append(
+                    _clash(maps, second, first, [(tag, owned) for owned, tag in pairs])
                 )
+            else:
+                refused.setdefault(first, []).append(_clash(maps, first, second, pairs))
         if not refused:
             return Admission(admitted, problems)
         for source, found in refused.items():
             del admitted[source]
             problems[source] = tuple(found)
+
+
+def _common_tags(maps: Mapping[str, TagMap]) -> dict[tuple[str, str], list[tuple[Tag, Tag]]]:
+    """By first and second source: the tags that both have, as (of the first, of the second)."""
+    owners: dict[str, tuple[str, Tag]] = {}
+    common: dict[tuple[str, str], list[tuple[Tag, Tag]]] = {}
+    for source, found in maps.items():
+        for tag in found.tags:
+            owner, owned = owners.setdefault(tag.definition.subject, (source, tag))
+            if owner != source:
+                common.setdefault((owner, source), []).append((owned, tag))
+    return common
+
+
+def _clash(maps: Mapping[str, TagMap], source: str, other: str, pairs: Sequence[tuple[Tag, Tag]]) -> Problem:
+    """The problem of a source that has tags of another. `pairs`: (tag of the source, tag of the other)."""
+    (tag, owned), *others = pairs
+    where = f"{maps[other].place(owned)}, of source {other}"
+    more = f" (and {len(others):,} more of its tags)" if others else ""
+    why = f"is also in {where}{more}; a tag comes from one source: name it otherwise, as {source}/{tag.name}"
+    return Problem(maps[source].file, tag.row, "tag", tag.name, why, tag.template_row)
 
 
 def _same(one: Tag, other: Tag) -> bool:

@@ -81,8 +81,11 @@ def test_maps_that_go_together(candidates: dict[str, TagMap], admitted: list[str
 
 def test_a_refusal_names_row_and_owner() -> None:
     """The operator is told which row of which file stands in the way, from whichever side the edit came."""
-    why = "is also in {}, of source {}; a tag comes from one source"
+    why = "is also in {}, of source {}; a tag comes from one source: name it otherwise, as {}"
     found = admit({"a": A, "b": B}, {"b": tags("b.csv", "z", "y")})
-    assert found.problems == {"b": (Problem("b.csv", 3, "tag", "y", why.format("a.csv row 3", "a")),)}
+    assert found.problems == {"b": (Problem("b.csv", 3, "tag", "y", why.format("a.csv row 3", "a", "b/y")),)}
+    found = admit({"a": A, "b": B}, {"b": tags("b.csv", "z", "y", "x")})
+    more = why.format("a.csv row 3", "a (and 1 more of its tags)", "b/y")
+    assert found.problems == {"b": (Problem("b.csv", 3, "tag", "y", more),)}
     found = admit({"a": A, "b": B}, {"a": tags("a.csv", "x", "y", "z")})
-    assert found.problems == {"a": (Problem("a.csv", 4, "tag", "z", why.format("b.csv row 2", "b")),)}
+    assert found.problems == {"a": (Problem("a.csv", 4, "tag", "z", why.format("b.csv row 2", "b", "a/z")),)}

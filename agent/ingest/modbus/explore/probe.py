@@ -57,7 +57,7 @@ def judged(
     if silent:
         what = f"no answer from unit {', '.join(map(str, silent))}" + (f"; {answering} answers" if answering else "")
         todo = f"which units are there: bsfg modbus scan {settings.name}; a slow device needs a longer timeout_ms"
-        found = [failed("units", what, todo)]
+        found = [ProbeStep("units", Outcome.FAILED, what, todo, is_partial=bool(answering))]
     else:
         found = [ProbeStep("units", Outcome.OK, f"{answering} answer{'s' * (len(units) == 1)}")]
     todo = f"find the registers with bsfg modbus probe {settings.name} REGISTER, and correct {settings.tags_file}"

@@ -85,9 +85,10 @@ class Explorer:
             progress("nodes browsed", walk.browsed_total)
 
     async def rows(
-        self, variables: Sequence[FoundVariable], scope: str, failures: Failures, progress: Progress
+        self, variables: Sequence[FoundVariable], scope: str, prefix: str, failures: Failures, progress: Progress
     ) -> list[tuple[FoundVariable, TagRow]]:
-        """The readable variables with their rows. The others are counted in `failures`. Raises SourceLost."""
+        """The readable variables with their rows (`scope`, `prefix`: see `tag_names`). The others are counted in
+        `failures`. Raises SourceLost."""
         known: list[tuple[FoundVariable, str]] = []
         for variable in variables:
             try:
@@ -108,7 +109,7 @@ class Explorer:
                 failures.add(variable.path_text, why)
             else:
                 kept.append((variable, row))
-        names = tag_names([one.path for one, _ in kept], [row.address for _, row in kept], scope)
+        names = tag_names([one.path for one, _ in kept], [row.address for _, row in kept], scope, prefix)
         return [(one, replace(row, tag=name)) for name, (one, row) in zip(names, kept, strict=True)]
 
     async def read(self, nodes: Sequence[NodeAddress]) -> list[NodeReading]:

@@ -58,13 +58,14 @@ def _parsed(text: str) -> NodeAddress | None:
         return None
 
 
-def tag_names(paths: Sequence[tuple[str, ...]], addresses: Sequence[str], scope: str) -> list[str]:
-    """A unique tag name for each path. `scope` is used for a path with one part."""
+def tag_names(paths: Sequence[tuple[str, ...]], addresses: Sequence[str], scope: str, prefix: str = "") -> list[str]:
+    """A unique tag name for each path. `scope` is used for a path with one part. `prefix` is a path above each."""
+    above = tuple(part for part in prefix.split("/") if part)
     assert len(paths) == len(addresses), "one address a path"
     taken: set[str] = set()
     names = []
     for path, address in zip(paths, addresses, strict=True):
-        parts = [plain_name(part) for part in path]
+        parts = [plain_name(part) for part in (*above, *path)]
         head, rest = (parts[0], parts[1:]) if len(parts) > 1 else (plain_name(scope), parts)
         identifier = ".".join(rest)
         digest = hashlib.sha256(address.encode()).hexdigest()[:DIGEST_DIGITS]

@@ -140,6 +140,11 @@ class Walk:
             self._variables[node] = replace(variable, names=reference.node)
 
 
+def is_excluded(variable: FoundVariable, tag: str, globs: Sequence[str]) -> bool:
+    """Whether a glob matches the whole path of a variable, or the name of its tag."""
+    return any(fnmatchcase(name, glob) for name in (variable.path_text, tag) for glob in globs)
+
+
 def is_wanted(variable: FoundVariable, text: str, glob: str) -> bool:
     """Whether a variable passes the filters: a text in path or node id, ignoring case, and a glob for the whole path.
     Empty filters pass everything."""

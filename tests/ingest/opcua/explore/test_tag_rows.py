@@ -51,6 +51,7 @@ def test_names_come_from_paths() -> None:
     """The first folder before the slash; accents fall off; a variable without a folder gets the scope."""
     paths = [("Line 1", "Oven 2", "Temperatur °C"), ("Größe",), ("A", "b/c")]
     assert tag_names(paths, ["1", "2", "3"], "plc 7") == ["Line_1/Oven_2.Temperatur_C", "plc_7/Grosse", "A/b_c"]
+    assert tag_names([("A", "b"), ("c",)], ["1", "2"], "plc", "press-2/x") == ["press-2/x.A.b", "press-2/x.c"]
 
 
 def test_equal_names_are_distinguished_and_stay_so() -> None:

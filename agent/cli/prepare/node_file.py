@@ -1,0 +1,94 @@
+"""The node.toml that `bsfg setup` extends: sections are added, existing lines are not changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agent.cli.prepare import answers, differences, unit
+from agent.config import ConfigError, load_sections
+
+
+class NodeFile:
+    """node.toml and the files beside it. `differing`: answers that are not in force."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.is_of_unit = path, unit.is_of_unit(path)
+        self.differing: list[differences.Difference] = []
+
+    def table(self) -> dict[str, Any]:
+        """The settings as they are written."""
+        return tomllib.loads(self.path.read_text("utf-8"))
+
+    def zone(self) -> str | None:
+        """The zone of the node; None if the file has none."""
+        found = self.table().get("node", {}).get("zone")
+        return found if isinstance(found, str) else None
+
+    def has(self, section: str, key: str, name: str) -> bool:
+        """Whether there is a section whose `key` is `name`."""
+        return name in {one.get(key) for one in self.table().get(section, [])}
+
+    def sources(self, kind: str) -> list[str]:
+        """The sources of a protocol that have a section and a tag file."""
+        found = load_sections(self.path)
+        return [one.name for one in (found.opcua if kind == "opcua" else found.modbus) if one.tags_file.exists()]
+
+    def state_dir(self) -> Path:
+        """The node's state folder. Raises ConfigError."""
+        sections = load_sections(self.path)
+        if sections.node is None:
+            raise ConfigError(self.path, sections.problems)
+        return sections.node.state_dir
+
+    def compare(self, section: str, key: str, name: str, given: Mapping[str, Any]) -> None:
+        """Note where a section differs from the answers."""
+        text = self.path.read_text("utf-8")
+        self.differing += differences.of_section(self.path, text, section, key, name, given)
+
+    def add(self, section: str, settings: Mapping[str, Any]) -> None:
+        """Add a section. Raises ConfigError, and adds nothing, if the file would have a problem."""
+        lines = f"[[{section}]]\n{answers.section_text(settings)}"
+        self.replace(f"{self.path.read_text('utf-8')}\n{lines}")
+        click.echo(f"# added to {self.path}\n{lines}", nl=False)
+
+    def replace(self, text: str) -> None:
+        """Replace the text: after a power cut the file has the old text or the new one. Mode and owner stay. Raises
+        ConfigError, and changes nothing, if the text has a problem."""
+        before = self.path.stat()
+        part = self.path.with_name(f".{self.path.name}.part")
+        part.unlink(missing_ok=True)  # what an interrupted attempt left
+        try:
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+                file.write(text.encode())
+                file.flush()
+                if problems := load_sections(part).problems:
+                    raise ConfigError(self.path, problems)
+                # Owner before mode: in the other order the old group could read the file for a moment.
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+                os.fsync(file.fileno())
+            part.replace(self.path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def give_to_node(self) -> None:
+        """Let only the node's group read the files that this process made. Give the state folder to the node's user."""
+        if not self.is_of_unit or os.geteuid() != 0:
+            return
+        folder = self.path.parent
+        group = folder.stat().st_gid
+        for path in [*(folder / "pki").rglob("*"), *(folder / "tags.d").rglob("*"), folder / "tags.d"]:
+            if path.exists():
+                os.chown(path, -1, group)
+                path.chmod(0o750 if path.is_dir() else 0o640)
+        if not (state_dir := self.state_dir()).exists():
+            state_dir.mkdir(mode=0o700)
+            shutil.chown(state_dir, unit.USER, unit.USER)
