@@ -185,13 +185,18 @@ def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str,
         if not isinstance(device, str) or not device:
             merged.append(source)
             continue
-        file = reader.folder / device if device.endswith(".toml") else reader.folder / DEVICES_FOLDER / f"{device}.toml"
+        file = profile_file(reader.folder, device)
         profile = _read_profile(reader, file, f"modbus[{index}].device", device)
         defaults = {} if profile is None else profile.defaults()
         merged.append({**defaults, **source})
         for name in defaults.keys() - source.keys():
             reader.places[f"modbus[{index}].{name}"] = f"{file}: {name}"
     return {**table, "modbus": merged}
+
+
+def profile_file(folder: Path, device: str) -> Path:
+    """The file of a device profile, for a node.toml in `folder`."""
+    return folder / device if device.endswith(".toml") else folder / DEVICES_FOLDER / f"{device}.toml"
 
 
 def _with_own_certificates(table: Mapping[str, object]) -> Mapping[str, object]:

@@ -74,6 +74,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.health": ("agent.errors", "agent.message", "agent.settings"),  # reads figures that the node hands it
     "agent.hardware": ("agent.errors", "agent.nftables", "agent.health"),  # the sum of what a node writes
     "agent.config": ("agent.errors", "agent.settings"),  # loads none of the parts
+    "agent.backup": ("agent.errors", "agent.settings", "agent.config"),
     "agent.local_socket": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.config"),
     # Reads only, and confirms what it has made durable.
     "pyspark_bsfg": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.local_socket"),
@@ -82,6 +83,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "bench": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "pyspark_bsfg"),
     "agent.cli": (
         *(*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "agent.hardware", "bench"),
+        "agent.backup",
     ),
     "appliance": (),
 }
@@ -150,6 +152,8 @@ CORES: tuple[str, ...] = (
         f"agent/{name}.py"
         for name in (
             "append_contract",
+            "backup/container",
+            "backup/contents",
             "batch",
             "columns",
             "escaping",

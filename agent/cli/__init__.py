@@ -32,6 +32,8 @@ _COMMANDS = {
     "setup": "agent.cli.prepare.setup:setup",
     "run": "agent.cli.run:run",
     "reload": "agent.cli.run:reload",
+    "backup": "agent.cli.backup:backup_command",
+    "restore": "agent.cli.backup:restore",
     "status": "agent.cli.status:status",
     "append": "agent.cli.facts.append:append",
     "lease": "agent.cli.facts.append:lease",

@@ -36,6 +36,9 @@ class Site:
         self._device_port = device_port
         self._ports = {shown: free_port() for shown in ("8883", "8884", "8885")}
         self._done: set[str] = set()
+        self._passphrase = folder / "passphrase"
+        self._passphrase.touch(0o600)
+        self._passphrase.write_text("what a person types")
         (folder / "usb").mkdir()
 
     def prepare(self) -> None:
@@ -100,9 +103,6 @@ class Site:
         else:
             assert words[0] in {"cp", "mv", "mkdir", "rm", "openssl"}, line
             subprocess.run(words, cwd=self.root(machine), check=True)
-            if words[0] == "cp" and words[-1].endswith(".toml"):  # /var/lib is that of the machine it came to
-                file = Path(words[-1])
-                file.write_text(re.sub(rf"{self.folder}/[\w-]+/(?=var/)", f"{self.root(machine)}/", file.read_text()))
             said = ""
         self.said[line] = said
         return said
@@ -114,7 +114,12 @@ class Site:
 
     def _bsfg(self, machine: str, words: list[str], *, is_good: bool) -> str:
         if words[1] == "init":
-            words += ["--state-dir", str(self.root(machine) / "var/lib/bsfg" / words[words.index("--zone") + 1])]
+            # Relative, because a restored file must name the folder of the machine it came to.
+            words += ["--state-dir", f"../../var/lib/bsfg/{words[words.index('--zone') + 1]}"]
+        if words[1] in {"backup", "restore"}:
+            words += ["--passphrase-file", str(self._passphrase)]
+        if words[1] == "restore":
+            words += ["--config", str(self.root(machine) / "etc/bsfg/plant-a.toml")]
         if words[1:3] == ["broker", "config"]:
             words += ["--user", pwd.getpwuid(os.geteuid()).pw_name]
         asks = words[1:3] in (["peer", "test"], ["source", "read"], ["peer", "compare"]) or words[1] == "latest"

@@ -41,6 +41,7 @@ def days_option(default: int) -> Callable[[_Command], _Command]:
 
 
 broker_option = click.option("--broker", "for_broker", is_flag=True, help="NAME is a broker, not a zone.")
+KEY = "Passphrase of the authority's key"
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 passphrase_option = click.option(
     "--passphrase-file",
@@ -63,31 +64,38 @@ def new_passphrase(passphrase_file: Path | None, *, no_passphrase: bool) -> byte
         raise click.UsageError("--passphrase-file and --no-passphrase exclude each other")
     if no_passphrase:
         return None
-    return _read_passphrase(passphrase_file) if passphrase_file else _ask_passphrase(is_new=True)
+    return (
+        read_passphrase(passphrase_file)
+        if passphrase_file
+        else ask_passphrase(KEY, is_new=True, otherwise="--passphrase-file or --no-passphrase")
+    )
 
 
 def passphrase_of(folder: Path, passphrase_file: Path | None) -> bytes | None:
     """The passphrase of the authority in `folder`; None if its key has none."""
     if not authority.is_locked(folder / "ca.key"):
         return None
-    return _read_passphrase(passphrase_file) if passphrase_file else _ask_passphrase(is_new=False)
+    return (
+        read_passphrase(passphrase_file)
+        if passphrase_file
+        else ask_passphrase(KEY, is_new=False, otherwise="--passphrase-file")
+    )
 
 
-def _read_passphrase(file: Path) -> bytes:
+def read_passphrase(file: Path) -> bytes:
     """The first line of a file that only its owner may read, as a systemd credential is."""
     authority.check_key_rights(file)
     return authority.read_file(file).split(b"\n", 1)[0].rstrip(b"\r")
 
 
-def _ask_passphrase(*, is_new: bool) -> bytes:
-    """A passphrase typed on the terminal, twice if it is new."""
+def ask_passphrase(whose: str, *, is_new: bool, otherwise: str) -> bytes:
+    """A passphrase typed on the terminal, twice if it is new. `otherwise` are the options that replace the question."""
     try:
-        typed = click.prompt("Passphrase of the authority's key", hide_input=True, confirmation_prompt=is_new, err=True)
+        typed = click.prompt(whose, hide_input=True, confirmation_prompt=is_new, err=True)
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        alternative = " or --no-passphrase" if is_new else ""
-        raise click.UsageError(f"no terminal to ask for the passphrase: give --passphrase-file{alternative}") from None
+        raise click.UsageError(f"no terminal to ask for the passphrase: give {otherwise}") from None
     return str(typed).encode()
 
 

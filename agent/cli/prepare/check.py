@@ -211,7 +211,7 @@ def check_health_port(sections: Sections) -> Iterator[Finding]:
                 tried.bind(address)
     except OSError as error:
         node = sections.node
-        is_running = error.errno == errno.EADDRINUSE and node is not None and _runs(node.store_file)
+        is_running = error.errno == errno.EADDRINUSE and node is not None and runs(node.store_file)
         if is_running and node is not None and noted_port(node.state_dir) in {None, health.listen_port}:
             return  # it is the node itself
         where = f"health page: cannot listen on {health.listen_host} port {health.listen_port}"
@@ -219,7 +219,7 @@ def check_health_port(sections: Sections) -> Iterator[Finding]:
         yield Finding(f"{where}: {error.strerror}; {hint}", is_problem=True)
 
 
-def _runs(store_file: Path) -> bool:
+def runs(store_file: Path) -> bool:
     """Whether a process holds the store: its number is in the lock file."""
     try:
         pid = int(store_file.with_name(f"{store_file.name}.lock").read_text())

@@ -1,0 +1,36 @@
+"""A node's settings and keys in one encrypted file: what `bsfg backup` makes and `bsfg restore` reads.
+
+In it are node.toml and every file that it names (tag files, device profiles, certificates, keys, the trust of OPC UA
+servers), our own OPC UA certificate, what the sources have learned of their devices, and on request an authority. The
+store is not in it: its facts are at the zones above, and a store from a copy is a branch of the log
+(docs/operate/integrity.md).
+
+A file is written whole or not at all. A wrong passphrase, a truncated or altered file, and a name that leads out of its
+folder are refused before anything is written. Links and devices cannot occur: an entry is a name and bytes, and nothing
+is compressed.
+
+`container` encrypts, `contents` says what is in a backup and where it belongs (both without IO), `files` reads and
+writes.
+"""
+
+from agent.backup.container import derive, open_backup, seal_backup
+from agent.backup.contents import Backup, BackupError, Place, SavedFile, Target, targets_of
+from agent.backup.files import Rights, collect_authority, collect_node, read_backup, restore_files, write_backup
+
+__all__ = [
+    "Backup",
+    "BackupError",
+    "Place",
+    "Rights",
+    "SavedFile",
+    "Target",
+    "collect_authority",
+    "collect_node",
+    "derive",
+    "open_backup",
+    "read_backup",
+    "restore_files",
+    "seal_backup",
+    "targets_of",
+    "write_backup",
+]

@@ -1,0 +1,130 @@
+"""Core: what is in a backup, which folder a file belongs to, and where it goes on another machine.
+
+There are three folders: that of node.toml, the node's state folder, and an authority's. A name stays inside its folder,
+so a backup cannot replace any other file of the machine.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+from agent.errors import BsfgError
+
+FILES_MAX = 50_000
+"""An authority keeps a file for each certificate that it ever signed: a thousand zones for decades."""
+BACKUP_BYTES_MAX = 64 * 1024 * 1024
+"""Tag files of 100,000 tags take 10 MB. The whole file is in memory."""
+STATE_FOLDERS = ("opcua", "learned")
+"""What is saved of the state folder: our OPC UA identity with the trusted servers, and what the sources know of their
+devices. Nothing else is restored there: a node.toml may name any folder as its state folder."""
+NAME_BYTES_MAX, PART_BYTES_MAX = 1024, 240  # Linux allows 4096 and 255; a temporary name is a little longer
+
+
+class Place(Enum):
+    """A folder whose files are saved."""
+
+    CONFIG = "config"
+    STATE = "state"
+    AUTHORITY = "authority"
+
+
+class BackupError(BsfgError):
+    """A backup cannot be made, read or restored; nothing was written. `hint` says what the operator can do."""
+
+    def __init__(self, why: str, hint: str) -> None:
+        super().__init__(why)
+        self.why = why
+        self.hint = hint
+
+
+class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a file, and its name in the folder that `place` stands for, with `/` between the parts."""
+
+    place: Place
+    name: str
+    data: bytes
+
+
+class Backup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The files of a node, of an authority, or of both. `config_file` and `authority` are where they were; empty: not
+    in the backup. `left_out` says what a restored node needs besides."""
+
+    version: str
+    made_unix_ms: int
+    zone: str = ""
+    config_file: str = ""
+    authority: str = ""
+    left_out: tuple[str, ...] = ()
+    files: tuple[SavedFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A saved file and where it goes."""
+
+    file: SavedFile
+    path: Path
+
+
+def problem_of(backup: Backup) -> str:
+    """What a backup may not have: too much, a name that leads elsewhere, two files of one name."""
+    if len(backup.files) > FILES_MAX:
+        return f"holds {len(backup.files)} files, more than {FILES_MAX}"
+    if sum(len(file.data) for file in backup.files) > BACKUP_BYTES_MAX:
+        return f"holds more than {BACKUP_BYTES_MAX} bytes"
+    seen: set[tuple[Place, str]] = set()
+    for file in backup.files:
+        if problem := name_problem(file.name):
+            return f"holds {file.name!r}, which {problem}"
+        if file.place is Place.STATE and file.name.partition("/")[0] not in STATE_FOLDERS:
+            return f"holds {file.name!r}, which is not one of {', '.join(STATE_FOLDERS)}"
+        if (file.place, file.name) in seen:
+            return f"holds {file.name!r} twice"
+        seen.add((file.place, file.name))
+    return ""
+
+
+def name_problem(name: str) -> str:
+    """Why a name may not be used; empty if it may."""
+    parts = name.split("/")
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        return "is not text"
+    if name.startswith("/") or {"", ".", ".."} & set(parts):
+        return "leads out of its folder"
+    if not name.isprintable():
+        return "has control characters"
+    if len(encoded) > NAME_BYTES_MAX or any(len(part.encode()) > PART_BYTES_MAX for part in parts):
+        return "is too long"
+    return ""
+
+
+def place_of(path: Path, folders: Mapping[Place, Path]) -> tuple[Place, str] | None:
+    """The folder that a path is in, and its name there; None for a path that is in none. The state folder may be inside
+    that of node.toml."""
+    plain = Path(posixpath.normpath(path))
+    for place in (Place.STATE, Place.CONFIG, Place.AUTHORITY):
+        if place in folders and plain.is_relative_to(folder := Path(posixpath.normpath(folders[place]))):
+            name = plain.relative_to(folder)
+            is_left_out = place is Place.STATE and not (name.parts and name.parts[0] in STATE_FOLDERS)
+            return None if is_left_out else (place, name.as_posix())
+    return None
+
+
+def targets_of(backup: Backup, config_file: Path, folders: Mapping[Place, Path]) -> list[Target]:
+    """Where the files of a backup go, node.toml last: where it is, the others are. Files of a place that is not in
+    `folders` are passed over."""
+    former = posixpath.basename(backup.config_file)
+    found: list[Target] = []
+    for file in backup.files:
+        if file.place in folders:
+            is_config = file.place is Place.CONFIG and file.name == former
+            found.append(Target(file, config_file if is_config else folders[file.place] / file.name))
+    return sorted(found, key=lambda target: target.path == config_file)
