@@ -31,6 +31,8 @@ from watchdog.events import (
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
+from agent.concurrency import timeout
+
 log = logging.getLogger(__name__)
 
 # Opening and reading are left out: our own check of a file must not cause the next one.
@@ -141,7 +143,7 @@ class _Hints(FileSystemEventHandler):
     async def wait(self, limit_s: float) -> bool:
         """Wait for a hint and clear it; False when none came within `limit_s` seconds."""
         try:
-            async with asyncio.timeout(limit_s):
+            async with timeout(limit_s):
                 await self._event.wait()
         except TimeoutError:
             return False

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from agent.concurrency import timeout
 from agent.errors import BsfgError
 from agent.health.address import IN_USE_HINT, OPEN_HINT, PORT_FILE, is_open_to_others
 from agent.health.page import END_OF_REQUEST, REQUEST_BYTES_MAX, answer
@@ -88,7 +89,7 @@ async def _exchange(
 ) -> None:
     """One request and its answer. A client that leaves, stalls or sends too much affects only its own connection."""
     try:
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+        async with timeout(REQUEST_TIMEOUT_S):
             try:
                 request = await reader.readuntil(END_OF_REQUEST)
             except asyncio.IncompleteReadError as error:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from agent.concurrency import TaskGroup, timeout
 from agent.file_watch import PATIENT, WatchTimes
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
@@ -234,7 +235,7 @@ class SourceSupervisor:
         """The tag map in force, or offered."""
         return self._tags
 
-    def start(self, group: asyncio.TaskGroup) -> None:
+    def start(self, group: TaskGroup) -> None:
         """Run in `group`; once."""
         assert self._running is None, "a supervisor runs once"
         self._running = group.create_task(self.run(), name=f"supervise {self.settings.name}")
@@ -247,7 +248,7 @@ class SourceSupervisor:
 
     async def run(self) -> None:
         """Run the source until `stop`. Then deliver what it still holds and wait for the commit."""
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             lives = group.create_task(self._live(), name=f"source {self.settings.name}")
             numbering = group.create_task(self._number_offers(), name=f"tags of {self.settings.name}")
             await self._stop.wait()
@@ -256,7 +257,7 @@ class SourceSupervisor:
             lives.cancel()
         self._become(Event.STOP)
         try:
-            async with asyncio.timeout(DRAIN_S):
+            async with timeout(DRAIN_S):
                 if self._source is not None:
                     await self._source.finish()
                     if self._source.events is not None:
@@ -359,7 +360,7 @@ class SourceSupervisor:
     async def _pause(self, wait_s: float) -> None:
         """Wait before the next connection attempt, or until `retry`."""
         try:
-            async with asyncio.timeout(wait_s):
+            async with timeout(wait_s):
                 await self._retry.wait()
         except TimeoutError:
             pass
@@ -527,14 +528,14 @@ class Ingest:
         self._by_name = {s.name: self._supervisor(s, tag_maps[s.name]) for s in sources}
         self._notes = [note for found in tag_maps.values() for note in found.notes]
         self._stop = asyncio.Event()
-        self._group: asyncio.TaskGroup | None = None
+        self._group: TaskGroup | None = None
         self._background: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         """Supervise all sources until `stop`. Returns when everything they delivered is committed."""
         for note in self._notes:
             log.warning("tag file has a note", extra={"action": "tag_file_note", "note": note})
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             self._group = group
             for supervisor in self._by_name.values():
                 supervisor.start(group)
@@ -568,7 +569,7 @@ class Ingest:
             task.cancel()
         self._run_background(self._group)
 
-    def _run_background(self, group: asyncio.TaskGroup) -> None:
+    def _run_background(self, group: TaskGroup) -> None:
         """Watch the tag files of the sources, and record once the tags that are in none of them any more."""
         self._background = []
         supervisors = list(self._by_name.values())

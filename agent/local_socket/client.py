@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from agent.concurrency import timeout
 from agent.local_socket.messages import Answer, Refused, Request
 from agent.local_socket.transport import (
     ANSWER_BYTES_MAX,
@@ -48,7 +49,7 @@ async def ask(state_dir: Path, request: Request, waits_ms: int = 0) -> Answer:
         raise StateFolderUnusable(f"{state_dir}: {error.strerror}") from error
     try:
         writer.write(framed(request))
-        async with asyncio.timeout(ANSWER_S_MAX + waits_ms / 1000):
+        async with timeout(ANSWER_S_MAX + waits_ms / 1000):
             length = min(await read_length(reader), ANSWER_BYTES_MAX)
             payload = await reader.readexactly(length)
             check_depth("answer", payload)

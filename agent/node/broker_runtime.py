@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from agent.concurrency import TaskGroup
 from agent.fact_store import FactStore
 from agent.node import compare
 from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
@@ -75,7 +76,7 @@ class BrokerRuntime:
         self._stop = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
 
-    def start(self, group: asyncio.TaskGroup) -> None:
+    def start(self, group: TaskGroup) -> None:
         """Run in `group`; once."""
         assert self._running is None, "it runs once"
         self._running = group.create_task(self._run(), name=f"broker {self.broker.name}")
@@ -87,7 +88,7 @@ class BrokerRuntime:
         return self._running
 
     async def _run(self) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             pulling = [group.create_task(puller.run(), name="pull") for puller in self.pullers]
             pulling += [group.create_task(each.run(), name="latest seed") for each in self._latest_seeds]
             pulling += [group.create_task(each.run(), name="heads") for each in self._heads_watches]

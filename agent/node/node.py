@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any
 
 from agent import local_socket
+from agent.concurrency import TaskGroup
 from agent.config import ConfigFile
 from agent.errors import BsfgError
 from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreLocked
@@ -119,7 +120,7 @@ class Node:
         self._collector = StatusCollector(
             store, self._runtimes, self._ingest, self._telemetry, self._reloader, self._shared.freshness
         )
-        self._group: asyncio.TaskGroup | None = None
+        self._group: TaskGroup | None = None
         self._readiness: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event, failed_assertion: asyncio.Future[None]) -> None:
@@ -130,7 +131,7 @@ class Node:
         """
         settings = self._reloader.settings
         health, state_dir = settings.health, settings.node.state_dir
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             self._group = group
             ingest = group.create_task(self._ingest.run(), name="ingest")
             watching = [
@@ -169,7 +170,7 @@ class Node:
             await _cancelled([self._readiness, *watching])
         log.info("node_stopped", extra={"zone": self._store.zone})
 
-    def _wait_for_readiness(self, group: asyncio.TaskGroup) -> None:
+    def _wait_for_readiness(self, group: TaskGroup) -> None:
         """Report ready once. If the brokers have changed before, begin to wait again."""
         if self._readiness is not None:
             self._readiness.cancel()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from agent.message import STREAM
-from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")

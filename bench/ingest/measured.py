@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent.concurrency import TaskGroup, timeout
 from agent.fact_store import FactStore, StoreBusy, StoreFull
 from agent.ingest import Ingest, load_tag_maps
 from agent.settings.sources import SourceSettings
@@ -60,10 +61,11 @@ async def measured_ingest(sources: tuple[SourceSettings, ...], options: Options)
     folder = Path(options["into"])
     with closing(FactStore.open(folder / "facts.db", SERVING, settings=StoreSettings(ballast_bytes=0))) as store:
         ingest = Ingest(SERVING, sources, load_tag_maps(sources), store.appends, (StoreBusy, StoreFull))
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             group.create_task(ingest.run(), name="ingest")
             is_ready = partial(_has_all_tags, ingest)
-            await asyncio.wait_for(_until(is_ready), START_S)
+            async with timeout(START_S):
+                await _until(is_ready)
             found = await measured(lambda: store.end_offset(STREAM), options)
             ingest.stop()
         facts = store.end_offset(STREAM)
@@ -72,7 +74,8 @@ async def measured_ingest(sources: tuple[SourceSettings, ...], options: Options)
 
 async def measured(count: Callable[[], int], options: Options) -> dict[str, Any]:
     """Values and processor time between two moments at which the count moved, `seconds` apart; memory meanwhile."""
-    await asyncio.wait_for(_moved(count), START_S)
+    async with timeout(START_S):
+        await _moved(count)
     await asyncio.sleep(min(WARM_S, options["seconds"]))
     await _moved(count)
     start_s, start_cpu_ns, start = time.monotonic(), time.process_time_ns(), count()

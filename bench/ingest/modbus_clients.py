@@ -15,6 +15,7 @@ from typing import Any
 
 from pymodbus.client import AsyncModbusTcpClient
 
+from agent.concurrency import TaskGroup
 from agent.settings.sources import ModbusSourceSettings
 from bench.common.worker_io import Options, emit
 from bench.ingest.measured import measured, measured_ingest
@@ -83,7 +84,7 @@ async def _bare(options: Options) -> None:
 
     emit("READY")
     assert await client.connect(), "no connection"
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         reading = group.create_task(read(), name="reading")
         emit("RESULT", await measured(lambda: values, options))
         reading.cancel()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.columns import BatchError
+from agent.concurrency import TaskGroup
 from agent.fact_store import FactStore, StoreError, StoreReader
 from agent.message import Sample
 from agent.replication.mqtt import Access, Link, Requester
@@ -322,7 +323,7 @@ async def running(*coroutines: Any) -> AsyncIterator[threading.Event]:
     """The coroutines run during the block and are cancelled after it; the event is set when the process is to stop."""
     stopped = threading.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         tasks = [group.create_task(coroutine, name=f"bench {index}") for index, coroutine in enumerate(coroutines)]
         yield stopped
         for task in tasks:

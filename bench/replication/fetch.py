@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import parse
+from agent.concurrency import TaskGroup, timeout
 from agent.replication.mqtt import Link, Requester
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import encode_request
@@ -63,7 +64,7 @@ async def _fetch(testbed: Testbed, bare: BareRequester, facts: int, seconds: flo
     found = _Found()
     link = Link(access(testbed.access(ASKING)))
     asker = Requester(link, SERVING)
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         connecting = group.create_task(link.run(), name="link")
         await link.wait_up()
         first = await asker.ask(FetchFacts(consumer_name=CONSUMER, stream=STREAM, limit=BATCH_FACTS), ANSWER_S_MAX)
@@ -91,7 +92,7 @@ async def _fetch_once(asker: Requester, after_offset: int, known: dict[str, int]
     answered: asyncio.Future[ArrivedAnswer] = asyncio.get_running_loop().create_future()
     start_ns = time.perf_counter_ns()
     asker.send(request, answered.set_result, int(ANSWER_S_MAX))
-    async with asyncio.timeout(ANSWER_S_MAX):
+    async with timeout(ANSWER_S_MAX):
         arrived = await answered
     answer, sealed = arrived.open()
     count = sum(parse(one).header.count for one in sealed)

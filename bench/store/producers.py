@@ -21,6 +21,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.concurrency import TaskGroup
 from agent.fact_store import FactStore, Producers
 from agent.message import Envelope, Fact, Message
 from bench.common.measuring import Latency, Report, files_bytes, fsync_ns, machine, median, open_file, rounded
@@ -157,7 +158,7 @@ async def _turn(turns: _Turns, producers: int, seconds: float, turn: int, append
             turns.waits_ns.append(time.perf_counter_ns() - asked_ns)
             number += 1
 
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         for producer in range(producers):
             group.create_task(produce(producer), name=f"producer {producer}")
     count, took_ns = len(turns.waits_ns) - before, time.perf_counter_ns() - start_ns

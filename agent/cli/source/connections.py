@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from agent.cli.peer import broker_of, peer_of, target_at
 from agent.cli.source.access import steps
 from agent.cli.terminal import Progress
+from agent.concurrency import TaskGroup, timeout
 from agent.errors import BsfgError
 from agent.ingest import ProbeStep, TagMapError, load_tag_map, some_tags
 from agent.settings.node import NodeSettings
@@ -52,7 +53,7 @@ async def test_all(settings: NodeSettings) -> list[ConnectionResult]:
         progress(f"of {len(tries)} connections tried", done)
         return found
 
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         tasks = [group.create_task(one(part), name="try a connection") for part in tries]
     progress.end()
     return [task.result() for task in tasks]
@@ -74,7 +75,7 @@ async def _test_source(settings: NodeSettings, source: SourceSettings) -> Connec
         return ConnectionResult("source", source.name, "not tried: its tag file has problems", "correct the tag file")
     last: ProbeStep | None = None
     try:
-        async with asyncio.timeout(TRY_S_MAX):
+        async with timeout(TRY_S_MAX):
             async for step in steps(settings, source, some_tags(tags), len(tags)):
                 last = step
                 if step.is_failed:

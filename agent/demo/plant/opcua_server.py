@@ -22,6 +22,7 @@ from asyncua.server.server import Server
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.status_codes import StatusCodes
 
+from agent.concurrency import TaskGroup
 from agent.demo.plant.process import say_ready, stop_requested
 from agent.demo.plant.signals import OPCUA_NAMESPACE, Signal, opcua_signals
 from agent.demo.plant.tags import opcua_tags_csv
@@ -50,7 +51,7 @@ async def serve(options: argparse.Namespace) -> None:
     if options.items_per_call:
         announced = options.items_per_call if options.announce is None else options.announce
         await _limit_items_per_call(server, options.items_per_call, announced)
-    async with server, asyncio.TaskGroup() as group:
+    async with server, TaskGroup() as group:
         tasks = [group.create_task(_move(server, variables), name="move")]
         for signal in (s for s in opcua_signals() if s.name in late):
             adding = _appear(server, signal, variables, float(late[signal.name]))

@@ -22,6 +22,7 @@ from functools import partial
 from itertools import chain
 
 from agent.columns import SampleColumns
+from agent.concurrency import TaskGroup
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
@@ -93,7 +94,7 @@ class ModbusSource:
                 raise SourceLost(f"{settings.where} accepts connections but none of its units {self._verb_missing}")
             self.read_tags = partial(read_tags_over, line, settings)
             on_up()
-            async with asyncio.TaskGroup() as group:
+            async with TaskGroup() as group:
                 grid = PollGrid(self._intervals(), time.monotonic_ns())
                 group.create_task(self._poll(line, grid), name=f"{settings.name} poll")
                 group.create_task(self._probe(line), name=f"{settings.name} probe")

@@ -15,7 +15,7 @@ from agent.ingest.opcua.columns import COLUMNS, EXAMPLE_ROWS
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, QUEUE_SIZE_MAX, Monitoring, Trigger
 from agent.ingest.tags.sheet import CellError
 from agent.ingest.tags.tag_map import SHARED_MAX, Cells, Dialect
-from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 
 INDEX = re.compile(r"(?P<node>.*[^=])\[(?P<range>\d{1,9}(?::\d{1,9})?(?:,\d{1,9}(?::\d{1,9})?)*)\]", re.DOTALL)
 SAMPLING_INTERVAL_MS_MAX = 3_600_000

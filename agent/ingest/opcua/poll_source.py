@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from agent.columns import SampleColumns
+from agent.concurrency import TaskGroup
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
@@ -72,7 +73,7 @@ class OpcuaPollSource:
 
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, poll until something breaks. Ends only by an exception."""
-        async with open_session(self._settings) as session, asyncio.TaskGroup() as group:
+        async with open_session(self._settings) as session, TaskGroup() as group:
             self._lost_sessions.begin(session, await session.server_start())
             group.create_task(self._lost_sessions.run(), name=f"{self._settings.name} lost sessions")
             if self.backfill is not None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.decode import DecodeError
 from agent.ingest.opcua.publishing import Arrived, Header, Missing, Sequencer, read_header
@@ -84,7 +85,7 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish until the session is lost: raises SourceLost."""
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             for number in range(self._requests):
                 group.create_task(self._publish(), name=f"publish {number}")
 

@@ -29,6 +29,7 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 
+from agent.concurrency import timeout
 from agent.ingest import quality
 from agent.ingest.errors import HistoryRefused, SourceBusy, SourceError, SourceLost
 from agent.ingest.opcua.address import SERVER_CLOCK, Reading
@@ -56,7 +57,7 @@ from agent.ingest.opcua.security.client import (
 from agent.ingest.opcua.server_clock import ClockReading, read_ns
 from agent.ingest.opcua.values.type_reader import learn_missing
 from agent.ingest.opcua.values.variant import ValueReader
-from agent.opcua_address import NodeAddress
+from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
 
@@ -532,7 +533,7 @@ def new_client(settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> StepTr
 
 async def _connect(client: StepTrackingClient, settings: OpcuaSourceSettings, password: str) -> None:
     try:
-        async with asyncio.timeout(3 * settings.request_timeout_ms / 1000):
+        async with timeout(3 * settings.request_timeout_ms / 1000):
             await connect(client, settings, endpoint_client=new_client(settings), password=password)
     except TimeoutError as error:
         raise SourceLost(f"no connection to {settings.url}: no answer in time while {client.step.value}") from error
@@ -541,7 +542,7 @@ async def _connect(client: StepTrackingClient, settings: OpcuaSourceSettings, pa
 async def disconnect(client: Client) -> None:
     """Close a connection, in whatever state it is. The server gets a short time to answer."""
     try:
-        async with asyncio.timeout(GOODBYE_S):
+        async with timeout(GOODBYE_S):
             await client.disconnect()
     except (UaError, OSError, TimeoutError):
         pass

@@ -24,6 +24,7 @@ from functools import partial
 from typing import NamedTuple
 
 from agent.columns import SampleColumns
+from agent.concurrency import TaskGroup, timeout
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
@@ -168,7 +169,7 @@ class OpcuaSource:
                 await self._read_clock(session)  # subscriptions created from now on date losses by it
                 self._begin(session, await session.limits(), started)
                 assert self._publisher is not None, "made in _begin"
-                async with asyncio.TaskGroup() as group:
+                async with TaskGroup() as group:
                     group.create_task(self._drain(), name=f"{settings.name} drain")
                     group.create_task(self._publisher.run(), name=f"{settings.name} publish")
                     group.create_task(self._build_and_maintain(session, on_up), name=f"{settings.name} tend")
@@ -295,7 +296,7 @@ class OpcuaSource:
         due_s = time.monotonic() + TICK_S
         while True:
             try:
-                async with asyncio.timeout(max(0.0, due_s - time.monotonic())):
+                async with timeout(max(0.0, due_s - time.monotonic())):
                     arrived = await self._buffer.get()
             except TimeoutError:
                 arrived = None
@@ -610,7 +611,7 @@ class OpcuaSource:
         assert self._publisher is not None, "made in _begin"
         if self._rescue is not None:
             await self._rescue.begin(session, self._publisher, self._adopt)
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             if self.events is not None:
                 await self.events.begin(session, self._publisher, group)
             await self._build(session)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from cryptography import x509
 from paho.mqtt.properties import Properties
 
+from agent.concurrency import timeout
 from agent.replication import pki
 from agent.replication.broker.diagnosis import Diagnostic, bad, good, note
 from agent.replication.mqtt import (
@@ -212,14 +213,14 @@ class Session:
     async def _publish(self, topic: str, payload: bytes, answer_to: str | None, correlation: bytes) -> None:
         sending = self._open().publish_request(topic, payload, answer_to, correlation, int(WAIT_S))
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with timeout(WAIT_S):
                 await sending
         except TimeoutError:
             raise TransportError(topic, "no acknowledgement") from None
 
     async def _take(self, topic: str, correlation: bytes, wait_s: float) -> Received | None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
+            async with timeout(wait_s):
                 while (found := self._find(topic, correlation)) is None:
                     self._arrived.clear()
                     await self._arrived.wait()

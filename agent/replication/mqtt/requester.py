@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from agent.concurrency import timeout
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, accept_every_message
@@ -94,7 +95,7 @@ class Requester:
 
         wait_s = request.wait_ms / 1000 if isinstance(request, FetchFacts) else 0.0
         try:
-            async with asyncio.timeout(wait_s + timeout_s):
+            async with timeout(wait_s + timeout_s):
                 await self.send(request, on_answer, int(wait_s + timeout_s) + 1)
                 found = await answered
         except TimeoutError as error:

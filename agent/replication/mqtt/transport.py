@@ -33,6 +33,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from agent.concurrency import timeout
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.publish_packet import PackedProperties
 from agent.replication.mqtt.tls_client import TlsClient, rearm_quickack
@@ -155,7 +156,7 @@ class Connection:
         granted = self._suback[identifier] = self._loop.create_future()
         self._flush()
         try:
-            async with asyncio.timeout(SUBACK_S_MAX):
+            async with timeout(SUBACK_S_MAX):
                 await granted
         except TimeoutError as error:
             raise ConnectionLost(str(self._access), f"no SUBACK in {SUBACK_S_MAX:g} s") from error
@@ -254,7 +255,7 @@ class Connection:
         self._loop.call_soon(self._read)  # TLS may have read ahead during the handshake
         self._tick()
         try:
-            async with asyncio.timeout(CONNACK_S_MAX):
+            async with timeout(CONNACK_S_MAX):
                 await self._connack
         except TimeoutError as error:
             raise BrokerUnreachable(str(access), f"no CONNACK in {CONNACK_S_MAX:g} s", "See its log.") from error

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
 from agent.batch import Batch
+from agent.concurrency import TaskGroup
 from agent.pages import ArtifactProgress, ArtifactReference
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError
 from agent.replication.protocol.messages import BYTES_MAX_MIN, CHUNK_BYTES_MAX, GetObject, ObjectAnswer
@@ -129,7 +130,7 @@ class ArtifactPull:
         failure: Exception | None = None
         chunk_bytes, asked = self._chunk_bytes, held.received
         ahead = deque[tuple[int, asyncio.Task[bytes | Exception]]]()
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             while failure is None and not held.is_complete:
                 if ahead and ahead[0][0] != held.received:
                     _cancel(ahead)

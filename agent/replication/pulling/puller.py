@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agent.batch import Batch
+from agent.concurrency import TaskGroup
 from agent.pages import OriginRange, PutResult
 from agent.replication.mqtt import Requester
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
@@ -128,7 +129,7 @@ class Puller:
         self._runner = PullRunner(*(self, store, settings, store_errors), bandwidth, telemetry, judge=judge)
         self._checker: ThreadPoolExecutor | None = None
         self._checks_open = 0
-        self._group: asyncio.TaskGroup | None = None
+        self._group: TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._facts_stored = 0
         self._facts_duplicate = 0
@@ -176,7 +177,7 @@ class Puller:
                 self._requester.link.watch(
                     lambda: self.happened(LinkUp()), lambda reason: self.happened(LinkDown(reason))
                 )
-                async with asyncio.TaskGroup() as self._group:
+                async with TaskGroup() as self._group:
                     while True:
                         runner.handle(await self._events.get(), _now_ms(), self._chance())
                         self._set_timer(runner.core.deadline_ms)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from agent.concurrency import TaskGroup
 from agent.replication.mqtt import Incoming, Link
 from agent.replication.protocol.arrived_answer import RefusesRequest, accept_every_request
 from agent.replication.protocol.codec import answer_parts, decode_request, encode_error
@@ -126,7 +127,7 @@ class Server:
         }
         if look_up is not None:
             self._handlers[GetLatest] = Latest(self._context, look_up).get_latest
-        self._group: asyncio.TaskGroup | None = None
+        self._group: TaskGroup | None = None
         self._open_requests: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
@@ -153,7 +154,7 @@ class Server:
         unsubscribe = self._store.on_commit(partial(self._consumers.committed, loop))
         try:
             with ThreadPoolExecutor(READER_THREADS, "bsfg-serve") as self._context.readers:
-                async with asyncio.TaskGroup() as self._group:
+                async with TaskGroup() as self._group:
                     await loop.create_future()  # until cancelled
         finally:
             self._group = None

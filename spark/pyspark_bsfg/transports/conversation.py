@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from agent.concurrency import timeout
 from agent.replication.mqtt import Access, Reply, Requester, converse
 from agent.replication.protocol.arrived_answer import RefusesMessage
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, ReplicationError
@@ -100,7 +101,7 @@ class Conversation:
         while True:
             if self._now is None:
                 try:
-                    async with asyncio.timeout(IDLE_S_MAX):
+                    async with timeout(IDLE_S_MAX):
                         self._now = await self._waiting.get()
                 except TimeoutError:
                     return

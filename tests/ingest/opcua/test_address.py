@@ -1,7 +1,7 @@
 import pytest
 
 from agent.ingest.opcua.address import Reading, parse_readings
-from agent.opcua_address import NodeAddress
+from agent.settings.opcua_address import NodeAddress
 
 NUMBER = NodeAddress("urn:x", 2001)
 

@@ -40,7 +40,7 @@ from agent.ingest.opcua.session import (
 from agent.ingest.opcua.values import type_reader
 from agent.ingest.opcua.values.structures import Shape, StructureType
 from agent.ingest.quality import BAD_NOT_SUPPORTED
-from agent.opcua_address import NodeAddress
+from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.opcua.fake_session import FakeSession
 

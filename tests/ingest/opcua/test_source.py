@@ -42,7 +42,7 @@ from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Json, Sample, TagDefinition, time_text
-from agent.opcua_address import NodeAddress
+from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.fakes import Busy, FakeStore
 from tests.ingest.opcua.fake_session import (

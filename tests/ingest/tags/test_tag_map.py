@@ -10,7 +10,7 @@ from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags import csv_rows
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
-from agent.opcua_address import NodeAddress
+from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 
 OPCUA_HEADER = "tag,address\n"

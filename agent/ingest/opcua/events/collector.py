@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from agent.concurrency import TaskGroup, timeout
 from agent.ingest import quality
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, Gap
@@ -46,7 +47,7 @@ from agent.ingest.opcua.server_clock import ServerClock, sent_ns
 from agent.ingest.opcua.session import Session
 from agent.ingest.recorder import Recorder
 from agent.message import Message
-from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 from agent.settings.sources import SERVER_OBJECT, OpcuaSourceSettings
 from agent.status_codes import status_name
 
@@ -143,7 +144,7 @@ class EventCollector:
         counts = self._events_total, self._recorder.lost_total
         return *counts, self._last_event_ns // 1_000_000, len(self._conditions.retained)
 
-    async def begin(self, session: Session, publisher: Publisher, group: asyncio.TaskGroup) -> None:
+    async def begin(self, session: Session, publisher: Publisher, group: TaskGroup) -> None:
         """Called in each life before anything is subscribed, because only then can the subscription of the lost session
         be taken over. Awaits one answer. A task in `group` records what arrives."""
         self._rescue = self._rescue_of_session_before(session)
@@ -247,7 +248,7 @@ class EventCollector:
         """The only task that records."""
         while True:
             try:
-                async with asyncio.timeout(TICK_S):
+                async with timeout(TICK_S):
                     arrived = self._unrecorded = await self._buffer.get()
             except TimeoutError:
                 await self._recorder.settle()

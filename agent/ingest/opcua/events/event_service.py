@@ -21,7 +21,7 @@ from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 
 from agent.ingest import quality
 from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_EVENT, BASE_FIELDS, Field
-from agent.opcua_address import NodeAddress
+from agent.settings.opcua_address import NodeAddress
 
 QUEUE_SIZE = 10_000  # events to queue for each node: about a minute of an alarm flood
 TYPES_PER_READ = 100  # far below the limit of any server

@@ -20,7 +20,7 @@ from agent.ingest.opcua.explore.tag_rows import TagRow, address_text, clean_text
 from agent.ingest.opcua.explore.walk import Failures, FoundVariable, Walk
 from agent.ingest.opcua.values.type_reader import enum_property, names_text
 from agent.message import Json, Value, time_text
-from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
 

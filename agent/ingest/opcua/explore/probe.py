@@ -33,7 +33,7 @@ from agent.ingest.opcua.security.refusal import NAME_UNKNOWN, Failure, Identity,
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.security.trust_list import Verdict
 from agent.ingest.probe_result import Outcome, ProbeStep, failed
-from agent.opcua_address import STANDARD_URI, NodeAddress
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings, SecurityMode, SecurityPolicy, toml
 
 PORT = 4840

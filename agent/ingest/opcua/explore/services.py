@@ -27,7 +27,7 @@ from agent.ingest.opcua.security.client import TOO_LARGE, Unreadable, library_ca
 from agent.ingest.opcua.session import Session, open_session, quiet_library
 from agent.ingest.opcua.values.type_reader import TypeReader, names_text
 from agent.ingest.quality import BAD_DECODING_ERROR
-from agent.opcua_address import STANDARD_URI, NodeAddress
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from agent.ingest.errors import IngestError
 from agent.ingest.tags.csv_rows import write_csv
 from agent.ingest.tags.sheet import ROWS_MAX
-from agent.opcua_address import STANDARD_URI, NodeAddress, identifier_text, parse_node_address
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress, identifier_text, parse_node_address
 
 ID_CHARACTERS_MAX = 200  # a subject may have 512 bytes; longer names are cut in the middle
 TEXT_BYTES_MAX = 1_000  # of unit and description; a definition holds 1,024

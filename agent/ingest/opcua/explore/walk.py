@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from agent.opcua_address import STANDARD_URI, NodeAddress
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress
 
 OBJECTS = NodeAddress(STANDARD_URI, 85)  # the Objects folder, which contains the plant
 SERVER = NodeAddress(STANDARD_URI, 2253)  # diagnostics, the same at every server

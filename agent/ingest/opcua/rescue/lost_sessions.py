@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from agent.concurrency import timeout
 from agent.ingest.errors import SourceError
 from agent.ingest.opcua.security.client import SessionKey
 from agent.ingest.opcua.session import Session
@@ -58,7 +59,7 @@ class LostSessions:
                 self._vain_lives, self._has_asked = self._vain_lives + 1, True
             while self._lost:
                 try:
-                    async with asyncio.timeout(CLOSE_S):
+                    async with timeout(CLOSE_S):
                         await self._close_one(self._lost[-1])
                 except (SourceError, TimeoutError) as error:
                     extra = {"action": "session_not_closed", "why": str(error)}

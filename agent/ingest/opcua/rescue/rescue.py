@@ -12,13 +12,13 @@ restarted, because the numbers of the subscriptions may be those of another clie
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
+from agent.concurrency import timeout
 from agent.ingest import quality
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.publisher import Publisher, Route
@@ -94,7 +94,7 @@ class Rescue(Generic[OldT]):
         """Take over the old subscriptions. `adopt` is called for each before it can publish. Awaits one answer."""
         numbers = [*self._olds, *self._others]
         try:
-            async with asyncio.timeout(TRANSFER_S):
+            async with timeout(TRANSFER_S):
                 if self.started is None or await session.server_start() != self.started:
                     self._olds.clear()
                     return

@@ -24,6 +24,7 @@ from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 from cryptography.exceptions import InvalidSignature
 
+from agent.concurrency import timeout
 from agent.ingest.errors import SourceBusy, SourceError, SourceLost, SourceRefused
 from agent.ingest.opcua.security.channel import secure
 from agent.ingest.opcua.security.refusal import (
@@ -168,7 +169,7 @@ class StepTrackingClient(Client):
         state: Any = ObjectIds.Server_ServerStatus_State
         asked = ua.ReadValueId(NodeId=ua.NodeId(state, 0), AttributeId=AttributeIds.Value)  # type: ignore[arg-type]
         try:
-            async with asyncio.timeout(self._watchdog_intervall):
+            async with timeout(self._watchdog_intervall):
                 await library_call(self.uaclient.session.read(ua.ReadParameters(NodesToRead=[asked])))
         except _SESSION_OVER:
             raise

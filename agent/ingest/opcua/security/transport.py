@@ -39,6 +39,8 @@ from asyncua.ua import ua_binary, uaerrors
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 
+from agent.concurrency import timeout
+
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES_MAX = 65_535  # in both directions; a server may accept less
@@ -147,7 +149,7 @@ class Protocol(UASocketProtocol):
         if self.transport is not None:
             hello_type: Any = ua.MessageType.Hello
             self.transport.write(ua_binary.uatcp_to_binary(hello_type, hello))
-        async with asyncio.timeout(self.timeout):
+        async with timeout(self.timeout):
             return await answer
 
     async def send_request(self, *arguments: Any, **more: Any) -> Buffer:
@@ -225,7 +227,7 @@ class Transport(UaClient):
     async def connect_socket(self, host: str, port: int) -> None:
         self._set_state(UaClientState.CONNECTING)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with timeout(self._timeout):
                 await asyncio.get_running_loop().create_connection(self._make_protocol, host, port)
         except BaseException:
             self._set_state(UaClientState.DISCONNECTED)

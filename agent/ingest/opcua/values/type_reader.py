@@ -7,7 +7,6 @@ the types of one server would decode the values of another.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import struct
 from typing import Any
@@ -18,6 +17,7 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
 
+from agent.concurrency import timeout
 from agent.ingest.opcua.values.structures import (
     FIELDS_MAX,
     EnumType,
@@ -44,7 +44,7 @@ async def learn_missing(types: Types, session: UaSession) -> bool:
     if not types.missing:
         return False
     try:
-        async with asyncio.timeout(LEARN_S):
+        async with timeout(LEARN_S):
             await learn(types, TypeReader(session))
     except TimeoutError:
         types.give_up()

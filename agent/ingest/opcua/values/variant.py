@@ -19,7 +19,7 @@ from uuid import UUID
 from agent.ingest.opcua.decode import NUMBER_FORMATS, DecodeError, time_text_of
 from agent.ingest.opcua.values.structures import EnumType, Field, Shape, StructureType, TypeKey, Types
 from agent.message import JSON_INTEGER_MAX, VALUE_BYTES_MAX, Json, MessageError, Value
-from agent.opcua_address import identifier_text
+from agent.settings.opcua_address import identifier_text
 
 DEPTH_MAX = 100  # OPC 10000-6, 5.1.6: at least so many levels must be supported
 DIMENSIONS_MAX = 32  # of one array; up to three are usual

@@ -6,7 +6,7 @@ from asyncua.client.ua_session import UaSession
 
 from agent.ingest import quality
 from agent.ingest.opcua.events.event_service import EventItem, EventService
-from agent.opcua_address import parse_node_address
+from agent.settings.opcua_address import parse_node_address
 
 SERVER = parse_node_address("i=2253")
 

@@ -18,7 +18,7 @@ from agent.ingest.opcua.explore import services as module
 from agent.ingest.opcua.explore.services import Services, status_text
 from agent.ingest.opcua.session import Session, new_client
 from agent.message import Json
-from agent.opcua_address import STANDARD_URI, NodeAddress
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 
 SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent.ingest.opcua.explore import tag_rows
 from agent.ingest.opcua.explore.tag_rows import TagRow, TooManyRows, address_text, clean_text, tag_file, tag_names
 from agent.ingest.tags.file import parse_tag_file
-from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 from agent.settings.sources import OpcuaSourceSettings
 
 SOURCE = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))

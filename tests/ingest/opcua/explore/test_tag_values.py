@@ -11,7 +11,7 @@ from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.explore import tag_values
 from agent.ingest.opcua.session import CallTooLarge
-from agent.opcua_address import NodeAddress
+from agent.settings.opcua_address import NodeAddress
 
 READINGS = [Reading(NodeAddress("urn:x", n)) for n in range(10)]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from agent.ingest.opcua.explore.walk import FAILURES_NAMED_MAX, FoundVariable, Reference, Walk, is_wanted
-from agent.opcua_address import NodeAddress
+from agent.settings.opcua_address import NodeAddress
 
 Space = Mapping[str, Sequence[Reference]]
 

@@ -27,7 +27,7 @@ from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from agent.ingest.recorder import Recorder
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Message, Sample
-from agent.opcua_address import STANDARD_URI, NodeAddress
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress
 from tests.ingest.fakes import Busy, FakeStore
 from tests.ingest.test_delivery import S, made, retagged
 from tests.ingest.test_delivery import tag as plain_tag

@@ -2,7 +2,7 @@ from uuid import UUID
 
 import pytest
 
-from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 
 
 @pytest.mark.parametrize(
