@@ -1,10 +1,9 @@
-"""Writes docs/reference/configuration.md and docs/reference/commands.md from the code, and the rows of log.md. Prints
-nothing when they are up to date.
+"""Writes docs/reference/configuration.md and docs/reference/commands.md from the code. Prints nothing when both are up
+to date.
 
 The rules of a setting are taken from the code that enforces them: a record is made with values that break them, and the
 page shows the answers. The meaning of a setting comes from the node.toml that `bsfg init` writes. Commands are
-described as their `--help` describes them. The texts about log lines and incidents are written in log.md itself; a new
-one gets an empty row there, which a test refuses. Run it after changing a setting, a command or a log line.
+described as their `--help` describes them. Run it after changing a setting or a command.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from agent.cli.prepare.init import node_toml
 from agent.node.reload_plan import Reach, reach_of
 from agent.settings.node import NodeSettings
 from agent.settings.sources import toml
-from tools.log_events import events, incidents
 from tools.wrap_prose import wrapped
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -77,6 +75,25 @@ section in double brackets may occur several times.
 The last column says what a change needs. *reload*: `bsfg reload` or `systemctl reload` takes it over in the running
 node. *restart*: the value of the start stays in force until the node is restarted; the reload says so. *refused*: a
 reload of the file is refused, because the file describes another node.
+
+## What a node starts with
+
+A node starts with every section that is right, also if another section is not TOML. A wrong section goes on as it was
+last in force; the state folder has a copy (`in_force/`). Without a copy:
+
+| wrong at the start | the node |
+| --- | --- |
+| `[[opcua]]`, `[[modbus]]`, a device profile | runs without this source |
+| `[[broker]]`, `[[peer]]` | runs without this broker and its peers, or without this peer |
+| `[health]`, an unknown section | runs with the defaults |
+| `[store]`, `[[stream]]`, `[signing]`, `[[origin]]` | does not start: the defaults could lose facts, export them, or accept unsigned ones. With a copy, all sections of this kind are the copied ones |
+| a tag file | reads the last map that was in force, with the section of that time; without one, nothing from this source |
+| certificates, keys and passwords of a source or broker; a host name that does not resolve | tries again until it can connect |
+| the signing key | records without signatures; the next signature covers these facts |
+
+A node never starts if node.toml is missing or cannot be read, if `[node]` is wrong, if the store belongs to another zone
+or cannot be opened, or if the port of `[health]` is in use. [What to do when a file is
+wrong](../operate/sources.md#when-a-file-is-wrong).
 """
 _COMMANDS = """# Commands
 
@@ -130,21 +147,6 @@ def configuration() -> str:
 def commands() -> str:
     """The page of the commands."""
     return wrapped("\n".join([_COMMANDS, *(_command(path, one) for path, one in walk(bsfg, "bsfg"))]), is_python=False)
-
-
-def log() -> str:
-    """The page of the log lines and incidents: rows and levels of the code, with the texts that the page has."""
-    text = (REFERENCE / "log.md").read_text("utf-8")
-    tables = (
-        ("event", {name: f" {level} |" for name, level in events().items()}),
-        ("kind", dict.fromkeys(sorted(incidents()), "")),
-    )
-    for head, rows in tables:
-        (table,) = re.findall(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
-        written = dict(re.findall(r"^\| `(\w+)` \|(?: \w+ \|)?(.*)$", table, re.MULTILINE))
-        drawn = "".join(f"| `{name}` |{level}{written.get(name, ' | |')}\n" for name, level in rows.items())
-        text = text.replace(table, drawn)
-    return text
 
 
 def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
@@ -262,7 +264,7 @@ def _command(path: str, command: click.Command) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-PAGES = {"configuration.md": configuration, "commands.md": commands, "log.md": log}
+PAGES = {"configuration.md": configuration, "commands.md": commands}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -90,9 +90,11 @@ def set_up_logging() -> None:
 @click.command()
 @config_option
 def run(config_file: Path) -> None:
-    """Run the node until SIGTERM or SIGINT."""
+    """Run the node until SIGTERM or SIGINT, with everything in node.toml and the tag files that is right."""
     file = ConfigFile(config_file)
-    file.load()
+    sections = file.load_sections()
+    if sections.node is None:
+        raise ConfigError(config_file, sections.problems)
     set_up_logging()
     from agent.node import run_node  # late: the drivers take 40 MB, and a config error must not wait for them
 

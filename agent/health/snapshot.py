@@ -492,6 +492,16 @@ class IntegrityStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class NotInForceStatus:
+    """A part of node.toml that was wrong at the start. `is_kept`: it goes on as it was last in force; otherwise the
+    node runs without it."""
+
+    subject: str
+    why: str
+    is_kept: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSnapshot:
     """The status of a node at one moment."""
 
@@ -523,6 +533,8 @@ class NodeSnapshot:
     """node.toml has changed since the node last read it."""
     config_refused: str = ""
     """Why the node kept its settings when node.toml was reloaded; empty if it took them over."""
+    config_not_in_force: tuple[NotInForceStatus, ...] = ()
+    """What the start left out of node.toml."""
     config_waits: tuple[str, ...] = ()
     """Settings of node.toml that a restart puts in force."""
 

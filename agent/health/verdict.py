@@ -165,10 +165,14 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
 
 def _config_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     """node.toml differs from the settings in force."""
+    for part in snapshot.config_not_in_force:
+        effect = "goes on as it was last in force" if part.is_kept else "is left out"
+        hint = "correct node.toml (bsfg check lists every problem); the node then goes on by itself"
+        yield Reason(Level.BROKEN, alert=True, subject=part.subject, text=f"{effect}: {part.why}", hint=hint)
     if snapshot.config_refused:
         text = f"was refused when it was reloaded, and the previous settings stay in force: {snapshot.config_refused}"
         hint = "bsfg check lists every problem; then bsfg reload"
-        yield Reason(Level.BROKEN, alert=False, subject="node.toml", text=" ".join(text.split()), hint=hint)
+        yield Reason(Level.BROKEN, alert=True, subject="node.toml", text=" ".join(text.split()), hint=hint)
     elif snapshot.config_changed:
         text = "changed since the node read it; the change is not in force"
         hint = "bsfg check, then systemctl reload bsfg@ZONE, or bsfg reload"
@@ -239,7 +243,11 @@ def _source_reasons(source: SourceStatus, now_unix_ms: int) -> Iterator[Reason]:
     subject = f"source {source.name}"
     if source.tags_problem:
         hint = "the tags of the previous file are still read; bsfg check prints every problem of the file"
-        yield Reason(Level.BROKEN, False, subject, f"its tag file is not in force: {source.tags_problem}", hint)
+        if not source.tags:
+            hint = "nothing is read, because no earlier file was in force; bsfg check prints every problem of the file"
+        yield Reason(Level.BROKEN, True, subject, f"its tag file is not in force: {source.tags_problem}", hint)
+        if not source.tags:
+            return
     without_value = source.tags_bad + source.tags_silent
     if source.connected and source.tags and without_value >= source.tags:
         text = f"connected, but none of its {source.tags} tags has a good value"

@@ -13,7 +13,7 @@ stays free of the protocol libraries, because reading a tag file needs none.
 The package drops no value without a fact that says so. It never writes to a device.
 """
 
-from agent.ingest.errors import SourceError, StoredUnreadable, TagMapError
+from agent.ingest.errors import Problem, SourceError, StoredUnreadable, TagMapError
 from agent.ingest.gap import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS
 from agent.ingest.lifecycle import DeclaredGap, Newest, State
 from agent.ingest.ports import RemovedTag
@@ -29,5 +29,6 @@ from agent.ingest.source_probe import (
     some_tags,
 )
 from agent.ingest.supervisor import Ingest, SourceStatistics
-from agent.ingest.tags.file import load_tag_map, load_tag_maps
+from agent.ingest.tags.change import admit, clashes
+from agent.ingest.tags.file import TagFile, find_tag_files, load_tag_files, load_tag_map, load_tag_maps, parse_tag_file
 from agent.ingest.tags.tag_map import Tag, TagMap

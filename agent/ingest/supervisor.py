@@ -4,8 +4,9 @@ A source runs, is lost, waits and is rebuilt; `lifecycle` decides how long it wa
 reason, and the return once, when a value has arrived. When a source is lost, each of its tags is recorded once as bad,
 with the time of the last sign of life, and a gap fact records from when to when nothing is known of the source.
 
-The store numbers a new tag map (`offer`) while the source runs. Then it is offered to the source, which takes it over
-between two polls or deliveries, or at its next connection. No connection is closed for it.
+A source whose tag file was never good waits for it. The store numbers a new tag map (`offer`) while the source runs.
+Then it is offered to the source, which takes it over between two polls or deliveries, or at its next connection. No
+connection is closed for it.
 
 This module has the only broad except of the project: any exception of a driver ends one life of one source and is
 counted. An AssertionError is a bug of ours and passes through, so that the process ends.
@@ -20,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 from agent.concurrency import TaskGroup, timeout
@@ -47,7 +49,7 @@ from agent.ingest.recorder import Recorder
 from agent.ingest.removal import FindRemoved, record_removed
 from agent.ingest.sampling import Tally
 from agent.ingest.tags.tag_map import TagMap
-from agent.ingest.tags.watch import TagWatch
+from agent.ingest.tags.watch import KeepFiles, TagWatch
 from agent.settings.sources import ModbusSourceSettings, SourceSettings
 
 log = logging.getLogger(__name__)
@@ -228,7 +230,11 @@ class SourceSupervisor:
         self._connects_total = self._errors_total = 0
         self._last_error = ""
         self._offered = asyncio.Event()
-        self._file_problem = self._numbering_problem = ""
+        self._has_tags = asyncio.Event()
+        if tags.tags:
+            self._has_tags.set()
+        self.file_problems: tuple[Problem, ...] = ()  # of the tag file on disk, which is not in force
+        self._numbering_problem = ""
 
     @property
     def tags(self) -> TagMap:
@@ -272,12 +278,12 @@ class SourceSupervisor:
     def offer(self, tags: TagMap) -> None:
         """Read these tags from now on."""
         self._tags = tags
+        self._has_tags.set()
         self._offered.set()
 
     def note_file_problems(self, problems: Sequence[Problem]) -> None:
         """Note the problems of the tag file on disk; an empty sequence clears them."""
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        self._file_problem = f"{problems[0]}{more}" if problems else ""
+        self.file_problems = tuple(problems)
 
     def retry(self) -> State:
         """Connect now instead of waiting. A connected source asks again for what its device refused. Returns the state
@@ -334,7 +340,7 @@ class SourceSupervisor:
             connects_total=self._connects_total,
             errors_total=self._errors_total,
             last_error=self._last_error,
-            tags_problem=self._file_problem or self._numbering_problem,
+            tags_problem=_summary(self.file_problems) or self._numbering_problem,
             events=EventStatistics(*events.statistics()) if events is not None else None,
             turns_total=self._errors_total
             + self._recorder.refused_total
@@ -343,6 +349,7 @@ class SourceSupervisor:
 
     async def _live(self) -> None:
         """Run the source again and again, with pauses in between."""
+        await self._has_tags.wait()  # a tag file without tags is not good
         while True:
             self._become(Event.START)
             self._failures.begin()
@@ -519,13 +526,19 @@ class Ingest:
         stored: StoredFacts | None = None,
         memory: MemoryPort | None = None,
         find_removed: FindRemoved | None = None,
+        problems: Mapping[str, Sequence[Problem]] = MappingProxyType({}),
+        keep_files: KeepFiles = lambda _: None,
     ) -> None:
+        """`problems` are those of the tag files that are not in force; the map of such a source is an earlier one, or
+        empty. `keep_files` is called in a thread with the tag files that come into force."""
         self._recorder_of = partial(
             Recorder, zone=zone, store=store, refusals=refusals, operational_stream=operational_stream
         )
         self._stored, self._memory, self._watch_times = stored, memory, watch_times
-        self._find_removed = find_removed
+        self._find_removed, self._keep_files = find_removed, keep_files
         self._by_name = {s.name: self._supervisor(s, tag_maps[s.name]) for s in sources}
+        for name, found in problems.items():
+            self._by_name[name].note_file_problems(found)
         self._notes = [note for found in tag_maps.values() for note in found.notes]
         self._stop = asyncio.Event()
         self._group: TaskGroup | None = None
@@ -576,9 +589,15 @@ class Ingest:
         maps = {one.settings.name: one.tags for one in supervisors}
         if supervisors:
             settings = [one.settings for one in supervisors]
-            watch = TagWatch(settings, maps, self._offer, self._note_file_problems, self._watch_times)
+            problems = {one.settings.name: one.file_problems for one in supervisors if one.file_problems}
+            watch = TagWatch(
+                *(settings, maps, self._offer, self._note_file_problems, self._watch_times),
+                problems=problems,
+                keep=self._keep_files,
+            )
             self._background.append(group.create_task(watch.run(), name="tag files"))
-        if self._find_removed is not None:
+        # The tags of a source without a map are not known to be removed.
+        if self._find_removed is not None and all(found.tags for found in maps.values()):
             subjects = frozenset(tag.definition.subject for found in maps.values() for tag in found.tags)
             removal = record_removed(self._find_removed, subjects, self._recorder_of("removed-tags"))
             self._background.append(group.create_task(removal, name="removed tags"))
@@ -612,6 +631,10 @@ class Ingest:
             raise UnknownSource(f"no source {source!r}; the sources of this node: {names}")
         return self._by_name[source]
 
+    def tag_maps(self) -> dict[str, TagMap]:
+        """The tag maps in force, or offered, by source."""
+        return {name: supervisor.tags for name, supervisor in self._by_name.items()}
+
     def statistics(self) -> tuple[SourceStatistics, ...]:
         return tuple(supervisor.statistics() for supervisor in self._by_name.values())
 
@@ -625,6 +648,11 @@ def _add_gap(delivery: Delivery, outage: Outage, now_ns: int, *, is_over: bool) 
         delivery.add_gap(
             *(CLOCK_SET_BACK, outage.ahead.first_ns, last_ns, 0, delivery.points), exact=False, is_over=is_over
         )
+
+
+def _summary(problems: Sequence[Problem]) -> str:
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{problems[0]}{more}" if problems else ""
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -17,19 +17,19 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from agent import local_socket
 from agent.concurrency import TaskGroup
-from agent.config import ConfigFile
+from agent.config import ConfigFile, InForce
 from agent.errors import BsfgError
 from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreLocked
 from agent.health import notify, server
 from agent.health.verdict import assess
-from agent.ingest import LEARNED, Ingest, SourceMemory, TagMap, load_tag_maps
+from agent.ingest import LEARNED, Ingest, RemovedTag, SourceMemory, TagFile
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.node import compare
 from agent.node.broker_runtime import BrokerRuntime, SharedParts
@@ -37,6 +37,7 @@ from agent.node.latest import facts_at_peers
 from agent.node.reload import Reloader
 from agent.node.reload_plan import ReloadPlan
 from agent.node.removed_tags import find_removed_tags
+from agent.node.start import Start, read_start
 from agent.node.status import StatusCollector
 from agent.node.stored_samples import StoredSamples
 from agent.node.trust import TrustFiles
@@ -58,18 +59,19 @@ _SOURCE_RETRIES = (StoreBusy, StoreFull)  # a source waits and tries again; a st
 async def run_node(file: ConfigFile) -> None:
     """Run until SIGTERM or SIGINT; read the file again at SIGHUP. Raises BsfgError when the node cannot start or cannot
     go on."""
-    settings = file.load()
+    start = read_start(file)
+    settings = start.settings
     stop, reload_asked = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, reload_asked.set)  # before the store is opened: SIGHUP would end the process
     failed_assertion = _first_assertion(loop)
-    tag_maps = load_tag_maps(settings.sources)
     with contextlib.ExitStack() as resources:
         store = await _open_store(settings, resources)
+        start.report(store)
         try:
-            await Node(settings, store, tag_maps, file, reload_asked).run(stop, failed_assertion)
+            await Node(store, start, file, reload_asked).run(stop, failed_assertion)
         except BaseExceptionGroup as group:
             raise _first_reason(group) from group
 
@@ -94,29 +96,37 @@ class Node:
 
     def __init__(
         self,
-        settings: NodeSettings,
         store: FactStore,
-        tag_maps: Mapping[str, TagMap],
+        start: Start,
         file: ConfigFile,
         reload_asked: asyncio.Event,
     ) -> None:
+        settings = start.settings
         self._store = store
+        self._in_force = InForce(settings)
+        self._in_force.keep_settings(settings, start.tag_files)
         self._notifier = notify.Notifier.from_environment(os.environ, os.getpid())
         self._telemetry = Telemetry()
         self._trust = TrustFiles.opened(settings, store)
-        self._reloader = Reloader(settings, file, self._trust, self._carry_out, reload_asked)
+        stored = StoredSamples(store.reader, lambda: store.origin)
+        self._ingest = Ingest(
+            *(settings.node.zone, settings.sources, start.tag_maps, store.appends, _SOURCE_RETRIES),
+            stored=stored,
+            memory=SourceMemory(settings.node.state_dir / LEARNED),
+            find_removed=self._find_removed,
+            problems=start.tag_problems,
+            keep_files=self._in_force.keep_files,
+        )
+        self._reloader = Reloader(
+            *(settings, file, self._trust, self._carry_out, reload_asked),
+            tag_maps=self._ingest.tag_maps,
+            not_in_force=start.not_in_force,
+        )
         self._shared = SharedParts(
             *(store, self._trust.judge, self._telemetry, Freshness(), self._queue_depth), turns=Turns()
         )
         self._runtimes = {broker.name: BrokerRuntime(settings, broker, self._shared) for broker in settings.broker}
         self._identities = [one.identity for one in self._runtimes.values()]
-        stored = StoredSamples(store.reader, lambda: store.origin)
-        self._ingest = Ingest(
-            *(settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES),
-            stored=stored,
-            memory=SourceMemory(settings.node.state_dir / LEARNED),
-            find_removed=lambda subjects: find_removed_tags(store.reader, store.origin, subjects),
-        )
         self._collector = StatusCollector(
             store, self._runtimes, self._ingest, self._telemetry, self._reloader, self._shared.freshness
         )
@@ -181,7 +191,13 @@ class Node:
         plan = await self._reloader.reload()
         return local_socket.Reloaded(list(plan.applied), list(plan.needs_restart))
 
-    async def _carry_out(self, plan: ReloadPlan, tag_maps: Mapping[str, TagMap]) -> None:
+    def _find_removed(self, subjects: Collection[str]) -> Sequence[RemovedTag]:
+        """The tags that are in no tag file any more. While a source is left out, its tags are not removed."""
+        if self._reloader.not_in_force:
+            return ()
+        return find_removed_tags(self._store.reader, self._store.origin, subjects)
+
+    async def _carry_out(self, plan: ReloadPlan, tag_files: Mapping[str, TagFile]) -> None:
         """Apply the plan. Parts that it does not name go on undisturbed."""
         settings, group = plan.settings, self._group
         assert group is not None, "a node that runs"
@@ -191,7 +207,7 @@ class Node:
         if plan.has_new_trust:
             self._trust.reconfigure(settings)
         if plan.sources:
-            await self._ingest.change(settings.sources, tag_maps)
+            await self._ingest.change(settings.sources, {name: found.map for name, found in tag_files.items()})
         ending = [self._runtimes.pop(name).stop() for name in plan.brokers & self._runtimes.keys()]
         await _ended(ending)
         for broker in settings.broker:
@@ -201,6 +217,8 @@ class Node:
         self._identities[:] = [one.identity for one in self._runtimes.values()]
         if plan.brokers:
             self._wait_for_readiness(group)
+        files = {name: found.data for name, found in tag_files.items()}
+        await asyncio.to_thread(self._in_force.keep_settings, settings, files)
 
     async def _compare(self, request: local_socket.ComparePeer) -> local_socket.Compared:
         known = {zone: one for each in self._runtimes.values() for zone, one in each.comparers.items()}

@@ -2,7 +2,10 @@
 
 `reload_plan` decides, the node carries out. A file that is not good changes nothing: the settings in force stay, and
 the reason goes to the log, to the status, and to the caller. The same holds for tag files, for facts authorities, for
-the own signing key, and for the certificates of a broker that would restart.
+the own signing key, and for the certificates of a broker that would restart. Tag files count only of sources that
+begin: a source that goes on has a map.
+
+A node that started without a part of the file reads it again as soon as it changes: nothing else asks for it.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from dataclasses import replace
 
 from agent.config import ConfigFile
 from agent.errors import BsfgError
-from agent.ingest import TagMap, load_tag_maps
+from agent.ingest import TagFile, TagMap, load_tag_files
 from agent.node.reload_plan import ReloadPlan, plan_reload
+from agent.node.start_plan import NotInForce
 from agent.node.trust import TrustFiles
 from agent.replication.pki import check_identity
 from agent.settings.node import NodeSettings
@@ -29,7 +33,7 @@ class ReloadRefused(BsfgError):
     hint = "the previous settings stay in force; bsfg check lists every problem"
 
 
-CarryOut = Callable[[ReloadPlan, Mapping[str, TagMap]], Awaitable[None]]
+CarryOut = Callable[[ReloadPlan, Mapping[str, TagFile]], Awaitable[None]]
 
 
 class Reloader:
@@ -42,8 +46,14 @@ class Reloader:
         trust: TrustFiles,
         carry_out: CarryOut,
         is_asked: asyncio.Event,
+        *,
+        tag_maps: Callable[[], Mapping[str, TagMap]] = dict,
+        not_in_force: tuple[NotInForce, ...] = (),
     ) -> None:
+        """`tag_maps` gives those in force, `not_in_force` is what the start left out of the file."""
         self.settings = settings
+        self.not_in_force = not_in_force
+        self._tag_maps = tag_maps
         self.needs_restart: tuple[str, ...] = ()
         self.refused = ""
         self.is_file_changed = False  # as of the last check: the file differs from the settings in force
@@ -60,6 +70,9 @@ class Reloader:
         # Not after a reload that ended meanwhile: this read may have been of the file before it.
         if self.settings is settings:
             self.is_file_changed = is_changed
+        is_unread = bool(self.not_in_force) and await asyncio.to_thread(self._file.is_unread)
+        if is_unread:
+            self._is_asked.set()
 
     async def reload(self) -> ReloadPlan:
         """Reload, and return what was carried out. Raises ReloadRefused."""
@@ -75,11 +88,12 @@ class Reloader:
             self._is_asked.clear()
             waiting, self._waiting = self._waiting, []
             try:
-                plan, tag_maps = await self._planned()
+                plan, tag_files = await self._planned()
             except BsfgError as error:
                 self._refuse(ReloadRefused(str(error)), waiting)
                 continue
-            await self._carry_out(plan, tag_maps)
+            self.not_in_force = ()
+            await self._carry_out(plan, tag_files)
             self.settings, self.needs_restart, self.refused = plan.settings, plan.needs_restart, ""
             self.is_file_changed = False
             log.info("reloaded", extra={"applied": list(plan.applied), "needs_restart": list(plan.needs_restart)})
@@ -94,20 +108,24 @@ class Reloader:
             if not outcome.done():
                 outcome.set_exception(error)
 
-    async def _planned(self) -> tuple[ReloadPlan, Mapping[str, TagMap]]:
-        """The plan for the present file, and its tag maps. Puts its signing key in force. Raises BsfgError."""
+    async def _planned(self) -> tuple[ReloadPlan, Mapping[str, TagFile]]:
+        """The plan for the present file, and the tag files of the sources that begin. Puts its signing key in force.
+        Raises BsfgError."""
         plan = plan_reload(self.settings, await asyncio.to_thread(self._file.load))
         if plan.refused:
             what = ", ".join(plan.refused)
             raise ReloadRefused(f"{self._file.file}: {what} cannot change: this file describes another node")
-        tag_maps = await asyncio.to_thread(load_tag_maps, plan.settings.sources)
+        begin = [one for one in plan.settings.sources if one.name in plan.sources]
+        others = {one.name for one in plan.settings.sources} - plan.sources
+        going_on = {name: found for name, found in self._tag_maps().items() if name in others}
+        tag_files = await asyncio.to_thread(load_tag_files, begin, going_on)
         await asyncio.to_thread(self._check_identities, plan)
         signer = await asyncio.to_thread(self._trust.check, plan.settings)
         # The last step that can fail. Nothing else has been changed yet.
         if await self._trust.sign_with(signer):
             key = "no key" if signer is None else signer.key_id.hex()
             plan = replace(plan, applied=(*plan.applied, f"signing with {key}"))
-        return plan, tag_maps
+        return plan, tag_files
 
     def _check_identities(self, plan: ReloadPlan) -> None:
         """Raise ReloadRefused if a broker that would restart has unusable certificates: its link may work at

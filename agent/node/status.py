@@ -28,6 +28,7 @@ from agent.health.snapshot import (
     IntegrityStatus,
     Latency,
     NodeSnapshot,
+    NotInForceStatus,
     OriginStatus,
     PacingStatus,
     PeerStatus,
@@ -160,6 +161,7 @@ class StatusCollector:
             certificate_days_left=self._from_disk.certificate_days_left,
             config_changed=self._reloader.is_file_changed,
             config_refused=self._reloader.refused,
+            config_not_in_force=tuple(_status(NotInForceStatus, one) for one in self._reloader.not_in_force),
             config_waits=self._reloader.needs_restart,
             integrity=_status(IntegrityStatus, damage, set_aside_bytes=sum(size for _, size in damage.quarantined)),
         )

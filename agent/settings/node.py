@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.message import LOCAL_ZONE, ZONE
@@ -34,7 +33,7 @@ class IdentitySettings:
             yield "zone", "a zone is 1 to 32 of a-z, 0-9 and -; it must equal the CN of this node's certificate"
         if self.zone == LOCAL_ZONE:
             yield "zone", NO_ZONE
-        if len(os.fsencode(self.state_dir)) > STATE_DIR_BYTES_MAX:
+        if len(str(self.state_dir).encode(errors="surrogateescape")) > STATE_DIR_BYTES_MAX:
             yield "state_dir", f"SQLite opens no file below a path of more than {STATE_DIR_BYTES_MAX} bytes"
 
 
@@ -100,6 +99,16 @@ class NodeSettings:
     def sources(self) -> tuple[SourceSettings, ...]:
         """The sources of all protocols."""
         return (*self.opcua, *self.modbus)
+
+    def with_sources(self, sources: Iterable[SourceSettings]) -> NodeSettings:
+        """The same settings with other sources."""
+        opcua, modbus = list[OpcuaSourceSettings](), list[ModbusSourceSettings]()
+        for source in sources:
+            if isinstance(source, ModbusSourceSettings):
+                modbus.append(source)
+            else:
+                opcua.append(source)
+        return replace(self, opcua=tuple(opcua), modbus=tuple(modbus))
 
 
 def _twice(named: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

@@ -26,8 +26,8 @@ def problems(bsfg: Bsfg) -> list[str]:
     return found
 
 
-def test_the_same_tag_in_two_files_is_refused_by_both(bsfg: Bsfg, tmp_path: Path) -> None:
-    """With the same words, which name both files."""
+def test_the_same_tag_in_two_files(bsfg: Bsfg, tmp_path: Path) -> None:
+    """One problem, which names both files."""
     (tmp_path / "node.toml").write_text(NODE + SOURCE.format("m1") + SOURCE.format("m2"))
     for name in ("m1", "m2"):
         (tmp_path / f"{name}.csv").write_text(f"{HEADER}a/b,holding,1,int16\n")
@@ -36,8 +36,6 @@ def test_the_same_tag_in_two_files_is_refused_by_both(bsfg: Bsfg, tmp_path: Path
         found
         == "m2.csv row 2 column tag: 'a/b' is also in m1.csv row 2, of source m1; a tag comes from one source: name it otherwise, as m2/a/b"
     )
-    refused = command.process(tmp_path, "run")
-    assert (refused.returncode, found in refused.stderr) == (1, True)
 
 
 def test_one_round_reports_everything(bsfg: Bsfg, tmp_path: Path) -> None:

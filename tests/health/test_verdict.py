@@ -11,6 +11,7 @@ from agent.health.snapshot import (
     IntegrityStatus,
     Latency,
     NodeSnapshot,
+    NotInForceStatus,
     OriginStatus,
     PacingStatus,
     RequestStatus,
@@ -82,7 +83,7 @@ CASES = [
     ("own certificate 31", {"sources": {"certificate_days_left": 31.0}}, None),
     ("own certificate 29", {"sources": {"certificate_days_left": 29.0}}, (Level.BROKEN, False, "source line1")),
     ("own certificate over", {"sources": {"certificate_days_left": -1.0}}, (Level.BROKEN, True, "source line1")),
-    ("tags refused", {"sources": {"tags_problem": "plc.csv row 3"}}, (Level.BROKEN, False, "source line1")),
+    ("tags refused", {"sources": {"tags_problem": "plc.csv row 3"}}, (Level.BROKEN, True, "source line1")),
     ("behind", {"consumers": {"behind_facts": 5, "oldest_unconfirmed_age_s": 30.0}}, None),
     (
         "behind a minute",
@@ -403,6 +404,19 @@ def test_a_certificate_says_what_is_left_of_it(healthy: NodeSnapshot, days: floa
     """Also that nothing is: peers refuse it from then on."""
     (reason,) = assess(replace(healthy, certificate_days_left=days)).reasons
     assert reason.text == text
+
+
+def test_what_a_start_left_out(healthy: NodeSnapshot) -> None:
+    """Each part is an alert under its own name, and says whether it runs as before or not at all. A source whose tag
+    file was never right says one thing, not also that it has no connection."""
+    parts = (NotInForceStatus("source meter", "port = 0", False), NotInForceStatus("peer idmz", "zone = 1", True))
+    found = assess(replace(healthy, config_not_in_force=parts))
+    assert [(one.alert, one.subject, one.text) for one in found.reasons] == [
+        (True, "peer idmz", "goes on as it was last in force: zone = 1"),
+        (True, "source meter", "is left out: port = 0"),
+    ]
+    waits = spoilt(healthy, "sources", connected=False, tags=0, tags_problem="plc.csv row 3", last_value_unix_ms=None)
+    assert [one.hint.partition(",")[0] for one in assess(waits).reasons] == ["nothing is read"]
 
 
 def test_a_configuration_that_is_not_in_force_is_named(healthy: NodeSnapshot) -> None:

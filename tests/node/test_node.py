@@ -17,6 +17,7 @@ from agent.fact_store.log.errors import StoreFailed
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.local_socket.transport import socket_address
 from agent.node.node import Node, _first_assertion
+from agent.node.start import Start
 from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
 from tests.support import command
 from tests.waiting import wait_until, wait_until_async
@@ -32,7 +33,9 @@ async def run(folder: Path, stop: asyncio.Event) -> None:
     settings = settings_of(folder)
     failed_assertion = _first_assertion(asyncio.get_running_loop())
     with open_store(settings) as store:
-        await Node(settings, store, {}, ConfigFile(folder / "node.toml"), asyncio.Event()).run(stop, failed_assertion)
+        await Node(store, Start(settings), ConfigFile(folder / "node.toml"), asyncio.Event()).run(
+            stop, failed_assertion
+        )
 
 
 def test_a_node_waits_for_a_command(tmp_path: Path) -> None:
@@ -124,7 +127,7 @@ async def test_sources_drain_before_anything_else_stops(tmp_path: Path) -> None:
     """The parts that a draining source needs run until it has ended: the local socket still answers."""
     stop, settings = asyncio.Event(), settings_of(tmp_path)
     with open_store(settings) as store:
-        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
         ingest = DrainingIngest(tmp_path)
         node._ingest = node._collector._ingest = ingest  # type: ignore[assignment]
         running = asyncio.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
@@ -139,7 +142,7 @@ async def test_a_store_that_fails_ends_the_node(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     with open_store(settings) as store:
         store.ended = Future[None]()
-        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
         running = asyncio.create_task(node.run(asyncio.Event(), asyncio.get_running_loop().create_future()))
         await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
         store.ended.set_exception(StoreFailed("the disk", "replace it"))
@@ -154,7 +157,7 @@ async def test_a_full_store_ends_no_node(tmp_path: Path) -> None:
     settings, stop, said = settings_of(tmp_path), asyncio.Event(), list[str]()
     with open_store(settings) as store:
         store.checkpoint = Mock(side_effect=StoreFull("the disk", "make room"))  # type: ignore[method-assign]
-        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
         node._notifier.send = said.append  # type: ignore[assignment]
         running = asyncio.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
         await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")

@@ -13,9 +13,12 @@ from unittest.mock import AsyncMock
 import pytest
 
 from agent.errors import BsfgError
+from agent.ingest import parse_tag_file
 from agent.node.reload import Reloader, ReloadRefused
+from agent.node.start_plan import NotInForce
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.peers import BrokerSettings
+from agent.settings.sources import ModbusSourceSettings
 from agent.settings.store import StreamSettings
 from tests.waiting import LIMIT_S, wait_until_async
 
@@ -31,12 +34,13 @@ class File:
 
     def __init__(self) -> None:
         self.content: NodeSettings | BsfgError = BEFORE
+        self.content_read: NodeSettings | BsfgError = BEFORE
         self.begun = 0
         self.reading_may_end, self.look_may_end = threading.Event(), threading.Event()
         self.reading_may_end.set()
 
     def load(self) -> NodeSettings:
-        found = self.content
+        found = self.content_read = self.content
         self.begun += 1
         assert self.reading_may_end.wait(LIMIT_S)
         if isinstance(found, BsfgError):
@@ -49,16 +53,19 @@ class File:
         assert self.look_may_end.wait(LIMIT_S)
         return is_changed
 
+    def is_unread(self) -> bool:
+        return self.content is not self.content_read
+
 
 @asynccontextmanager
-async def reloading(file: File, carried_out: list[NodeSettings]) -> AsyncIterator[Reloader]:
+async def reloading(file: File, carried_out: list[NodeSettings], **more: Any) -> AsyncIterator[Reloader]:
     """A reloader at work for the length of a block."""
 
     async def carry_out(plan: Any, _: object) -> None:
         carried_out.append(plan.settings)
 
     trust: Any = SimpleNamespace(check=lambda _: None, sign_with=AsyncMock(return_value=False))
-    reloader = Reloader(BEFORE, file, trust, carry_out, asyncio.Event())  # type: ignore[arg-type]
+    reloader = Reloader(BEFORE, file, trust, carry_out, asyncio.Event(), **more)  # type: ignore[arg-type]
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         running = group.create_task(reloader.run(), name="reload")
         yield reloader
@@ -156,3 +163,48 @@ async def test_a_look_at_the_file_does_not_overrule_a_reload() -> None:
         file.content = OTHER_NODE
         await reloader.check_file()
         assert reloader.is_file_changed
+
+
+async def test_a_node_that_started_without_a_part_reads_the_file_when_it_changes() -> None:
+    """Each new content once, without being asked, until the file is right. After that a change waits to be asked
+    for."""
+    file, carried_out = File(), list[NodeSettings]()
+    file.look_may_end.set()
+    left_out = (NotInForce("source meter", "port = 0", is_kept=False),)
+    async with reloading(file, carried_out, not_in_force=left_out) as reloader:
+        await reloader.check_file()
+        assert file.begun == 1, "the content of the start is not read again"
+        file.content = BsfgError("line 3")
+        await reloader.check_file()
+        await wait_until_async(lambda: "line 3" in reloader.refused, "the refusal")
+        readings = file.begun
+        await reloader.check_file()
+        await asyncio.sleep(0)
+        assert (file.begun, reloader.not_in_force) == (readings + 1, left_out), "looked at, and not read"
+        file.content = AFTER
+        await reloader.check_file()
+        await wait_until_async(lambda: carried_out == [AFTER], "the right file")
+        assert (reloader.not_in_force, reloader.refused) == ((), "")
+        file.content = replace(AFTER, stream=())
+        await reloader.check_file()
+        await asyncio.sleep(0)
+        assert carried_out == [AFTER]
+
+
+async def test_only_tag_files_of_sources_that_begin_are_read(tmp_path: Path) -> None:
+    """That of a source that goes on may be wrong at the moment. A new source may not bring a tag that another has."""
+    file, carried_out = File(), list[NodeSettings]()
+    old, new = (ModbusSourceSettings(name, tmp_path / f"{name}.csv", 0, host="h") for name in ("old", "new"))
+    header = "tag,table,register,type\n"
+    in_force = parse_tag_file(old, f"{header}a/b,holding,1,int16\n".encode())
+    async with reloading(file, carried_out, tag_maps=lambda: {"old": in_force}) as reloader:
+        reloader.settings = replace(BEFORE, modbus=(old,))
+        old.tags_file.write_text("spoiled")
+        for content, why in (("spoiled", "new.csv"), (f"{header}a/b,holding,1,int16\n", "is also in old.csv")):
+            new.tags_file.write_text(content)
+            file.content = replace(BEFORE, modbus=(old, new))
+            with pytest.raises(ReloadRefused, match=why):
+                await reloader.reload()
+        new.tags_file.write_text(f"{header}a/c,holding,1,int16\n")
+        assert (await reloader.reload()).sources == {"new"}
+    assert len(carried_out) == 1

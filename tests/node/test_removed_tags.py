@@ -16,6 +16,7 @@ from agent.local_socket.serving import open_store
 from agent.message import Sample, TagDefinition
 from agent.node.node import Node
 from agent.node.removed_tags import find_removed_tags
+from agent.node.start import Start
 from agent.query.latest import find_latest
 from agent.query.scan import Scanner
 from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
@@ -75,7 +76,7 @@ def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
     async def scenario() -> None:
         stop = asyncio.Event()
         with open_store(settings) as store:
-            node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+            node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
             running = asyncio.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
             await wait_until_async(lines, "the log line")
             stop.set()

@@ -16,6 +16,7 @@ from agent.node import compare
 from agent.node.latest import save_peer_latest
 from agent.node.node import _SOURCE_RETRIES, Node, _first_reason
 from agent.node.restore_proof import RestoreProof
+from agent.node.start import Start
 from agent.replication.protocol.messages import PeerLatest
 from agent.replication.protocol.token_bucket import Priority
 from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
@@ -32,7 +33,7 @@ def made(folder: Path, store: FactStore, *peers: PeerSettings) -> Node:
     )
 
     async def make() -> Node:
-        return Node(settings, store, {}, ConfigFile(folder / "node.toml"), asyncio.Event())
+        return Node(store, Start(settings), ConfigFile(folder / "node.toml"), asyncio.Event())
 
     return asyncio.run(make())
 
@@ -59,7 +60,7 @@ def test_the_peers_of_all_brokers_share_their_turns(tmp_path: Path) -> None:
 
     async def scenario(store: FactStore) -> None:
         settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers)
-        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
         first, second = (runtime.server._context.turns for runtime in node._runtimes.values())
         assert first is second
 
@@ -170,7 +171,7 @@ def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> Non
 
     async def scenario(store: FactStore) -> None:
         settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers)
-        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
         for name, runtime in node._runtimes.items():
             runtime.link = Reached(name)  # type: ignore[assignment]
         node._notifier.ready = lambda: not seen.append("ready")  # type: ignore[method-assign, func-returns-value]
@@ -192,7 +193,7 @@ def test_a_wait_for_brokers_that_are_gone_ends(tmp_path: Path) -> None:
 
     async def scenario(store: FactStore) -> None:
         settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=(broker,))
-        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
         node._runtimes["site"].link = Unreached()  # type: ignore[assignment]
         async with asyncio.TaskGroup() as group:
             node._wait_for_readiness(group)

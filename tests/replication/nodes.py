@@ -19,6 +19,7 @@ from agent.message import Sample, TagDefinition
 from agent.node.compare import access_of, identity_of
 from agent.node.latest import latest_lookup, peer_latest
 from agent.node.node import Node as WholeNode
+from agent.node.start import Start
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.link import Link
@@ -169,7 +170,7 @@ async def whole_node(folder: Path, broker: Mosquitto, zone: str, peer: str) -> A
     config, stop = ConfigFile(file), asyncio.Event()
     settings = config.load()
     with open_store(settings) as store:
-        node = WholeNode(settings, store, {}, config, asyncio.Event())
+        node = WholeNode(store, Start(settings), config, asyncio.Event())
         async with asyncio.TaskGroup() as group:
             group.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
             try:

@@ -24,8 +24,11 @@ class NodeFile:
         self.differing: list[differences.Difference] = []
 
     def table(self) -> dict[str, Any]:
-        """The settings as they are written."""
-        return tomllib.loads(self.path.read_text("utf-8"))
+        """The settings as they are written. Raises ConfigError if a part is not TOML."""
+        try:
+            return tomllib.loads(self.path.read_text("utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(self.path, load_sections(self.path).problems) from error
 
     def zone(self) -> str | None:
         """The zone of the node; None if the file has none."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
 from agent.ingest.errors import Problem, TagFileUnreadable, TagMapError, tag_file_problem
 from agent.ingest.modbus import address as modbus_address
 from agent.ingest.opcua import address as opcua_address
@@ -9,6 +12,14 @@ from agent.ingest.tags.change import clashes
 from agent.ingest.tags.sheet import FILE_BYTES_MAX
 from agent.ingest.tags.tag_map import Dialect, TagMap, read_tag_map
 from agent.settings.sources import ModbusSourceSettings, SourceSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TagFile:
+    """A tag file: its bytes, and the map in them."""
+
+    data: bytes
+    map: TagMap
 
 
 def read_tag_file(settings: SourceSettings) -> bytes:
@@ -41,16 +52,35 @@ def load_tag_map(settings: SourceSettings) -> TagMap:
     return parse_tag_file(settings, read_tag_file(settings))
 
 
-def load_tag_maps(sources: tuple[SourceSettings, ...]) -> dict[str, TagMap]:
-    """The tag maps of all sources by source name. Raises one TagMapError with the problems of all files."""
-    maps: dict[str, TagMap] = {}
-    problems: list[Problem] = []
+def find_tag_files(sources: Iterable[SourceSettings]) -> dict[str, TagFile | tuple[Problem, ...]]:
+    """The tag file of each source, or its problems, by source name."""
+    found: dict[str, TagFile | tuple[Problem, ...]] = {}
     for settings in sources:
         try:
-            maps[settings.name] = load_tag_map(settings)
+            data = read_tag_file(settings)
+            found[settings.name] = TagFile(data, parse_tag_file(settings, data))
         except TagMapError as error:
-            problems += error.problems
-    problems += [problem for _, _, problem in clashes(maps)]
+            found[settings.name] = error.problems
+    return found
+
+
+def load_tag_files(sources: Iterable[SourceSettings], others: Mapping[str, TagMap]) -> dict[str, TagFile]:
+    """The tag files of these sources. Raises one TagMapError with the problems of all of them. `others` are the maps of
+    sources that must not have the same tags."""
+    files: dict[str, TagFile] = {}
+    problems: list[Problem] = []
+    for name, found in find_tag_files(sources).items():
+        if isinstance(found, TagFile):
+            files[name] = found
+        else:
+            problems += found
+    maps = {name: found for name, found in others.items() if name not in files}
+    problems += [problem for _, _, problem in clashes(maps | {name: one.map for name, one in files.items()})]
     if problems:
         raise TagMapError(problems)
-    return maps
+    return files
+
+
+def load_tag_maps(sources: Iterable[SourceSettings]) -> dict[str, TagMap]:
+    """The tag maps of all sources by source name. Raises one TagMapError with the problems of all files."""
+    return {name: found.map for name, found in load_tag_files(sources, {}).items()}

@@ -1,7 +1,8 @@
 """Watches the tag files of running sources. A changed file is read and checked as a whole.
 
-`agent.file_watch` decides when to check. A good file is passed to its source. A bad file changes nothing: the previous
-tag map stays in force, and the problems are logged once. A file that is missing for a moment is no problem.
+`agent.file_watch` decides when to check. A good file is passed to its source, and kept for the next start. A bad file
+changes nothing: the previous tag map stays in force, and the problems are logged once. A file that is missing for a
+moment is no problem.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from agent.file_watch import WatchTimes, watch_files
 from agent.ingest.errors import Problem, TagFileUnreadable, TagMapError
@@ -21,21 +23,25 @@ from agent.settings.sources import SourceSettings
 
 log = logging.getLogger(__name__)
 
+KeepFiles = Callable[[Mapping[str, bytes]], None]
+
 PROBLEMS_LOGGED_MAX = 200  # in one log line; `bsfg check` prints them all
 
 
 @dataclass(slots=True)
 class _Content:
-    """The content of a source's file when it was last readable."""
+    """The content of a source's file when it was last readable. `data` is that of a map that is not in force yet."""
 
     digest: bytes = b""
     found: TagMap | None = None
     problems: tuple[Problem, ...] = ()
     missing_since_s: float | None = None
+    data: bytes = b""
 
 
 class TagWatch:
-    """The tag files of all sources. `maps` are the tag maps in force."""
+    """The tag files of all sources. `maps` are the tag maps in force, `problems` why a file is not in force. `keep` is
+    called in a thread with the bytes of the files that come into force."""
 
     def __init__(
         self,
@@ -44,12 +50,18 @@ class TagWatch:
         on_map: Callable[[str, TagMap], None],
         on_problems: Callable[[str, tuple[Problem, ...]], None],
         times: WatchTimes,
+        problems: Mapping[str, tuple[Problem, ...]] = MappingProxyType({}),
+        keep: KeepFiles = lambda _: None,
     ) -> None:
         self._sources = sources
         self._maps = {source.name: maps[source.name] for source in sources}
         # An unchanged file needs no second copy of its tags.
-        self._contents = {name: _Content(found.digest, found) for name, found in self._maps.items()}
-        self._reported: dict[str, tuple[Problem, ...]] = {}
+        self._contents = {
+            name: _Content(b"", None, problems[name]) if name in problems else _Content(found.digest, found)
+            for name, found in self._maps.items()
+        }
+        self._reported = dict(problems)  # by the start
+        self._keep = keep
         self._on_map, self._on_problems, self._times = on_map, on_problems, times
 
     async def run(self) -> None:
@@ -67,7 +79,11 @@ class TagWatch:
         await asyncio.to_thread(self._read)
         new = {name: content.found for name, content in self._contents.items() if content.found is not None}
         admission = admit(self._maps, {name: found for name, found in new.items() if found is not self._maps[name]})
+        kept = {name: self._contents[name].data for name in admission.maps}
+        if kept:  # before it is in force, so that no restart goes back behind it
+            await asyncio.to_thread(self._keep, kept)
         for name, found in admission.maps.items():
+            self._contents[name].data = b""
             change = difference(self._maps[name], found)
             self._maps[name] = found
             if not change.is_empty:
@@ -88,12 +104,12 @@ class TagWatch:
             return
         self._reported[name] = problems
         self._on_problems(name, problems)
+        extra: dict[str, object] = {"action": "tag_file_accepted", "source": name}
         if not problems:
-            log.info("tag file is valid again", extra={"action": "tag_file_accepted", "source": name})
+            log.info("tag file is valid again", extra=extra)
             return
-        extra = {
+        extra |= {
             "action": "tag_file_refused",
-            "source": name,
             "count": len(problems),
             "problems": [str(problem) for problem in problems[:PROBLEMS_LOGGED_MAX]],
         }
@@ -119,6 +135,6 @@ class TagWatch:
             if digest != content.digest:
                 content.digest, content.found, content.problems = digest, None, ()
                 try:
-                    content.found = parse_tag_file(source, data)
+                    content.found, content.data = parse_tag_file(source, data), data
                 except TagMapError as error:
                     content.problems = error.problems

@@ -29,6 +29,7 @@ them, for `requests`; `crl` and `revocation` make revocation lists; `renewal` re
 those that sign facts; `rotation` and `identity` use an identity in a node.
 """
 
+from agent.file_replace import write_file
 from agent.replication.pki.authority import (
     CA_DAYS,
     DAYS_MAX,
@@ -65,7 +66,6 @@ from agent.replication.pki.files import (
     load_crl,
     load_crls,
     read_file,
-    write_file,
 )
 from agent.replication.pki.identity import Identity, IdentityWatcher
 from agent.replication.pki.problem import PkiError, Problem

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from agent.file_replace import write_file
 from agent.replication.pki.certificates import (
     CertificateDetails,
     authority_identifier,
@@ -42,7 +43,6 @@ from agent.replication.pki.files import (
     make_folder,
     pem_of,
     refuse_existing,
-    write_file,
 )
 from agent.replication.pki.problem import PkiError
 from agent.replication.pki.token import make_key

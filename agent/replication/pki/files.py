@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -123,39 +122,12 @@ def check_key_rights(path: Path) -> None:
         raise PkiError(f"{path} is accessible to others (mode {stat.S_IMODE(mode):04o})", f"run: chmod 0600 {path}")
 
 
-def write_file(path: Path, data: bytes, mode: int, group: int = -1) -> None:
-    """Write `data` to `path` atomically and durably, with `mode` and `group` from its creation. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with os.fdopen(os.open(temporary, flags, KEY_MODE), "wb") as file:
-            # Owner before mode: in the other order the old group could read the file for a moment.
-            os.fchown(file.fileno(), -1, group)
-            os.fchmod(file.fileno(), mode)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
 def key_rights(folder: Path) -> tuple[int, int]:
     """Mode and group of a key in `folder`. If root has given a group access to the folder, as the package does in
     /etc/bsfg/pki for the node, the group may read the key too. Raises OSError."""
     found = folder.stat()
     is_opened = found.st_uid == 0 and found.st_gid != 0 and found.st_mode & 0o050 == 0o050
     return (0o640, found.st_gid) if is_opened and os.geteuid() == 0 else (KEY_MODE, -1)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def pem_of(thing: x509.Certificate | x509.CertificateRevocationList) -> bytes:

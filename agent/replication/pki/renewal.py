@@ -20,6 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from agent.file_replace import sync_folder, write_file
 from agent.replication.pki.authority import LEAF_DAYS, Issued, check_zone, load_authority, record, sign
 from agent.replication.pki.certificates import common_name_of_broker, describe, extension_of, key_matches, key_pem
 from agent.replication.pki.checks import check_broker_identity, check_identity
@@ -34,8 +35,6 @@ from agent.replication.pki.files import (
     pem_of,
     read_file,
     refuse_existing,
-    sync_folder,
-    write_file,
 )
 from agent.replication.pki.problem import PkiError, Problem
 

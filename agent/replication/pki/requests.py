@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from agent.file_replace import write_file
 from agent.replication.pki.authority import (
     LEAF_DAYS,
     Authority,
@@ -51,7 +52,6 @@ from agent.replication.pki.files import (
     pem_of,
     read_file,
     refuse_existing,
-    write_file,
 )
 from agent.replication.pki.problem import PkiError
 from agent.replication.pki.renewal import IdentityFiles, identity_files

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from agent.file_replace import write_file
 from agent.replication.pki.authority import Authority, check_days, load_authority, load_authority_certificate
 from agent.replication.pki.certificates import common_name_of, common_name_of_broker, is_signed_by
 from agent.replication.pki.crl import (
@@ -33,7 +34,6 @@ from agent.replication.pki.files import (
     load_crl,
     make_folder,
     pem_of,
-    write_file,
 )
 from agent.replication.pki.problem import PkiError
 

@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from agent.file_replace import write_file
 from agent.replication.pki.authority import Issued, check_days, check_zone, load_authority
 from agent.replication.pki.certificates import builder, is_signed_by, key_usage, subject_name
 from agent.replication.pki.files import (
@@ -28,7 +29,6 @@ from agent.replication.pki.files import (
     pem_of,
     read_file,
     refuse_existing,
-    write_file,
 )
 from agent.replication.pki.problem import PkiError
 from agent.replication.pki.renewal import IdentityFiles

@@ -8,6 +8,7 @@ import pytest
 from agent.config import ConfigFile
 from agent.fact_store.store import FactStore
 from agent.node.node import Node, compare
+from agent.node.start import Start
 from agent.replication.mqtt.requester import Reply
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import ListStreams, StreamsAnswer
@@ -90,7 +91,7 @@ async def test_all_requests_to_a_peer_share_one_token_bucket(tmp_path: Path) -> 
     brokers = (BrokerSettings("site", "127.0.0.1", 8883, tmp_path, tmp_path, tmp_path),)
     settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers, peer=PEERS)
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        node = Node(settings, store, {}, ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
         runtime = node._runtimes["site"]
         shared = runtime.bandwidths["plant-a"]
         assert [puller._bandwidth for puller in runtime.pullers] == [shared, shared, None]

@@ -246,7 +246,7 @@ def test_each_mistake_is_named(table: dict[str, object], path: str, why: str) ->
         (None, "does not exist"),
         (b"[node", "is not TOML"),
         (b"[signing]\n[signing]\n", "twice.*; move the lines into the section that exists"),
-        (b"\xff\xfe", "cannot be read"),
+        (b"\xff\xfe", "line 1 is not UTF-8"),
     ],
 )
 def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes | None, why: str) -> None:
@@ -353,7 +353,7 @@ def test_problems_of_a_device_profile_name_file_and_key(tmp_path: Path) -> None:
 
 def test_the_device_profiles_of_this_repository_load(tmp_path: Path) -> None:
     """Each file in hardware/devices is a profile that a source can name."""
-    files = sorted((Path(__file__).parents[1] / "hardware" / "devices").glob("*.toml"))
+    files = sorted((Path(__file__).parents[2] / "hardware" / "devices").glob("*.toml"))
     assert files
     for file in files:
         table = {"node": {"zone": "plant-a"}, "modbus": [{**PROFILE, "device": str(file)}]}

@@ -3,7 +3,8 @@
 Each problem names its path in the file, the value found and what to do, so an operator corrects the file in one
 attempt. This module opens no socket, store or certificate; `bsfg check` opens them afterwards.
 
-The sections are read by the types of their fields, and each section reports its broken rules.
+The sections are read by the types of their fields, and each section reports its broken rules. A problem belongs to one
+section, so that the others can be used (`Sections`); `load` wants them all to be right.
 
     ConfigError     node.toml cannot be used; `problems` lists every reason (the operator corrects them; no retry)
 """
@@ -20,6 +21,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
+from agent.config.sections_text import BrokenTable, read_tables
 from agent.errors import BsfgError
 from agent.settings.node import DEFAULT_STATE_DIR, HealthSettings, IdentitySettings, NodeSettings
 from agent.settings.peers import BrokerSettings
@@ -35,11 +37,13 @@ _TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "tru
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of node.toml: its path (`broker[0].port`), the value found, and why it cannot be used."""
+    """One problem of node.toml: its path (`broker[0].port`), the value found, and why it cannot be used. `section` is
+    the section that cannot be used (`broker[0]`)."""
 
     path: str
     value: object
     why: str
+    section: str = ""
 
     def __str__(self) -> str:
         value = str(self.value) if isinstance(self.value, Path) else self.value
@@ -67,24 +71,68 @@ class Checked(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Section:
+    """One section of a node.toml: its place in the file (`store`, `modbus[1]`), its name or zone ("" if it has none),
+    and its settings; None if it has problems."""
+
+    kind: str
+    place: str
+    name: str
+    settings: Any
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sections:
-    """The sections of a node.toml that are valid by themselves, even if others are not. `settings` is None if there is
-    any problem."""
+    """The sections of a node.toml, each by itself. `settings` is None if there is any problem."""
 
     file: Path
     problems: tuple[Problem, ...]
     settings: NodeSettings | None
-    node: IdentitySettings | None
-    health: HealthSettings | None
-    broker: tuple[BrokerSettings, ...]
-    signing: SigningSettings | None
-    origin: tuple[OriginSettings, ...]
-    opcua: tuple[OpcuaSourceSettings, ...]
-    modbus: tuple[ModbusSourceSettings, ...]
+    all: tuple[Section, ...]
+
+    def named(self, kind: str) -> list[Any]:
+        """The valid sections of a kind."""
+        return [one.settings for one in self.all if one.kind == kind and one.settings is not None]
+
+    @property
+    def node(self) -> IdentitySettings | None:
+        """[node], if it is valid."""
+        return next(iter(self.named("node")), None)
+
+    @property
+    def health(self) -> HealthSettings | None:
+        """[health], if it is valid."""
+        return next(iter(self.named("health")), None)
+
+    @property
+    def signing(self) -> SigningSettings | None:
+        """[signing], if it is valid."""
+        return next(iter(self.named("signing")), None)
+
+    @property
+    def broker(self) -> tuple[BrokerSettings, ...]:
+        """The valid brokers."""
+        return tuple(self.named("broker"))
+
+    @property
+    def origin(self) -> tuple[OriginSettings, ...]:
+        """The valid origins."""
+        return tuple(self.named("origin"))
+
+    @property
+    def opcua(self) -> tuple[OpcuaSourceSettings, ...]:
+        """The valid OPC UA sources."""
+        return tuple(self.named("opcua"))
+
+    @property
+    def modbus(self) -> tuple[ModbusSourceSettings, ...]:
+        """The valid Modbus sources."""
+        return tuple(self.named("modbus"))
 
     @property
     def sources(self) -> tuple[SourceSettings, ...]:
-        """The sources of all protocols."""
+        """The valid sources of all protocols."""
         return (*self.opcua, *self.modbus)
 
 
@@ -94,22 +142,33 @@ def load(file: Path) -> NodeSettings:
 
 
 class ConfigFile:
-    """A node.toml that a process reads repeatedly, and a digest of the content that it last accepted."""
+    """A node.toml that a process reads repeatedly, and a digest of the content that it last used."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._digest = b""
+        self._digest = self._digest_read = b""
 
     def load(self) -> NodeSettings:
-        """The settings in the file. A file that is refused counts as not read. Raises ConfigError."""
-        digest = self._present_digest()  # before the file is read, so that no later change is missed
+        """The settings in the file. A file that is refused counts as not used. Raises ConfigError."""
+        digest = self._digest_read = self._present_digest()  # before it is read, so that no later change is missed
         settings = load(self.file)
         self._digest = digest
         return settings
 
+    def load_sections(self) -> Sections:
+        """The sections of the file, for a start. It counts as used, whatever its problems. Raises ConfigError."""
+        digest = self._digest_read = self._present_digest()
+        sections = load_sections(self.file)
+        self._digest = digest
+        return sections
+
     def is_changed(self) -> bool:
-        """Whether the content of the file differs from the content that was last accepted."""
+        """Whether the content of the file differs from the content that was last used."""
         return self._present_digest() != self._digest
+
+    def is_unread(self) -> bool:
+        """Whether the content of the file differs from the content that was last read, used or refused."""
+        return self._present_digest() != self._digest_read
 
     def _present_digest(self) -> bytes:
         try:
@@ -119,7 +178,7 @@ class ConfigFile:
 
 
 def load_sections(file: Path) -> Sections:
-    """The valid sections of `file`, and every problem of the others. Raises ConfigError if the file is not TOML."""
+    """The sections of `file`, and every problem. Raises ConfigError if the file cannot be read."""
     return _sections(_parsed(file), file)
 
 
@@ -131,47 +190,83 @@ def read(table: Mapping[str, object], file: Path) -> NodeSettings:
     return sections.settings
 
 
+def plain(settings: NodeSettings) -> dict[str, Any]:
+    """The settings as plain values, for a file of the program's own."""
+
+    def of(value: object) -> Any:
+        if is_dataclass(value):
+            found = {one.name: of(getattr(value, one.name)) for one in fields(value)}
+            return {name: each for name, each in found.items() if each is not None}
+        if isinstance(value, tuple):
+            return [of(each) for each in value]
+        return str(value) if isinstance(value, Path) else value
+
+    found: dict[str, Any] = of(settings)
+    return found
+
+
+def from_plain(table: object, file: Path) -> NodeSettings:
+    """The settings that `plain` gave. Device profiles are not read again. Raises ConfigError."""
+    reader = _Reader(file.parent.absolute())
+    settings = reader.table(NodeSettings, table, "")
+    if reader.problems:
+        raise ConfigError(file, reader.problems)
+    return settings
+
+
 def _sections(table: Mapping[str, object], file: Path) -> Sections:
     reader = _Reader(file.parent.absolute())
     table = _with_own_certificates(_with_profiles(reader, table))
     settings = reader.table(NodeSettings, table, "")
-    problems = tuple(Problem(reader.places.get(one.path, one.path), one.value, one.why) for one in reader.problems)
-
-    def good(kind: type[SettingsT], found: object) -> list[SettingsT]:
-        alone = _Reader(reader.folder)
-        section = alone.table(kind, found, "")
-        return [] if alone.problems else [section]
-
-    def each(kind: type[SettingsT], name: str) -> tuple[SettingsT, ...]:
-        found = table.get(name, [])
-        return tuple(one for each in found for one in good(kind, each)) if isinstance(found, list) else ()
-
-    return Sections(
-        file,
-        problems,
-        None if problems else settings,
-        next(iter(good(IdentitySettings, table.get("node"))), None),
-        next(iter(good(HealthSettings, table.get("health", {}))), None),
-        each(BrokerSettings, "broker"),
-        next(iter(good(SigningSettings, table.get("signing", {}))), None),
-        each(OriginSettings, "origin"),
-        each(OpcuaSourceSettings, "opcua"),
-        each(ModbusSourceSettings, "modbus"),
+    problems = tuple(
+        Problem(reader.places.get(one.path, one.path), one.value, one.why, one.section or one.path.partition(".")[0])
+        for one in reader.problems
     )
+    of_section: dict[str, list[Problem]] = {}
+    for problem in problems:
+        of_section.setdefault(problem.section, []).append(problem)
+
+    def section(kind: str, place: str, made_as: Any, found: object) -> Section:
+        alone = _Reader(reader.folder)
+        made = alone.table(made_as, found, "")
+        if not alone.problems and place not in reader.without_profile:  # rules between sections are not its own
+            return Section(kind, place, _name_of(found), made)
+        return Section(kind, place, _name_of(found), None, tuple(of_section[place]))
+
+    hints, sections = typing.get_type_hints(NodeSettings), list[Section]()
+    for kind, made_as in hints.items():
+        if typing.get_origin(made_as) is not tuple:
+            sections.append(section(kind, kind, made_as, table.get(kind, {})))
+            continue
+        entries, item = table.get(kind, []), typing.get_args(made_as)[0]
+        if isinstance(entries, list):
+            sections += [section(kind, f"{kind}[{at}]", item, one) for at, one in enumerate(entries)]
+        else:  # [modbus] in the place of [[modbus]]
+            sections.append(Section(kind, kind, _name_of(entries), None, tuple(of_section[kind])))
+    for word in table.keys() - hints.keys():  # the sections of [[modbuss]] are known by their names
+        kind = next(iter(difflib.get_close_matches(word, hints, 1)), "")
+        entries = table[word]
+        unknown = entries if isinstance(entries, list) else [entries]
+        sections += [Section(kind, word, _name_of(one), None, tuple(of_section[word])) for one in unknown]
+    return Sections(file, problems, None if problems else settings, tuple(sections))
 
 
 def _parsed(file: Path) -> Mapping[str, object]:
     """The tables of `file`. Raises ConfigError."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return read_tables(file.read_bytes())
     except FileNotFoundError:
         raise ConfigError(file, [Problem("file", MISSING, "does not exist; `bsfg init` writes one")]) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(file, [Problem("file", MISSING, f"cannot be read: {error}")]) from error
-    except tomllib.TOMLDecodeError as error:
-        # Usually, printed lines were pasted at the end although `bsfg init` has already written their section.
-        hint = "; move the lines into the section that exists" if "twice" in str(error) else ""
-        raise ConfigError(file, [Problem("file", MISSING, f"is not TOML: {error}{hint}")]) from error
+
+
+def _name_of(table: object) -> str:
+    """The name or zone that a section gives itself, "" if it gives none."""
+    if isinstance(table, BrokenTable):
+        return table.name
+    name = table.get("name", table.get("zone")) if isinstance(table, Mapping) else ""
+    return name if isinstance(name, str) else ""
 
 
 def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str, object]:
@@ -186,7 +281,10 @@ def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str,
             merged.append(source)
             continue
         file = profile_file(reader.folder, device)
+        problems_before = len(reader.problems)
         profile = _read_profile(reader, file, f"modbus[{index}].device", device)
+        if len(reader.problems) > problems_before:
+            reader.without_profile.add(f"modbus[{index}]")
         defaults = {} if profile is None else profile.defaults()
         merged.append({**defaults, **source})
         for name in defaults.keys() - source.keys():
@@ -238,7 +336,8 @@ def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> Device
         return None
     of_profile = _Reader(file.parent)
     profile = of_profile.table(DeviceProfile, found, "")
-    reader.problems += [Problem(f"{file}: {one.path}", one.value, one.why) for one in of_profile.problems]
+    section = path.partition(".")[0]
+    reader.problems += [Problem(f"{file}: {one.path}", one.value, one.why, section) for one in of_profile.problems]
     if profile is _WRONG:  # continue with the valid keys: an invalid one must not make others appear to be missing
         wrong = {one.path for one in of_profile.problems}
         right = {"description": "", **{name: value for name, value in found.items() if name not in wrong}}
@@ -253,10 +352,13 @@ class _Reader:
         self.folder = folder
         self.problems: list[Problem] = []
         self.places: dict[str, str] = {}  # file and name of a value from a profile, by its path in node.toml
+        self.without_profile = set[str]()  # sections whose profile cannot be used
 
     def table(self, kind: type[SettingsT], found: object, path: str) -> SettingsT:
         """The settings in one table, or `_WRONG`. Rules are checked even if a plain value is wrong, with its default in
         place of it, so that one problem does not hide another."""
+        if isinstance(found, BrokenTable):
+            return typing.cast(SettingsT, self._wrong(path, MISSING, found.why))
         if not isinstance(found, Mapping):
             self._wrong(path, found, "must be a table")
             return typing.cast(SettingsT, _WRONG)
@@ -265,7 +367,10 @@ class _Reader:
         for name in found.keys() - known.keys():
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            self.problems.append(Problem(_join(path, name), found[name], f"is not a setting; {hint}"))
+            value, why = found[name], f"is not a setting; {hint}"
+            if isinstance(value, BrokenTable):
+                why, value = value.why, MISSING
+            self.problems.append(Problem(_join(path, name), value, why))
         given: dict[str, Any] = {}
         for name, setting in known.items():
             if name in found:

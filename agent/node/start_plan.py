@@ -1,0 +1,186 @@
+"""Decides, without IO, with what a node starts when node.toml or tag files are wrong.
+
+What is right runs. What is wrong goes on as it was last in force (`agent.in_force`): a restart changes nothing that a
+reload would have refused. A source keeps its section and its tag map together, because a register list read with
+another address base gives wrong values that look right. What was never in force is left out, and named.
+
+Left out may be what only takes something away: a source, a broker, a peer, [health]. [store], [[stream]], [signing] and
+[[origin]] say what is kept for how long, what may leave the node and whose facts are believed. Without them the node
+would run with defaults that lose or leak facts, so these are as they were last in force as a whole, or the node does
+not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.config import Problem as ConfigProblem
+from agent.config import Section, Sections
+from agent.ingest import Problem as TagProblem
+from agent.ingest import TagMap, admit, clashes
+from agent.settings.node import NodeSettings
+from agent.settings.sources import SourceSettings
+
+_WHOLE = ("store", "stream", "signing", "origin")
+_LISTS = ("stream", "broker", "peer", "origin", "opcua", "modbus")
+_WORDS = {"opcua": "source", "modbus": "source"}
+
+
+@dataclass(frozen=True, slots=True)
+class NotInForce:
+    """A part of node.toml that is not in force. `is_kept`: it goes on as it was last in force; otherwise it is left
+    out."""
+
+    subject: str
+    why: str
+    is_kept: bool
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {'as it was last in force' if self.is_kept else 'left out'}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsPlan:
+    """The settings to start with, and what of the file is not among them. `fatal`: why the node cannot start; then
+    there are no settings."""
+
+    settings: NodeSettings | None
+    not_in_force: tuple[NotInForce, ...] = ()
+    fatal: tuple[ConfigProblem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlan:
+    """The sources to start with, with their maps, and the problems of the tag files that are not in force. The map of
+    a source that was never in force is empty; it waits for its file."""
+
+    sources: tuple[SourceSettings, ...]
+    maps: Mapping[str, TagMap]
+    problems: Mapping[str, tuple[TagProblem, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """A section as it is to run. `is_kept`: from the settings last in force."""
+
+    kind: str
+    settings: Any
+    is_kept: bool = False
+
+
+def plan_settings(sections: Sections, before: NodeSettings | None) -> SettingsPlan:
+    """Choose for each section: the file's, that of `before` (the settings last in force), or none."""
+    if sections.settings is not None:
+        return SettingsPlan(sections.settings)
+    if sections.node is None:
+        return SettingsPlan(None, fatal=sections.problems)
+    if before is not None and before.node.zone != sections.node.zone:
+        before = None
+    out: list[NotInForce] = []
+    chosen: dict[str, list[_Chosen]] = {}
+    for kind in ("node", "store", "stream", "signing", "origin", "health", "broker", "peer", "opcua", "modbus"):
+        found = [one for one in sections.all if one.kind == kind]
+        wrong = [one for one in found if one.settings is None]
+        if wrong and kind in _WHOLE:
+            if before is None:
+                return SettingsPlan(None, fatal=tuple(problem for one in wrong for problem in one.problems))
+            chosen[kind] = _kept(kind, before)
+            out.append(NotInForce(_heading(kind), _reason(wrong), is_kept=True))
+            continue
+        chosen[kind] = [_Chosen(kind, one.settings) for one in found if one.settings is not None]
+        names = {_key(one.settings) for one in chosen[kind]}
+        for one in wrong:
+            kept = next((each for each in _kept(kind, before) if _key(each.settings) == one.name), None)
+            if kept is not None and one.name not in names:
+                names.add(one.name)
+                chosen[kind].append(kept)
+            out.append(NotInForce(_subject(one), _reason([one]), is_kept=kept is not None))
+    out += [NotInForce(one.place, _reason([one]), is_kept=False) for one in sections.all if not one.kind]
+    return _agreeing(chosen, before, out)
+
+
+def _agreeing(chosen: dict[str, list[_Chosen]], before: NodeSettings | None, out: list[NotInForce]) -> SettingsPlan:
+    """The sections that obey the rules between sections. A section that breaks one is replaced by the one last in
+    force, or left out; it ends, because no section is replaced twice."""
+    while True:
+        settings = _assembled(chosen)
+        broken = next(iter(settings.problems()), None)
+        if broken is None:
+            return SettingsPlan(settings, tuple(out))
+        path, why = broken
+        kind, _, index = path.partition(".")[0].rstrip("]").partition("[")
+        if kind in _WHOLE:
+            kept = _kept(kind, before)
+            if before is None or all(one.is_kept for one in chosen[kind]):
+                return SettingsPlan(None, fatal=(ConfigProblem(path, getattr(settings, kind), why, kind),))
+            chosen[kind] = kept
+            out.append(NotInForce(_heading(kind), f"{path}: {why}", is_kept=True))
+            continue
+        found = chosen[kind].pop(int(index))
+        name = _key(found.settings)
+        kept_one = next((one for one in _kept(kind, before) if _key(one.settings) == name), None)
+        is_kept = kept_one is not None and not found.is_kept and name not in {_key(o.settings) for o in chosen[kind]}
+        if is_kept and kept_one is not None:
+            chosen[kind].insert(int(index), kept_one)
+        out.append(NotInForce(f"{_WORDS.get(kind, kind)} {name}", f"{path}: {why}", is_kept=is_kept))
+
+
+def _assembled(chosen: Mapping[str, Sequence[_Chosen]]) -> NodeSettings:
+    """The settings of these sections; defaults where there are none."""
+    found: dict[str, Any] = {}
+    for kind, sections in chosen.items():
+        if kind in _LISTS:
+            found[kind] = tuple(one.settings for one in sections)
+        elif sections:
+            found[kind] = sections[0].settings
+    return NodeSettings(**found)
+
+
+def _kept(kind: str, before: NodeSettings | None) -> list[_Chosen]:
+    """The sections of a kind that were last in force."""
+    if before is None:
+        return []
+    found = getattr(before, kind)
+    return [_Chosen(kind, one, is_kept=True) for one in (found if isinstance(found, tuple) else [found])]
+
+
+def _key(settings: Any) -> str:
+    """The name of a section among those of its kind."""
+    found = getattr(settings, "name", getattr(settings, "zone", ""))
+    assert isinstance(found, str)
+    return found
+
+
+def _heading(kind: str) -> str:
+    return f"[[{kind}]]" if kind in _LISTS else f"[{kind}]"
+
+
+def _subject(section: Section) -> str:
+    """As the status names it: `source meter`; without a name its place in the file: `modbus[1]`."""
+    return f"{_WORDS.get(section.kind, section.kind)} {section.name}" if section.name else section.place
+
+
+def _reason(wrong: Iterable[Section]) -> str:
+    return "; ".join(dict.fromkeys(str(problem) for one in wrong for problem in one.problems))
+
+
+def plan_sources(
+    present: Sequence[SourceSettings],
+    read: Mapping[str, TagMap | tuple[TagProblem, ...]],
+    before: Mapping[str, tuple[SourceSettings, TagMap]],
+) -> SourcePlan:
+    """Choose the tag map of each source. `read` holds what its tag file gives, `before` the section and the map that
+    were last in force."""
+    nothing = {one.name: TagMap(one.tags_file.name, ()) for one in present}
+    kept = {name: tags for name, (_, tags) in before.items() if name in nothing}
+    for _, second, _ in list(clashes(kept)):  # kept at different times
+        kept.pop(second, None)
+    good = {name: found for name, found in read.items() if isinstance(found, TagMap)}
+    admission = admit({**nothing, **kept}, good)
+    problems = {name: found for name, found in read.items() if not isinstance(found, TagMap)}
+    problems |= admission.problems
+    sources = [before[one.name][0] if one.name in problems and one.name in kept else one for one in present]
+    maps = {**nothing, **kept, **admission.maps}
+    return SourcePlan(tuple(sources), maps, problems)

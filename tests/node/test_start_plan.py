@@ -1,0 +1,226 @@
+"""With what a node starts when something in node.toml or a tag file is wrong: values in, values out."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.config import load, load_sections
+from agent.ingest import Problem as TagProblem
+from agent.ingest import TagMap, parse_tag_file
+from agent.node.start_plan import NotInForce, plan_settings, plan_sources
+from agent.settings.node import NodeSettings
+from agent.settings.sources import ModbusSourceSettings
+
+NODE = '[node]\nzone = "plant-a"\n'
+BROKER = '[[broker]]\nname = "site"\nhost = "h"\nca_file = "ca"\ncert_file = "c"\nkey_file = "k"\n'
+PEER = '[[peer]]\nzone = "idmz"\nbroker = "site"\nexports = ["facts.telemetry"]\n'
+STREAM = '[[stream]]\nname = "facts.telemetry"\nttl_hours = 0\n'
+METER = '[[modbus]]\nname = "meter"\nhost = "h1"\ntags_file = "meter.csv"\naddress_base = 0\n'
+BOILER = METER.replace("meter", "boiler").replace("h1", "h2")
+ALL = NODE + BROKER + PEER + STREAM + METER + BOILER
+
+
+def before(folder: Path, text: str = ALL) -> NodeSettings:
+    """The settings of this text."""
+    file = folder / "before.toml"
+    file.write_text(text)
+    return load(file)
+
+
+def names(settings: NodeSettings) -> dict[str, list[str]]:
+    """The lists that are not empty, by the names in them."""
+    found = {
+        "broker": [one.name for one in settings.broker],
+        "peer": [one.zone for one in settings.peer],
+        "stream": [one.name for one in settings.stream],
+        "modbus": [one.name for one in settings.modbus],
+    }
+    return {kind: entries for kind, entries in found.items() if entries}
+
+
+WHOLE = {
+    "broker": ["site"],
+    "peer": ["idmz"],
+    "stream": ["facts.telemetry"],
+    "modbus": ["meter", "boiler"],
+}
+ONLY_METER = {**WHOLE, "modbus": ["meter"]}
+
+CASES = {
+    "a value of one source": (BOILER, BOILER.replace("= 0", "= 7"), "source boiler", ONLY_METER),
+    "no value": (BOILER, BOILER.replace("address_base = 0\n", ""), "source boiler", ONLY_METER),
+    "no TOML": (BOILER, BOILER.replace('"h2"', '"h2'), "source boiler", ONLY_METER),
+    "a setting misspelt": (BOILER, BOILER.replace("host", "hosst"), "source boiler", ONLY_METER),
+    "a heading misspelt": (BOILER, BOILER.replace("[[modbus]]", "[[modbuss]]"), "source boiler", ONLY_METER),
+    "a device without a profile": (BOILER, BOILER + 'device = "none"\n', "source boiler", ONLY_METER),
+    "a name that no one has": (BOILER, BOILER.replace('"boiler"', '"boi ler"'), "source boi ler", ONLY_METER),
+    "a name twice": (BOILER, BOILER + METER, "source meter", WHOLE),
+    "a broker": (
+        BROKER,
+        BROKER.replace("host", "hst"),
+        "broker site",
+        {kind: found for kind, found in WHOLE.items() if kind not in {"broker", "peer"}},
+    ),
+    "a peer": (PEER, PEER.replace("exports", "export"), "peer idmz", {k: v for k, v in WHOLE.items() if k != "peer"}),
+    "a peer of no broker": (
+        PEER,
+        PEER.replace('"site"', '"sight"'),
+        "peer idmz",
+        {kind: found for kind, found in WHOLE.items() if kind != "peer"},
+    ),
+    "an unknown section": (BOILER, BOILER + "[xyz]\na = 1\n", "xyz", WHOLE),
+    "[health]": (BOILER, BOILER + "[health]\nlisten_port = 99999\n", "health", WHOLE),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_an_earlier_start_the_wrong_section_is_left_out(case: str, tmp_path: Path) -> None:
+    """It is named with the reason; every other section is in force. A peer whose broker is left out goes with it."""
+    right, wrong, subject, expected = CASES[case]
+    file = tmp_path / "node.toml"
+    file.write_text(ALL.replace(right, wrong))
+    plan = plan_settings(load_sections(file), None)
+    assert plan.settings is not None
+    assert names(plan.settings) == expected
+    assert subject in [one.subject for one in plan.not_in_force]
+    assert all(one.why and not one.is_kept for one in plan.not_in_force)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "a name that no one has"])
+def test_a_wrong_section_goes_on_as_it_was_last_in_force(case: str, tmp_path: Path) -> None:
+    """The settings are those of the last start, although other sections have changed; the change of those counts."""
+    right, wrong, subject, _ = CASES[case]
+    last = before(tmp_path)
+    file = tmp_path / "node.toml"
+    file.write_text(ALL.replace(right, wrong) + "[store]\nbytes_max = 9999999\n")
+    plan = plan_settings(load_sections(file), last)
+    assert plan.settings is not None
+    changed = replace(last, store=plan.settings.store, modbus=plan.settings.modbus)
+    assert (plan.settings, plan.settings.store.bytes_max) == (changed, 9_999_999)
+    assert set(plan.settings.modbus) == set(last.modbus)
+    assert subject in [one.subject for one in plan.not_in_force]
+
+
+def test_a_source_that_was_renamed_with_a_mistake_is_left_out(tmp_path: Path) -> None:
+    """Nothing ties it to the one before, which the file no longer has."""
+    file = tmp_path / "node.toml"
+    file.write_text(ALL.replace(BOILER, BOILER.replace('"boiler"', '"kettle"').replace("= 0", "= 7")))
+    plan = plan_settings(load_sections(file), before(tmp_path))
+    assert plan.settings is not None
+    assert [one.name for one in plan.settings.modbus] == ["meter"]
+    assert [(one.subject, one.is_kept) for one in plan.not_in_force] == [("source kettle", False)]
+
+
+WEIGHTY = {
+    "[store]": (STREAM, STREAM + "[store]\nbytes_max = 5\n"),
+    "[store] misspelt": (STREAM, STREAM + "[strore]\nbytes_max = 5\n"),
+    "[[stream]]": (STREAM, STREAM.replace("= 0", "= -1")),
+    "[[stream]] twice": (STREAM, STREAM + STREAM),
+    "[[origin]]": (STREAM, STREAM + '[[origin]]\nzone = "plant-b"\nsignatures = "requird"\n'),
+    "[[origin]] without an authority": (STREAM, STREAM + '[[origin]]\nzone = "plant-b"\nsignatures = "required"\n'),
+    "[signing]": (STREAM, STREAM + '[signing]\ncertificate_file = "c"\n'),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTY)
+def test_what_would_lose_or_leak_facts_is_never_left_out(case: str, tmp_path: Path) -> None:
+    """Streams, store, signing and origins are as they were last in force, as a whole; without a last time the node does
+    not start."""
+    file, last = tmp_path / "node.toml", before(tmp_path)
+    file.write_text(ALL.replace(*WEIGHTY[case]))
+    sections = load_sections(file)
+    assert plan_settings(sections, last).settings == last
+    refused = plan_settings(sections, None)
+    assert refused.settings is None
+    assert refused.fatal
+
+
+def test_settings_of_another_zone_are_not_taken(tmp_path: Path) -> None:
+    """A state folder that was copied brings no peers and sources along."""
+    file = tmp_path / "node.toml"
+    file.write_text(NODE + METER.replace("= 0", "= 7"))
+    last = before(tmp_path, ALL.replace("plant-a", "plant-b"))
+    assert plan_settings(load_sections(file), last) == plan_settings(load_sections(file), None)
+
+
+def test_without_a_zone_nothing_starts(tmp_path: Path) -> None:
+    """Zone and state folder are what everything else hangs on."""
+    file = tmp_path / "node.toml"
+    file.write_text(ALL.replace('"plant-a"', '"plant-a'))
+    plan = plan_settings(load_sections(file), before(tmp_path))
+    assert plan.settings is None
+    assert [problem.path for problem in plan.fatal] == ["node"]
+
+
+def test_a_good_file_is_in_force_as_it_is(tmp_path: Path) -> None:
+    """What was before does not count."""
+    file = tmp_path / "node.toml"
+    file.write_text(NODE + METER)
+    plan = plan_settings(load_sections(file), before(tmp_path))
+    assert (plan.settings, plan.not_in_force) == (load(file), ())
+
+
+# --- tag files --------------------------------------------------------------------------------------------------------
+
+SOURCES = {name: ModbusSourceSettings(name, Path(f"{name}.csv"), 0, host="h") for name in ("m1", "m2")}
+WRONG = (TagProblem("m1.csv", 2, "type", "int17", "did you mean int16?"),)
+
+
+def tags(source: str, *rows: str, base: int = 0) -> TagMap:
+    """The map of these tags, each with a register of its own."""
+    lines = ["tag,table,register,type", *(f"{tag},holding,{number + base},int16" for number, tag in enumerate(rows, 1))]
+    return parse_tag_file(replace(SOURCES[source], address_base=base), "\n".join(lines).encode())
+
+
+def of(maps: dict[str, TagMap]) -> dict[str, list[str]]:
+    """The tags of each source."""
+    return {source: [tag.name for tag in found.tags] for source, found in maps.items()}
+
+
+@pytest.mark.parametrize(
+    "read, last, expected, refused",
+    [
+        ({"m1": ["a/a"], "m2": ["a/b"]}, {}, {"m1": ["a/a"], "m2": ["a/b"]}, []),
+        ({"m1": None, "m2": ["a/b"]}, {}, {"m1": [], "m2": ["a/b"]}, ["m1"]),
+        ({"m1": None, "m2": ["a/b"]}, {"m1": ["a/a"]}, {"m1": ["a/a"], "m2": ["a/b"]}, ["m1"]),
+        ({"m1": None, "m2": None}, {"m1": ["a/a"], "m2": ["a/b"]}, {"m1": ["a/a"], "m2": ["a/b"]}, ["m1", "m2"]),
+        # A tag in two files: the later one is refused, and goes on with its last map if that has no clash.
+        ({"m1": ["a/a"], "m2": ["a/a"]}, {}, {"m1": ["a/a"], "m2": []}, ["m2"]),
+        ({"m1": ["a/a"], "m2": ["a/a"]}, {"m1": ["a/c"], "m2": ["a/b"]}, {"m1": ["a/a"], "m2": ["a/b"]}, ["m2"]),
+        # A tag moved to a file that is right, from one that is wrong: the last map still has it.
+        ({"m1": ["a/a", "a/b"], "m2": None}, {"m1": ["a/a"], "m2": ["a/b"]}, {"m1": ["a/a"], "m2": ["a/b"]}, ["m1", "m2"]),
+        # Maps that were in force at different times.
+        ({"m1": None, "m2": None}, {"m1": ["a/a"], "m2": ["a/a"]}, {"m1": ["a/a"], "m2": []}, ["m1", "m2"]),
+        ({"m1": ["a/a"], "m2": ["a/b"]}, {"m3": ["a/a"]}, {"m1": ["a/a"], "m2": ["a/b"]}, []),
+    ],
+)  # fmt: skip
+def test_each_source_reads_its_file_or_its_last_map(
+    read: dict[str, list[str] | None], last: dict[str, list[str]], expected: object, refused: list[str]
+) -> None:
+    """The file if it is right; else the map that was last in force; else nothing, and it waits."""
+    found = {name: WRONG if rows is None else tags(name, *rows) for name, rows in read.items()}
+    kept = {name: (SOURCES.get(name, SOURCES["m1"]), tags("m1", *rows)) for name, rows in last.items()}
+    plan = plan_sources([*SOURCES.values()], found, kept)
+    assert of(dict(plan.maps)) == expected
+    assert sorted(plan.problems) == refused
+    assert list(plan.sources) == [*SOURCES.values()]
+
+
+def test_a_map_is_never_read_with_another_section() -> None:
+    """The section has a new address base and the tag file a typing mistake: base and map of the last time go together.
+    With the file right, both are new."""
+    new = replace(SOURCES["m1"], address_base=1)
+    kept = {"m1": (SOURCES["m1"], tags("m1", "a/a"))}
+    plan = plan_sources([new], {"m1": WRONG}, kept)
+    assert (plan.sources, plan.maps["m1"].tags[0].point.address) == ((SOURCES["m1"],), 1)
+    found = tags("m1", "a/a", base=1)
+    assert plan_sources([new], {"m1": found}, kept).sources == (new,)
+
+
+def test_what_is_not_in_force_says_what_runs_instead() -> None:
+    """For the log and the record."""
+    assert (
+        str(NotInForce("peer idmz", "port = 0: is wrong", is_kept=False)) == "peer idmz: left out: port = 0: is wrong"
+    )
+    assert "as it was last in force" in str(NotInForce("peer idmz", "x", is_kept=True))
