@@ -251,6 +251,8 @@ CORES: tuple[str, ...] = (
             "explore/register_text",
             "explore/register_scan",
             "explore/request_plan",
+            "line/answers",
+            "line/frames",
             "refused_spans",
             "poll_grid",
             "plan",

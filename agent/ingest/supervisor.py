@@ -174,10 +174,8 @@ def source_maker(
     is imported here, because asyncua takes half a second and 25 MB, which a node without an OPC UA source does not
     need."""
     if isinstance(settings, ModbusSourceSettings):
-        from agent.ingest.modbus import line
         from agent.ingest.modbus.source import ModbusSource
 
-        line.quiet_library()
         return partial(ModbusSource, settings, memory)
     from agent.ingest.opcua import session
     from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
@@ -389,8 +387,7 @@ class SourceSupervisor:
         return None
 
     def _end_if_stopping(self) -> None:
-        """Raise CancelledError if the source is being stopped. `end_if_cancelled` cannot be used in this task: in
-        Python 3.11 a TaskGroup that failed in it leaves the task marked as cancelled."""
+        """Raise CancelledError if the source is being stopped: its own error may have hidden the cancellation."""
         if self._is_stopping:
             raise asyncio.CancelledError
 

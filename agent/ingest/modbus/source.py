@@ -30,7 +30,7 @@ from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.counters import CounterTracker, fall_message
 from agent.ingest.modbus.explore.tag_values import read_tags_over
-from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent, end_if_cancelled
+from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent
 from agent.ingest.modbus.plan import Limits, Span
 from agent.ingest.modbus.poll_grid import MS, Missed, PollGrid
 from agent.ingest.modbus.refusal import quality_of, reason
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 SAVE_INTERVAL_S = 60.0  # refusals that come and go must not wear out the disk
 FIRST_POLL_NS = 10 * 10**9  # time for the first poll of a life, search included
+UNITS_ASKED_AGAIN = 3  # before all count as silent: each costs a time-out
 SEARCH_PART = 0.8  # part of the time up to the next slot that the search may take, so that the next poll begins in time
 
 
@@ -90,8 +91,7 @@ class ModbusSource:
         async with Line(settings) as line:
             # Before the grid begins there is time for the search: most refusals are found here.
             await self._poll_all(line, self._intervals(), time.monotonic_ns() + FIRST_POLL_NS)
-            if all(unit.is_silent for unit in self._units):
-                raise SourceLost(f"{settings.where} accepts connections but none of its units {self._verb_missing}")
+            await self._end_if_silent(line, f"{settings.where} accepts connections but none of its units", "")
             self.read_tags = partial(read_tags_over, line, settings)
             on_up()
             async with TaskGroup() as group:
@@ -179,9 +179,19 @@ class ModbusSource:
                 grid.keep(self._intervals(), now_ns)
             if slot.due:
                 await self._poll_all(line, slot.due, grid.next_ns())
-            end_if_cancelled()
-            if all(unit.is_silent for unit in self._units):
-                raise SourceLost(f"none of the units at {self._settings.where} {self._verb_missing} any more")
+            await self._end_if_silent(line, f"none of the units at {self._settings.where}", " any more")
+
+    async def _end_if_silent(self, line: Line, none: str, since: str) -> None:
+        """Raise SourceLost if no unit answers, even when it is asked again: a single late or lost answer is no reason
+        to end a connection."""
+        if not all(unit.is_silent for unit in self._units):
+            return
+        for unit in self._units[:UNITS_ASKED_AGAIN]:
+            if await self._answers(line, unit):
+                return
+        if line.late_text:
+            raise SourceLost(f"{self._settings.where}: {line.late_text}")
+        raise SourceLost(f"{none} {self._verb_missing}{since}")
 
     async def _poll_all(self, line: Line, due: frozenset[int], next_ns: int) -> None:
         """Poll the values of these intervals. The search ends before the next slot."""
@@ -303,7 +313,6 @@ class ModbusSource:
                     has_answered = await self._answers(line, unit)
                     if line is not main and not has_answered:
                         await self._try_side_line(line)
-                end_if_cancelled()
             except SourceLost:
                 self._takes_one_line = True  # some devices accept a second connection and then close it
             if not has_answered:

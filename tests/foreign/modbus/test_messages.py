@@ -60,7 +60,6 @@ GARBAGE: dict[str, Callable[[ModbusDevice], None]] = {
     "wrong unit": lambda device: device.fault("wrong_unit", table="holding"),
     "wrong function": lambda device: device.fault("wrong_function", table="holding"),
     "fewer values": lambda device: device.fault("fewer", table="holding"),
-    "wrong transaction": lambda device: device.fault("wrong_transaction", table="holding"),
     "half an answer": lambda device: device.fault("half", table="holding"),
 }
 

@@ -1,7 +1,6 @@
-"""A cancellation that a library forgot."""
+"""A cancellation that an error hides."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,40 +8,15 @@ import pytest
 
 from agent.ingest.errors import SourceLost
 from agent.ingest.lifecycle import State
-from agent.ingest.modbus.line import end_if_cancelled
 from agent.ingest.modbus.source import ModbusSource
 from tests.ingest.plant import ingesting, modbus
 from tests.waiting import wait_until_async
 
 
-def test_a_loop_whose_cancellation_was_forgotten_ends_at_its_next_turn() -> None:
-    """What swallows a cancellation, as wait_for of Python 3.11 does when it meets the answer, delays the end by one
-    turn."""
-
-    async def scenario() -> None:
-        turns = 0
-
-        async def forgetful() -> None:
-            nonlocal turns
-            while turns < 3:
-                turns += 1
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.Event().wait()
-                end_if_cancelled()
-
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(forgetful())
-            await wait_until_async(lambda: turns == 1, "the first turn")
-            task.cancel()
-        assert (task.cancelled(), turns) == (True, 1)
-
-    asyncio.run(scenario())
-
-
 def test_a_source_stops_though_its_cancellation_became_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A life that answers its cancellation with an error, as pymodbus does, is the last one: ingest stops, and begins
+    """A life that answers its cancellation with an error is the last one: ingest stops, and begins
     no other."""
     lives = []
 

@@ -44,6 +44,8 @@ TAGS = [
 class Device:
     """A line to unit 1. `refused`: these addresses are refused with a Modbus exception; `is_silent`: no answer."""
 
+    late_text = ""
+
     def __init__(
         self, refused: dict[int, int] | None = None, *, is_silent: bool = False, values: dict[int, int] | None = None
     ) -> None:

@@ -18,7 +18,7 @@ from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.explore.interpretation import ranges_to_try
 from agent.ingest.modbus.explore.register_scan import RegisterScan
-from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, quiet_library
+from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
 from agent.ingest.modbus.plan import Limits, Read, plan_reads
 from agent.ingest.modbus.refusal import SILENT, quality_of, reason
 from agent.message import Value
@@ -68,7 +68,6 @@ class FoundUnit:
 async def open_device(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
     """Connect as a source with these settings would. Raises SourceLost and SourceRefused. SourceLost, and UnitSilent
     from the block, get a hint."""
-    quiet_library()
     async with AsyncExitStack() as stack:
         try:
             line = await stack.enter_async_context(Line(settings))

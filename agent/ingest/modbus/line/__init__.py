@@ -1,0 +1,9 @@
+"""A connection to a Modbus device: which bytes are the answer to a request, and when that is certain.
+
+`frames` reads and writes frames, `answers` matches them to requests (cores). `connection` opens TCP, TLS and serial
+lines, `line` takes requests in turns.
+"""
+
+from agent.ingest.modbus.line.line import Line, ReadRefused, UnitGarbled, UnitSilent
+
+__all__ = ["Line", "ReadRefused", "UnitGarbled", "UnitSilent"]

@@ -1,0 +1,318 @@
+"""Late, lost and foreign answers: whatever a device does, a value is that of the register that was asked for."""
+
+import asyncio
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.ingest.errors import SourceLost
+from agent.ingest.modbus.address import Table
+from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
+from agent.ingest.modbus.line import line as line_module
+from agent.ingest.modbus.line.answers import FORGET_NS, AnswerMatcher, Numbering
+from agent.ingest.modbus.line.connection import ConnectionEnded
+from agent.ingest.modbus.line.frames import Frame, checksum
+from agent.ingest.modbus.plan import Read
+from agent.settings.sources import ModbusSourceSettings
+
+S = 10**9
+A = Read(1, Table.HOLDING, 100, 2, ())
+B = Read(1, Table.HOLDING, 200, 2, ())
+SHORT = Read(1, Table.HOLDING, 300, 1, ())
+
+
+def answer(read: Read, *words: int, number: int | None = None) -> bytes:
+    """The answer to a read of registers, in RTU framing or with this number."""
+    pdu = struct.pack(f">BB{len(words)}H", 3, 2 * len(words), *words)
+    return framed(read.unit_id, pdu, number)
+
+
+def framed(unit_id: int, pdu: bytes, number: int | None) -> bytes:
+    """A frame of either framing."""
+    body = bytes([unit_id]) + pdu
+    return body + checksum(body) if number is None else struct.pack(">HHH", number, 0, len(body)) + body
+
+
+def sent_number(request: bytes) -> int:
+    """The transaction number of a request."""
+    return int.from_bytes(request[:2], "big")
+
+
+def test_a_late_answer_over_rtu_is_not_the_next_one() -> None:
+    """After a time-out only a request of another length is possible; the late answer does not answer it, and its own
+    answer settles what came before."""
+    matcher = AnswerMatcher(is_rtu=True)
+    matcher.note_good(A)
+    matcher.ask(A, 0)
+    matcher.give_up()
+    assert matcher.is_in_doubt(1)
+    assert not matcher.is_in_doubt(2)
+    with pytest.raises(AssertionError):
+        matcher.ask(B, S)
+    other = matcher.distinct_read(B, S)
+    assert other == Read(1, Table.HOLDING, 100, 1, ())
+    matcher.ask(other, S)
+    assert matcher.receive(answer(A, 1, 2), 2 * S) is None
+    assert matcher.late_ns == {1: 2 * S}
+    assert matcher.receive(answer(other, 1), 2 * S) == Frame(1, 3, b"\0\1")
+    assert not matcher.is_in_doubt(1)
+
+
+def test_a_late_answer_that_arrives_alone_settles_its_request() -> None:
+    """Then nothing is in doubt, and no new connection is needed."""
+    matcher = AnswerMatcher(is_rtu=True)
+    matcher.ask(A, 0)
+    matcher.give_up()
+    assert matcher.needs_connection
+    assert matcher.receive(answer(A, 1, 2), 2 * S) is None
+    assert not matcher.is_in_doubt(1)
+    assert not matcher.needs_connection
+
+
+def test_open_requests_outlive_a_connection() -> None:
+    """The serial side of a gateway is a queue: over a new connection it may deliver the answer to an old request."""
+    matcher = AnswerMatcher(is_rtu=True)
+    matcher.ask(A, 0)
+    matcher.give_up()
+    matcher.connected()
+    assert matcher.is_in_doubt(1)
+    assert not matcher.needs_connection
+
+
+@pytest.mark.parametrize("wrong", [0, 1], ids=["always 0", "one more"])
+def test_a_wrong_number_is_no_number(wrong: int) -> None:
+    """A device that answers with another number is read, and its answers are matched as in RTU framing: even a late one
+    that happens to have the number of the next request is not the answer to it."""
+    matcher = AnswerMatcher(is_rtu=False, first_number=500)
+
+    def number(request: bytes) -> int:
+        return 0 if wrong == 0 else sent_number(request) + wrong
+
+    request = matcher.ask(A, 0)
+    assert matcher.receive(answer(A, 1, 2, number=number(request)), 0) is not None
+    assert matcher.numbering is Numbering.WRONG
+    request = matcher.ask(A, 0)
+    matcher.give_up()
+    other = matcher.distinct_read(A, S)
+    assert other is not None
+    second = matcher.ask(other, S)
+    assert matcher.receive(answer(A, 8, 9, number=number(request)), 2 * S) is None
+    assert matcher.receive(answer(other, 8, number=number(second)), 2 * S) is not None
+
+
+def test_numbers_are_worth_nothing_before_one_was_right() -> None:
+    """The first answer of a device that adds one comes late and has the number of the second request."""
+    matcher = AnswerMatcher(is_rtu=False, first_number=500)
+    first = matcher.ask(A, 0)
+    matcher.give_up()
+    other = matcher.distinct_read(A, S)
+    assert other is not None
+    assert sent_number(matcher.ask(other, S)) == sent_number(first) + 1
+    assert matcher.receive(answer(A, 8, 9, number=sent_number(first) + 1), 2 * S) is None
+    assert matcher.numbering is Numbering.UNKNOWN
+
+
+def test_right_numbers_drop_a_late_answer() -> None:
+    """It is known to be late, and the connection stays good for other units."""
+    matcher = AnswerMatcher(is_rtu=False)
+    first = matcher.ask(A, 0)
+    assert matcher.receive(answer(A, 1, 2, number=sent_number(first)), 0) is not None
+    second = matcher.ask(A, 0)
+    matcher.give_up()
+    assert not matcher.needs_connection
+    assert matcher.receive(answer(A, 1, 2, number=sent_number(second)), 3 * S // 2) is None
+    assert matcher.late_ns == {1: 3 * S // 2}
+    assert not matcher.is_in_doubt(1)
+
+
+def test_the_answer_of_the_wrong_length_with_our_number_is_told_at_once() -> None:
+    """It is meant for this request: waiting on would not help. The request stays open."""
+    matcher = AnswerMatcher(is_rtu=False)
+    matcher.receive(answer(A, 1, 2, number=sent_number(matcher.ask(A, 0))), 0)
+    second = matcher.ask(A, 0)
+    assert matcher.receive(answer(A, 1, number=sent_number(second)), 0) is not None
+    assert matcher.is_in_doubt(1)
+
+
+def test_an_exception_is_taken_for_that_of_the_oldest_request() -> None:
+    """It has no length: it may be the late answer to the request before."""
+    matcher = AnswerMatcher(is_rtu=True)
+    matcher.note_good(A)
+    matcher.ask(A, 0)
+    matcher.give_up()
+    other = matcher.distinct_read(A, S)
+    assert other is not None
+    matcher.ask(other, S)
+    assert matcher.receive(framed(1, b"\x83\2", None), 2 * S) is None
+    assert matcher.receive(answer(other, 1), 2 * S) is not None
+    assert not matcher.is_in_doubt(1)
+
+
+def test_a_unit_with_one_register_is_asked_for_another_function() -> None:
+    """Lengths first, then the other tables, whose answers, even exceptions, have another function. When every request
+    is open, the unit is left alone until no answer can come any more."""
+    matcher = AnswerMatcher(is_rtu=True)
+    asked = []
+    read: Read | None = SHORT
+    while read is not None:
+        asked.append((read.table, read.count))
+        matcher.ask(read, len(asked) * S)
+        matcher.give_up()
+        read = matcher.distinct_read(SHORT, len(asked) * S)
+    assert asked == [
+        (Table.HOLDING, 1),
+        (Table.HOLDING, 2),
+        (Table.INPUT, 1),
+        (Table.COIL, 1),
+        (Table.DISCRETE, 1),
+    ]
+    assert matcher.distinct_read(SHORT, len(asked) * S + FORGET_NS + 1) == SHORT
+
+
+def test_the_number_0_is_never_used() -> None:
+    """Some devices always answer with it."""
+    matcher = AnswerMatcher(is_rtu=False, first_number=0xFFFE)
+    for _ in range(4):
+        request = matcher.ask(A, 0)
+        assert sent_number(request)
+        matcher.receive(answer(A, 1, 2, number=sent_number(request)), 0)
+
+
+def test_a_gateway_that_gave_up_may_have_the_answer_later() -> None:
+    """With exception 11 the unit is in doubt: its answer may meet the next request inside the gateway."""
+    matcher = AnswerMatcher(is_rtu=False)
+    request = matcher.ask(A, 0)
+    assert matcher.receive(framed(1, b"\x83\x0b", sent_number(request)), 0) is not None
+    assert matcher.is_in_doubt(1)
+
+
+# --- the line against devices at random -------------------------------------------------------------------------------
+
+
+class RandomDevice:
+    """Register a holds a. Units answer in order: in time, late, or never, in pieces, with an echo or noise before. Over
+    a new connection, late answers come as well (`is_gateway`) or not. `mixes`: gives a late answer the number of the
+    request that waits, as some gateways do."""
+
+    def __init__(self, seed: int, numbers: str, *, is_gateway: bool, mixes: bool = False) -> None:
+        self.random = random.Random(seed)
+        self.numbers, self.is_gateway, self.mixes = numbers, is_gateway, mixes
+        self.late: list[tuple[int, bytes, int]] = []  # unit, what follows it, number
+        self.receive: Any = None
+
+    async def connect(self, _: object, receive: Any) -> "RandomConnection":
+        self.receive = receive
+        if not self.is_gateway:
+            self.late = []
+        return RandomConnection(self)
+
+    def _number(self, asked: int) -> int | None:
+        return {"rtu": None, "right": asked, "zero": 0, "one more": asked % 0xFFFF + 1}[self.numbers]
+
+    def exchange(self, request: bytes) -> Frame | None:
+        asked = 0
+        if self.numbers != "rtu":
+            asked, request = sent_number(request), request[6:]
+        unit_id, function, address, count = struct.unpack_from(">BBHH", request)
+        is_right = function == 3 and address + count <= 400
+        data = struct.pack(f">BB{count}H", function, 2 * count, *range(address, address + count))
+        pdu = data if is_right else bytes([function | 0x80, 2])
+        fate = self.random.choices(["now", "late", "never"], [6, 2, 1])[0]
+        answers = self.due(unit_id, asked, is_all=fate == "now")
+        if fate == "now":
+            answers.append(framed(unit_id, pdu, self._number(asked)))
+        elif fate == "late":
+            self.late.append((unit_id, pdu, self._number(asked) or 0))
+        if self.numbers == "rtu":
+            answers = [self.random.choice([b"", b"", b"\0", request, request + request]) + one for one in answers]
+        return self.deliver(b"".join(answers))
+
+    def due(self, unit_id: int, asked: int, *, is_all: bool) -> list[bytes]:
+        """Late answers that come before the answer to a request: all of the unit, some of others, in their order."""
+        found, left, held = [], [], set[int]()
+        for unit, pdu, number in self.late:
+            is_due = unit not in held and ((is_all and unit == unit_id) or self.random.random() < 0.3)
+            if is_due:
+                shown = asked if self.mixes else number
+                found.append(framed(unit, pdu, None if self.numbers == "rtu" else shown))
+            else:
+                held.add(unit)
+                left.append((unit, pdu, number))
+        self.late = left
+        return found
+
+    def deliver(self, data: bytes) -> Frame | None:
+        answer = None
+        while data:
+            size = self.random.randint(1, 20)
+            answer = self.receive(data[:size]) or answer
+            data = data[size:]
+        return answer
+
+
+class RandomConnection:
+    """A connection to it, which ends now and then."""
+
+    def __init__(self, device: RandomDevice) -> None:
+        self.device = device
+        self.is_open, self.answers_total = True, 0
+
+    async def exchange(self, request: bytes, _: float) -> Frame | None:
+        if self.device.random.random() < 0.02:
+            self.is_open = False
+            raise ConnectionEnded("closed by the device")
+        frame = self.device.exchange(request)
+        self.answers_total += frame is not None
+        return frame
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+def reads(seed: int) -> Iterator[Read]:
+    """Reads of few lengths, so that late answers would fit the next request, some beyond what the device has."""
+    chosen = random.Random(seed)
+    for _ in range(300):
+        yield Read(
+            chosen.choice([1, 1, 2]), Table.HOLDING, chosen.randrange(0, 395), chosen.choice([1, 2, 2, 2, 7]), ()
+        )
+
+
+async def values_of(transport: str, seed: int) -> int:
+    """Read for a while. Each value is that of its register. Returns the number of reads with values."""
+    settings = ModbusSourceSettings("m", Path("t.csv"), 0, transport=transport, host="h", timeout_ms=10)  # type: ignore[arg-type]
+    line = Line(settings)
+    good = 0
+    async with line:
+        for read in reads(seed):
+            try:
+                found = await line.read(read)
+            except ReadRefused:
+                assert read.end > 400, "the device has it"
+            except (UnitSilent, SourceLost):
+                pass
+            else:
+                assert list(found) == list(range(read.address, read.end))
+                good += 1
+    return good
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    numbers=st.sampled_from(["rtu", "right", "zero", "one more"]),
+    is_gateway=st.booleans(),
+    mixes=st.booleans(),
+)
+def test_no_value_is_that_of_another_register(seed: int, numbers: str, is_gateway: bool, mixes: bool) -> None:
+    """Over RTU and over TCP with right, wrong and no numbers: no wrong value, no wrong refusal, and many values."""
+    device = RandomDevice(seed, numbers, is_gateway=is_gateway, mixes=mixes and numbers == "right")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line_module, "open_connection", device.connect)
+        good = asyncio.run(values_of("rtu_over_tcp" if numbers == "rtu" else "tcp", seed))
+    assert good > 60

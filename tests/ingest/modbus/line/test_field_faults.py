@@ -1,0 +1,121 @@
+"""The line against a device with the faults that engineers report, over sockets and a serial line."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.ingest.errors import SourceLost
+from agent.ingest.modbus.address import Table
+from agent.ingest.modbus.line import Line, UnitSilent
+from agent.ingest.modbus.plan import Read
+from agent.settings.sources import ModbusSourceSettings
+from tests.ingest.modbus.test_transports import cable
+
+UNITS = (1, 2, 3, 4, 5, 10, 17, 131)  # most of them are also numbers of functions
+
+
+@contextmanager
+def field_device(mode: str, where: str = "0") -> Iterator[int]:
+    """The device as a process; its port."""
+    command = [sys.executable, "-m", "tests.ingest.modbus.field_device", mode, where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline().split()[1])
+        finally:
+            process.kill()
+
+
+def settings(transport: str, port: int, **given: object) -> ModbusSourceSettings:
+    """A source over this transport."""
+    return ModbusSourceSettings(
+        "meter",
+        Path("t.csv"),
+        0,
+        transport=transport,  # type: ignore[arg-type]
+        host="127.0.0.1",
+        port=port,
+        **{"timeout_ms": 100, **given},  # type: ignore[arg-type]
+    )
+
+
+@asynccontextmanager
+async def line_to(mode: str, **given: object) -> AsyncIterator[Line]:
+    """A line to a device with these faults."""
+    kind = mode.partition(",")[0]
+    if kind == "serial":
+        with cable() as (ours, theirs), field_device(mode, theirs):
+            made = replace(settings("rtu", 502, **given), host="", serial_port=ours, parity="none", baud_rate=115_200)
+            async with Line(made) as line:
+                yield line
+        return
+    with field_device(mode) as port:
+        async with Line(settings("tcp" if kind == "tcp" else "rtu_over_tcp", port, **given)) as line:
+            yield line
+
+
+@pytest.mark.parametrize("kind", ["rtu", "serial"])
+@pytest.mark.parametrize("fault", ["lead", "ff", "echo", "echo_bytes", "foreign", "echo,lead,foreign"])
+async def test_the_answer_is_found_in_what_arrives(kind: str, fault: str) -> None:
+    """For units whose numbers are also functions, and for others; over the time of several requests."""
+    async with line_to(f"{kind},{fault}", timeout_ms=2_000) as line:
+        for unit_id, count in itertools.product(UNITS, (1, 20)):
+            read = Read(unit_id, Table.HOLDING, 3 * unit_id, count, ())
+            assert list(await line.read(read)) == list(range(read.address, read.end))
+
+
+@pytest.mark.parametrize("mode", ["tcp", "tcp,zero", "tcp,one_more", "rtu", "serial"])
+@pytest.mark.parametrize("fault", ["late=0.25:5", "jitter=0.3:0.3"])
+async def test_late_answers_make_no_wrong_value(mode: str, fault: str) -> None:
+    """Reads of equal length at changing addresses: each value is that of its register, and most reads have values."""
+    good = 0
+    async with line_to(f"{mode},{fault}") as line:
+        for number in range(40):
+            read = Read(1, Table.HOLDING, 10 * number, 2, ())
+            try:
+                assert list(await line.read(read)) == [10 * number, 10 * number + 1]
+                good += 1
+            except UnitSilent:
+                pass
+    assert good >= 15
+
+
+async def test_late_answers_are_said_to_be_late() -> None:
+    """Not that the device is silent: a longer time-out would help."""
+    read = Read(1, Table.HOLDING, 0, 2, ())
+    async with line_to("tcp,late=0.15:3") as line:
+        for _ in range(2):
+            assert list(await line.read(read)) == [0, 1]
+        with pytest.raises(UnitSilent, match=r"does not answer within 100 ms$"):
+            await line.read(read)
+        assert list(await line.read(read)) == [0, 1]
+        with pytest.raises(UnitSilent, match="timeout_ms is too short"):
+            await line.read(read)
+        assert "answers come late" in line.late_text
+
+
+@pytest.mark.parametrize("mode", ["tcp,once", "rtu,once"])
+async def test_a_device_that_closes_after_each_answer_is_read(mode: str) -> None:
+    """Each read has its own connection."""
+    async with line_to(mode, timeout_ms=2_000) as line:
+        for number in range(10):
+            assert list(await line.read(Read(1, Table.HOLDING, number, 2, ()))) == [number, number + 1]
+
+
+async def test_a_second_connection_that_is_closed_at_once_is_told_as_that() -> None:
+    """Not as a device that does not answer in time."""
+    with field_device("tcp,first") as port:
+        made = settings("tcp", port, timeout_ms=5_000)
+        async with Line(made) as line:
+            await line.read(Read(1, Table.HOLDING, 0, 2, ()))
+            with pytest.raises(SourceLost, match="closed by the device"):
+                async with Line(made) as second:
+                    await second.read(Read(1, Table.HOLDING, 0, 2, ()))

@@ -1,0 +1,192 @@
+"""What comes of a request on a line: values, a refusal, silence, or the loss of the connection."""
+
+import asyncio
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.ingest.errors import SourceLost
+from agent.ingest.modbus.address import Register, Table
+from agent.ingest.modbus.decode import value_type
+from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent
+from agent.ingest.modbus.line import line as line_module
+from agent.ingest.modbus.line.connection import ConnectionEnded
+from agent.ingest.modbus.line.frames import Frame
+from agent.ingest.modbus.line.line import frame_pause_ms
+from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.refusal import is_about_address
+from agent.settings.sources import ModbusSourceSettings
+
+READ = Read(1, Table.HOLDING, 10, 2, (Register(1, Table.HOLDING, 10, 2, value_type("int32", "ABCD")),))
+SETTINGS = ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter", timeout_ms=100)
+HANG_UP = "the device closes the connection"
+
+
+def values(*registers: int, function: int = 3) -> bytes:
+    """An answer with these registers."""
+    return struct.pack(f">BB{len(registers)}H", function, 2 * len(registers), *registers)
+
+
+class Answering:
+    """Connections to a device that answers so, one after the other; the last answer is repeated. HANG_UP closes the
+    connection instead. `is_dead`: it cannot be reached any more after its first connection."""
+
+    def __init__(self, *answers: bytes | str, is_dead: bool = False) -> None:
+        self.answers, self.is_dead = list(answers), is_dead
+        self.connections: list[Any] = []
+        self.asked: list[bytes] = []
+
+    async def connect(self, _: object, receive: Any) -> Any:
+        if self.connections and self.is_dead:
+            raise SourceLost("refused")
+        self.connections.append(AnsweringConnection(self, receive))
+        return self.connections[-1]
+
+
+class AnsweringConnection:
+    def __init__(self, device: Answering, receive: Any) -> None:
+        self.device, self.receive = device, receive
+        self.is_open, self.answers_total = True, 0
+
+    async def exchange(self, request: bytes, _: float) -> Frame | None:
+        self.device.asked.append(request)
+        await asyncio.sleep(0)
+        answers = self.device.answers
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, str):
+            self.is_open = False
+            raise ConnectionEnded("closed by the device")
+        frame: Frame | None = self.receive(
+            request[:4] + struct.pack(">HB", len(answer) + 1, request[6]) + answer if answer else b""
+        )
+        self.answers_total += frame is not None
+        return frame
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A line to a device that answers so."""
+
+    def made(*answers: bytes | str, settings: ModbusSourceSettings = SETTINGS, is_dead: bool = False) -> Any:
+        device = Answering(*answers, is_dead=is_dead)
+        monkeypatch.setattr(line_module, "open_connection", device.connect)
+        return device, Line(settings)
+
+    return made
+
+
+async def test_an_answer_is_as_long_as_asked(answering: Any) -> None:
+    """Fewer or more registers than asked for, those of another table, or bytes that a count of the right size only
+    announces or that have another count, are no answer, and never values."""
+    _, line = answering(values(1, 2))
+    assert list(await line.read(READ)) == [1, 2]
+    cut, other_count = struct.pack(">BBH", 3, 4, 1), struct.pack(">BBHH", 3, 2, 1, 2)
+    for found in (values(1), values(1, 2, 3), values(1, 2, function=4), cut, other_count):
+        _, line = answering(found)
+        with pytest.raises(UnitGarbled, match=f"sends {7 + len(found)} bytes that are no answer"):
+            await line.read(READ)
+
+
+async def test_refusals_are_distinguished(answering: Any) -> None:
+    """Those about addresses are learned from, those about the moment are not, and a gateway's say that a unit is
+    silent."""
+    for code in (1, 2, 3, 4, 5, 6):
+        _, line = answering(bytes([0x83, code]))
+        with pytest.raises(ReadRefused) as refused:
+            await line.read(READ)
+        assert (refused.value.code, is_about_address(code)) == (code, code <= 3)
+    for code in (10, 11):
+        _, line = answering(bytes([0x83, code]))
+        with pytest.raises(UnitSilent):
+            await line.read(READ)
+
+
+def test_frames_on_a_serial_line_have_their_pause() -> None:
+    """Three and a half characters, 4 ms at 9,600 baud; a constant at high speeds; nothing over TCP."""
+    serial = ModbusSourceSettings("m", Path("t.csv"), 0, transport="rtu", serial_port="/dev/ttyS1", baud_rate=9_600)
+    assert 4 < frame_pause_ms(serial) < 4.1
+    assert frame_pause_ms(replace(serial, baud_rate=115_200)) == 1.75
+    assert frame_pause_ms(replace(serial, transport="rtu_over_tcp", host="h", serial_port="")) == 0
+
+
+async def test_the_longer_of_two_pauses_is_kept() -> None:
+    """The silence between two frames is kept without a configured pause, and a longer configured one as well."""
+    serial = ModbusSourceSettings("m", Path("t.csv"), 0, transport="rtu", serial_port="/dev/ttyS1", baud_rate=9_600)
+    assert Line(serial)._pause_ms == frame_pause_ms(serial)
+    assert Line(replace(serial, request_pause_ms=50))._pause_ms == 50
+
+
+async def test_no_answer_is_a_silent_unit(answering: Any) -> None:
+    """The connection is kept open."""
+    _, line = answering(b"")
+    with pytest.raises(UnitSilent, match="does not answer within 100 ms"):
+        await line.read(READ)
+
+
+async def test_a_connection_that_ends_between_two_polls_is_no_loss(answering: Any) -> None:
+    """The device closes it when it has been idle, or during the next request: the request is repeated at once over a
+    new connection."""
+    device, line = answering(values(1, 2), HANG_UP, values(1), values(3, 4))
+    assert list(await line.read(READ)) == [1, 2]
+    device.connections[0].is_open = False
+    device.answers = [values(3, 4)]
+    assert list(await line.read(READ)) == [3, 4]
+    device.answers = [HANG_UP, values(5, 6)]
+    assert list(await line.read(READ)) == [5, 6]
+    assert len(device.connections) == 3
+
+
+async def test_a_connection_that_ends_and_cannot_be_opened_is_a_loss(answering: Any) -> None:
+    """And so is a new one that ends before its first answer, as with a device that takes one connection only."""
+    device, line = answering(values(1, 2), HANG_UP, is_dead=True)
+    await line.read(READ)
+    with pytest.raises(SourceLost, match="refused"):
+        await line.read(READ)
+    device, line = answering(HANG_UP)
+    with pytest.raises(SourceLost, match="closed by the device"):
+        await line.read(READ)
+    assert len(device.connections) == 1
+
+
+async def test_only_our_own_request_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter that returns what is sent is no garbled unit."""
+    device = Answering(b"")
+
+    async def connect(_: object, receive: Any) -> Any:
+        connection = await device.connect(_, receive)
+
+        async def echo(request: bytes, _: float) -> Frame | None:
+            found: Frame | None = receive(request)
+            return found
+
+        connection.exchange = echo
+        return connection
+
+    monkeypatch.setattr(line_module, "open_connection", connect)
+    with pytest.raises(UnitSilent, match="only our own request came back"):
+        await Line(replace(SETTINGS, transport="rtu_over_tcp")).read(READ)
+
+
+async def test_requests_on_a_line_take_turns(answering: Any) -> None:
+    """Polls and probes of silent units share it. A second request before the first answer would take that for its own,
+    or garble it."""
+    _, line = answering(values(1, 2))
+    steps = list[str]()
+    exchange = AnsweringConnection.exchange
+
+    async def slow(connection: AnsweringConnection, request: bytes, timeout_s: float) -> Frame | None:
+        steps.append("asked")
+        frame = await exchange(connection, request, timeout_s)
+        steps.append("answered")
+        return frame
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AnsweringConnection, "exchange", slow)
+        await asyncio.gather(line.read(READ), line.read(READ))
+    assert steps == ["asked", "answered"] * 2
