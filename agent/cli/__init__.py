@@ -12,16 +12,14 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
+import agent.cli.node_choice as node_choice  # noqa: PLR0402 a from-import would be a face of this package
 from agent import __version__
 from agent.errors import BsfgError
 from agent.escaping import printable_lines
-
-DEFAULT_CONFIG = Path("node.toml")
 
 EXTRAS = ("rich", "pyspark", "pyarrow")
 """Packages that a gateway does not have, because only the demonstration, Spark and Parquet need them."""
@@ -81,7 +79,7 @@ class LazyGroup(click.Group):
         module, _, name = self._lazy[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
-        return command
+        return node_choice.with_node_argument(command)
 
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
@@ -93,13 +91,16 @@ def bsfg() -> None:
 config_option = click.option(
     "--config",
     "config_file",
-    type=click.Path(path_type=Path),
-    default=DEFAULT_CONFIG,
-    show_default=True,
+    type=node_choice.NodeFile(),
+    default=node_choice.default_file,
+    show_default="./node.toml, else the only file in /etc/bsfg",
     envvar="BSFG_CONFIG",
     show_envvar=True,
-    help="The node's configuration.",
+    callback=node_choice.chosen_node,
+    help="The node: its file, or its name in /etc/bsfg.",
 )
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
@@ -119,5 +120,7 @@ def main() -> None:
         )
     except BsfgError as error:
         text = str(error)
+        if getattr(error, "file", None) == node_choice.DEFAULT_CONFIG and not node_choice.DEFAULT_CONFIG.exists():
+            text = node_choice.why_none() or text
         text = f"bsfg: {text}" if not error.hint or error.hint in text else f"bsfg: {text}; {error.hint}"
         sys.exit(printable_lines(text))

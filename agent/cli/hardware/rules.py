@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from agent.cli import DEFAULT_CONFIG
+from agent.cli.node_choice import default_file
 from agent.cli.prepare import unit
 from agent.config import load
 from agent.errors import BsfgError
@@ -51,7 +51,7 @@ def conduits(configs: tuple[Path, ...], user: str, is_drop_in: bool) -> None:
 
     Name every node of this machine, because they share a user. [default: node.toml]
     """
-    every = [load(file) for file in configs or (DEFAULT_CONFIG,)]
+    every = [load(file) for file in configs or (default_file(),)]
     wanted = list(dict.fromkeys(one for settings in every for one in _wanted(settings)))
     flows = [Flow(what, _addresses(what, host), port) for what, host, port in wanted]
     resolvers = _resolvers() if any(not _is_address(host) for _, host, _ in wanted) else []
@@ -67,7 +67,7 @@ def udev(configs: tuple[Path, ...], group: str) -> None:
 
     The adapters must be plugged in. Afterwards name the new port in node.toml. [default: node.toml]
     """
-    sources = [one for file in configs or (DEFAULT_CONFIG,) for one in load(file).modbus if one.transport == "rtu"]
+    sources = [one for file in configs or (default_file(),) for one in load(file).modbus if one.transport == "rtu"]
     if not sources:
         raise click.UsageError('no source of these files has transport = "rtu"')
     ports: dict[str, tuple[str, SerialPort]] = {}  # several sources may share a line: the first names it

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from agent.cli import DEFAULT_CONFIG
+from agent.cli.node_choice import NodeFile, default_file
 from agent.config import load
 from agent.ingest.modbus.explore.device import PAUSE_MS
 from agent.settings.sources import ModbusSourceSettings, Parity, Transport
@@ -23,7 +23,9 @@ BASES = ("0", "1", "40001")
 
 _OPTIONS = (
     click.argument("device", metavar="DEVICE"),
-    click.option("--config", "config_file", type=_FILE, default=DEFAULT_CONFIG, help="For a DEVICE that is a source."),
+    click.option(
+        "--config", "config_file", type=NodeFile(), default=default_file, help="For a DEVICE that is a source."
+    ),
     click.option(
         "--base",
         type=click.Choice(BASES),

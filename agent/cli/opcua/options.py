@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from agent.cli import DEFAULT_CONFIG
+from agent.cli.node_choice import NodeFile, default_file
 from agent.cli.source.access import named_source
 from agent.config import load
 from agent.ingest.opcua.explore.probe import check_settings
@@ -41,8 +41,8 @@ _OPTIONS = (
     click.option(
         "--config",
         "config_file",
-        type=_FILE,
-        default=DEFAULT_CONFIG,
+        type=NodeFile(),
+        default=default_file,
         help="If URL is the name of a source: its node.toml.",
     ),
     pki_option,

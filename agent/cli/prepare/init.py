@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import DEFAULT_CONFIG
+from agent.cli.node_choice import DEFAULT_CONFIG
 from agent.cli.prepare import unit
 from agent.message import ZONE
 

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from agent.cli.node_choice import CONFIG_FOLDER as _FOLDER
 from agent.config import Sections
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 
-CONFIG_FOLDER = Path("/etc/bsfg")
+CONFIG_FOLDER = _FOLDER
 STATE_FOLDER = Path("/var/lib/bsfg")
 USER = "bsfg"
 DROP_INS = ("/etc/systemd/system/bsfg@.service.d", "/etc/systemd/system/bsfg@{}.service.d")
