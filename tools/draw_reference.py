@@ -1,9 +1,10 @@
-"""Writes docs/reference/configuration.md and docs/reference/commands.md from the code. Prints nothing when both are up
-to date.
+"""Writes docs/reference/configuration.md and docs/reference/commands.md from the code, and the rows of log.md. Prints
+nothing when they are up to date.
 
 The rules of a setting are taken from the code that enforces them: a record is made with values that break them, and the
 page shows the answers. The meaning of a setting comes from the node.toml that `bsfg init` writes. Commands are
-described as their `--help` describes them. Run it after changing a setting or a command.
+described as their `--help` describes them. The texts about log lines and incidents are written in log.md itself; a new
+one gets an empty row there, which a test refuses. Run it after changing a setting, a command or a log line.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from agent.cli.prepare.init import node_toml
 from agent.node.reload_plan import Reach, reach_of
 from agent.settings.node import NodeSettings
 from agent.settings.sources import toml
+from tools.log_events import events, incidents
 from tools.wrap_prose import wrapped
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -149,6 +151,21 @@ def commands() -> str:
     return wrapped("\n".join([_COMMANDS, *(_command(path, one) for path, one in walk(bsfg, "bsfg"))]), is_python=False)
 
 
+def log() -> str:
+    """The page of the log lines and incidents: rows and levels of the code, with the texts that the page has."""
+    text = (REFERENCE / "log.md").read_text("utf-8")
+    tables = (
+        ("event", {name: f" {level} |" for name, level in events().items()}),
+        ("kind", dict.fromkeys(sorted(incidents()), "")),
+    )
+    for head, rows in tables:
+        (table,) = re.findall(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+        written = dict(re.findall(r"^\| `(\w+)` \|(?: \w+ \|)?(.*)$", table, re.MULTILINE))
+        drawn = "".join(f"| `{name}` |{level}{written.get(name, ' | |')}\n" for name, level in rows.items())
+        text = text.replace(table, drawn)
+    return text
+
+
 def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
     """Every command and group below one, with the words that call it."""
     yield path, command
@@ -264,7 +281,7 @@ def _command(path: str, command: click.Command) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-PAGES = {"configuration.md": configuration, "commands.md": commands}
+PAGES = {"configuration.md": configuration, "commands.md": commands, "log.md": log}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

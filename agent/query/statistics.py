@@ -1,7 +1,6 @@
 """Statistics of a store: facts, batches, bytes and times by stream and origin, and what consumers have not confirmed.
 
-They are computed from the summaries of batches, in pages; no batch is opened. For a store in use, they are as of the
-moment when the ends of its streams were read.
+They are computed from the summaries of batches; no batch is opened. All are as of one moment, also for a store in use.
 """
 
 from __future__ import annotations
@@ -113,10 +112,13 @@ class Statistics:
 
 def statistics(reader: StoreReader) -> Statistics:
     """The statistics of a store, from one pass over its summaries."""
+    with reader.at_one_moment() as moment:
+        return _statistics(moment)
+
+
+def _statistics(reader: StoreReader) -> Statistics:
     scanner = Scanner(reader)
-    consumers = [
-        ConsumerStatistics(one, max(0, scanner.ends.get(one.stream, 0) - one.frontier)) for one in reader.consumers()
-    ]
+    consumers = [ConsumerStatistics(one, scanner.ends.get(one.stream, 0) - one.frontier) for one in reader.consumers()]
     streams = []
     for name, end_offset in scanner.ends.items():
         stream = StreamStatistics(name, scanner.firsts[name], end_offset)

@@ -1,5 +1,6 @@
 """The reference of settings and commands is what the code says."""
 
+import ast
 import dataclasses
 import re
 import typing
@@ -13,6 +14,7 @@ from agent.settings.peers import BrokerSettings
 from agent.settings.sources import ModbusSourceSettings
 from agent.settings.store import StreamSettings
 from tools.draw_reference import PAGES, REFERENCE, accepted, commands, configuration, sections, walk
+from tools.log_events import events, events_of, incidents
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -46,6 +48,32 @@ def test_the_rules_are_those_of_the_code() -> None:
     assert accepted(ModbusSourceSettings, "hole_max") == "0 to 125"
     assert "longer than ttl_hours" in accepted(StreamSettings, "keep_hours")
     assert not accepted(BrokerSettings, "ca_file")
+
+
+def test_every_log_line_and_incident_has_a_meaning() -> None:
+    """Each row of log.md says what the line means; unless the line is normal, also what to do. Commands that it names
+    exist."""
+    text = (REFERENCE / "log.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|(?: (info|warning|error|exception) \|)? (.*) \| ?(.*?) ?\|$", text, re.MULTILINE)
+    assert len(rows) == len(events()) + len(incidents()) > 100
+    for name, level, meaning, todo in rows:
+        assert len(meaning.split()) >= 3, name
+        assert todo or level == "info" or name == "watchdog_fed_again", name
+    paths = {path for path, _ in walk(bsfg, "bsfg")}
+    for command in re.findall(r"`(bsfg [a-z -]+)", text):
+        words = command.split()
+        assert any(" ".join(words[:count]) in paths - {"bsfg"} for count in (2, 3)), command
+
+
+def test_an_unreadable_log_call_is_refused() -> None:
+    """A log call whose event is neither a constant nor listed is an error: no event is missed by accident."""
+    code = "def f(self):\n    log.warning(%s, extra=%s)\n"
+    found = list(events_of("x.py", ast.parse(code % ("'a_b'", "{}"))))
+    assert found == [("a_b", "warning")]
+    assert list(events_of("x.py", ast.parse(code % ("'in words'", "{'action': 'c_d'}")))) == [("c_d", "warning")]
+    for message in ("'in words'", "name"):
+        with pytest.raises(KeyError):
+            list(events_of("x.py", ast.parse(code % (message, "{}"))))
 
 
 def test_every_command_and_option_is_described() -> None:

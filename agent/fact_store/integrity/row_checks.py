@@ -90,6 +90,12 @@ class StreamCheck:
         """Begin at the offset after the released ones."""
         self.next_offset, self.bytes_total = self.released_offset + 1, self.released_bytes
 
+    def release(self, released_offset: int, released_bytes: int) -> None:
+        """Retention has released everything up to an offset: the rows that come next begin after it."""
+        self.released_offset = released_offset
+        if self.next_offset <= released_offset:
+            self.next_offset, self.bytes_total = released_offset + 1, released_bytes
+
     def check_row(self, row: BatchRow) -> Iterator[Damage]:
         """What is wrong with the next row."""
         if isinstance(row.last_offset, int) and row.last_offset <= self.released_offset:
@@ -122,8 +128,8 @@ class StreamCheck:
         self._advance(row, batch)
 
     def finish(self, end_offset: int) -> Iterator[Damage]:
-        """Check the end, after the last row: `end_offset` is where the stream ends by the held ranges."""
-        if self.next_offset - 1 != end_offset:
+        """Check the end, after the last row: `end_offset` is where the stream ended by the held ranges."""
+        if self.next_offset - 1 != end_offset and self.released_offset < end_offset:
             what = f"the rows end at {self.next_offset - 1}, the held ranges end at {end_offset}"
             shorter, longer = sorted((self.next_offset - 1, end_offset))
             yield Damage(self.stream, shorter + 1, longer, "", 0, what)

@@ -1,10 +1,12 @@
 """Verifies a whole store: walks all tables of its file read-only and runs the checks of row_checks.py on them.
 
 It works while a node is running, and on a quarantined file. What SQLite cannot read counts as damage, and the walk
-continues after it where possible. Facts appended during the walk are not checked.
+continues after it where possible. Facts appended during the walk are not checked, and facts released during it are left
+out.
 
-Guarantees: nothing is written, and no transaction stays open from one page to the next. An exception is SQLite's own
-check of its pages: it is one statement, and until it ends the node's WAL cannot be reused and grows.
+Guarantees: nothing is written. The small tables are read in one transaction, each page of batches in one of its own,
+and none stays open from one page to the next. An exception is SQLite's own check of its pages: it is one statement, and
+until it ends the node's WAL cannot be reused and grows.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from agent.batch import Definitions, Origin
 from agent.fact_store.integrity.head_check import HeadCheck
 from agent.fact_store.integrity.row_checks import BatchRow, Damage, StreamCheck, definitions_damage
 from agent.fact_store.log import StoreDamaged, parse_row
-from agent.fact_store.sqlite import QUERIES, check_known, connect_reader, identity, is_damage, reading_tables
+from agent.fact_store.sqlite import QUERIES, check_known, connect_reader, identity, is_damage, one_state, reading_tables
 from agent.pages import HeldRange
 
+OFFSET_BEYOND = 2**62
 ROWS_AT_ONCE = 16  # each of at most half a MiB
 Progress = Callable[[str, int, int], None]  # stream, offset reached, where the stream ends
 
@@ -55,6 +58,36 @@ def verify_store(path: Path, done: VerifyCounts, progress: Progress, *, is_quick
         yield from walk.tables()
 
 
+@dataclass(slots=True)
+class _StreamTable:
+    """A stream by its tables: how far it is released, its last batch, and what it holds or held before retention.
+
+    If the last batch cannot be read, `last_first_offset` is beyond all batches, and the walk goes as far as it can."""
+
+    name: str
+    released_offset: int
+    released_bytes: int
+    last_offset: int = 0
+    last_first_offset: int = OFFSET_BEYOND
+    held: dict[Origin, list[HeldRange]] = field(default_factory=dict)
+
+    @property
+    def end_offset(self) -> int:
+        """The end by the held ranges."""
+        return sum(one.last_sequence - one.first_sequence + 1 for ranges in self.held.values() for one in ranges)
+
+
+@dataclass(slots=True)
+class _Tables:
+    """The small tables, all as they were at one moment."""
+
+    origins: dict[int, Origin] = field(default_factory=dict)
+    definitions: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    streams: dict[int, _StreamTable] = field(default_factory=dict)
+    consumers: list[tuple[Any, ...]] = field(default_factory=list)
+    confirmed: list[tuple[Any, ...]] = field(default_factory=list)
+
+
 class _Walk:
     """One walk on one connection."""
 
@@ -85,39 +118,63 @@ class _Walk:
 
     def tables(self) -> Iterator[Damage]:
         """All rows that this program wrote."""
-        origins = dict[int, Origin]()
-        for number, zone, epoch in self._rows("the table origin", "select_origins"):
-            if isinstance(zone, str) and isinstance(epoch, bytes):
-                origins[number] = Origin(zone, epoch)
-        definitions = dict[tuple[int, int], bytes]()
-        for number, origin in origins.items():
-            yield from self._definitions(number, origin, definitions)
-        held = dict[int, dict[Origin, list[HeldRange]]]()
-        for stream, number, *ends in self._rows("the table held", "select_held"):
-            if number in origins and all(isinstance(one, int) for one in ends[:2]):
-                held.setdefault(stream, {}).setdefault(origins[number], []).append(HeldRange(*ends))
-        ends_found = dict[str, int]()
-        for number, name, released_offset, released_bytes in self._rows("the table stream", "select_stream_rows"):
+        # What is compared with each other is read at one moment: a consumer confirms what was appended a moment before.
+        with one_state(self._connection):
+            tables = self._tables()
+            found = [*self._table_damage(tables)]
+        yield from found
+        self._done.definitions += len(tables.definitions)
+        numbers = {origin: number for number, origin in tables.origins.items()}
+        for number, stream in tables.streams.items():
             self._done.streams += 1
             check = StreamCheck(
-                name, origins, definitions, released_offset, released_bytes, self._heads.problem, self._is_opened
-            )
-            ranges = held.get(number, {})
-            end_offset = sum(one.last_sequence - one.first_sequence + 1 for each in ranges.values() for one in each)
-            yield from self._stream(number, check, end_offset)
-            ends_found[name] = max(end_offset, check.next_offset - 1)
-            yield from check.finish(end_offset)
-            yield from check.held_damage(ranges)
-            yield from self._checkpoint_damage(number, check, {origin: n for n, origin in origins.items()})
+                stream.name, tables.origins, tables.definitions, stream.released_offset, stream.released_bytes,
+                self._heads.problem, self._is_opened,
+            )  # fmt: skip
+            yield from self._stream(number, check, stream)
+            yield from check.finish(stream.end_offset)
+            yield from check.held_damage(stream.held)
+            yield from self._checkpoint_damage(number, check, numbers)
         for (count,) in self._rows("the table batch", "select_batch_streams"):
             if count:
                 yield Damage("", 0, 0, "", 0, f"{count} batches are of a stream that does not exist")
-        yield from self._consumers(ends_found)
+        yield from self._take_unreadable()
+
+    def _tables(self) -> _Tables:
+        tables = _Tables()
+        for number, zone, epoch in self._rows("the table origin", "select_origins"):
+            if isinstance(zone, str) and isinstance(epoch, bytes):
+                tables.origins[number] = Origin(zone, epoch)
+        for number, name, released_offset, released_bytes in self._rows("the table stream", "select_stream_rows"):
+            tables.streams[number] = _StreamTable(name, released_offset, released_bytes)
+            what = f"the index of {name}"
+            for last_offset, last_first_offset in self._rows(what, "select_last_batch", (number,)):
+                if isinstance(last_offset, int) and isinstance(last_first_offset, int):
+                    tables.streams[number].last_offset = last_offset
+                    tables.streams[number].last_first_offset = last_first_offset
+        for number, origin, *ends in self._rows("the table held", "select_held"):
+            is_range = all(isinstance(one, int) for one in ends[:2])
+            if number in tables.streams and origin in tables.origins and is_range:
+                tables.streams[number].held.setdefault(tables.origins[origin], []).append(HeldRange(*ends))
+        tables.consumers = self._rows("the table consumer", "select_consumers")
+        tables.confirmed = self._rows("the table confirmed", "select_confirmed")
+        return tables
+
+    def _table_damage(self, tables: _Tables) -> Iterator[Damage]:
+        for number, origin in tables.origins.items():
+            yield from self._definitions(number, origin, tables.definitions)
+        for stream in tables.streams.values():
+            if stream.released_offset > stream.end_offset:
+                what = f"released to {stream.released_offset}, the held ranges end at {stream.end_offset}"
+                yield Damage(stream.name, 0, 0, "", 0, what)
+        yield from _consumer_damage(tables)
         yield from self._take_unreadable()
 
     def _definitions(self, number: int, origin: Origin, found: dict[tuple[int, int], bytes]) -> Iterator[Damage]:
         rows = self._rows(
-            f"the tag definitions of {origin}", "select_definitions", {"origin": number, "after": 0, "until": 2**62}
+            f"the tag definitions of {origin}",
+            "select_definitions",
+            {"origin": number, "after": 0, "until": OFFSET_BEYOND},
         )
         yield from definitions_damage(origin, rows)
         running = Definitions()
@@ -125,19 +182,19 @@ class _Walk:
             if isinstance(body, bytes):
                 running = running.extended(body)
                 found[number, running.count] = running.digest
-        self._done.definitions += len(rows)
         yield from self._take_unreadable()
 
-    def _stream(self, number: int, check: StreamCheck, end_offset: int) -> Iterator[Damage]:
+    def _stream(self, number: int, check: StreamCheck, stream: _StreamTable) -> Iterator[Damage]:
+        """The batches that the stream had when its tables were read, in pages; each page is read at one moment."""
         after = 0
-        asked = {"stream": number, "offset": 0, "until_offset": 2**62}
-        repaired = {offset for (offset,) in self._rows("the table repaired", "select_repaired_offsets", asked)}
-        while True:
-            rows = list(self._page(number, after, check.stream))
+        while after < stream.last_first_offset:
+            with one_state(self._connection):
+                for released in self._rows("the table stream", "select_released", (number,)):
+                    check.release(*released)
+                rows = list(self._page(number, after, stream.last_first_offset, check.stream))
+                rows = self._with_repairs(number, check.stream, after, rows)
             for row in rows:
-                if check.next_offset > end_offset >= check.next_offset - 1 and row.first_offset > end_offset:
-                    return  # appended since the walk began
-                yield from check.check_row(self._repaired(number, check.stream, row, repaired))
+                yield from check.check_row(row)
                 self._done.batches += 1
                 self._done.heads += row.head is not None
                 self._done.facts += row.count if isinstance(row.count, int) else 0
@@ -147,7 +204,7 @@ class _Walk:
             if not offsets or max(offsets) <= after:
                 return
             after = max(offsets)
-            self._progress(check.stream, after, end_offset)
+            self._progress(check.stream, after, stream.end_offset)
 
     def _checkpoint_damage(self, stream: int, check: StreamCheck, numbers: dict[Origin, int]) -> Iterator[Damage]:
         """Compare the batches with this zone's own checkpoints. Checkpoints of other zones are unproven claims, and a
@@ -163,50 +220,37 @@ class _Walk:
                     what = f"sequence {one.last_sequence} is not what the checkpoint of {one.date} recorded"
                     yield Damage(check.stream, 0, 0, str(one.origin), one.last_sequence, what)
 
-    def _page(self, number: int, after: int, stream: str) -> Iterator[BatchRow]:
+    def _page(self, number: int, after: int, until: int, stream: str) -> Iterator[BatchRow]:
         """The next rows of a stream; read one by one if SQLite cannot step through them."""
         try:
-            asked = (number, after, ROWS_AT_ONCE)
+            asked = (number, after, until, ROWS_AT_ONCE)
             yield from map(BatchRow._make, self._connection.execute(QUERIES["select_verify_page"], asked).fetchall())
             return
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
         for (offset,) in self._rows(
-            f"the index of {stream} after offset {after}", "select_verify_offsets", (number, after, ROWS_AT_ONCE)
+            f"the index of {stream} after offset {after}", "select_verify_offsets", (number, after, until, ROWS_AT_ONCE)
         ):
             what = f"the batch at offset {offset} of {stream}"
-            for row in self._rows(what, "select_verify_page", (number, offset - 1, 1)):
+            for row in self._rows(what, "select_verify_page", (number, offset - 1, until, 1)):
                 yield BatchRow._make(row)
                 break
             else:
                 yield BatchRow(offset, offset - 1, *[None] * 13)
 
-    def _repaired(self, number: int, stream: str, row: BatchRow, repaired: set[int]) -> BatchRow:
-        """The row as it is served: with repaired bytes in place of damaged ones."""
-        if row.first_offset not in repaired:
-            return row
+    def _with_repairs(self, number: int, stream: str, after: int, rows: list[BatchRow]) -> list[BatchRow]:
+        """The rows as they are served: with repaired bytes in place of damaged ones."""
+        last = max((row.first_offset for row in rows if isinstance(row.first_offset, int)), default=after)
+        asked = {"stream": number, "offset": after + 1, "until_offset": last}
+        repaired = {offset for (offset,) in self._rows("the table repaired", "select_repaired_offsets", asked)}
+        return [self._repaired(number, stream, row) if row.first_offset in repaired else row for row in rows]
+
+    def _repaired(self, number: int, stream: str, row: BatchRow) -> BatchRow:
         for found in self._rows(f"what was repaired of {stream}", "select_repaired", (number, row.first_offset)):
             if not isinstance(parse_row(stream, found), str):
                 return row._replace(body=found[2], digest=found[3])
         return row
-
-    def _consumers(self, ends: dict[str, int]) -> Iterator[Damage]:
-        """Check that frontiers, and ranges confirmed beyond them, lie within the log."""
-        frontiers = dict[int, tuple[str, str, int]]()
-        for number, name, _, stream, _, start_offset, frontier, *_ in self._rows(
-            "the table consumer", "select_consumers"
-        ):
-            frontiers[number] = (name, stream, frontier)
-            if not start_offset <= frontier <= ends.get(stream, 0):
-                end_offset = ends.get(stream, 0)
-                what = f"consumer {name} confirmed {frontier}: it began at {start_offset}, the log ends at {end_offset}"
-                yield Damage(stream, 0, 0, "", 0, what)
-        for number, first_offset, last_offset in self._rows("the table confirmed", "select_confirmed"):
-            name, stream, frontier = frontiers.get(number, ("unknown", "", 0))
-            if not frontier < first_offset <= last_offset <= ends.get(stream, 0):
-                what = f"consumer {name} confirmed {first_offset} to {last_offset}: not a range beyond {frontier}"
-                yield Damage(stream, 0, 0, "", 0, what)
 
     def _rows(self, what: str, query: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
         """The rows that SQLite can read; what it cannot read becomes damage."""
@@ -223,3 +267,20 @@ class _Walk:
     def _take_unreadable(self) -> Iterator[Damage]:
         found, self._unreadable = self._unreadable, []
         yield from found
+
+
+def _consumer_damage(tables: _Tables) -> Iterator[Damage]:
+    """Check that frontiers, and ranges confirmed beyond them, lie within the log."""
+    ends = {stream.name: max(stream.end_offset, stream.last_offset) for stream in tables.streams.values()}
+    frontiers = dict[int, tuple[str, str, int]]()
+    for number, name, _, stream, _, start_offset, frontier, *_ in tables.consumers:
+        frontiers[number] = (name, stream, frontier)
+        end_offset = ends.get(stream, 0)
+        if not start_offset <= frontier <= end_offset:
+            what = f"consumer {name} confirmed {frontier}: it began at {start_offset}, the log ends at {end_offset}"
+            yield Damage(stream, 0, 0, "", 0, what)
+    for number, first_offset, last_offset in tables.confirmed:
+        name, stream, frontier = frontiers.get(number, ("unknown", "", 0))
+        if not frontier < first_offset <= last_offset <= ends.get(stream, 0):
+            what = f"consumer {name} confirmed {first_offset} to {last_offset}: not a range beyond {frontier}"
+            yield Damage(stream, 0, 0, "", 0, what)

@@ -48,7 +48,7 @@ def read_history(connection: sqlite3.Connection, asked: SequenceRequest, signed:
     bad = list[Span]()
     if _read_rows(connection, asked, page, bad):
         page.finish(asked.last_sequence)
-    released = connection.execute(QUERIES["select_released_offset"], (asked.stream,)).fetchone()
+    released = connection.execute(QUERIES["select_released"], (asked.stream,)).fetchone()
     if not (released and released[0]):
         bad = held  # nothing was ever released: held facts that cannot be read are damaged
     holes = [piece for hole in page.holes for piece in _pieces(hole, held, bad)]

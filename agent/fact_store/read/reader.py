@@ -44,6 +44,7 @@ from agent.fact_store.sqlite import (
     file_bytes,
     identity,
     load,
+    one_state,
     reading_tables,
 )
 from agent.pages import CERTIFICATES_OF_KEY_MAX, BatchEnd, Hole, OriginRange, Page, StoredBatch, StoredHead
@@ -112,10 +113,10 @@ class StoreReader:
                 page = PageAssembly(stream, after_offset, facts_max, bytes_max, last, signed=signed)
                 if read_undamaged_rows(connection, self._stream(connection, stream), page, end_offset):
                     return Page(page.batches, max(end_offset, page.reached))
-        with self._reading() as connection, _one_state(connection):
+        with self._reading() as connection, one_state(connection):
             if (number := self._stream(connection, stream)) is None:
                 return Page([], 0)
-            released = connection.execute(QUERIES["select_released_offset"], (number,)).fetchone()
+            released = connection.execute(QUERIES["select_released"], (number,)).fetchone()
             if released is None:
                 return Page([], 0)  # the stream is newer than this read transaction
             signed = self._signed(connection) if whole_runs else frozenset[Origin]()
@@ -144,7 +145,7 @@ class StoreReader:
     ) -> Page:
         """As `read`, for one origin by its sequences: offsets in the page are sequences, and its `end_offset` is the
         last sequence held (history.py). With `whole_runs` the page may also exceed `last_sequence`."""
-        with self._reading() as connection, _one_state(connection):
+        with self._reading() as connection, one_state(connection):
             number, of = self._stream(connection, stream), self._number(connection, origin)
             asked = SequenceRequest(stream, number or 0, of or 0, first_sequence, last_sequence, facts_max, bytes_max)
             return read_history(connection, asked, self._signed(connection) if whole_runs else frozenset())
@@ -194,7 +195,7 @@ class StoreReader:
     def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
         """End and digest of the batches that hold these sequences of an origin, from the table, in order, each once;
         batches that are not held or were released are left out. No body is read."""
-        with self._reading() as connection, _one_state(connection):
+        with self._reading() as connection, one_state(connection):
             number, of = self._stream(connection, stream), self._number(connection, origin)
             return batch_ends_at(connection, number or 0, of or 0, sequences)
 
@@ -386,6 +387,13 @@ class StoreReader:
         with self._reading() as connection:
             return measure_space(connection, self.path.parent, catalog, age_ms, settings, policies, holds or {})
 
+    @contextmanager
+    def at_one_moment(self) -> Iterator[StoreReader]:
+        """A reader whose reads all see the store as it was at the first of them, for results that are compared with
+        each other. The node's WAL cannot be reused meanwhile, so it is for seconds. Used by one thread."""
+        with self._reading() as connection, one_state(connection):
+            yield _MomentReader(self, connection)
+
     def close(self) -> None:
         """Close the connections. Reads in progress finish; later ones raise StoreClosed."""
         with self._lock:
@@ -420,7 +428,7 @@ class StoreReader:
 
     def _catalog(self) -> Catalog:
         """The catalog, from one state of the tables."""
-        with self._reading() as connection, _one_state(connection):
+        with self._reading() as connection, one_state(connection):
             return load(connection, self.path)
 
     def _stream(self, connection: sqlite3.Connection, name: str) -> int | None:
@@ -448,12 +456,20 @@ class StoreReader:
         return self._origins[number]
 
 
-@contextmanager
-def _one_state(connection: sqlite3.Connection) -> Iterator[None]:
-    """A read transaction: all statements see one state of the file."""
-    connection.execute(QUERIES["begin_read"])
-    try:
-        yield
-    finally:
-        if connection.in_transaction:  # after a disk error, SQLite has ended it already
-            connection.execute(QUERIES["rollback"])
+class _MomentReader(StoreReader):
+    """A reader on one connection that has a read transaction open, which belongs to its maker."""
+
+    def __init__(self, reader: StoreReader, connection: sqlite3.Connection) -> None:
+        self.path, self.origin = reader.path, reader.origin
+        self._connection = connection
+        self._on_damaged = None
+        self._streams: dict[str, int] = {}
+        self._origins: dict[int, Origin] = {}
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with reading_tables(self.path):
+            yield self._connection
+
+    def close(self) -> None:
+        """Nothing is its own."""

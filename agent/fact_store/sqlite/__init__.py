@@ -16,6 +16,7 @@ from agent.fact_store.sqlite.connection import (
     file_bytes,
     is_damage,
     lock,
+    one_state,
     opening_error,
     private_files,
     reading_error,

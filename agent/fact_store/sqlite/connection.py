@@ -223,6 +223,19 @@ def opening_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
 
 
 @contextmanager
+def one_state(connection: sqlite3.Connection) -> Iterator[None]:
+    """A read transaction, or a part of one: all statements see one state of the file."""
+    is_part = connection.in_transaction
+    if not is_part:
+        connection.execute(QUERIES["begin_read"])
+    try:
+        yield
+    finally:
+        if not is_part and connection.in_transaction:  # after a disk error, SQLite has ended it already
+            connection.execute(QUERIES["rollback"])
+
+
+@contextmanager
 def reading_tables(path: Path) -> Iterator[None]:
     """Raise StoreUnusable for errors in code that only reads tables of this program. What SQLite cannot read there is
     damage, and so is a value of the wrong type: a flipped bit turns a number into NULL or text in spite of

@@ -308,20 +308,27 @@ ORDER BY origin.id, damage.first_sequence;
 -- integrity_check: SQLite's own check of pages and indexes
 PRAGMA integrity_check;
 
--- select_verify_page: batches after an offset, with all columns
+-- select_verify_page: batches after one offset up to another, with all columns
 SELECT
     first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec, definition_count,
     bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(head AS BLOB), CAST(body AS BLOB)
-FROM batch WHERE stream = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
+FROM batch WHERE stream = ? AND first_offset > ? AND first_offset <= ? ORDER BY first_offset LIMIT ?;
 
--- select_verify_offsets: first offsets of batches after an offset, from the index alone
-SELECT first_offset FROM batch WHERE stream = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
+-- select_verify_offsets: first offsets of these batches, from the index alone
+SELECT first_offset FROM batch WHERE stream = ? AND first_offset > ? AND first_offset <= ?
+ORDER BY first_offset LIMIT ?;
+
+-- select_last_batch: the last batch of a stream, 0 and 0 if there is none
+SELECT coalesce(last.last_offset, 0), coalesce(last.first_offset, 0)
+FROM stream LEFT JOIN batch AS last ON last.id = (
+    SELECT batch.id FROM batch WHERE batch.stream = stream.id ORDER BY batch.first_offset DESC LIMIT 1
+) WHERE stream.id = ?;
 
 -- select_batch_streams: how many batches belong to no stream
 SELECT count(*) FROM batch WHERE NOT EXISTS (SELECT 1 FROM stream WHERE stream.id = batch.stream);
 
--- select_released_offset: up to which offset retention has released a stream
-SELECT released_offset FROM stream WHERE id = ?;
+-- select_released: up to which offset retention has released a stream, and the bytes of it
+SELECT released_offset, released_bytes FROM stream WHERE id = ?;
 
 -- select_held_count: how many facts of a stream were ever stored here, which is its end
 SELECT coalesce(sum(last_sequence - first_sequence + 1), 0) FROM held WHERE stream = ?;

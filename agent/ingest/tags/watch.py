@@ -104,12 +104,12 @@ class TagWatch:
             return
         self._reported[name] = problems
         self._on_problems(name, problems)
-        extra: dict[str, object] = {"action": "tag_file_accepted", "source": name}
         if not problems:
-            log.info("tag file is valid again", extra=extra)
+            log.info("tag file is valid again", extra={"action": "tag_file_accepted", "source": name})
             return
-        extra |= {
+        extra = {
             "action": "tag_file_refused",
+            "source": name,
             "count": len(problems),
             "problems": [str(problem) for problem in problems[:PROBLEMS_LOGGED_MAX]],
         }

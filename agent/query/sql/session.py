@@ -156,16 +156,11 @@ class SqlSession:
             yield one.name, one.first_offset, one.end_offset, facts, one.bytes
 
     def _consumers(self) -> Iterable[tuple[Any, ...]]:
-        ends = self.scanner.ends
-        for one in self._reader.consumers():
-            yield (
-                one.name,
-                one.zone,
-                one.stream,
-                one.lifecycle.value,
-                one.frontier,
-                ends.get(one.stream, 0) - one.frontier,
-            )
+        with self._reader.at_one_moment() as reader:
+            ends, consumers = reader.bounds(), reader.consumers()
+        for one in consumers:
+            behind = ends[one.stream][1] - one.frontier
+            yield one.name, one.zone, one.stream, one.lifecycle.value, one.frontier, behind
 
     def _incidents(self) -> Iterable[tuple[Any, ...]]:
         for one in self._reader.incidents(INCIDENTS_MAX):

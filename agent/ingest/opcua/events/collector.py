@@ -501,10 +501,10 @@ class EventCollector:
         """Log each reason of a matter once."""
         if self._logged.get(matter) != why:
             self._logged[matter] = why
-            log.warning(_LINES[action], extra={"action": action, "source": self._settings.name, "why": why})
+            log.warning(LINES[action], extra={"action": action, "source": self._settings.name, "why": why})
 
 
-_LINES = {
+LINES = {
     "events_refused": "the server refuses events; values continue, and it is asked again later",
     "event_fields_left_out": "the server does not have all fields of events; the others are recorded",
     "event_subscription_lost": "the subscription to events ended; a new one is created",

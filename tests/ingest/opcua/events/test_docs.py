@@ -70,7 +70,7 @@ def test_every_name_is_on_the_page() -> None:
     names += [value for name, value in vars(event_message).items() if name.isupper() and isinstance(value, str)]
     for name in (*names, STORE_REJECTED):
         assert f"`{name}`" in REFERENCE, name
-    for action in collector._LINES:
+    for action in collector.LINES:
         assert f"`{action}`" in OPERATE, action
 
 
