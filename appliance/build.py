@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve().parent
 EPOCH_DEFAULT = "1767225600"  # 2026-01-01, for a tree without git
 MEBIBYTE = 1 << 20
+BLOCK_BYTES = 4096  # a file takes whole blocks of a disk
 DOCUMENTS = ("README.md", "CHANGELOG.md", "docs", "hardware", "systemd/README.md", "systemd/examples")
 
 
@@ -173,6 +174,18 @@ def build_bundle(build: Build, out: Path) -> Path:
     for wheel in build.wheels:
         shutil.copy(wheel, folder / "wheels" / wheel.name)
     shutil.copytree(build.share, folder / "share")
+    _copy_installer(build, folder)
+    (folder / "SHA256SUMS").write_text(_sums(folder), encoding="utf-8")
+    file = out / f"{name}.tar"
+    with tarfile.open(file, "w", format=tarfile.GNU_FORMAT) as archive:  # wheels are compressed already
+        for path in sorted(folder.rglob("*")):
+            archive.add(path, path.relative_to(out).as_posix(), recursive=False, filter=_same_everywhere)
+    shutil.rmtree(folder)
+    return file
+
+
+def _copy_installer(build: Build, folder: Path) -> None:
+    """The installer, and what it must know of its folder."""
     shutil.copy(HERE / "installer.py", folder / "install")
     (folder / "install").chmod(0o755)
     about = {
@@ -182,13 +195,6 @@ def build_bundle(build: Build, out: Path) -> Path:
         "python": f"python{build.target.python}",
     }
     (folder / "bundle.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    (folder / "SHA256SUMS").write_text(_sums(folder), encoding="utf-8")
-    file = out / f"{name}.tar"
-    with tarfile.open(file, "w", format=tarfile.GNU_FORMAT) as archive:  # wheels are compressed already
-        for path in sorted(folder.rglob("*")):
-            archive.add(path, path.relative_to(out).as_posix(), recursive=False, filter=_same_everywhere)
-    shutil.rmtree(folder)
-    return file
 
 
 def _same_everywhere(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -208,9 +214,11 @@ def build_deb(build: Build, work: Path, out: Path) -> Path:
     """The .deb: environment, units, documents and the scripts around them. Returns the file."""
     tree = work / "deb"
     shutil.rmtree(tree, ignore_errors=True)
-    home = tree / "opt" / "bsfg"
+    # dpkg replaces this folder file by file, so the nodes run from another: the installer links the files to it.
+    home = tree / "opt" / "bsfg.package"
     home.mkdir(parents=True)
-    unpack(build.wheels, home, "/opt/bsfg", f"python{build.target.python}")
+    unpack(build.wheels, home / "program", "/opt/bsfg", f"python{build.target.python}")
+    _copy_installer(build, home)
     for kind, place in UNIT_FOLDERS.items():
         shutil.copytree(build.share / "systemd" / kind, tree / "usr/lib" / place)
     doc = tree / "usr/share/doc/bsfg"
@@ -221,8 +229,7 @@ def build_deb(build: Build, work: Path, out: Path) -> Path:
     version = f"{build.version}+deb{build.target.debian}"
     control = tree / "DEBIAN"
     shutil.copytree(HERE / "debian", control)
-    installed = sum(path.lstat().st_size for path in tree.rglob("*") if control not in path.parents)
-    (control / "control").write_text(_control(build, version, installed), encoding="utf-8")
+    (control / "control").write_text(_control(build, version, _installed_bytes(tree)), encoding="utf-8")
     for path in sorted(tree.rglob("*"), reverse=True):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
@@ -238,6 +245,14 @@ def build_deb(build: Build, work: Path, out: Path) -> Path:
     return file
 
 
+def _installed_bytes(tree: Path) -> int:
+    """What the package takes on a disk. The installer compiles each module; the result is about as large."""
+    sizes = (
+        (path.suffix, path.lstat().st_size) for path in tree.rglob("*") if path.is_file() and "DEBIAN" not in path.parts
+    )
+    return sum((1 + (suffix == ".py")) * -(-size // BLOCK_BYTES) * BLOCK_BYTES for suffix, size in sizes)
+
+
 def _control(build: Build, version: str, installed: int) -> str:
     return f"""Package: bsfg
 Version: {version}
@@ -246,14 +261,15 @@ Maintainer: The bsfg authors <bsfg@localhost>
 Section: net
 Priority: optional
 Installed-Size: {installed // 1024}
-Depends: python{build.target.python}, systemd, libc6 (>= 2.{build.target.glibc_minor})
-Recommends: mosquitto
+Pre-Depends: python{build.target.python}
+Depends: systemd, libc6 (>= 2.{build.target.glibc_minor})
+Recommends: mosquitto, nftables
 Description: store-and-forward agent for the IT/OT boundary
  Reads OPC UA and Modbus devices of a plant zone into an append-only log on
  the local disk, which the zones above pull over MQTT 5 with mutual TLS.
  .
  Holds a Python environment of its own in /opt/bsfg. Nodes are started as
- bsfg@ZONE.service with /etc/bsfg/ZONE.toml; none is started by installing.
+ bsfg@ZONE.service with /etc/bsfg/ZONE.toml; "bsfg setup" sets up the first.
 """
 
 

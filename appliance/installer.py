@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Installs bsfg from this folder, without a network, a compiler or pip: for gateways on which a .deb cannot be used.
+"""Installs bsfg from this folder, without a network, a compiler or pip.
 
     ./install             into /opt/bsfg-VERSION, and /opt/bsfg becomes a link to it
     ./install --back      the version before becomes the current one again
     ./install --remove    removes the program; configuration, keys and facts stay
 
-Run as root. Every file is compared with SHA256SUMS first. The new version is unpacked beside the current one, and the
-link changes in one step, so an interrupted installation leaves the current version as it was and can be repeated. The
-.deb is built with `unpack` of this file. Only the standard library is imported.
+Run as root; the scripts of the .deb run it too. The new version is written beside the current one, the link changes in
+one step, and then the running nodes restart. So the current version stays whole and its nodes run on whenever an
+installation ends early, and the installation can be repeated. The folder of a bundle holds wheels, each compared with
+SHA256SUMS first; the folder of a .deb holds them unpacked, and its files are linked, not copied. Only the standard
+library is imported.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,10 +42,6 @@ OMITTED = (
 )
 LAUNCHER = """#!/bin/sh
 # bsfg in a Python environment of its own. No path or option of the caller's Python reaches it.
-if [ -e {home}/.installing ]; then
-    echo "bsfg: its installation was interrupted. As root: dpkg --configure -a; if that names bsfg, install it again" >&2
-    exit 1
-fi
 if [ ! -x /usr/bin/{python} ]; then
     echo "bsfg: this package needs Debian's {python}, which is not installed; install the package for this release" >&2
     exit 1
@@ -53,6 +52,8 @@ exec {home}/bin/python3 -sP -m agent.cli "$@"
 UNIT_FOLDERS = {"sysusers.d": "sysusers.d", "tmpfiles.d": "tmpfiles.d", "system": "systemd/system"}
 FREE_BYTES_PER_PACKED = 8  # unpacked and compiled, a bundle takes six times its size
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+NODES = "bsfg@*.service"
+STOP_S = 30.0  # the unit's TimeoutStopSec is 20
 
 
 class Refused(Exception):
@@ -99,29 +100,44 @@ def install(root: Path) -> str:
     """Install what lies beside this file below `root`; returns what to say. Raises Refused, and OSError for a full
     disk."""
     about = json.loads((HERE / "bundle.json").read_text(encoding="utf-8"))
-    _check(about, root)
-    home = _unused(root / "opt", f"bsfg-{about['version']}")
-    part = home.with_name(home.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        unpack((HERE / "wheels").glob("*.whl"), part, "/opt/bsfg", about["python"])
-        shutil.copytree(HERE / "share", part / "share")
-        if not compileall.compile_dir(part / "lib", quiet=2, stripdir=str(part), prependdir="/opt/bsfg", workers=1):
-            raise Refused("a file of this bundle cannot be compiled; copy the bundle again")
-        os.sync()
-    except OSError:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+    is_bundle = (HERE / "wheels").is_dir()
+    if is_bundle:
+        _check(about, root)
     link = root / "opt" / "bsfg"
     before = link.readlink().name if link.is_symlink() else ""
+    home = _unused(root / "opt", f"bsfg-{about['version']}")
+    part = home.with_name("bsfg-.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        _write(part, about["python"], is_bundle=is_bundle)
+    except (OSError, Refused):
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     (part / "before").write_text(before, encoding="utf-8")
     part.rename(home)
     _point(link, home.name)
-    for other in set(home.parent.glob("bsfg-*")) - {home, home.with_name(before or home.name)}:
-        shutil.rmtree(other)
-    _place_units(root, home / "share" / "systemd")
-    _settle(root)
-    return f"installed bsfg {about['version']} in /opt/bsfg; next: bsfg --help, and docs in /opt/bsfg/share/doc"
+    if is_bundle:
+        _place_units(root, home / "share" / "systemd")
+    said = _settle(root, is_first=not before)
+    kept = {home.name, before} if is_bundle else {home.name}
+    for other in home.parent.glob("bsfg-*"):
+        if other.name not in kept:
+            shutil.rmtree(other)
+    return "\n".join([f"installed bsfg {about['version']} in /opt/{home.name}", *said])
+
+
+def _write(part: Path, python: str, *, is_bundle: bool) -> None:
+    """Write a whole version, and wait until the disk has it."""
+    if is_bundle:
+        unpack((HERE / "wheels").glob("*.whl"), part, "/opt/bsfg", python)
+        shutil.copytree(HERE / "share", part / "share")
+    else:
+        # dpkg replaces and removes its own names of these files, never their contents.
+        shutil.copytree(HERE / "program", part, symlinks=True, copy_function=os.link)
+    if not compileall.compile_dir(part / "lib", quiet=2, stripdir=str(part), prependdir="/opt/bsfg", workers=1):
+        free = shutil.disk_usage(part).free
+        raise Refused(f"a module could not be compiled; /opt has {free >> 20} MiB free. Nothing was changed")
+    os.sync()
 
 
 def _check(about: dict[str, str], root: Path) -> None:
@@ -175,19 +191,51 @@ def _place_units(root: Path, units: Path) -> None:
     command.symlink_to("/opt/bsfg/bin/bsfg")
 
 
-def _settle(root: Path) -> None:
-    """Create user and folders, and restart the nodes. Without systemd, an operator does this by hand."""
-    if root != Path("/"):
-        return
-    for command in (
-        ["systemd-sysusers"],
-        ["systemd-tmpfiles", "--create", "--prefix=/etc/bsfg", "--prefix=/var/lib/bsfg"],
-    ):
-        if shutil.which(command[0]):
-            subprocess.run(command, check=False)
-    if Path("/run/systemd/system").exists():
-        subprocess.run(["systemctl", "daemon-reload"], check=False)
-        subprocess.run(["systemctl", "try-restart", "bsfg@*.service"], check=False)
+def _settle(root: Path, *, is_first: bool) -> list[str]:
+    """Create user and folders, and restart the nodes that run; at a first installation, start those that an earlier one
+    left enabled. Returns when no node runs with the version before any more, with the lines that name the next step."""
+    runs: set[str] = set()
+    if root == Path("/"):
+        for command in (
+            ["systemd-sysusers"],
+            ["systemd-tmpfiles", "--create", "--prefix=/etc/bsfg", "--prefix=/var/lib/bsfg"],
+        ):
+            if shutil.which(command[0]):
+                subprocess.run(command, check=False)
+        if Path("/run/systemd/system").exists():
+            runs = _restart(is_first=is_first)
+    zones = sorted(file.stem for file in root.glob("etc/bsfg/*.toml") if b"[node]" in file.read_bytes())
+    if not zones:
+        return ["next: bsfg setup"]
+    idle = [zone for zone in zones if f"bsfg@{zone}.service" not in runs]
+    return [f"the node of {zone} does not run; to start it: systemctl enable --now bsfg@{zone}" for zone in idle]
+
+
+def _restart(*, is_first: bool) -> set[str]:
+    """Let the nodes change to the new version, and wait until those of the version before have ended: Python imports
+    late, so their files are needed until then. Returns the units that run."""
+    listed = _systemctl("list-units", "--plain", "--no-legend", "--state=active,activating,reloading", NODES)
+    runs = {line.split()[0] for line in listed.splitlines()}
+    before = _processes()
+    _systemctl("daemon-reload")
+    if is_first:
+        runs |= {file.name for file in Path("/etc/systemd/system").glob(f"*.wants/{NODES}")}
+    if runs:
+        _systemctl("restart", "--no-block", *sorted(runs))
+    limit_s = time.monotonic() + STOP_S
+    while time.monotonic() < limit_s and before & _processes():
+        time.sleep(0.1)
+    return runs
+
+
+def _processes() -> set[str]:
+    """The main processes of the nodes."""
+    return set(_systemctl("show", "--property=MainPID", "--value", NODES).split()) - {"0"}
+
+
+def _systemctl(*words: str) -> str:
+    """What systemctl prints, whatever its exit status."""
+    return subprocess.run(["systemctl", *words], stdout=subprocess.PIPE, text=True, check=False).stdout
 
 
 def back(root: Path) -> str:
@@ -199,20 +247,18 @@ def back(root: Path) -> str:
         raise Refused("there is no previous version here; install the bundle of that version")
     _point(link, name)
     _place_units(root, link / "share" / "systemd")
-    _settle(root)
-    return f"/opt/bsfg is {link.readlink().name} again"
+    return "\n".join([f"/opt/bsfg is {name} again", *_settle(root, is_first=False)])
 
 
 def remove(root: Path) -> str:
-    """Remove program and units. /etc/bsfg, /var/lib/bsfg and the user stay."""
+    """Remove program and units. /etc/bsfg, /var/lib/bsfg and the user stay, and what is enabled stays enabled."""
     if root == Path("/") and Path("/run/systemd/system").exists():
-        subprocess.run(["systemctl", "stop", "bsfg@*.service"], check=False)
+        _systemctl("stop", NODES)
     link = root / "opt" / "bsfg"
-    if link.is_symlink():
-        for kind, place in UNIT_FOLDERS.items():
-            for file in (link / "share/systemd" / kind).glob("*"):
-                (root / "usr/local/lib" / place / file.name).unlink(missing_ok=True)
-        link.unlink()
+    for kind, place in UNIT_FOLDERS.items():  # dpkg removes those of a .deb, which has none here
+        for file in (link / "share/systemd" / kind).glob("*"):
+            (root / "usr/local/lib" / place / file.name).unlink(missing_ok=True)
+    link.unlink(missing_ok=True)
     (root / "usr/local/bin/bsfg").unlink(missing_ok=True)
     for folder in (root / "opt").glob("bsfg-*"):
         shutil.rmtree(folder)

@@ -7,8 +7,10 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -124,6 +126,50 @@ def test_an_environment_is_unpacked_without_what_a_gateway_never_uses(tmp_path: 
     assert subprocess.run(["sh", "-n", home / "bin/bsfg"], check=False).returncode == 0
 
 
+def run_installer(folder: Path, root: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Install the folder of a .deb that holds this module, as postinst does."""
+    packages = folder / "program" / "lib" / "site-packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    (packages / "x.py").unlink(missing_ok=True)  # dpkg writes another file in its place
+    (packages / "x.py").write_text(module)
+    (folder / "bundle.json").write_text(json.dumps({"version": "1.0", "python": "python3.11"}))
+    return subprocess.run(
+        [sys.executable, "-I", shutil.copy(ROOT / "appliance" / "installer.py", folder), "--root", root, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_version_in_use_is_never_written_to(tmp_path: Path) -> None:
+    """The files of dpkg are linked into a folder beside the version in use, which is whole until the link has changed;
+    one that cannot be compiled changes nothing and leaves nothing in part; removal leaves what is dpkg's."""
+    folder, root = tmp_path / "bsfg.package", tmp_path / "root"
+    current, opt = root / "opt" / "bsfg", root / "opt"
+    opt.mkdir(parents=True)
+    done = run_installer(folder, root, "x = 1")
+    assert done.stdout == "installed bsfg 1.0 in /opt/bsfg-1.0\nnext: bsfg setup\n", done.stderr
+    module = current / "lib" / "site-packages" / "x.py"
+    assert module.samefile(folder / "program" / "lib" / "site-packages" / "x.py")
+    assert list(module.parent.glob("__pycache__/x.*.pyc"))
+    done = run_installer(folder, root, "x = ")
+    assert done.returncode == 1
+    assert "a module could not be compiled" in done.stderr
+    assert (module.read_text(), len(list(opt.iterdir()))) == ("x = 1", 2)
+    etc = root / "etc" / "bsfg"
+    etc.mkdir(parents=True)
+    (etc / "plant-a.toml").write_text('[node]\nzone = "plant-a"\n')
+    (etc / "tags.toml").write_text("[[tag]]\n")
+    done = run_installer(folder, root, "x = 2")
+    assert done.stdout.splitlines()[1:] == [
+        "the node of plant-a does not run; to start it: systemctl enable --now bsfg@plant-a"
+    ]
+    assert (module.read_text(), current.readlink(), len(list(opt.iterdir()))) == ("x = 2", Path("bsfg-1.0.1"), 2)
+    assert run_installer(folder, root, "x = 2", "--remove").returncode == 0
+    assert list(opt.iterdir()) == []
+    assert (folder / "program").is_dir()
+
+
 def test_a_wheel_cannot_write_outside(tmp_path: Path) -> None:
     """A file name that leads out of the environment, or a kind of file that has no place there, is refused."""
     for name in ("../../../../outside.py", "one.data/headers/x.h"):
@@ -171,7 +217,7 @@ def test_a_key_is_readable_by_the_group_to_which_root_opened_its_folder(tmp_path
 
 def test_the_page_has_every_block_that_the_tests_type() -> None:
     """docs/operate/install.md shows the commands of each step; the slow tests type these."""
-    for name in ("deb", "source", "values", "upgrade", "remove", "interrupted", "bundle"):
+    for name in ("deb", "source", "values", "upgrade", "back", "remove", "interrupted", "bundle"):
         assert commands(name)
     assert re.search(r"<<'END'\n.+\nEND$", commands("source")[0], re.DOTALL)
     assert set(UNIT_FOLDERS) == {"system", "sysusers.d", "tmpfiles.d"}

@@ -22,26 +22,31 @@ from tests.waiting import wait_until
 
 CONFIG = "--config /etc/bsfg/plant-a.toml"
 INSTALLED_MIB_MAX = 120
+UNPACKED_MIB = 60  # between a version unpacked and a version compiled
 STICK = "/media"
+OLDER = "bsfg_0.1.0+deb12_amd64.deb"  # as the page has it
 BOTH = pytest.mark.parametrize("target", ["debian12-amd64", "debian13-amd64"], indirect=True)
 ONE = pytest.mark.parametrize("target", ["debian12-amd64"], indirect=True)
 VALUES_S = 60
 
 
-def next_version(deb: Path, folder: Path) -> Path:
-    """The same package as a later version, which reports itself as 0.2.0."""
+def as_version(deb: Path, folder: Path, version: str = "0.2.0") -> Path:
+    """The same package as another version, which reports itself as that."""
     tree = folder / "next"
     subprocess.run(["dpkg-deb", "--raw-extract", deb, tree], check=True)
     control = tree / "DEBIAN" / "control"
     text = control.read_text()
-    version = re.search(r"^Version: (\S+)\+deb", text, re.MULTILINE)[1]  # type: ignore[index]
-    control.write_text(text.replace(f"Version: {version}+", "Version: 0.2.0+"))
-    (own,) = tree.glob("opt/bsfg/lib/*/site-packages/agent/__init__.py")
-    own.write_text(own.read_text().replace(f'"{version}"', '"0.2.0"'))
-    file = folder / deb.name.replace(version, "0.2.0")
-    subprocess.run(["dpkg-deb", "--root-owner-group", "-Zgzip", "--build", tree, file], check=True, capture_output=True)
+    before = re.search(r"^Version: (\S+)\+deb", text, re.MULTILINE)[1]  # type: ignore[index]
+    control.write_text(text.replace(f"Version: {before}+", f"Version: {version}+"))
+    (own,) = tree.glob("opt/bsfg.package/program/lib/*/site-packages/agent/__init__.py")
+    for file in (own, tree / "opt/bsfg.package/bundle.json"):
+        file.write_text(file.read_text().replace(f'"{before}"', f'"{version}"'))
+    built = folder / deb.name.replace(before, version)
+    subprocess.run(
+        ["dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", tree, built], check=True, capture_output=True
+    )
     shutil.rmtree(tree)
-    return file
+    return built
 
 
 @contextmanager
@@ -94,22 +99,23 @@ insecure = true
     gateway.run(f"bsfg check {CONFIG} && systemctl restart bsfg@plant-a")
 
 
-def put_on_stick(gateway: Gateway, file: Path) -> None:
-    """The only package on the stick, with its checksum."""
+def put_on_stick(gateway: Gateway, *files: Path) -> None:
+    """The only packages on the stick, with their checksums."""
     stick = gateway.root / STICK.lstrip("/")
     for old in stick.glob("bsfg*"):
         old.unlink()
-    shutil.copy(file, stick)
+    for file in files:
+        shutil.copy(file, stick)
     gateway.run(f"cd {STICK} && sha256sum bsfg* >SHA256SUMS")
 
 
-def do(gateway: Gateway, block: str, port: int = 0) -> str:
-    """Type the commands of a block of the page on the gateway, in the folder of the stick; what the last one printed.
-    The device of the test has an address of its own."""
+def do(gateway: Gateway, block: str, port: int = 0, package: str = "") -> str:
+    """Type the commands of a block of the page on the gateway, in the folder of the stick; what they printed. The
+    device of the test has an address of its own, and its package another name."""
     printed = ""
     for command in commands(block):
         typed = command.replace('host = "10.20.0.5"', f'host = "127.0.0.1"\nport = {port}')
-        printed = gateway.run(f"cd {STICK}\n{typed}")
+        printed += gateway.run(f"cd {STICK}\n{typed.replace(OLDER, package or OLDER)}")
     return printed
 
 
@@ -135,7 +141,8 @@ def offsets(gateway: Gateway) -> tuple[int, int]:
 
 def installed_mib(gateway: Gateway) -> int:
     """What the package takes on the disk, compiled files included."""
-    return int(gateway.run("du --summarize --block-size=1M /opt/bsfg").split()[0])
+    used = gateway.run("du --summarize --total --block-size=1M /opt /usr/share/doc/bsfg")
+    return int(used.splitlines()[-1].split()[0])
 
 
 @BOTH
@@ -145,7 +152,9 @@ def test_from_the_stick_to_values_upgrade_and_removal(gateway: Gateway, deb: Pat
     put_on_stick(gateway, deb)
     with gateway.boot(), boiler(gateway, tmp_path) as device, press(gateway, tmp_path) as server:
         assert re.findall(r"(\w+):", gateway.run("cat /proc/net/dev")) == ["lo"], "the root must have no network"
-        do(gateway, "deb")
+        assert "\nnext: bsfg setup" in do(gateway, "deb")
+        told_kib = int(gateway.run("dpkg-query --show --showformat '${Installed-Size}' bsfg"))
+        assert told_kib / 1024 == pytest.approx(installed_mib(gateway), rel=0.1)
         assert installed_mib(gateway) <= INSTALLED_MIB_MAX
         do(gateway, "source", device.port)
         seen = wait_for_more(gateway, 0)
@@ -159,13 +168,12 @@ def test_from_the_stick_to_values_upgrade_and_removal(gateway: Gateway, deb: Pat
         wait_until(lambda: gateway.run(restarts).strip() != "0", "a restart by systemd", VALUES_S)
         seen = wait_for_more(gateway, count_reads(gateway))
 
-        put_on_stick(gateway, next_version(deb, tmp_path))
+        put_on_stick(gateway, deb, as_version(deb, tmp_path))
         before = offsets(gateway)[1]
         do(gateway, "upgrade")
         assert "0.2.0" in gateway.run("bsfg --version")
         seen = wait_for_more(gateway, seen)
-        put_on_stick(gateway, deb)
-        do(gateway, "upgrade")
+        assert "does not run" not in do(gateway, "back", package=deb.name)
         assert "0.2.0" not in gateway.run("bsfg --version")
         seen = wait_for_more(gateway, seen)
         low, high = offsets(gateway)
@@ -175,11 +183,13 @@ def test_from_the_stick_to_values_upgrade_and_removal(gateway: Gateway, deb: Pat
         gateway.run(f"bsfg store verify {CONFIG}")
 
         do(gateway, "remove")
-        assert gateway.try_("test -e /opt/bsfg -o -e /usr/bin/bsfg").status == 1
+        assert gateway.try_("ls /opt | grep bsfg || test -e /usr/bin/bsfg").status == 1
         gateway.run("test -e /var/lib/bsfg/plant-a -a -e /etc/bsfg/plant-a.toml")
-        do(gateway, "upgrade")  # the facts are found again
-        gateway.run("systemctl start bsfg@plant-a")
+        put_on_stick(gateway, deb)
+        do(gateway, "upgrade")  # the facts are found again, and the node that is enabled starts
         wait_for_more(gateway, seen)
+        gateway.run("systemctl stop bsfg@plant-a")
+        assert "systemctl enable --now bsfg@plant-a" in do(gateway, "upgrade")
         assert offsets(gateway)[0] == first
         gateway.run("dpkg --purge bsfg")
         gateway.run("test -e /var/lib/bsfg/plant-a -a -e /etc/bsfg/plant-a.toml")
@@ -192,23 +202,53 @@ def test_from_the_stick_to_values_upgrade_and_removal(gateway: Gateway, deb: Pat
 @pytest.mark.parametrize(
     "moment",
     [
-        "test -e opt/bsfg/.installing",
-        "ls opt/bsfg/lib/python3*/site-packages/cryptography* 2>/dev/null | grep -q .",
-        "ls opt/bsfg/lib/python3*/site-packages/zstandard* 2>/dev/null | grep -q .",
-        "ls opt/bsfg/lib/python3*/site-packages/agent/__pycache__/*.pyc 2>/dev/null | grep -q .",
+        "ls opt/bsfg.package/program/lib/python3*/site-packages/cryptography* 2>/dev/null | grep -q .",
+        "ls opt/bsfg.package/program/lib/python3*/site-packages/zstandard* 2>/dev/null | grep -q .",
+        "ls opt/bsfg-.part/lib/python3*/site-packages/agent/__pycache__/*.pyc 2>/dev/null | grep -q .",
     ],
-    ids=["before unpacking", "unpacking", "nearly unpacked", "compiling"],
+    ids=["unpacking", "nearly unpacked", "compiling"],
 )
 def test_a_killed_installation_is_finished_by_the_second_try(gateway: Gateway, deb: Path, moment: str) -> None:
-    """dpkg killed in the midst: the program does not run in parts, says what to do, and that does it."""
+    """dpkg killed in the midst: there is no program in parts, dpkg names the package, and a second try installs it."""
     put_on_stick(gateway, deb)
     gateway.kill_when(f"dpkg -i {STICK}/{deb.name}", moment)
-    half = gateway.try_("test -x /opt/bsfg/bin/bsfg && /opt/bsfg/bin/bsfg --version")
-    assert half.status != 0
-    assert half.text == "" or "dpkg --configure -a" in half.text
+    assert gateway.try_("test -e /opt/bsfg").status == 1
+    assert "bsfg" in gateway.run("dpkg --audit")
     do(gateway, "interrupted")
     assert "bsfg, version" in gateway.run("bsfg --version")
     assert gateway.run("dpkg --audit") == ""
+
+
+@ONE
+def test_the_newest_of_the_stick_is_installed(gateway: Gateway, deb: Path, tmp_path: Path) -> None:
+    """`dpkg -i bsfg_*.deb` with several on the stick, the newest amid the others: it is installed and its node runs,
+    whatever the order, and an older one and one for another Debian are each refused before anything is unpacked."""
+    newest, older = (as_version(deb, tmp_path, version) for version in ("0.10.0", "0.9.0"))
+    other = tmp_path / older.name.replace("deb12", "deb13")
+    for_release(older, other)
+    with gateway.boot(), boiler(gateway, tmp_path) as device:
+        put_on_stick(gateway, deb)
+        do(gateway, "deb")
+        do(gateway, "source", device.port)
+        seen = wait_for_more(gateway, 0)
+        put_on_stick(gateway, deb, newest, older, other)
+        done = gateway.try_(f"cd {STICK} && dpkg -i bsfg_*.deb")
+        assert done.status == 1
+        assert "0.9.0+deb12 is older, so it is left out. To go back" in done.text
+        assert "pre-dependency problem" in done.text
+        assert "python3.13 is not installed" in done.text
+        assert "0.10.0" in gateway.run("bsfg --version && dpkg --audit")
+        wait_for_more(gateway, seen)
+
+
+def for_release(deb: Path, to: Path) -> None:
+    """The package of Debian 12 as one for Debian 13."""
+    tree = to.with_suffix("")
+    subprocess.run(["dpkg-deb", "--raw-extract", deb, tree], check=True)
+    control = tree / "DEBIAN" / "control"
+    control.write_text(control.read_text().replace("python3.11", "python3.13").replace("+deb12", "+deb13"))
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, to], check=True, capture_output=True)
+    shutil.rmtree(tree)
 
 
 def record_a_message(gateway: Gateway) -> None:
@@ -229,7 +269,7 @@ def test_a_full_disk_takes_nothing_and_the_second_try_works(gateway: Gateway, de
     gateway.run(f"bsfg init --zone plant-a {CONFIG}")
     record_a_message(gateway)
 
-    put_on_stick(gateway, next_version(deb, tmp_path))
+    put_on_stick(gateway, as_version(deb, tmp_path))
     used = int(gateway.run("du --summarize --block-size=1M /opt").split()[0])
     subprocess.run(["mount", "-o", f"remount,size={used + 5}m", opt], check=True)
     failed = gateway.try_(f"dpkg -i {STICK}/bsfg_*.deb")
@@ -237,7 +277,11 @@ def test_a_full_disk_takes_nothing_and_the_second_try_works(gateway: Gateway, de
     assert "No space left" in failed.text
     assert "0.2.0" not in gateway.run("bsfg --version")
     assert "B-1042" in gateway.run(f"bsfg tail {CONFIG} --stream facts.operational --limit 1")
-    subprocess.run(["mount", "-o", "remount,size=200m", opt], check=True)
+    subprocess.run(["mount", "-o", f"remount,size={used + UNPACKED_MIB}m", opt], check=True)
+    failed = gateway.try_(f"dpkg -i {STICK}/bsfg_*.deb")
+    assert "could not be compiled; /opt has 0 MiB free" in failed.text
+    assert "0.2.0" not in gateway.run("bsfg --version")
+    subprocess.run(["mount", "-o", "remount,size=260m", opt], check=True)
     do(gateway, "interrupted")
     assert "0.2.0" in gateway.run("bsfg --version")
     assert "B-1042" in gateway.run(f"bsfg tail {CONFIG} --stream facts.operational --limit 1")
