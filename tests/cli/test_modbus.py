@@ -1,8 +1,7 @@
-"""`bsfg modbus` against the plant's device: scan, probe, read, plan, and the page that shows them."""
+"""`bsfg modbus` against the plant's device: scan, probe, read, plan."""
 
 import json
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -18,9 +17,9 @@ from tests.ingest.fakes import Program, running
 from tests.ingest.modbus.test_transports import certificate
 from tests.ingest.modbus.test_transports import device as modbus_process
 from tests.support import command
-from tests.support.page import ROOT, console_commands, lacking_messages
+from tests.support.page import lacking_messages
 
-PAGE = "docs/operate/modbus.md"
+PAGE = "docs/operate/sources.md"
 pytestmark = pytest.mark.system
 
 
@@ -28,35 +27,6 @@ pytestmark = pytest.mark.system
 def device(meter: Program) -> str:
     """Where it is, as commands name it."""
     return f"tcp://127.0.0.1:{meter.port}"
-
-
-def test_the_commands_of_the_page(meter: Program, device: str, bsfg: Bsfg, tmp_path: Path) -> None:
-    """Every command of the page works, in its order, in an empty folder, with the tag file and the section that the
-    page shows; what the page says that they print is printed, figures apart."""
-    text = (ROOT / PAGE).read_text("utf-8")
-    (rows,) = re.findall(r"```csv\n(.*?)```", text, re.DOTALL)
-    (section,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    commands = console_commands(PAGE)
-    assert len(commands) >= 10
-    assert bsfg("init", "--zone", "plant-a").returncode == 0
-    (tmp_path / "tags.d").mkdir()
-    (tmp_path / "tags.d" / "meter.csv").write_text(rows)
-    with (tmp_path / "node.toml").open("a") as file:
-        file.write(section.replace("meter.example", "127.0.0.1").replace("502", str(meter.port)))
-    output = []
-    for line in commands:
-        words = shlex.split(line.replace("tcp://meter.example", device))
-        assert words[0] == "bsfg", line
-        done = bsfg(*words[1:])
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
-        output.append(done.stdout)
-    printed = re.sub(r"\s+", " ", "\n".join(output))
-    for shown in re.findall(r"```text\n(.*?)```", text, re.DOTALL):
-        for line in shown.splitlines():
-            plain = re.sub(r"\s+", " ", line.replace("meter.example", "127.0.0.1")).strip()
-            if plain.startswith(("register ", "input 16 float32")) or set(plain) <= set("- "):
-                continue  # widths and values differ from look to look
-            assert plain in printed, line
 
 
 def test_what_the_page_says_of_messages_is_said() -> None:

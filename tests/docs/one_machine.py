@@ -2,8 +2,7 @@
 /var/lib, and systemctl, mount and dpkg do there what they would do.
 
 A block of a page names its machine: ```console plant-a. A block with a file, ```toml plant-a /etc/bsfg/plant-a.toml, is
-added to that file; one in CSV is the file. What a page cannot say for a test is replaced: ports, the broker's host, the
-device's address.
+added to that file; one in CSV is the file. What a page cannot say for a test is replaced: ports and the broker's host.
 """
 
 import os
@@ -42,7 +41,7 @@ class Site:
         (folder / "usb").mkdir()
 
     def prepare(self) -> None:
-        """What the pages take for granted: an authority, the IDMZ, and plant-a, connected."""
+        """What the pages take for granted: an authority, the IDMZ, and plant-a, which reads a meter, connected."""
         self.type("authority", "bsfg pki ca --no-passphrase")
         self._identity("idmz", "--broker idmz --host broker.idmz.example", "/etc/mosquitto/pki", "brokers/idmz")
         for zone in ("idmz", "plant-a"):
@@ -54,6 +53,13 @@ class Site:
         for kind, machine, name, text in BLOCK.findall(page):
             if kind == "toml":
                 self.write(machine, name, text)
+        self.write(
+            "plant-a", "/etc/bsfg/meter.csv", "tag,table,register,type,scale,unit\nline1/voltage,input,0,uint16,0.1,V\n"
+        )
+        meter = f'name = "meter"\nhost = "127.0.0.1"\nport = {self._device_port}\npoll_interval_ms = 100\n'
+        self.write(
+            "plant-a", "/etc/bsfg/plant-a.toml", f'[[modbus]]\n{meter}address_base = 0\ntags_file = "meter.csv"\n'
+        )
         for machine, unit in (("idmz", "bsfg-broker@idmz.plant-a"), ("idmz", "bsfg@idmz"), ("plant-a", "bsfg@plant-a")):
             self.type(machine, f"systemctl enable --now {unit}")
 
@@ -187,9 +193,6 @@ class Site:
     def _here(self, machine: str, text: str) -> str:
         """A text of a page as it is in this test."""
         text = text.replace("/media/usb", str(self.folder / "usb")).replace("broker.idmz.example", "localhost")
-        text = text.replace(
-            '"192.0.2.20"\nport = 502', f'"127.0.0.1"\nport = {self._device_port}\npoll_interval_ms = 100'
-        )
         for shown, port in self._ports.items():
             text = text.replace(shown, str(port))
         return FOLDERS.sub(f"{self.root(machine)}/", text)
