@@ -1,5 +1,5 @@
 # The commands for developers. Every target sets up what it needs, in .venv and with Debian's packages (tools/setup),
-# and prints nothing unless a check fails.
+# and prints nothing unless a check fails. `make test` begins with the interpreter.
 
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
@@ -19,7 +19,7 @@ unexport PYTHONOPTIMIZE
 # Each of the hundreds of processes that the tests start would compile the agent anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test docs bundle appliance-test stall mutants style types pytest format bench lock clean venv system foreign
+.PHONY: help demo test interpreter sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test docs bundle appliance-test stall mutants style types pytest format bench lock clean venv system foreign
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
@@ -44,8 +44,11 @@ demo: system
 	$(VENV)/bsfg demo $(if $(KEEP),--keep)
 
 # Types are checked in parallel with the tests and finish long before them, so the last line is the summary of pytest.
-test: style
+test: interpreter style
 	$(MAKE) -j2 types pytest
+
+interpreter: venv
+	$(VENV)/python -c 'import os, sys; print("Python", sys.version.split()[0], os.path.realpath(sys._base_executable))'
 
 style: venv
 	$(VENV)/ruff check --quiet
