@@ -11,11 +11,18 @@ left, which would end the clean-up of every task here.)
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
+
+
+class TaskEnded(Exception):
+    """A permanent task has returned or was cancelled, and nothing had asked it to end."""
 
 
 class timeout:  # noqa: N801 named as in asyncio, which it replaces
@@ -61,6 +68,7 @@ class TaskGroup:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._permanent: dict[asyncio.Task[Any], asyncio.Event | None] = {}
         self._errors: list[BaseException] = []
         self._parent: asyncio.Task[Any] | None = None
         self._all_done: asyncio.Future[None] | None = None
@@ -103,6 +111,15 @@ class TaskGroup:
         task.add_done_callback(self._end_task)
         return task
 
+    def create_permanent(
+        self, work: Coroutine[Any, Any, Result], *, name: str, until: asyncio.Event | None = None
+    ) -> asyncio.Task[Result]:
+        """Start a task that runs until the group is cancelled, or until `until` is set. If it returns or is cancelled
+        before, it has failed with TaskEnded."""
+        task = self.create_task(work, name=name)  # tidy: this is the group
+        self._permanent[task] = until
+        return task
+
     async def _wait(self) -> asyncio.CancelledError | None:
         """Wait for all tasks; the last cancellation that arrived meanwhile."""
         arrived = None
@@ -139,12 +156,25 @@ class TaskGroup:
         self._tasks.discard(task)
         if self._all_done is not None and not self._tasks and not self._all_done.done():
             self._all_done.set_result(None)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
+        is_permanent, until = task in self._permanent, self._permanent.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            if not is_permanent or self._is_aborting or (until is not None and until.is_set()):
+                return
+            how = "was cancelled" if task.cancelled() else "returned"
+            log.critical("task_ended", extra={"task": task.get_name(), "how": how})
+            error = TaskEnded(f"the task {task.get_name()!r} {how}, and nothing had asked it to end")
         self._errors.append(error)
         if not self._is_aborting:
             self._abort()
             self._cancelled_parent = self._parent.cancel()
+
+
+def end_if_cancelled() -> None:
+    """Raise CancelledError if the current task was cancelled and an error has hidden it, or a library lost it, as
+    asyncio.wait_for of Python 3.11 does. A loop that went on could not be stopped."""
+    if _current_task().cancelling():
+        raise asyncio.CancelledError
 
 
 def _current_task() -> asyncio.Task[Any]:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.concurrency import TaskGroup, timeout
+from agent.concurrency import TaskEnded, TaskGroup, timeout
 
 COUNTS_RIGHT = sys.version_info >= (3, 13)  # asyncio's own of this version is then the model
 
@@ -281,6 +281,72 @@ def test_an_ending_group_takes_no_task() -> None:
             group.create_task(elapse(1), name="late")
 
     run_virtual(program())
+
+
+async def cancel_itself() -> None:
+    """What a library does whose future nobody fulfils any more."""
+    asyncio.get_running_loop().call_later(1, (waiting := asyncio.get_running_loop().create_future()).cancel)
+    await waiting
+
+
+def alarms(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """The lines of the log that are ours."""
+    return [(line.levelname, line.message) for line in caplog.records if line.name == "agent.concurrency"]
+
+
+@pytest.mark.parametrize("ends, how", [(elapse(1), "returned"), (cancel_itself(), "was cancelled")])
+def test_a_permanent_task_that_ends_is_a_failure(
+    ends: Coroutine[Any, Any, None], how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes the group down, and one line in the log says which task it was."""
+
+    async def program() -> None:
+        async with TaskGroup() as group:
+            group.create_permanent(ends, name="link", until=asyncio.Event())
+            await elapse(99)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run_virtual(program())
+    assert caught.group_contains(TaskEnded, match=f"the task 'link' {how}, and nothing had asked it to end")
+    assert alarms(caplog) == [("CRITICAL", "task_ended")]
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_permanent_task_may_end_when_asked(is_cancelled: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Its event is set; whether it returns then or is cancelled is the same."""
+
+    async def program() -> None:
+        asked = asyncio.Event()
+        async with TaskGroup() as group:
+            work = elapse(99) if is_cancelled else asked.wait()
+            task = group.create_permanent(work, name="link", until=asked)
+            asked.set()
+            if is_cancelled:
+                task.cancel()
+
+    run_virtual(program())
+    assert alarms(caplog) == []
+
+
+def test_permanent_tasks_end_with_their_group(caplog: pytest.LogCaptureFixture) -> None:
+    """Only the failure of another task is reported, or the cancellation of the parent."""
+
+    async def program(sibling: Coroutine[Any, Any, None]) -> None:
+        async with TaskGroup() as group:
+            group.create_permanent(elapse(99), name="link")
+            group.create_task(sibling, name="sibling")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run_virtual(program(fail(1)))
+    assert [type(error) for error in caught.value.exceptions] == [Failure]
+
+    async def limited() -> None:
+        async with timeout(1):
+            await program(elapse(99))
+
+    with pytest.raises(TimeoutError):
+        run_virtual(limited())
+    assert alarms(caplog) == []
 
 
 def test_no_limit_and_an_expired_one() -> None:

@@ -24,7 +24,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
-from agent.concurrency import TaskGroup, timeout
+from agent.concurrency import TaskGroup, end_if_cancelled, timeout
 from agent.file_watch import PATIENT, WatchTimes
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
@@ -220,7 +220,6 @@ class SourceSupervisor:
         self._failures = Failures()
         self._stop = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
-        self._is_stopping = False
         self._outage: Outage | None = None  # from a loss to the first value after it
         self._ended_ns = 0  # time of the newest value of the last process
         self._events_missing_ns = 0  # since when events may be missing that no fact declares
@@ -242,7 +241,7 @@ class SourceSupervisor:
     def start(self, group: TaskGroup) -> None:
         """Run in `group`; once."""
         assert self._running is None, "a supervisor runs once"
-        self._running = group.create_task(self.run(), name=f"supervise {self.settings.name}")
+        self._running = group.create_permanent(self.run(), name=f"supervise {self.settings.name}", until=self._stop)
 
     def stop(self) -> asyncio.Task[None]:
         """Begin to stop the source. The returned task is done when everything it held is committed."""
@@ -253,10 +252,10 @@ class SourceSupervisor:
     async def run(self) -> None:
         """Run the source until `stop`. Then deliver what it still holds and wait for the commit."""
         async with TaskGroup() as group:
-            lives = group.create_task(self._live(), name=f"source {self.settings.name}")
-            numbering = group.create_task(self._number_offers(), name=f"tags of {self.settings.name}")
+            start = partial(group.create_permanent, until=self._stop)
+            lives = start(self._live(), name=f"source {self.settings.name}")
+            numbering = start(self._number_offers(), name=f"tags of {self.settings.name}")
             await self._stop.wait()
-            self._is_stopping = True
             numbering.cancel()
             lives.cancel()
         self._become(Event.STOP)
@@ -375,7 +374,7 @@ class SourceSupervisor:
         try:
             await part
         except Exception as error:
-            self._end_if_stopping()
+            end_if_cancelled()
             if isinstance(error, AssertionError):
                 raise
             if isinstance(error, ExceptionGroup) and error.subgroup(AssertionError) is not None:
@@ -383,13 +382,8 @@ class SourceSupervisor:
             self._errors_total += 1
             self._last_error = _text(error)
             return error
-        self._end_if_stopping()
+        end_if_cancelled()
         return None
-
-    def _end_if_stopping(self) -> None:
-        """Raise CancelledError if the source is being stopped: its own error may have hidden the cancellation."""
-        if self._is_stopping:
-            raise asyncio.CancelledError
 
     async def _one_life(self) -> None:
         if self._source is None:
@@ -540,6 +534,7 @@ class Ingest:
         self._stop = asyncio.Event()
         self._group: TaskGroup | None = None
         self._background: list[asyncio.Task[None]] = []
+        self._background_over = asyncio.Event()
 
     async def run(self) -> None:
         """Supervise all sources until `stop`. Returns when everything they delivered is committed."""
@@ -553,8 +548,7 @@ class Ingest:
             await self._stop.wait()
             for supervisor in self._by_name.values():
                 supervisor.stop()
-            for task in self._background:
-                task.cancel()
+            self._end_background()
 
     def stop(self) -> None:
         """Ask `run` to end: stop the sources, drain, wait for the commit."""
@@ -575,13 +569,12 @@ class Ingest:
         for name, supervisor in self._by_name.items():
             if name not in kept:
                 supervisor.start(self._group)
-        for task in self._background:
-            task.cancel()
+        self._end_background()
         self._run_background(self._group)
 
     def _run_background(self, group: TaskGroup) -> None:
         """Watch the tag files of the sources, and record once the tags that are in none of them any more."""
-        self._background = []
+        self._background, self._background_over = [], asyncio.Event()
         supervisors = list(self._by_name.values())
         maps = {one.settings.name: one.tags for one in supervisors}
         if supervisors:
@@ -592,12 +585,18 @@ class Ingest:
                 problems=problems,
                 keep=self._keep_files,
             )
-            self._background.append(group.create_task(watch.run(), name="tag files"))
+            watching = group.create_permanent(watch.run(), name="tag files", until=self._background_over)
+            self._background.append(watching)
         # The tags of a source without a map are not known to be removed.
         if self._find_removed is not None and all(found.tags for found in maps.values()):
             subjects = frozenset(tag.definition.subject for found in maps.values() for tag in found.tags)
             removal = record_removed(self._find_removed, subjects, self._recorder_of("removed-tags"))
             self._background.append(group.create_task(removal, name="removed tags"))
+
+    def _end_background(self) -> None:
+        self._background_over.set()
+        for task in self._background:
+            task.cancel()
 
     def _supervisor(self, settings: SourceSettings, tags: TagMap) -> SourceSupervisor:
         return SourceSupervisor(settings, tags, self._recorder_of(settings.name), self._stored, self._memory)

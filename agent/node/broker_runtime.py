@@ -79,7 +79,7 @@ class BrokerRuntime:
     def start(self, group: TaskGroup) -> None:
         """Run in `group`; once."""
         assert self._running is None, "it runs once"
-        self._running = group.create_task(self._run(), name=f"broker {self.broker.name}")
+        self._running = group.create_permanent(self._run(), name=f"broker {self.broker.name}", until=self._stop)
 
     def stop(self) -> asyncio.Task[None]:
         """Begin to stop all parts; the task is done when they have ended."""
@@ -89,13 +89,14 @@ class BrokerRuntime:
 
     async def _run(self) -> None:
         async with TaskGroup() as group:
-            pulling = [group.create_task(puller.run(), name="pull") for puller in self.pullers]
+            start = partial(group.create_permanent, until=self._stop)
+            pulling = [start(puller.run(), name="pull") for puller in self.pullers]
             pulling += [group.create_task(each.run(), name="latest seed") for each in self._latest_seeds]
-            pulling += [group.create_task(each.run(), name="heads") for each in self._heads_watches]
-            pulling += [group.create_task(each.run(), name="compare") for each in self.comparers.values()]
+            pulling += [start(each.run(), name="heads") for each in self._heads_watches]
+            pulling += [start(each.run(), name="compare") for each in self.comparers.values()]
             serving = [
-                group.create_task(self.server.run(), name="serve"),
-                group.create_task(self.link.run(), name=f"link {self.broker.name}"),
+                start(self.server.run(), name="serve"),
+                start(self.link.run(), name=f"link {self.broker.name}"),
             ]
             await self._stop.wait()
             for tasks in (pulling, serving):

@@ -142,31 +142,31 @@ class Node:
         settings = self._reloader.settings
         health, state_dir = settings.health, settings.node.state_dir
         async with TaskGroup() as group:
-            self._group = group
-            ingest = group.create_task(self._ingest.run(), name="ingest")
+            self._group, start = group, partial(group.create_permanent, until=stop)
+            ingest = start(self._ingest.run(), name="ingest")
             watching = [
                 # It ends the group when the store has failed at its disk: no part may go on without it.
-                group.create_task(_until(asyncio.wrap_future(self._store.ended)), name="store"),
-                group.create_task(_until(failed_assertion), name="assertions"),
-                group.create_task(self._collector.run(), name="status"),
-                group.create_task(
+                start(_until(asyncio.wrap_future(self._store.ended)), name="store"),
+                start(_until(failed_assertion), name="assertions"),
+                start(self._collector.run(), name="status"),
+                start(
                     server.serve(
                         *(health.listen_host, health.listen_port, self._collector.snapshot),
                         ready=partial(server.note_port, state_dir),
                     ),
                     name="health",
                 ),
-                group.create_task(notify.watch(self._notifier, self._collector.progress, self._status), name="notify"),
-                group.create_task(self._checkpoint_daily(), name="checkpoints"),
-                group.create_task(self._trust.run(), name="trust"),
-                group.create_task(IdentityWatcher(self._identities).run(), name="identities"),
+                start(notify.watch(self._notifier, self._collector.progress, self._status), name="notify"),
+                start(self._checkpoint_daily(), name="checkpoints"),
+                start(self._trust.run(), name="trust"),
+                start(IdentityWatcher(self._identities).run(), name="identities"),
             ]
             for runtime in self._runtimes.values():
                 runtime.start(group)
             self._wait_for_readiness(group)
             handler = RequestHandler(self._store, self._compare, self._ingest, self._reload)
-            local = group.create_task(serve(handler, state_dir), name="local")
-            reloading = group.create_task(self._reloader.run(), name="reload")
+            local = start(serve(handler, state_dir), name="local")
+            reloading = start(self._reloader.run(), name="reload")
             log.info("node_started", extra={"zone": self._store.zone, "epoch": self._store.epoch.hex()})
             await stop.wait()
             log.info("node_stopping", extra={"zone": self._store.zone})

@@ -1,10 +1,10 @@
 """Sources of the simulated plant, and ingest at work on them."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from agent.concurrency import TaskGroup
 from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
 from agent.file_watch import PATIENT, WatchTimes
 from agent.ingest.lifecycle import State
@@ -85,7 +85,7 @@ async def ingesting(
     kept = store or FakeStore()
     more = {"watch_times": times, "stored": stored, "find_removed": find_removed}
     ingest = Ingest("plant-a", sources, load_tag_maps(sources), kept, (Busy,), **more)  # type: ignore[arg-type]
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         group.create_task(ingest.run(), name="ingest")
         try:
             yield Running(ingest, kept)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from agent.columns import SampleColumns
+from agent.concurrency import TaskGroup
 from agent.ingest import recorder as recorder_module
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST, STORE_REFUSED, Gap
 from agent.ingest.recorder import FAILURES_MAX, Recorder
@@ -28,7 +29,7 @@ async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None
     assert await one.define([DEFINITION]) == [1]
     store.refusing = True
     rows = [Sample(1, n, n) for n in range(1, 4)]
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         task = group.create_task(one.record("facts.telemetry", SampleColumns.of(rows)), name="record")
         await wait_until_async(lambda: one.refused_total > 2, "refusals")
         assert not task.done()
@@ -103,7 +104,7 @@ async def test_samples_survive_being_stopped_while_waiting() -> None:
     one = recorder(store)
     await one.define([DEFINITION])
     store.refusing = True
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         task = group.create_task(one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)])), name="record")
         await wait_until_async(lambda: one.refused_total > 0, "a refusal")
         task.cancel()
@@ -253,7 +254,7 @@ async def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     one = recorder(store)
     await one.define([DEFINITION])
     await one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1), Sample(1, 2, 2)]))
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         task = group.create_task(one.record("facts.telemetry", SampleColumns.of([Sample(1, 3, 3)])), name="record")
         await wait_until_async(lambda: len(store.commits) == 2, "the second append")
         await asyncio.sleep(0)
@@ -270,7 +271,7 @@ async def test_draining_ends_with_the_last_commit() -> None:
     one = recorder(store)
     await one.define([DEFINITION])
     await one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         for _ in range(2):
             task = group.create_task(one.drain(), name="drain")
             await asyncio.sleep(0)
@@ -297,7 +298,7 @@ async def test_messages_are_taken_like_samples() -> None:
     store.refusing = True
     for n in range(3):
         other.hand_in_message("events", message(n), n)
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         task = group.create_task(other.settle(), name="settle")
         await wait_until_async(lambda: other.refused_total > 2, "refusals")
         assert not task.done()

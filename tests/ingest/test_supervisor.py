@@ -12,6 +12,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from agent.columns import SampleColumns
+from agent.concurrency import TaskGroup
 from agent.ingest import supervisor
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, SourceLost, SourceRefused, UnknownSource
@@ -122,7 +123,7 @@ async def test_stopping_waits_for_the_last_commit(monkeypatch: pytest.MonkeyPatc
         commits[0].set_result(None)
 
     states = list[int]()
-    async with asyncio.TaskGroup() as group, ingesting(modbus(1, tmp_path, TAG), store=Slow()) as running:
+    async with TaskGroup() as group, ingesting(modbus(1, tmp_path, TAG), store=Slow()) as running:
         group.create_task(commit(), name="commit")
         await wait_until_async(lambda: states, "the commit")
     assert states == [0]

@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+import sys
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -166,3 +167,30 @@ async def test_a_full_store_ends_no_node(tmp_path: Path) -> None:
         stop.set()
         await running
         assert "STOPPING=1" in said
+
+
+@pytest.mark.parametrize(
+    "part, name",
+    [("ingest.supervisor.SourceSupervisor._live", "source meter"), ("node.status.StatusCollector.run", "status")],
+)
+def test_a_part_that_ends_in_silence_ends_the_process(part: str, name: str, tmp_path: Path) -> None:
+    """A node one of whose parts returns though nothing has asked it to: the process ends with a status that makes
+    systemd start it again, and the log names the part."""
+    source = '[[modbus]]\nname = "meter"\nhost = "127.0.0.1"\nport = 1\ntags_file = "meter.csv"\naddress_base = 0\n'
+    (tmp_path / "node.toml").write_text(f'[node]\nzone = "plant-a"\n\n[health]\nlisten_port = 0\n\n{source}')
+    (tmp_path / "meter.csv").write_text("tag,unit_id,table,register,type\nx,1,holding,1,uint16\n")
+    module, name_of_class, method = f"agent.{part}".rsplit(".", 2)
+    script = f"""
+from {module} import {name_of_class}
+from agent.cli import main
+
+async def ends(self):
+    pass
+
+{name_of_class}.{method} = ends
+main()
+"""
+    command_line = [sys.executable, "-c", script, "run"]
+    ended = subprocess.run(command_line, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert f'"event": "task_ended", "task": "{name}", "how": "returned"' in ended.stderr

@@ -96,8 +96,8 @@ class ModbusSource:
             on_up()
             async with TaskGroup() as group:
                 grid = PollGrid(self._intervals(), time.monotonic_ns())
-                group.create_task(self._poll(line, grid), name=f"{settings.name} poll")
-                group.create_task(self._probe(line), name=f"{settings.name} probe")
+                group.create_permanent(self._poll(line, grid), name=f"{settings.name} poll")
+                group.create_permanent(self._probe(line), name=f"{settings.name} probe")
 
     async def finish(self) -> None:
         """Deliver what was read, and save what was learned."""

@@ -77,11 +77,11 @@ class OpcuaPollSource:
             self._lost_sessions.begin(session, await session.server_start())
             group.create_task(self._lost_sessions.run(), name=f"{self._settings.name} lost sessions")
             if self.backfill is not None:
-                group.create_task(self.backfill.run(session), name=f"{self._settings.name} backfill")
+                group.create_permanent(self.backfill.run(session), name=f"{self._settings.name} backfill")
             limits = await session.limits()
             self._size = min(self._settings.items_per_call_max, limits.nodes_per_read or self._size)
             self._reading_numbers.clear()
-            group.create_task(self._poll(session, on_up), name=f"{self._settings.name} poll")
+            group.create_permanent(self._poll(session, on_up), name=f"{self._settings.name} poll")
             raise await session.lost
 
     async def _take_over_map(self) -> None:

@@ -170,9 +170,9 @@ class OpcuaSource:
                 self._begin(session, await session.limits(), started)
                 assert self._publisher is not None, "made in _begin"
                 async with TaskGroup() as group:
-                    group.create_task(self._drain(), name=f"{settings.name} drain")
-                    group.create_task(self._publisher.run(), name=f"{settings.name} publish")
-                    group.create_task(self._build_and_maintain(session, on_up), name=f"{settings.name} tend")
+                    group.create_permanent(self._drain(), name=f"{settings.name} drain")
+                    group.create_permanent(self._publisher.run(), name=f"{settings.name} publish")
+                    group.create_permanent(self._build_and_maintain(session, on_up), name=f"{settings.name} tend")
                     raise await session.lost
         except asyncio.CancelledError:  # a stop
             self._declare_open(self._absences.handles)
@@ -618,10 +618,10 @@ class OpcuaSource:
             on_up()
             group.create_task(self._lost_sessions.run(), name=f"{self._settings.name} lost sessions")
             if self.backfill is not None:
-                group.create_task(self.backfill.run(session), name=f"{self._settings.name} backfill")
+                group.create_permanent(self.backfill.run(session), name=f"{self._settings.name} backfill")
             if self.events is not None:
-                group.create_task(self.events.run(session, self._publisher), name=f"{self._settings.name} events")
-            group.create_task(self._audit(session), name=f"{self._settings.name} audit")
+                group.create_permanent(self.events.run(session, self._publisher), name=f"{self._settings.name} events")
+            group.create_permanent(self._audit(session), name=f"{self._settings.name} audit")
             await self._maintain(session)
 
     async def _build(self, session: Session) -> None:

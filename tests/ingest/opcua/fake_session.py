@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import SERVER_CLOCK, Reading
 from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, DecodeError, Publication, decode_publication
@@ -228,7 +229,7 @@ async def living(
 ) -> AsyncIterator[None]:
     """The source lives with this session for the length of a block."""
     monkeypatch.setattr(f"{type(source).__module__}.open_session", opening(session))
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         life = group.create_task(source.run(lambda: None), name="life")
         try:
             yield

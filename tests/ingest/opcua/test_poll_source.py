@@ -1,6 +1,5 @@
 """A source that is polled, with a server that the test plays."""
 
-import asyncio
 import json
 import logging
 import time
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent.concurrency import TaskGroup
 from agent.ingest.delivery import Delivery
 from agent.ingest.gap import CLOCK_SET_BACK, TagGap
 from agent.ingest.opcua import poll_source
@@ -70,7 +70,7 @@ async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(poll_source, "open_session", opening(session))
     up: list[bool] = []
     with caplog.at_level(logging.WARNING, "agent.ingest"):
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             life = group.create_task(source.run(lambda: up.append(True)), name="life")
             await wait_until_async(lambda: store.good("a/array[3]"), "the element")
             session.values["a", ""] = good(2.0, 12 * S)
@@ -199,7 +199,7 @@ async def test_a_clock_that_moves_once_a_second_is_not_set_back(monkeypatch: pyt
     session.values = {("a", ""): good(1.0, 10 * S)}
     monkeypatch.setattr(session, "reads_ns", lambda: ClockReading(10 * S, 10 * S + time.monotonic_ns() - begin_ns))
     monkeypatch.setattr(poll_source, "open_session", opening(session))
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         life = group.create_task(source.run(lambda: None), name="life")
         await wait_until_async(lambda: time.monotonic_ns() > begin_ns + S // 4, "polls between two ticks")
         life.cancel()
@@ -224,7 +224,7 @@ async def test_polls_that_a_slow_server_costs_become_a_fact(monkeypatch: pytest.
 
     monkeypatch.setattr(session, "read_with_clock", slow)
     monkeypatch.setattr(poll_source, "open_session", opening(session))
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         life = group.create_task(source.run(lambda: None), name="life")
         await wait_until_async(lambda: store.messages, "the gap")
         life.cancel()

@@ -10,6 +10,7 @@ from typing import Self
 import pytest
 
 from agent import file_watch
+from agent.concurrency import TaskGroup
 from agent.demo.plant.tags import modbus_tags_csv
 from agent.file_watch import WatchTimes
 from agent.ingest.lifecycle import State
@@ -230,7 +231,7 @@ class Watching:
         self.first = watch.parse_tag_file(self.source, file.read_bytes())
         self._watch = TagWatch([self.source], {"plc": self.first}, self._take, self._tell, times)
         self.looks = 0
-        self._group = asyncio.TaskGroup()
+        self._group = TaskGroup()
 
     def _take(self, source: str, found: watch.TagMap) -> None:
         assert source == "plc"

@@ -151,7 +151,7 @@ class EventCollector:
         self._publisher, self._server_start = publisher, await session.server_start()
         self._begin_subscription(0)
         draining = self._drain(session, EventService(session.library))
-        group.create_task(draining, name=f"{self._settings.name} events drain")
+        group.create_permanent(draining, name=f"{self._settings.name} events drain")
         if self._rescue is not None:
             self._conditions.begin_rescue()
             await self._rescue.begin(session, publisher, lambda _: None)

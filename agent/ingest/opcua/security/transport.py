@@ -16,9 +16,8 @@
 - It closes the connection at an answer to no open request, and numbers the requests of every connection from 1.
   asyncua's server answers for a subscription that was taken over with the request numbers of the earlier connection:
   these must not be numbers of requests that are open here. The notifications are requested again.
-- Below Python 3.12, a request that is cancelled while its answer arrives raises a CancelledError of another class
-  (wait_for2), which `asyncio.timeout` and TaskGroup do not recognise: the process would end. A request that is
-  cancelled while its TCP connection is established continues as if it were not (asyncio.wait_for).
+- Below Python 3.12, a request that is cancelled while its TCP connection is established continues as if it were not
+  (asyncio.wait_for).
 """
 
 from __future__ import annotations
@@ -152,12 +151,6 @@ class Protocol(UASocketProtocol):
         async with timeout(self.timeout):
             return await answer
 
-    async def send_request(self, *arguments: Any, **more: Any) -> Buffer:
-        try:
-            return await super().send_request(*arguments, **more)
-        except asyncio.CancelledError:
-            raise asyncio.CancelledError from None
-
     def _send_request(self, request: Any, *arguments: Any, **more: Any) -> asyncio.Future[Any]:
         answer = super()._send_request(request, *arguments, **more)
         if isinstance(request, ua.OpenSecureChannelRequest):
@@ -166,10 +159,7 @@ class Protocol(UASocketProtocol):
 
     async def open_secure_channel(self, params: ua.OpenSecureChannelParameters) -> ua.OpenSecureChannelResult:
         self._open_secure_channel_exchange = None  # left from a request that was not answered in time
-        try:
-            return await super().open_secure_channel(params)
-        except asyncio.CancelledError:
-            raise asyncio.CancelledError from None
+        return await super().open_secure_channel(params)
 
     def data_received(self, data: bytes) -> None:
         if not self._has_answered:

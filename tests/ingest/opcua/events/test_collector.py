@@ -13,6 +13,7 @@ import pytest
 from asyncua import ua
 from asyncua.ua.uaerrors import BadFilterNotAllowed, BadServiceUnsupported
 
+from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceLost
 from agent.ingest.lifecycle import FastClock
 from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
@@ -145,14 +146,14 @@ class Collecting:
     @asynccontextmanager
     async def life(self) -> Any:
         """A session, until the end of the block."""
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             task = group.create_task(self._live(), name="life")
             yield
             task.cancel()
         await self.collector.finish()
 
     async def _live(self) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             await self.collector.begin(self.server, self.server, group)  # type: ignore[arg-type]
             await self.collector.run(self.server, self.server)  # type: ignore[arg-type]
 
@@ -426,7 +427,7 @@ async def test_a_store_that_refuses_holds_the_next_publish() -> None:
     async with run.life():
         await wait_until_async(lambda: run.server.refreshes, "a refresh")
         run.store.refusing = True
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             publishing = group.create_task(self_publishing(run, 30), name="publish")
             buffer = run.collector._buffer
             await wait_until_async(lambda: bool(buffer._putters), "a waiting publish")  # type: ignore[attr-defined]

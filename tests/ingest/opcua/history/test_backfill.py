@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agent.columns import SampleColumns
+from agent.concurrency import TaskGroup
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import HistoryRefused, StoredUnreadable
@@ -131,8 +132,8 @@ async def filling(
     fill = HistoryBackfill(delivery, recorder, stored, 1_000_000)
     fill.now_ns = lambda: 1_000 * S
     delivery.on_gap(fill.note_gap)
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(fill.run(history))
+    async with TaskGroup() as group:
+        task = group.create_task(fill.run(history), name="fill")
         try:
             yield fill
         finally:
@@ -445,8 +446,8 @@ async def test_a_session_that_ends_amid_a_page_loses_no_value() -> None:
     await lose_and_return(delivery, 101, 110)
     for refusing in (True, False):
         store.refusing = refusing
-        async with asyncio.TaskGroup() as group:
-            session = group.create_task(fill.run(history))
+        async with TaskGroup() as group:
+            session = group.create_task(fill.run(history), name="fill")
             if refusing:
                 await wait_until_async(lambda: recorder.refused_total, "a refusal")
             else:
@@ -466,8 +467,8 @@ async def in_two_sessions(
     await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100)]), 100 * S)
     await lose_and_return(delivery, 101, 110)
     for end in (lambda: is_amid(recorder), lambda: fills(store)):
-        async with asyncio.TaskGroup() as group:
-            session = group.create_task(fill.run(history))
+        async with TaskGroup() as group:
+            session = group.create_task(fill.run(history), name="fill")
             await wait_until_async(end, "the session's end")
             session.cancel()
     return recorder
@@ -557,8 +558,8 @@ async def test_history_is_read_at_its_rate_and_committed_page_by_page(monkeypatc
     await lose_and_return(delivery, 101, 110)
     recorder._store.definitions.extend(store.definitions)  # type: ignore[attr-defined]
     monkeypatch.setattr(backfill.asyncio, "sleep", pause)
-    async with asyncio.TaskGroup() as group:
-        session = group.create_task(fill.run(history))
+    async with TaskGroup() as group:
+        session = group.create_task(fill.run(history), name="fill")
         for page in (1, 2):
             await wait_until_async(lambda page=page: len(commits) == page, "a page")
             for _ in range(5):

@@ -16,6 +16,7 @@ from asyncua.crypto.security_policies import SecurityPolicyBasic256Sha256, Secur
 from asyncua.ua import ua_binary, uaerrors
 from asyncua.ua.uaerrors import UaError
 
+from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceRefused
 from agent.ingest.opcua.security.channel import choose_endpoint
 from agent.ingest.opcua.security.transport import Protocol, Transport
@@ -95,7 +96,7 @@ async def test_a_renewal_that_was_not_answered_in_time_hinders_no_other() -> Non
 
 
 async def test_a_cancellation_that_meets_the_answer_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request is cancelled as its answer comes, within a TaskGroup: the group is cancelled, and nothing failed."""
+    """A request is cancelled as its answer comes, within a group: the group is cancelled, and nothing failed."""
     protocol, sent = Protocol(1.0, SecurityPolicyNone()), asyncio.Event()
     answer: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
 
@@ -104,7 +105,7 @@ async def test_a_cancellation_that_meets_the_answer_is_one(monkeypatch: pytest.M
         return answer
 
     async def live() -> None:
-        async with asyncio.TaskGroup():
+        async with TaskGroup():
             await protocol.send_request(ua.ReadRequest())
 
     monkeypatch.setattr(protocol, "_send_request", send)
