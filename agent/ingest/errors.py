@@ -13,7 +13,7 @@
           SourceBusy            the server has no room for another client at present
         SourceRefused           the server or our own rules refuse the connection; the text ends with what to do
 
-Errors of asyncua and of sockets stop at the modules that speak to them and arrive here chained.
+Errors of asyncua and pymodbus stop at the modules that speak to them and arrive here chained.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Opens a connection over TCP, TLS or a serial line, and exchanges one request at a time over it.
 
-A connection that ends is noticed at once, during a request or between two. Nothing is repeated and nothing reconnects
+pymodbus's transport carries the bytes; its client, which decides what an answer is, is not used (decision 0009). A
+connection that ends is noticed at once, during a request or between two. Nothing is repeated and nothing reconnects
 here. `Receive` is called with all bytes that arrive, also between requests.
 """
 
@@ -10,18 +11,17 @@ import asyncio
 import ssl
 import termios
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+
+from pymodbus.transport import CommParams, CommType, ModbusProtocol
 
 from agent.concurrency import timeout
 from agent.ingest.errors import SourceLost, SourceRefused
 from agent.ingest.modbus.line.frames import Frame
 from agent.settings.sources import ModbusSourceSettings
 
-if TYPE_CHECKING:
-    from serial import Serial
-
 Receive = Callable[[bytes], Frame | None]
-READ_BYTES = 1_024
+CHUNK_BYTES_MAX = 256 * 1024  # asyncio's largest; the transport would drop a larger one without a word
 _PARITIES = {"none": "N", "even": "E", "odd": "O"}
 
 
@@ -29,56 +29,70 @@ class ConnectionEnded(Exception):
     """The connection ended before an answer."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(ModbusProtocol):
     """One connection. `receive` returns the answer that is waited for, when it is complete."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[Frame | None] | None = None
+    def __init__(self, params: CommParams, receive: Receive) -> None:
+        super().__init__(params, is_server=False)
+        self.max_buffer_size = CHUNK_BYTES_MAX
         self.answers_total = 0
         self.answered_s = 0.0  # when the last answer came
         self.is_open = False
+        self._receive = receive
+        self._opened = self.loop.create_future()
+        self._answer: asyncio.Future[Frame | None] | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "a stream"
-        self._transport, self.is_open = transport, True
-
-    def data_received(self, data: bytes) -> None:
-        frame = self._receive(data)
-        if frame is not None and self._answer is not None and not self._answer.done():
-            self._answer.set_result(frame)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_open = False
-        if self._answer is not None and not self._answer.done():
-            reason = f" ({getattr(exc, 'strerror', None) or exc})" if exc else ""
-            self._answer.set_exception(ConnectionEnded(f"closed by the device{reason}"))
+    async def open(self) -> None:
+        """Connect. Raises OSError and termios.error with the reason, which `connect` of the transport only logs."""
+        await self.call_create()
+        await self._opened
 
     async def exchange(self, request: bytes, timeout_s: float) -> Frame | None:
         """The answer to a request; None if there is none in time. Raises ConnectionEnded."""
-        if self._transport is None or not self.is_open:
+        if not self.is_open:
             raise ConnectionEnded("closed by the device")
-        loop = asyncio.get_running_loop()
-        answer = self._answer = loop.create_future()
-        deadline = loop.call_later(timeout_s, _end_wait, answer)
+        answer = self._answer = self.loop.create_future()
+        deadline = self.loop.call_later(timeout_s, _end_wait, answer)
         frame: Frame | None
         try:
-            self._transport.write(request)
+            self.send(request)
             frame = await answer
         finally:
             deadline.cancel()
             self._answer = None
         if frame is not None:
             self.answers_total += 1
-            self.answered_s = loop.time()
+            self.answered_s = self.loop.time()
         return frame
 
-    def close(self) -> None:
+    def end(self) -> None:
         """End the connection. What is not sent yet is dropped."""
         self.is_open = False
-        if self._transport is not None:
-            self._transport.abort()
+        if isinstance(self.transport, asyncio.Transport):
+            self.transport.abort()
+        self.close()
+
+    # --- called by the transport --------------------------------------------------------------------------------------
+
+    def callback_connected(self) -> None:
+        self.is_open = True
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    def callback_data(self, data: bytes, addr: tuple[object, ...] | None = None) -> int:  # noqa: ARG002 UDP only
+        frame = self._receive(data)
+        if frame is not None and self._answer is not None and not self._answer.done():
+            self._answer.set_result(frame)
+        return len(data)
+
+    def callback_disconnected(self, exc: Exception | None) -> None:
+        self.is_open = False
+        if self._answer is not None and not self._answer.done():
+            reason = f" ({getattr(exc, 'strerror', None) or exc})" if exc else ""
+            self._answer.set_exception(ConnectionEnded(f"closed by the device{reason}"))
+
+    def callback_new_connection(self) -> ModbusProtocol:
+        raise AssertionError("a client accepts no connections")
 
 
 def _end_wait(answer: asyncio.Future[Frame | None]) -> None:
@@ -88,80 +102,48 @@ def _end_wait(answer: asyncio.Future[Frame | None]) -> None:
 
 async def open_connection(settings: ModbusSourceSettings, receive: Receive) -> Connection:
     """Connect. Raises SourceLost and SourceRefused."""
-    connection = Connection(receive)
+    connection = Connection(_parameters(settings), receive)
+    if settings.transport == "tls":  # the transport would compare the certificate with `host` only
+        connection.call_create = partial(
+            connection.loop.create_connection,
+            connection.handle_new_connection,
+            settings.host,
+            settings.port,
+            ssl=connection.comm_params.sslctx,
+            server_hostname=settings.server_name or settings.host,
+        )
     where = settings.where
-    if settings.transport == "rtu":
-        _open_serial(settings, connection)
-        return connection
-    tls: dict[str, Any] = {}
-    if settings.transport == "tls":
-        tls = {"ssl": _tls_context(settings), "server_hostname": settings.server_name or settings.host}
-    loop = asyncio.get_running_loop()
     try:
         async with timeout(settings.timeout_ms / 1000):
-            await loop.create_connection(lambda: connection, settings.host, settings.port, **tls)
+            await connection.open()
     except TimeoutError as error:
+        connection.end()
         raise SourceLost(f"no connection to {where}: no connection within {settings.timeout_ms} ms") from error
-    except OSError as error:
-        raise SourceLost(f"no connection to {where}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise SourceLost(f"no connection to {where}: {getattr(error, 'strerror', None) or error}") from error
+    except termios.error as error:  # no OSError, and without the name of the port
+        given = f"baud_rate = {settings.baud_rate}, parity = {settings.parity}, stop_bits = {settings.stop_bits}"
+        raise SourceLost(f"no connection to {where}: it refuses {given}: {error.args[-1]}") from error
     return connection
 
 
-def _open_serial(settings: ModbusSourceSettings, connection: Connection) -> None:
-    from serial import Serial
-
-    try:
-        port = Serial(
-            settings.serial_port,
+def _parameters(settings: ModbusSourceSettings) -> CommParams:
+    if settings.transport == "rtu":
+        return CommParams(
+            comm_type=CommType.SERIAL,
+            host=settings.serial_port,
             baudrate=settings.baud_rate,
+            bytesize=8,
             parity=_PARITIES[settings.parity],
             stopbits=settings.stop_bits,
-            timeout=0,
-            write_timeout=0,
-            exclusive=True,
         )
-    except (OSError, ValueError) as error:
-        raise SourceLost(f"no connection to {settings.where}: {error}") from error
-    except termios.error as error:  # no OSError, and without the name of the port
-        given = f"baud_rate = {settings.baud_rate}, parity = {settings.parity}, stop_bits = {settings.stop_bits}"
-        raise SourceLost(f"no connection to {settings.where}: it refuses {given}: {error.args[-1]}") from error
-    connection.connection_made(_SerialTransport(port, connection))
-
-
-class _SerialTransport(asyncio.Transport):
-    """A serial port. A request is a few bytes, which the port's buffer takes at once."""
-
-    def __init__(self, port: Serial, connection: Connection) -> None:
-        super().__init__()
-        self._port, self._connection = port, connection
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(port.fileno(), self._on_readable)
-
-    def write(self, data: Any) -> None:
-        try:
-            self._port.write(data)
-        except (OSError, termios.error) as error:
-            self._lose(error)
-
-    def abort(self) -> None:
-        if self._port.is_open:
-            self._loop.remove_reader(self._port.fileno())
-            self._port.close()
-
-    close = abort
-
-    def _on_readable(self) -> None:
-        try:
-            data = self._port.read(READ_BYTES)
-        except (OSError, termios.error) as error:  # unplugged
-            self._lose(error)
-            return
-        if data:
-            self._connection.data_received(data)
-
-    def _lose(self, error: Exception) -> None:
-        self.abort()
-        self._connection.connection_lost(error)
+    is_tls = settings.transport == "tls"
+    return CommParams(
+        comm_type=CommType.TLS if is_tls else CommType.TCP,
+        host=settings.host,
+        port=settings.port,
+        sslctx=_tls_context(settings) if is_tls else None,
+    )
 
 
 def _tls_context(settings: ModbusSourceSettings) -> ssl.SSLContext:

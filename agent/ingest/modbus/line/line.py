@@ -196,7 +196,7 @@ class Line:
 
     def _close(self) -> None:
         if self._connection is not None:
-            self._connection.close()
+            self._connection.end()
 
     def _answered_nothing(self) -> bool:
         """Whether the connection ended before its first answer: the device does not want it."""

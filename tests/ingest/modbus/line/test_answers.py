@@ -271,7 +271,7 @@ class RandomConnection:
         self.answers_total += frame is not None
         return frame
 
-    def close(self) -> None:
+    def end(self) -> None:
         self.is_open = False
 
 

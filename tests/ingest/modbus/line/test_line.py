@@ -65,7 +65,7 @@ class AnsweringConnection:
         self.answers_total += frame is not None
         return frame
 
-    def close(self) -> None:
+    def end(self) -> None:
         self.is_open = False
 
 
