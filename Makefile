@@ -5,7 +5,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 .SILENT:
 
-# The interpreter of the gateway: the one of Debian. Another: make PYTHON=/path/to/python3.13 test
+# The interpreter of the gateway: the one of Debian. Another: make PYTHON=/path/to/python3.13 test test-long
 PYTHON ?= /usr/bin/python3
 VENV := .venv/bin
 
@@ -13,17 +13,19 @@ export PYTHON
 # Debian keeps mosquitto in /usr/sbin, out of a user's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 # Only in debug mode does asyncio report coroutines never awaited, a blocked loop and calls from the wrong thread.
-test: export PYTHONASYNCIODEBUG = 1
+test test-long quick: export PYTHONASYNCIODEBUG = 1
 # The agent relies on its asserts and refuses to run without them, so the variable must not be inherited.
 unexport PYTHONOPTIMIZE
 # Each of the hundreds of processes that the tests start would compile the agent anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test interpreter sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test docs bundle appliance-test stall mutants style types pytest format bench lock clean venv system foreign
+.PHONY: help demo quick test test-long interpreter sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test docs bundle appliance-test stall mutants style types pytest format bench lock clean venv system foreign
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
-	echo 'make test           style, types and every test'
+	echo 'make quick          style, types and the tests of what differs from the last commit, within a minute'
+	echo 'make test           style, types, all tests that start no server, and one real chain: this decides about a change'
+	echo 'make test-long      the tests with real servers, brokers, nodes and Spark, half an hour; TEST=path for some'
 	echo 'make sim            the seeded tests at full length, about an hour; SEED=n replays one (docs/reference/tests.md)'
 	echo 'make fuzz           every decoder of foreign bytes, a million inputs each, about 20 minutes; NAME=batch, RUNS=n'
 	echo 'make fuzz-paths     forged pages into a puller, forged requests into a server, 200,000 in all, about 15 minutes'
@@ -57,12 +59,18 @@ style: venv
 types: venv
 	$(VENV)/mypy --no-error-summary
 
-# Half of the time, tests wait for a disk, a broker or a clock, so four processes share two cores. PYTEST=-n0: only one.
-# A failed test is run once more, at most one in each process, because a stall of the machine can fail a test. The
-# summary counts these reruns and shows the first failure (docs/reference/tests.md).
+# Everything but what is marked `system` (docs/reference/tests.md). A third of the time, tests wait for a disk, so three
+# processes share two cores. PYTEST=-n0: only one.
 pytest: foreign
-	$(VENV)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder \
-		--reruns 1 --max-suite-reruns 1 --rerun-show-tracebacks $(PYTEST)
+	$(VENV)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'not system' $(PYTEST)
+
+# Half of the time, these wait for a broker or a clock, so four processes share two cores.
+test-long: interpreter foreign
+	$(VENV)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m system $(PYTEST) $(TEST)
+
+# mypy remembers what it has checked, so both together take some seconds.
+quick: style types
+	$(VENV)/python -m pytest -q -n 2 --dist loadfile -m 'not system and not sim' $$($(VENV)/python tools/touched_tests.py) $(PYTEST)
 
 # No time limit per test; the output of each test (seed, figures) is shown at the end.
 sim: foreign

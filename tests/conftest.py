@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -65,7 +66,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedS
     return SharedSpark(config, log) if config.getoption("dist") == "loadfile" else None
 
 
-LONG_FIRST = ("tests/system/", "tests/bench/", "tests/spark/", "tests/security/")
+LONG_FIRST = ("tests/chain/", "tests/system/", "tests/bench/", "tests/spark/", "tests/security/", "tests/fact_store/")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -78,6 +79,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: (files[item.path], places[item]))
     elif hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(LONG_FIRST))
+
+
+# What a test may start only if it is marked `system`; docs/reference/tests.md says why.
+SERVERS = {"mosquitto", "node", "java"}
+MAY_START_SERVERS = ("tests/chain/",)
+_started = list[str]()
+
+
+def _note_server(event: str, arguments: tuple[Any, ...]) -> None:
+    """Keep the command of each server that this process starts. A hook of the interpreter, so no way is left out."""
+    if event == "subprocess.Popen":
+        command = [str(argument) for argument in arguments[1]]
+        if SERVERS & {Path(argument).name for argument in command} or {"agent.cli", "run"} <= {*command}:
+            _started.append(" ".join(command)[:200])
+
+
+sys.addaudithook(_note_server)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that started a server, or whose fixtures did, without the mark."""
+    yield
+    if _started and item.get_closest_marker("system") is None and not item.nodeid.startswith(MAY_START_SERVERS):
+        pytest.fail(f"this test starts a server and is not marked `system`: {_started[0]}", pytrace=False)
+
+
+def pytest_runtest_logstart() -> None:
+    """The next test answers for itself only."""
+    _started.clear()
 
 
 @pytest.hookimpl(tryfirst=True)

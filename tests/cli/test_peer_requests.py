@@ -17,6 +17,7 @@ from tests.replication.serving.test_latest import value
 from tests.support.mosquitto import Mosquitto
 
 
+@pytest.mark.system
 def test_another_nodes_values_are_printed_as_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows are those that `bsfg latest` prints beside the store itself; a pattern narrows them; what is not
     exported is refused, and a tag that is not there is a bad result."""
@@ -61,6 +62,7 @@ def test_another_nodes_values_are_printed_as_our_own(tmp_path: Path, monkeypatch
     assert "stream_not_exported" in secret[1]
 
 
+@pytest.mark.system
 def test_an_answer_that_is_not_proven_is_accepted_by_no_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,8 @@ from tests.security.site import EVIL, IDMZ, PLANT, STREAM, TELEMETRY, Site, runn
 from tests.sim import first_seed, patient, scaled
 from tests.waiting import wait_until_async
 
+pytestmark = [pytest.mark.system]
+
 STREAMS = [f"facts.forged-{number:03}" for number in range(scaled(40, 200))]
 """Each is a pull of its own, because a pull asks once a minute after an answer that is wrong for good."""
 LIVES = scaled(1, 10)
