@@ -253,6 +253,7 @@ CORES: tuple[str, ...] = (
             "explore/request_plan",
             "line/answers",
             "line/frames",
+            "no_value",
             "refused_spans",
             "poll_grid",
             "plan",

@@ -17,6 +17,9 @@ from agent.message import STREAM
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+NO_VALUE = re.compile(
+    r"sunspec|nan|0x(?:[0-9a-f]{4}|[0-9a-f]{8}|[0-9a-f]{16})|(?:u?int|float|bcd)[0-9]+:(?:nan|0x[0-9a-f]+|-?[0-9.]+)"
+)
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 SERVER_OBJECT = NodeAddress(STANDARD_URI, 2253)
@@ -210,6 +213,7 @@ class ModbusSourceSettings:
     registers_per_read_max: int = REGISTERS_PER_READ_MAX
     hole_max: int = 16  # unused registers inside one read: 32 bytes cost less than a second request
     byte_order: ByteOrder = "ABCD"
+    no_value: tuple[str, ...] = ()  # numbers with which the device says that it has none, for the types that they fit
     connections_max: int = 2  # the second is opened only while a unit is silent, to ask it without delaying the others
     unit_retry_ms: int = 2_000  # first question to a silent unit; doubles up to unit_retry_max_ms
     unit_retry_max_ms: int = 60_000
@@ -238,6 +242,12 @@ class ModbusSourceSettings:
                 "address_base",
                 "must be 0 (as on the wire), 1 (first register is 1) or 40001 (table in the first digit)",
             )
+        for text in self.no_value:
+            if not NO_VALUE.fullmatch(text.lower()):
+                yield (
+                    "no_value",
+                    f'{text!r} is no number; write "sunspec", "nan", "0xFFFF" with 4, 8 or 16 digits, or "int16:0x8000"',
+                )
         yield from _range_problems(
             self,
             port=(1, 65_535),
@@ -301,6 +311,7 @@ class DeviceProfile:
     registers_per_read_max: int | None = None
     hole_max: int | None = None
     byte_order: ByteOrder | None = None
+    no_value: tuple[str, ...] | None = None
     connections_max: int | None = None
     unit_retry_ms: int | None = None
     unit_retry_max_ms: int | None = None
@@ -321,6 +332,8 @@ def toml(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return str(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(toml, value))}]"
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
 

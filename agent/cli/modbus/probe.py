@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -74,6 +74,8 @@ def probe(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     _check(places)
+    if wanted is not None and wanted.number is None:  # it may have one character a register
+        places = [replace(place, count=max(place.count, min(len(wanted.text), COUNT_MAX))) for place in places]
     looks = asyncio.run(_look(target, places, 1 + again, interval_s))
     found = [] if wanted is None else _candidates(looks, wanted)
     doubts = [] if wanted is None else interpretation.doubts(found, wanted)
@@ -181,13 +183,14 @@ def _readings(look: _Look, address: int, base: int, marks: dict[tuple[Any, ...],
         yield from lines(("type", *orders), rows, "table")
     for one in interpretation.texts(words, table, look.place.address, look.place.count):
         if address == look.place.address:
-            yield f"{one.kind.name} {one.kind.order_name}: {value_text(one.value)}"
+            yield f"{interpretation.type_text(one.kind)} {one.kind.order_name}: {value_text(one.value)}"
     yield ""
 
 
 def _marked(one: Interpretation, marks: dict[tuple[Any, ...], float]) -> str:
-    """A value, with a star if it equals the value on the panel; `*0.1` if it does with this scale."""
-    text = value_text(one.value)
+    """A value, with a star if it equals the value on the panel; `*0.1` if it does with this scale. `?` marks what
+    makers use for "no value"."""
+    text = value_text(one.value) + ("?" if interpretation.is_suspicious(one.kind, one.value) else "")
     scale = marks.get((one.table, one.address, one.kind.name, one.kind.order))
     return text if scale is None else f"{text} *" if scale == 1 else f"{text} *{scale:g}"
 
@@ -203,7 +206,16 @@ def _rows(target: Target, looks: Sequence[_Look], found: Sequence[Candidate]) ->
         scale = "" if it.kind.scale == 1 else f"{it.kind.scale:g}"
         off = "0" if not one.error else f"{100 * one.error:.2g} %"
         seen = [_movement(look, it)] if len(look.words) > 1 else []
-        yield register, it.kind.name, it.kind.order_name, scale, value_text(it.value), off, *seen, "; ".join(remarks)
+        yield (
+            register,
+            interpretation.type_text(it.kind),
+            it.kind.order_name,
+            scale,
+            value_text(it.value),
+            off,
+            *seen,
+            "; ".join(remarks),
+        )
 
 
 def _movement(look: _Look, found: Interpretation) -> str:

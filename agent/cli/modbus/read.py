@@ -17,6 +17,7 @@ from agent.cli.table import lines
 from agent.cli.terminal import value_text
 from agent.escaping import printable
 from agent.ingest.modbus.explore.device import open_device, read_registers
+from agent.ingest.modbus.explore.interpretation import is_suspicious
 from agent.ingest.modbus.explore.register_text import parse_registers, register_text
 from agent.message import json_value, time_text
 
@@ -85,7 +86,9 @@ def _row(one: RegisterAnswer, base: int) -> tuple[str, ...]:
     at, is_bits = one.register, one.register.table.is_bits
     place = f"{at.table.value} {register_text(at.table, at.address, base)}"
     words = "" if is_bits else " ".join(f"{word:04X}" for word in one.words)
-    return place, at.kind.name, "" if is_bits else at.kind.order_name, one.why or value_text(one.value), words
+    remark = " (no value?)" if is_suspicious(at.kind, one.value) else ""
+    value = one.why or value_text(one.value) + remark
+    return place, at.kind.name, "" if is_bits else at.kind.order_name, value, words
 
 
 def _json_object(one: RegisterAnswer, base: int) -> dict[str, object]:

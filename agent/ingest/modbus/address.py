@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from agent.ingest.modbus.columns import COLUMNS, EXAMPLE_ROWS
-from agent.ingest.modbus.decode import ValueType, value_type
+from agent.ingest.modbus.decode import ENCODINGS, ValueType, value_type, with_encoding
+from agent.ingest.modbus.no_value import with_no_value
 from agent.ingest.tags.sheet import CellError
 from agent.ingest.tags.tag_map import Cells, Dialect
 from agent.ingest.tags.templates import add_whole
@@ -100,7 +101,7 @@ def _identity(register: Register) -> Register:
 def _register(cells: Cells, settings: ModbusSourceSettings) -> Register:
     unit_id = cells.integer("unit_id", 0, UNIT_ID_MAX, settings.unit_id)
     table, address = _place(cells, settings.address_base)
-    kind = _kind(cells, table, settings.byte_order)
+    kind = _kind(cells, table, settings)
     count = 1 if table.is_bits else kind.registers
     if count > settings.registers_per_read_max:
         limit = settings.registers_per_read_max
@@ -138,7 +139,7 @@ def _table(cells: Cells) -> Table:
     return Table(cells.choice("table", [table.value for table in Table]))
 
 
-def _kind(cells: Cells, table: Table, default_order: str) -> ValueType:
+def _kind(cells: Cells, table: Table, settings: ModbusSourceSettings) -> ValueType:
     name = cells.text("type") or ("bool" if table.is_bits else "")
     if not name:
         raise CellError("type", "is empty; write one such as int16, uint32 or float32")
@@ -148,14 +149,24 @@ def _kind(cells: Cells, table: Table, default_order: str) -> ValueType:
     offset = cells.number("offset", cells.text("offset"), 0)
     if scale == 0:
         raise CellError("scale", "is 0, which would make every value the same")
-    order = cells.text("byte_order").upper() or default_order
+    order = cells.text("byte_order").upper() or settings.byte_order
     mask, clamp = _mask(cells), _clamp(cells)
     try:
-        return value_type(name, order, scale, offset, mask, clamp)
+        kind = value_type(name, order, scale, offset, mask, clamp)
     except ValueError as error:
         why = str(error)
         words = {"order of": "byte_order", "scale": "scale", "mask": "mask", "clamp": "clamp"}
         raise CellError(next((words[word] for word in words if word in why), "type"), why) from error
+    try:
+        kind = with_no_value(kind, cells.text("no_value"), settings.no_value)
+    except ValueError as error:
+        raise CellError("no_value", str(error)) from error
+    if cells.text("encoding"):
+        try:
+            return with_encoding(kind, cells.choice("encoding", tuple(ENCODINGS)))
+        except ValueError as error:
+            raise CellError("encoding", str(error)) from error
+    return kind
 
 
 def _mask(cells: Cells) -> int:

@@ -1,9 +1,9 @@
 """Decodes all values of one read at once.
 
 A `BlockDecoder` is made when a read enters the plan. For registers it permutes the bytes of the answer once, so that
-the bytes of each value are in order, and unpacks all values with one struct format. Values with a scale, a mask or
-decimal digits are then converted one by one. Bits are looked up in a table of eight values a byte. `decode` defines the
-value of each type; a test compares the two. Core.
+the bytes of each value are in order, and unpacks all values with one struct format. Texts, and values with a scale, a
+mask or decimal digits are then converted one by one. A number that is no value gets the status BadNoDataAvailable. Bits
+are looked up in a table of eight values a byte. `decode` defines the value of each type; a test compares the two. Core.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from agent.columns import SampleColumns
 from agent.ingest import quality
-from agent.ingest.modbus.decode import DecodeError, converter, limited
+from agent.ingest.modbus.decode import DecodeError, absence, converter, limited
 from agent.ingest.modbus.plan import Read
 from agent.message import Value
 
@@ -32,7 +32,8 @@ class BlockDecoder:
         self._tags = list(tags)
         self._good = [quality.GOOD] * len(tags)
         self._conversions: list[tuple[int, Callable[[Any], Value]]] = []
-        self._digits: list[tuple[int, Callable[[Any], Value]]] = []  # conversions that may raise DecodeError
+        self._doubtful: list[tuple[int, Callable[[Any], Value]]] = []  # conversions that may raise DecodeError
+        self._absent: list[tuple[int, Callable[[Any], bool]]] = []  # which values say that there is none
         self._clamps: list[tuple[int, float, float]] = []
         if read.table.is_bits:
             places = [register.address - read.address for register in read.registers]
@@ -46,7 +47,9 @@ class BlockDecoder:
             formats.append(register.kind.code)
             convert = converter(register.kind)
             if convert is not None:
-                (self._digits if register.kind.name.startswith("bcd") else self._conversions).append((index, convert))
+                (self._doubtful if register.kind.may_fail else self._conversions).append((index, convert))
+            if register.kind.no_value:
+                self._absent.append((index, absence(register.kind)))
             if register.kind.clamp is not None:
                 self._clamps.append((index, *register.kind.clamp))
         unpack = struct.Struct(">" + "".join(formats)).unpack
@@ -56,15 +59,20 @@ class BlockDecoder:
         """The samples in the data bytes of an answer, in the order of addresses. The lists are not changed
         afterwards."""
         values = self._values(data)
+        gone = [index for index, is_absent in self._absent if is_absent(values[index])]
         for index, convert in self._conversions:
             values[index] = convert(values[index])
-        qualities = self._judged(values) if self._digits or self._clamps else self._good
+        qualities = self._judged(values) if self._doubtful or self._clamps else self._good
+        if gone:
+            qualities = [*qualities]
+            for index in gone:
+                values[index], qualities[index] = None, quality.BAD_NO_DATA_AVAILABLE
         return SampleColumns(self._tags, [time_ns] * len(values), values, qualities)
 
     def _judged(self, values: list[Any]) -> list[int]:
         """The statuses of values that may not be decodable or within their limits. Changes `values`."""
         qualities = [*self._good]
-        for index, convert in self._digits:
+        for index, convert in self._doubtful:
             try:
                 values[index] = convert(values[index])
             except DecodeError:

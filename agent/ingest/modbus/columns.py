@@ -15,7 +15,7 @@ COLUMNS = (
     Column("register", "the number of the register, counted from address_base of the source", "100", Kind.WHOLE),
     Column(
         "type",
-        "bool, bit0 to bit15, (u)int16/32/64, float16/32/64, bcd16/32 or string<bytes>; not needed for coils",
+        "bool, bit0 to bit15, (u)int8/16/32/64, float16/32/64, bcd16/32 or string<bytes>; not needed for coils",
         "float32",
     ),
     Column(
@@ -31,6 +31,19 @@ COLUMNS = (
     ),
     Column(
         "clamp", "lowest and highest value after scaling; a value outside is stored as the limit, and says so", "0..100"
+    ),
+    Column(
+        "no_value",
+        "the numbers with which the device says that it has no value, as they stand in the registers: 0xFFFF|0x8000, "
+        "-32768, nan, sunspec; none: all numbers are values; empty: no_value of the source",
+        "0x8000",
+    ),
+    Column(
+        "encoding",
+        "of a string: utf-8, latin-1, utf-16, low-byte or high-byte (one character a register), c-string (ends at the "
+        "first NUL); empty: utf-8",
+        "latin-1",
+        choices=("utf-8", "latin-1", "utf-16", "low-byte", "high-byte", "c-string"),
     ),
     Column(
         "counter", "the value only rises and wraps: how many readings it has, or device for all of its type", "2^32"

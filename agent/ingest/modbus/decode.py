@@ -8,7 +8,10 @@ CDABGHEF, which swap the halves, or the words inside each half.
 
 A number may be part of a register (`mask`), is scaled, and may be limited to a range (`clamp`). A value outside the
 range is stored as the limit, with the status UncertainEngineeringUnitsExceeded and the limit bits (OPC 10000-4,
-7.39.1).
+7.39.1). A number with which the device says that it has none (`no_value`) is no value.
+
+A text has an encoding, with one or two characters a register. Padding around it is left out: NUL, blanks, and 0xFF
+bytes. What cannot be decoded is no value, never a part of the text.
 
 Core. Bytes that cannot be decoded raise DecodeError.
 """
@@ -18,18 +21,22 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
 from agent.ingest import quality
 from agent.message import Value
 
-TYPE = re.compile(r"(bool|bit(?:1[0-5]|[0-9])|u?int(?:16|32|64)|float(?:16|32|64)|bcd(?:16|32)|string[1-9][0-9]{0,2})")
+TYPE = re.compile(
+    r"(bool|bit(?:1[0-5]|[0-9])|u?int(?:8|16|32|64)|float(?:16|32|64)|bcd(?:16|32)|string[1-9][0-9]{0,2})"
+)
 STRING_BYTES_MAX = 250  # of one read
 SHARED_MAX = 1_024  # types kept; beyond it a type may be made twice
 
 _FORMATS = {
+    "int8": ">b",
+    "uint8": ">B",
     "int16": ">h",
     "uint16": ">H",
     "int32": ">i",
@@ -41,7 +48,17 @@ _FORMATS = {
     "float64": ">d",
 }
 
-_UNSIGNED = {1: "H", 2: "I", 4: "Q"}
+_UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}  # by bytes
+
+UTF_8 = "utf-8"
+ENCODINGS = {
+    UTF_8: UTF_8,
+    "latin-1": "latin-1",
+    "utf-16": "utf-16-be",
+    "low-byte": "latin-1",  # one character a register, in its low byte
+    "high-byte": "latin-1",
+    "c-string": UTF_8,  # ends at the first NUL; what follows is left over from longer texts
+}
 
 # The four orders of four bytes, for values of other sizes.
 _FAMILY: dict[int, dict[str, str]] = {
@@ -72,6 +89,13 @@ class ValueType:
     offset: int | float = 0
     mask: int = 0  # bits that are the value; 0: all
     clamp: tuple[float, float] | None = None  # lowest and highest value after scaling
+    no_value: frozenset[bytes] = frozenset()  # bytes in order that are no value; b"" is any NaN
+    encoding: str = ""  # of a string
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+        return len(self.order)
 
     @property
     def is_numeric(self) -> bool:
@@ -84,20 +108,25 @@ class ValueType:
         return "int" in self.name or self.name.startswith("bcd")
 
     @property
+    def may_fail(self) -> bool:
+        """Whether its conversion may raise DecodeError."""
+        return bool(self.encoding) or self.name.startswith("bcd")
+
+    @property
     def modulus(self) -> int:
         """The number of readings that an integer of this type can have."""
         if self.mask:
             return 1 << (self.mask.bit_length() - (self.mask & -self.mask).bit_length() + 1)
-        return int(10 ** (4 * self.registers)) if self.name.startswith("bcd") else int(2 ** (16 * self.registers))
+        return int(10 ** (2 * self.size)) if self.name.startswith("bcd") else int(2 ** (8 * self.size))
 
     @property
     def code(self) -> str:
         """The struct code of the bytes in order. For bits and decimal digits it is that of the unsigned number that
         holds them."""
-        if self.name.startswith("string"):
+        if self.encoding:
             return f"{2 * self.registers}s"
         is_number = self.name in _FORMATS and not self.mask
-        return _FORMATS[self.name][1:] if is_number else _UNSIGNED[self.registers]
+        return _FORMATS[self.name][1:] if is_number else _UNSIGNED[self.size]
 
 
 @lru_cache(SHARED_MAX, typed=True)  # tags with the same type share one object
@@ -116,7 +145,7 @@ def value_type(
     name = name.lower()
     if not TYPE.fullmatch(name):
         raise ValueError(
-            "is not a type; known are bool, bit0 to bit15, (u)int16/32/64, float16/32/64, bcd16/32, string<bytes>"
+            "is not a type; known are bool, bit0 to bit15, (u)int8/16/32/64, float16/32/64, bcd16/32, string<bytes>"
         )
     size = _size(name)
     if mask and "int" not in name:
@@ -130,7 +159,10 @@ def value_type(
             raise ValueError(f"is longer than {STRING_BYTES_MAX} bytes, the most one read carries")
         swapped = _FAMILY[2].get(order, order) == "BA"
         places = tuple(i ^ 1 if swapped else i for i in range(size + size % 2))
-        return ValueType(name, len(places) // 2, "BA" if swapped else "AB", places)
+        return ValueType(name, len(places) // 2, "BA" if swapped else "AB", places, encoding=UTF_8)
+    if size == 1:  # the low byte of a register, or with BA the high one
+        swapped = _FAMILY[2].get(order, order) == "BA"
+        return ValueType(name, 1, "BA" if swapped else "AB", (0 if swapped else 1,), scale, offset, mask, clamp)
     full = _FAMILY[size].get(order, order)
     if full not in ORDERS[size]:
         raise ValueError(f"is not an order of {size} bytes; known are {', '.join(ORDERS[size])}")
@@ -141,8 +173,16 @@ def value_type(
     return found
 
 
+@lru_cache(SHARED_MAX)
+def with_encoding(kind: ValueType, encoding: str) -> ValueType:
+    """A string in this encoding. Raises ValueError with the reason."""
+    if not kind.encoding:
+        raise ValueError(f"is for strings, and the type is {kind.name}; leave it empty")
+    return replace(kind, encoding=encoding)
+
+
 def decode(kind: ValueType, registers: Sequence[int]) -> Value:
-    """The value in these registers."""
+    """The value in these registers. Raises DecodeError."""
     assert len(registers) == kind.registers, "as many registers as the type has"
     wire = struct.pack(f">{len(registers)}H", *registers)
     (raw,) = struct.unpack(f">{kind.code}", bytes([wire[place] for place in kind.order]))
@@ -152,10 +192,10 @@ def decode(kind: ValueType, registers: Sequence[int]) -> Value:
 
 
 def converter(kind: ValueType) -> Callable[[Any], Value] | None:
-    """The function that converts what `kind.code` has unpacked into the value; None if nothing is to be converted. That
-    of binary coded decimals may raise DecodeError."""
-    if kind.name.startswith("string"):
-        return partial(_text, int(kind.name[6:]))
+    """The function that converts what `kind.code` has unpacked into the value; None if nothing is to be converted. If
+    the type `may_fail`, it may raise DecodeError."""
+    if kind.encoding:
+        return partial(_text, kind.encoding, int(kind.name[6:]))
     if kind.name == "bool":
         return bool
     if kind.name.startswith("bit"):
@@ -166,8 +206,19 @@ def converter(kind: ValueType) -> Callable[[Any], Value] | None:
         return lambda word: scale(_digits(kind, word))
     if kind.mask:
         mask, shift = kind.mask, (kind.mask & -kind.mask).bit_length() - 1
+        if kind.name.startswith("int"):  # the highest bit of the mask is the sign
+            sign = 1 << (kind.mask >> shift).bit_length() - 1
+            return lambda word: scale((((word & mask) >> shift) ^ sign) - sign)
         return lambda word: scale((word & mask) >> shift)
     return None if (kind.scale, kind.offset) == (1, 0) else scale
+
+
+def absence(kind: ValueType) -> Callable[[Any], bool]:
+    """The function that tells whether what `kind.code` has unpacked is no value."""
+    if not kind.name.startswith("float"):
+        return frozenset(struct.unpack(f">{kind.code}", pattern)[0] for pattern in kind.no_value).__contains__
+    pack, patterns = struct.Struct(f">{kind.code}").pack, kind.no_value  # bits, because -0.0 equals 0.0
+    return lambda number: pack(number) in patterns or (b"" in patterns and number != number)  # noqa: PLR0124 NaN
 
 
 def limited(value: Any, low: float, high: float) -> tuple[Any, int]:
@@ -180,7 +231,7 @@ def limited(value: Any, low: float, high: float) -> tuple[Any, int]:
 
 
 def _digits(kind: ValueType, word: int) -> int:
-    digits = f"{word:0{4 * kind.registers}x}"
+    digits = f"{word:0{2 * kind.size}x}"
     if not digits.isdigit():
         raise DecodeError(f"{digits} is not binary coded decimal")
     return int(digits)
@@ -189,7 +240,7 @@ def _digits(kind: ValueType, word: int) -> int:
 def _scaler(kind: ValueType) -> Callable[[float], int | float]:
     """`scaled`, without the checks that this type does not need."""
     scale, offset, divisor = kind.scale, kind.offset, _divisor(kind.scale)
-    largest = 2 ** (16 * kind.registers) * abs(scale) + abs(offset)
+    largest = 2 ** (8 * kind.size) * abs(scale) + abs(offset)
     if largest >= 2**63:
         return partial(scaled, kind)
     return (lambda number: number / divisor + offset) if divisor else (lambda number: number * scale + offset)
@@ -225,10 +276,28 @@ def _size(name: str) -> int:
     return int(name.lstrip("uintfloabcd")) // 8
 
 
-def _text(size: int, data: bytes) -> Value:
-    """A string without the NUL or blanks with which devices pad it. What is not UTF-8 is kept as bytes."""
-    data = data[:size].split(b"\0", 1)[0].rstrip(b" ")
+def _text(encoding: str, size: int, data: bytes) -> str:
+    """A text without its padding. Raises DecodeError."""
+    data = data[:size]
+    match encoding:
+        case "low-byte" | "high-byte":
+            first = 1 if encoding == "low-byte" else 0
+            if data[1 - first :: 2].strip(b"\0\xff "):
+                raise DecodeError(f"{data.hex(' ')} has characters in both bytes of its registers")
+            data = data[first::2].strip(b"\0\xff")
+        case "utf-16":
+            while data[-2:] in (b"\0\0", b"\xff\xff"):
+                data = data[:-2]
+            while data[:2] in (b"\0\0", b"\xff\xff"):
+                data = data[2:]
+        case "c-string":
+            data = data.split(b"\0", 1)[0].rstrip(b"\xff")
+        case _:
+            data = data.strip(b"\0\xff")
     try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data
+        text = data.decode(ENCODINGS[encoding]).rstrip(" ")
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"{data.hex(' ')} is not {encoding}: {error.reason}") from error
+    if "\0" in text:
+        raise DecodeError(f"{data.hex(' ')} has a NUL inside; other encodings are {', '.join(ENCODINGS)}")
+    return text

@@ -202,5 +202,10 @@ def _answers(read: Read, data: bytes) -> Iterator[RegisterAnswer]:
     for register, value, status in zip(read.registers, decoded.values, decoded.qualities, strict=True):
         start = 2 * (register.address - read.address)
         own = b"" if read.table.is_bits else data[start : start + 2 * register.count]
-        why = "its digits are no decimal number" if status == quality.BAD_DECODING_ERROR else ""
+        why = ""
+        if status == quality.BAD_DECODING_ERROR:
+            is_text = bool(register.kind.encoding)
+            why = f"it is no {register.kind.encoding} text" if is_text else "its digits are no decimal number"
+        elif status == quality.BAD_NO_DATA_AVAILABLE:
+            why = "the device says that it has no value (no_value)"
         yield RegisterAnswer(register, struct.unpack(f">{len(own) // 2}H", own), value, status, why)

@@ -14,9 +14,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import product
 
 from agent.ingest.modbus.address import ADDRESS_MAX, Table
-from agent.ingest.modbus.decode import ORDERS, DecodeError, ValueType, decode, scaled, value_type
+from agent.ingest.modbus.decode import ORDERS, UTF_8, DecodeError, ValueType, decode, scaled, value_type, with_encoding
 from agent.ingest.modbus.explore.register_text import register_text
 from agent.message import Value
 
@@ -42,6 +43,9 @@ TOLERANCE = "1%"
 # Rarely used types: a match is more often a coincidence.
 _RARITY = {"float16": 2, "bcd16": 2, "bcd32": 2, "BA": 2, "BADC": 1, "DCBA": 1, "BADCFEHG": 1, "HGFEDCBA": 1}
 _RARITY |= {"EFGHABCD": 1, "CDABGHEF": 1}
+# The unusual ones last: they read many texts that are none.
+TEXT_ENCODINGS = ("utf-8", "low-byte", "high-byte", "utf-16", "latin-1", "c-string")
+ONE_CHARACTER = ("low-byte", "high-byte")
 _NUMBER_LIKE = re.compile(r"[+-]?[\d.,' ]+")
 
 
@@ -138,14 +142,20 @@ def interpretations(words: Mapping[int, int], table: Table, address: int) -> Ite
 
 
 def texts(words: Mapping[int, int], table: Table, address: int, count: int) -> Iterator[Interpretation]:
-    """The registers as text in both byte orders, if it is printable."""
+    """The registers as text in both byte orders and each encoding that they can have, if it is printable. An encoding
+    that gives the same text as one before is left out."""
     found = _words_at(words, address, count)
-    if found is None:
-        return
-    for order in ORDERS[2]:
-        kind = value_type(f"string{2 * count}", order)
-        value = decode(kind, found)
-        if isinstance(value, str) and value and value.isprintable():
+    seen = set[tuple[str, Value]]()
+    for encoding, order in product(TEXT_ENCODINGS, ORDERS[2]) if found is not None else ():
+        kind = with_encoding(value_type(f"string{2 * count}", order), encoding)
+        try:
+            value = decode(kind, found or ())
+        except DecodeError:
+            continue
+        is_twin = encoding in ONE_CHARACTER and order == "BA"  # the other byte with AB is the same
+        is_new = (order, value) not in seen and not is_twin
+        if isinstance(value, str) and value and value.isprintable() and is_new:
+            seen.add((order, value))
             yield Interpretation(table, address, kind, value)
 
 
@@ -155,12 +165,20 @@ def candidates(words: Mapping[int, int], table: Table, address: int, count: int,
     for start in range(max(0, address - 1), min(address + count, ADDRESS_MAX) + 1):
         is_asked = address <= start < address + count
         if wanted.number is None:
-            length = max(1, (len(wanted.text.encode()) + 1) // 2)
-            yield from (
+            bytes_min, lengths = len(wanted.text.encode()), range(1, address + count + WIDEST - start + 1)
+            matching = [
                 Candidate(found, 0.0, is_exact=True, is_asked=is_asked)
+                for length in lengths
+                if 2 * length >= bytes_min
                 for found in texts(words, table, start, length)
-                if str(found.value).startswith(wanted.text)
-            )
+                if str(found.value).strip().startswith(wanted.text)
+            ]
+            met_kinds = set[tuple[str, str]]()
+            for one in matching:  # the shortest of each encoding and order
+                how = one.found.kind.encoding, one.found.kind.order_name
+                if how not in met_kinds:
+                    met_kinds.add(how)
+                    yield one
             continue
         met = [
             Candidate(one, *_distance(one, wanted), is_asked)
@@ -233,6 +251,7 @@ def tag_row(found: Interpretation, unit_id: int, base: int, scope: str) -> dict[
         "type": kind.name,
         "byte_order": kind.order_name,
         "scale": "" if kind.scale == 1 else f"{kind.scale:.6f}".rstrip("0").rstrip("."),
+        **({"encoding": kind.encoding} if kind.encoding not in ("", UTF_8) else {}),
     }
 
 
@@ -274,8 +293,26 @@ def _share_a_word(one: Interpretation, other: Interpretation) -> bool:
     return one.table is other.table and sizes != {1} and len(sizes) == 1 and abs(one.address - other.address) == 1
 
 
+def is_suspicious(kind: ValueType, value: Value) -> bool:
+    """Whether makers use this value of an unscaled type as "no value": the ends of a range, or NaN. For people; what
+    a source takes for no value is configured."""
+    if kind.name.startswith("float"):
+        return isinstance(value, float) and math.isnan(value)
+    if "int" not in kind.name or kind.size < 2 or kind.mask:
+        return False
+    bits = 8 * kind.size
+    if kind.name.startswith("int"):
+        return value in (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return value in (2**bits - 1, 2 ** (bits - 1))
+
+
+def type_text(kind: ValueType) -> str:
+    """A type for people, with the encoding of a text that is not UTF-8."""
+    return f"{kind.name} {kind.encoding}" if kind.encoding not in ("", UTF_8) else kind.name
+
+
 def _name(found: Interpretation) -> str:
-    return f"{found.kind.name} {found.kind.order_name} at wire address {found.address}"
+    return f"{type_text(found.kind)} {found.kind.order_name} at wire address {found.address}"
 
 
 def _words_at(words: Mapping[int, int], address: int, count: int) -> list[int] | None:

@@ -180,3 +180,20 @@ def test_random_words_rarely_meet_a_value() -> None:
         words = {place: chance.randrange(65_536) for place in range(8)}
         met += any(True for _ in candidates(words, Table.INPUT, 1, 1, wanted))
     assert met < 40, met
+
+
+@pytest.mark.parametrize(
+    "words, encoding",
+    [
+        ([0x4D6F, 0x6465, 0x6C00], ""),
+        ([0x004D, 0x006F, 0x0064, 0x0065, 0x006C, 0], "low-byte"),
+        ([0x4D00, 0x6F00, 0x6400, 0x6500, 0x6C00, 0], "high-byte"),
+        ([0, 0x4D6F, 0x6465, 0x6CFF, 0xFFFF], ""),
+    ],
+)
+def test_a_text_is_found_in_every_encoding(words: list[int], encoding: str) -> None:
+    """The row to paste names the encoding, and reads the text that was asked for."""
+    found = ranked(candidates(dict(enumerate(words, 100)), Table.HOLDING, 100, len(words), parse_wanted("Model")))
+    assert found
+    assert tag_row(found[0].found, 1, 0, "m").get("encoding", "") == encoding
+    assert found[0].found.value == "Model"
