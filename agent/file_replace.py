@@ -8,15 +8,15 @@ import secrets
 from pathlib import Path
 
 
-def write_file(path: Path, data: bytes, mode: int = 0o600, group: int = -1) -> None:
-    """Write `data` to `path` atomically and durably, with `mode` and `group` from its creation. Raises OSError."""
+def write_file(path: Path, data: bytes, mode: int = 0o600, group: int = -1, owner: int = -1) -> None:
+    """Write `data` to `path` atomically and durably, with these rights from its creation. Raises OSError."""
     # A name of its own: with a fixed one, two writers would write into one file.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             # Owner before mode: in the other order the old group could read the file for a moment.
-            os.fchown(file.fileno(), -1, group)
+            os.fchown(file.fileno(), owner, group)
             os.fchmod(file.fileno(), mode)
             file.write(data)
             file.flush()

@@ -13,7 +13,6 @@ the node starts.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from agent.fact_store import StoreReader
+from agent.file_replace import write_file
 from agent.message import check_depth
 from agent.query.latest import AbsentTags, LatestRecord, find_latest_in_stream, latest_record, merge_peer_records
 from agent.query.scan import Dictionary, Scanner
@@ -75,12 +75,7 @@ def save_peer_latest(state_dir: Path, sent: PeerLatest) -> None:
     """Store a peer's values durably, in place of its earlier ones. Raises OSError."""
     file = _file(state_dir, sent.peer, sent.stream)
     file.parent.mkdir(mode=0o700, exist_ok=True)
-    part = file.with_suffix(".part")
-    with part.open("wb") as written:
-        written.write(msgspec.json.encode(sent))
-        written.flush()
-        os.fsync(written.fileno())
-    part.replace(file)
+    write_file(file, msgspec.json.encode(sent))
 
 
 def has_peer_latest(state_dir: Path, peer: str, stream: str) -> bool:

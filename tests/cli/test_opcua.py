@@ -200,6 +200,25 @@ def test_read_takes_what_other_clients_show(plc: Program, bsfg: Bsfg) -> None:
     assert (done.returncode, "names namespace 99, and the server has" in done.stderr) == (2, True)
 
 
+def test_the_certificate_is_that_of_the_sources(bsfg: Bsfg, tmp_path: Path) -> None:
+    """Where a node.toml is: the pair in its state folder, which the sources use; another only if it is named."""
+    tags = 'tags_file = "plc.csv"\n'
+    secured = f'[[opcua]]\nname = "{{0}}"\nurl = "opc.tcp://plc:4840"\n{tags}'
+    (tmp_path / "node.toml").write_text(f'[node]\nzone = "plant-a"\nstate_dir = "s"\n{secured.format("plc")}')
+    for option in ((), ("--renew",)):
+        done = bsfg("opcua", "certificate", "--json", *option)
+        assert Path(json.loads(done.stdout)["file"]).parent == tmp_path / "s" / "opcua"
+    assert bsfg("opcua", "certificate", "--activate").returncode == 0
+    assert (tmp_path / "s" / "opcua" / "own.previous.der").exists()
+    assert not (tmp_path / "pki").exists()
+    done = bsfg("opcua", "certificate", "--json", "--pki", "other")
+    assert json.loads(done.stdout)["file"] == "other/own.der"
+    own = 'certificate_file = "a.der"\nprivate_key_file = "a.key"\n'
+    (tmp_path / "node.toml").write_text((tmp_path / "node.toml").read_text() + secured.format("press") + own)
+    done = bsfg("opcua", "certificate")
+    assert (done.returncode, "use several: name one with --certificate" in done.stderr) == (2, True)
+
+
 def test_our_certificate_is_renewed_in_two_steps(bsfg: Bsfg, tmp_path: Path) -> None:
     """The next certificate has the same key and names, and is not in use before it is activated; a foreign one is left
     to its authority."""

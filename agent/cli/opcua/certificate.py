@@ -1,5 +1,7 @@
 """`bsfg opcua certificate`: show or create our own certificate, which servers must trust, and renew it in two steps, so
-that no server sees an unknown certificate."""
+that no server sees an unknown certificate.
+
+Where there is a node.toml with secured sources, it is the certificate that they use."""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
-from agent.cli import json_option
+from agent.cli import config_option, json_option
 from agent.cli.opcua.options import pki_option
+from agent.config import load_sections
 from agent.ingest.opcua.security.certificate import (
     activate_certificate,
     ensure_certificate,
@@ -24,6 +28,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
+@config_option
 @pki_option
 @click.option("--certificate", "certificate_file", type=_FILE, help="Our certificate, instead of the one in --pki.")
 @click.option("--key", "key_file", type=_FILE, help="The key of our certificate.")
@@ -35,7 +40,10 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option("--activate", is_flag=True, help="Put the next certificate into use.")
 @json_option
+@click.pass_context
 def certificate(
+    ctx: click.Context,
+    config_file: Path,
     pki_folder: Path,
     certificate_file: Path | None,
     key_file: Path | None,
@@ -44,7 +52,8 @@ def certificate(
     activate: bool,
     as_json: bool,
 ) -> None:
-    """Show our certificate and the file that a server imports. Create the certificate if there is none.
+    """Show our certificate and the file that a server imports. Create the certificate if there is none. It is that of
+    the sources in node.toml; without any, that in --pki.
 
     To renew without an interruption: run with --renew, have every server trust the new file, then run with --activate.
     """
@@ -52,7 +61,11 @@ def certificate(
         raise click.UsageError(
             "--renew and --activate are two steps; between them every server has to trust the new one"
         )
-    own, key = certificate_file or pki_folder / "own.der", key_file or pki_folder / "own.key"
+    is_named = ctx.get_parameter_source("pki_folder") is not ParameterSource.DEFAULT
+    own, key = pki_folder / "own.der", pki_folder / "own.key"
+    if not is_named and certificate_file is None and config_file.exists():
+        own, key = _of_sources(config_file) or (own, key)
+    own, key = certificate_file or own, key_file or key
     if renew:
         shown = renew_certificate(own, key)
         todo = "have every server trust this file, then run this command with --activate"
@@ -73,3 +86,15 @@ def certificate(
     click.echo(f"  SHA-256     {details.sha256}")
     click.echo(f"  names       {', '.join((*details.uris, *details.host_names))}")
     click.echo(f"  next: {todo}")
+
+
+def _of_sources(config_file: Path) -> tuple[Path, Path] | None:
+    """Certificate and key of the secured sources in node.toml; None if there are none."""
+    found = [(one.certificate_file, one.private_key_file) for one in load_sections(config_file).opcua]
+    pairs = {(own, key) for own, key in found if own is not None and key is not None}
+    if len(pairs) > 1:
+        listed = " or ".join(sorted(str(own) for own, _ in pairs))
+        raise click.UsageError(
+            f"the sources in {config_file} use several: name one with --certificate and --key: {listed}"
+        )
+    return next(iter(pairs), None)

@@ -6,8 +6,11 @@ would have to trust it at every start.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import socket
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,12 +21,15 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from agent.file_replace import sync_folder, write_file
 from agent.ingest.errors import SourceRefused
+from agent.ingest.lifecycle import CLOCK_LEAST_NS
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, parse_certificate
 from agent.settings.sources import OpcuaSourceSettings
 
 KEY_BITS = 2048  # the minimum of Basic256Sha256 and the maximum of old devices
 LIFETIME_DAYS = 3650  # the life of a gateway; its end is reported like that of any certificate
+CLOCK_LEAST = datetime.fromtimestamp(CLOCK_LEAST_NS / 1e9, UTC)
 CLOCK_SLACK_DAYS = 1  # for devices whose clock is behind
 
 
@@ -31,8 +37,27 @@ def ensure_certificate(certificate_file: Path, key_file: Path, application_uri: 
     """Make a key (PEM) and a self-signed certificate, unless both exist. Raises SourceRefused if only one of them
     exists.
 
-    The certificate is DER, which is what servers import; PEM in a file named .pem.
+    The certificate is DER, which is what servers import; PEM in a file named .pem. Sources that connect at the same
+    time share one pair: the first makes it, and the others wait.
     """
+    if certificate_file.exists() and key_file.exists():  # the certificate comes last
+        return
+    try:
+        key_file.parent.mkdir(parents=True, exist_ok=True)
+        certificate_file.parent.mkdir(parents=True, exist_ok=True)
+        with _only_maker(key_file.parent):
+            _ensure_pair(certificate_file, key_file, application_uri)
+    except OSError as error:
+        text = f"our certificate cannot be written to {certificate_file.parent}: {error.strerror}"
+        raise SourceRefused(f"{text}; let this user write there, or make it with `bsfg opcua certificate`") from error
+
+
+def _ensure_pair(certificate_file: Path, key_file: Path, application_uri: str) -> None:
+    """Make the pair unless it is there. A certificate waits under another name until its key is written, so that a
+    crash leaves nothing, or what the next call completes."""
+    waiting = certificate_file.with_name(f".{certificate_file.name}.waiting")
+    if key_file.exists() and not certificate_file.exists() and _is_pair(waiting, key_file):
+        waiting.replace(certificate_file)
     there = certificate_file.exists(), key_file.exists()
     if all(there):
         return
@@ -40,12 +65,30 @@ def ensure_certificate(certificate_file: Path, key_file: Path, application_uri: 
         found, missing = (certificate_file, key_file) if there[0] else (key_file, certificate_file)
         raise SourceRefused(f"{missing} is missing, but {found} exists; restore it, or remove that to make a new pair")
     key = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
+    _write(waiting, _encoded(_self_signed(key, application_uri), certificate_file), 0o644)
+    _write(key_file, _key_pem(key), 0o600)
+    waiting.replace(certificate_file)
+    sync_folder(certificate_file.parent)
+
+
+def _is_pair(certificate_file: Path, key_file: Path) -> bool:
+    """Whether both exist and belong together."""
     try:
-        write_whole(key_file, _key_pem(key), 0o600)
-        write_whole(certificate_file, _encoded(_self_signed(key, application_uri), certificate_file), 0o644)
-    except OSError as error:
-        text = f"our certificate cannot be written to {certificate_file.parent}: {error.strerror}"
-        raise SourceRefused(f"{text}; let this user write there, or make it with `bsfg opcua certificate`") from error
+        read_key_of(read_certificate(certificate_file), key_file)
+    except SourceRefused:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _only_maker(folder: Path) -> Iterator[None]:
+    """One thread of all processes at a time. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _encoded(certificate: x509.Certificate, file: Path) -> bytes:
@@ -66,7 +109,7 @@ def file_to_import(certificate_file: Path) -> Path:
     der = parse_certificate(data).public_bytes(serialization.Encoding.DER)
     try:
         if not copy.exists() or copy.read_bytes() != der:
-            write_whole(copy, der, 0o644)
+            _write(copy, der, 0o644)
     except OSError:
         return certificate_file
     return copy
@@ -110,7 +153,7 @@ def next_file(certificate_file: Path) -> Path:
 
 def _write_or_refuse(file: Path, data: bytes) -> None:
     try:
-        write_whole(file, data, 0o644)
+        _write(file, data, 0o644)
     except OSError as error:
         raise SourceRefused(f"{file} cannot be written: {error.strerror}; let this user write there") from error
 
@@ -187,6 +230,9 @@ def _self_signed(key: rsa.RSAPrivateKey, application_uri: str) -> x509.Certifica
         decipher_only=False,
     )
     now = datetime.now(UTC)
+    if now < CLOCK_LEAST:
+        text = f"our certificate is not made while this machine's clock says {now:%Y-%m-%d %H:%M} UTC: it was never set"
+        raise SourceRefused(f"{text}; set it (timedatectl), and the node goes on by itself")
     return (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -209,14 +255,10 @@ def _key_pem(key: rsa.RSAPrivateKey) -> bytes:
     return key.private_bytes(encoding, form, serialization.NoEncryption())
 
 
-def write_whole(file: Path, data: bytes, mode: int) -> None:
-    """Write a file atomically: to another name, then renamed."""
+def _write(file: Path, data: bytes, mode: int) -> None:
+    """Replace a file. What root makes in a folder belongs to the folder's owner: the node has to read it. Raises
+    OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(file.name + ".part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as handle:
-        os.fchmod(descriptor, mode)  # also if an interrupted attempt left the file
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
-    part.replace(file)
+    there = file.parent.stat()
+    owner, group = (there.st_uid, there.st_gid) if os.geteuid() == 0 else (-1, -1)
+    write_file(file, data, mode, group, owner)

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from agent.errors import BsfgError
-from agent.ingest.opcua.security.certificate import write_whole
+from agent.file_replace import write_file
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, parse_certificate
 
 FILES_MAX = 1_000  # in one folder; a plant has some hundred servers
@@ -79,7 +79,7 @@ class TrustFolder:
         if file.exists():
             return file
         _write(file, facts.der)
-        old = sorted(self._files("rejected"), key=lambda each: each.stat().st_mtime_ns)
+        old = sorted(self._files("rejected"), key=_age_key)
         for each in old[:-REJECTED_MAX]:
             each.unlink(missing_ok=True)
         return file
@@ -141,7 +141,7 @@ class TrustFolder:
     def _files(self, name: str) -> list[Path]:
         folder = self.folder / name
         try:
-            files = [each for each in sorted(folder.iterdir()) if each.is_file() and each.suffix != ".part"]
+            files = [each for each in sorted(folder.iterdir()) if each.is_file()]
             return [each for each in files if not each.name.startswith(".")][:FILES_MAX]
         except FileNotFoundError:
             return []
@@ -164,8 +164,17 @@ def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._@-]+", "_", name)[:60].lstrip(".") or "certificate"
 
 
+def _age_key(file: Path) -> int:
+    """Sorts by age. Another source may have removed the file."""
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
 def _write(file: Path, data: bytes) -> None:
     try:
-        write_whole(file, data, 0o644)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(file, data, 0o644)
     except OSError as error:
         raise TrustError(f"{file} cannot be written: {error.strerror}; let this user write there") from error
