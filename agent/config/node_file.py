@@ -257,6 +257,9 @@ def _parsed(file: Path) -> Mapping[str, object]:
         return read_tables(file.read_bytes())
     except FileNotFoundError:
         raise ConfigError(file, [Problem("file", MISSING, "does not exist; `bsfg init` writes one")]) from None
+    except PermissionError as error:
+        why = f"cannot be read: {error.strerror}; run as root or as a member of its group (bsfg in /etc/bsfg)"
+        raise ConfigError(file, [Problem("file", MISSING, why)]) from error
     except OSError as error:
         raise ConfigError(file, [Problem("file", MISSING, f"cannot be read: {error}")]) from error
 

@@ -31,6 +31,7 @@ from agent.fact_store.log import (
     StoreBusy,
     StoreDamaged,
     StoreError,
+    StoreForbidden,
     StoreForeign,
     StoreFull,
     StoreLocked,

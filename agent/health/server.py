@@ -38,6 +38,7 @@ def note_port(state_dir: Path, port: int) -> None:
     too."""
     try:
         (state_dir / PORT_FILE).write_text(f"{port}\n")
+        (state_dir / PORT_FILE).chmod(0o640)  # members of the node's group may ask for its state
     except OSError as error:
         log.warning("health_port_not_noted", extra={"file": str(state_dir / PORT_FILE), "why": str(error)})
 

@@ -21,12 +21,15 @@ from agent.local_socket.messages import (
     ConsumerEntry,
     Consumers,
     EpochBegan,
+    LatestRows,
     LeaseAcquired,
     ListConsumers,
     ListSources,
     ObjectPut,
     PutObject,
+    ReadLatest,
     ReadSource,
+    ReadTail,
     Refused,
     RegisterConsumer,
     Registered,
@@ -41,5 +44,6 @@ from agent.local_socket.messages import (
     SourceRead,
     SourceRetried,
     TagValue,
+    Tail,
 )
 from agent.local_socket.transport import SOCKET, LocalError, NoNode, StateFolderUnusable

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from agent.message import Envelope, Fact
-from agent.pages import Start
+from agent.pages import Hole, Start
 from agent.replication.protocol.messages import AppendedEntry
 from agent.settings.store import Acks
 
@@ -104,6 +104,25 @@ class BackfillSource(msgspec.Struct, frozen=True, tag="BackfillSource", tag_fiel
     source: str
     first_ns: int
     last_ns: int
+
+
+class ReadLatest(msgspec.Struct, frozen=True, tag="ReadLatest", tag_field="operation"):
+    """The latest value of each tag, from the row `first` on: as `bsfg latest` reads it."""
+
+    tag_glob: str = "*"
+    zone: str | None = None
+    stream: str | None = None
+    depth_facts: int = 0
+    fresh_ms: int = 60_000
+    first: int = 0
+
+
+class ReadTail(msgspec.Struct, frozen=True, tag="ReadTail", tag_field="operation"):
+    """At most `limit` facts of a stream after an offset; without one, the last."""
+
+    stream: str
+    after_offset: int | None = None
+    limit: int = 10
 
 
 class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
@@ -268,6 +287,23 @@ class BackfillQueued(msgspec.Struct, frozen=True, tag="BackfillSource", tag_fiel
     gaps_open: int
 
 
+class LatestRows(msgspec.Struct, frozen=True, tag="ReadLatest", tag_field="operation"):
+    """The rows, as `bsfg latest --json` prints them, and whether more follow. `holes`: by stream."""
+
+    rows: list[dict[str, Any]]
+    more: bool
+    holes: list[tuple[str, Hole]]
+
+
+class Tail(msgspec.Struct, frozen=True, tag="ReadTail", tag_field="operation"):
+    """The streams of the store, the end of the one asked for, and its facts as `bsfg tail` prints them. An entry with a
+    `reason` is a hole, of `first_offset` to `last_offset`."""
+
+    streams: list[str]
+    end_offset: int
+    entries: list[dict[str, Any]]
+
+
 class Confirmed(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
     """The frontier after the confirmation, durable before it was answered."""
 
@@ -303,9 +339,13 @@ Request = (
     | ReadSource
     | BackfillSource
     | ConfirmReceipt
+    | ReadLatest
+    | ReadTail
 )
-NODE_REQUESTS = (Reload, RetrySource, ListSources, ReadSource, BackfillSource)
+NODE_REQUESTS = (Reload, RetrySource, ListSources, ReadSource, BackfillSource, ReadLatest, ReadTail)
 """Only a running node can answer these. The others can be answered from the store too."""
+LOOKING_REQUESTS = (ListSources, ListConsumers, ReadLatest, ReadTail)
+"""These change nothing, so members of the node's group may make them. The others are for its user and root."""
 Answer = (
     Appended
     | LeaseAcquired
@@ -321,5 +361,7 @@ Answer = (
     | SourceRead
     | BackfillQueued
     | Confirmed
+    | LatestRows
+    | Tail
     | Refused
 )

@@ -1,7 +1,8 @@
 """The path of the local socket, and how a message is framed on it: a little-endian u32 length and that many bytes of
 JSON.
 
-The socket is in the state folder and only its owner may open it, so the operating system decides who may append.
+The socket is in the state folder, and the operating system says who connects: the node's user and root may ask for
+everything, members of the node's group may look (`LOOKING_REQUESTS`).
 
     LocalError              the node refused the request, or the socket broke
       NoNode                no node runs, and only a running one can answer (the operator's)

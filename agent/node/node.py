@@ -34,6 +34,7 @@ from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.node import compare
 from agent.node.broker_runtime import BrokerRuntime, SharedParts
 from agent.node.latest import facts_at_peers
+from agent.node.looking import Looking
 from agent.node.reload import Reloader
 from agent.node.reload_plan import ReloadPlan
 from agent.node.removed_tags import find_removed_tags
@@ -164,7 +165,9 @@ class Node:
             for runtime in self._runtimes.values():
                 runtime.start(group)
             self._wait_for_readiness(group)
-            handler = RequestHandler(self._store, self._compare, self._ingest, self._reload)
+            handler = RequestHandler(
+                *(self._store, self._compare, self._ingest, self._reload), reading=Looking(self._store, state_dir)
+            )
             local = start(serve(handler, state_dir), name="local")
             reloading = start(self._reloader.run(), name="reload")
             log.info("node_started", extra={"zone": self._store.zone, "epoch": self._store.epoch.hex()})

@@ -164,11 +164,11 @@ def test_append_warns_when_a_fact_has_no_copy_yet(node: Bsfg, tmp_path: Path) ->
 
 
 def test_tail_of_an_unknown_stream_names_the_known_ones(node: Bsfg) -> None:
-    """A misspelt stream is reported on stderr with the streams there are; a known one prints facts only."""
+    """A misspelt stream is an error that names the streams there are; a known one prints facts only."""
     assert node("append", "batch:1", "done", "{}").returncode == 0
     misspelt = node("tail", "--stream", "facts.operationl")
-    assert (misspelt.returncode, misspelt.stdout) == (0, "")
-    assert misspelt.stderr == "bsfg: no stream 'facts.operationl' yet; there are: facts.operational\n"
+    assert (misspelt.returncode, misspelt.stdout) == (1, "")
+    assert misspelt.stderr == "bsfg: there is no stream 'facts.operationl'; there are: facts.operational\n"
     assert node("tail", "--stream", "facts.operational").stderr == ""
 
 

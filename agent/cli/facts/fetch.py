@@ -11,6 +11,8 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,9 @@ from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.local_node import ask, start_option
 from agent.config import load
-from agent.fact_store import StoreReader
+from agent.fact_store import StoreForbidden, StoreReader
 from agent.pages import Hole, Start
-from agent.query.scan import fact_messages
+from agent.query.scan import StreamUnknown, fact_messages
 
 FOLLOW_S = 0.2
 
@@ -40,13 +42,14 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: in
     again."""
     settings = load(config_file)
     with contextlib.closing(StoreReader(settings.node.store_file)) as reader:
-        unknown = _unknown_stream(reader, stream)
+        known = _streams(reader)
         register = local_socket.RegisterConsumer(consumer, stream, start, is_fetching=True)
         registered = ask(settings, register, local_socket.Registered)
-        if unknown:  # not refused: a consumer may exist before the first fact
+        if stream not in known:  # not refused: a consumer may exist before the first fact
             undo = f"bsfg consumer remove {consumer} --force --now"
             click.echo(
-                f"{unknown}; consumer {consumer} waits for its first fact ({undo}, if that was a mistake)", err=True
+                f"{_unknown_stream(known, stream)}; consumer {consumer} waits for its first fact ({undo}, if that was a mistake)",
+                err=True,
             )
         damaged = False
         for one in fact_messages(reader, registered.stream, registered.frontier, limit):
@@ -79,27 +82,37 @@ def confirm(config_file: Path, consumer: str, first_offset: int | None, offset: 
 def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:
     """Print the last facts of a stream. No cursor moves."""
     settings = load(config_file)
-    with (
-        contextlib.closing(StoreReader(settings.node.store_file)) as reader,
-        contextlib.suppress(KeyboardInterrupt, BrokenPipeError),
-    ):
-        if unknown := _unknown_stream(reader, stream):  # not refused: --follow may wait for its first fact
-            click.echo(unknown, err=True)
-        end = reader.end_offset(stream)
+    with contextlib.ExitStack() as stack:
+        try:
+            reader = stack.enter_context(contextlib.closing(StoreReader(settings.node.store_file)))
+        except StoreForbidden as error:
+            from agent.cli.facts.through_node import NodeTail
+
+            through_node = NodeTail(settings, stream, limit, error)
+            known, end, read = through_node.streams, through_node.end_offset, through_node.facts
+        else:
+            known, end, read = _streams(reader), reader.end_offset(stream), partial(fact_messages, reader, stream)
+        stack.enter_context(contextlib.suppress(KeyboardInterrupt, BrokenPipeError))
+        if stream not in known:
+            if not follow:  # which may wait for the first fact
+                raise StreamUnknown(f"there is no stream {stream!r}", f"there are: {', '.join(known) or 'none'}")
+            click.echo(_unknown_stream(known, stream), err=True)
         after = max(0, end - limit)
         while True:
             # Without --follow, stop at the end found at the start: a running node keeps appending.
-            for one in fact_messages(reader, stream, after, sys.maxsize if follow else end - after):
+            for one in read(after, sys.maxsize if follow else end - after):
                 after = _print(one, stream)
             if not follow:
                 return
             time.sleep(FOLLOW_S)
 
 
-def _unknown_stream(reader: StoreReader, stream: str) -> str:
-    """A message for a stream that the store does not have; empty for one that it has."""
-    known = sorted(info.name for info in reader.streams())
-    return "" if stream in known else f"bsfg: no stream {stream!r} yet; there are: {', '.join(known) or 'none'}"
+def _streams(reader: StoreReader) -> list[str]:
+    return sorted(info.name for info in reader.streams())
+
+
+def _unknown_stream(known: Sequence[str], stream: str) -> str:
+    return f"bsfg: no stream {stream!r} yet; there are: {', '.join(known) or 'none'}"
 
 
 def _print(one: dict[str, Any] | Hole, stream: str) -> int:

@@ -13,15 +13,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
+from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.local_node import answer_s_option
 from agent.cli.store.store_file import file_option, open_reader, report_holes
 from agent.cli.table import lines
 from agent.config import load
+from agent.fact_store import StoreForbidden
 from agent.ingest import TagMapError, load_tag_maps
 from agent.query.latest import (
     DEPTH_FACTS,
@@ -37,7 +39,7 @@ from agent.query.latest import (
     merge_peer_records,
     summarize,
 )
-from agent.query.scan import Scanner, matches_glob
+from agent.query.scan import ScanCounters, Scanner, matches_glob
 from agent.status_codes import status_name
 
 COLUMNS = ("zone", "tag", "value", "unit", "quality", "source_time", "ahead", "age", "mode", "as_of", "staleness")
@@ -105,31 +107,57 @@ def latest(
             _report_ahead(rows)
         _report_no_match(rows, tag_glob, zone)
         sys.exit(0 if rows else 1)
-    with open_reader(config_file, store_file) as reader:
-        scanner = Scanner(reader)
-        streams = None if stream is None else scanner.check_streams([stream])
-        fresh_ms, now_ns = int(fresh_s * 1000), time.time_ns()
-        found = find_latest(scanner, now_ns, wanted, streams=streams, depth_facts=depth, fresh_ms=fresh_ms)
-    records, in_force = [latest_record(row) for row in found], None
-    if store_file is None:
-        in_force = _tags_in_force(config_file)
-        from_peers = [
-            row
-            for row in _peer_records(config_file, stream)
-            if wanted(Tag(row["zone"], row["subject"], row["predicate"]))
-        ]
-        records = merge_peer_records(records, from_peers, now_ns, fresh_ms) if from_peers else records
+    fresh_ms, now_ns = int(fresh_s * 1000), time.time_ns()
+    try:
+        records, counters = _records(config_file, store_file, wanted, stream, depth, fresh_ms)
+    except StoreForbidden as error:
+        if store_file is not None:
+            raise
+        from agent.cli.facts.through_node import latest_rows
+
+        counters = ScanCounters()
+        records = []
+        request = local_socket.ReadLatest(tag_glob, zone, stream, depth, fresh_ms)
+        for page in latest_rows(load(config_file), request, error):
+            records += cast("list[LatestRecord]", page.rows)
+            for name, hole in page.holes:
+                counters.add_hole(name, hole)
+    in_force = None if store_file is not None else _tags_in_force(config_file)
     rows = [aged_record(row, in_force, now_ns) for row in records]
     if as_summary:
         status = _print_summary(summarize(rows, in_force, wanted), tag_glob, chosen, as_json=as_json)
-        sys.exit(max(report_holes(scanner.counters), status))
+        sys.exit(max(report_holes(counters), status))
     _print(rows, as_json=as_json)
     if not as_json:
         _report_ahead(rows)
         _report_peer_values(rows)
         _report_missing([row for row in rows if row["source_time"] is None], depth)
     _report_no_match(rows, tag_glob, zone)
-    sys.exit(report_holes(scanner.counters) if rows else 1)
+    sys.exit(report_holes(counters) if rows else 1)
+
+
+def _records(
+    config_file: Path,
+    store_file: Path | None,
+    wanted: Callable[[Tag], bool],
+    stream: str | None,
+    depth: int,
+    fresh_ms: int,
+) -> tuple[list[LatestRecord], ScanCounters]:
+    """The latest values in the store's file, and for that of the node the values that peers reported."""
+    with open_reader(config_file, store_file) as reader:
+        scanner, now_ns = Scanner(reader), time.time_ns()
+        streams = None if stream is None else scanner.check_streams([stream])
+        found = find_latest(scanner, now_ns, wanted, streams=streams, depth_facts=depth, fresh_ms=fresh_ms)
+    records = [latest_record(row) for row in found]
+    if store_file is None:
+        from_peers = [
+            row
+            for row in _peer_records(config_file, stream)
+            if wanted(Tag(row["zone"], row["subject"], row["predicate"]))
+        ]
+        records = merge_peer_records(records, from_peers, now_ns, fresh_ms) if from_peers else records
+    return records, scanner.counters
 
 
 def matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:

@@ -93,5 +93,5 @@ class NodeFile:
                 os.chown(path, -1, group)
                 path.chmod(0o750 if path.is_dir() else 0o640)
         if not (state_dir := self.state_dir()).exists():
-            state_dir.mkdir(mode=0o700)
+            state_dir.mkdir(mode=0o750)
             shutil.chown(state_dir, unit.USER, unit.USER)

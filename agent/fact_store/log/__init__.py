@@ -47,6 +47,7 @@ from agent.fact_store.log.errors import (
     StoreDamaged,
     StoreError,
     StoreFailed,
+    StoreForbidden,
     StoreForeign,
     StoreFull,
     StoreLocked,

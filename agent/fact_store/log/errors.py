@@ -71,6 +71,15 @@ class StoreUnusable(StoreError):
     """This file cannot be opened as this node's store; nothing was changed."""
 
 
+class StoreForbidden(StoreUnusable):
+    """This user may not read the store. Only its node opens the file: a reader's locks could stop the writer."""
+
+    hint = (
+        "a member of the node's group may use status, latest, tail, source list and consumer list while it runs; for "
+        "other commands: runuser -u bsfg -- bsfg ..."
+    )
+
+
 class StoreMissing(StoreUnusable):
     """The file or folder does not exist."""
 

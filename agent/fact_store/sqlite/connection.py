@@ -23,6 +23,7 @@ from agent.fact_store.log import (
     StoreDamaged,
     StoreError,
     StoreFailed,
+    StoreForbidden,
     StoreForeign,
     StoreFull,
     StoreLocked,
@@ -123,8 +124,13 @@ def close_and_keep_log(path: Path, connection: sqlite3.Connection) -> None:
 
 def connect_reader(path: Path, connect_to: Connect = connect) -> sqlite3.Connection:
     """A connection that cannot write or checkpoint. Raises StoreUnusable."""
-    if not path.exists():
-        raise StoreMissing(f"{path} does not exist", "start the node once, or correct the path")
+    try:
+        if not path.exists():
+            raise StoreMissing(f"{path} does not exist", "start the node once, or correct the path")
+        if not os.access(path, os.R_OK):
+            raise StoreForbidden(f"this user may not read {path}")
+    except PermissionError as error:  # the folder cannot be entered
+        raise StoreForbidden(f"this user may not read {path}") from error
     with ExitStack() as on_error:
         with reading_tables(path):
             connection = on_error.enter_context(closing(connect_to(_uri(path, "ro"))))

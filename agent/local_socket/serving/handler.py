@@ -69,7 +69,7 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
         except OSError as error:
             raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
         if os.geteuid() == 0 != owner:  # the node could not read what root makes there
-            user = _user_name(owner)
+            user = user_name(owner)
             raise StateFolderUnusable(
                 f"{settings.node.state_dir} belongs to user {user}; run: runuser -u {user} -- bsfg ..."
             )
@@ -77,7 +77,8 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
             yield store
 
 
-def _user_name(user_id: int) -> str:
+def user_name(user_id: int) -> str:
+    """The name of a user, or its number if it has none."""
     try:
         return pwd.getpwuid(user_id).pw_name
     except KeyError:
@@ -113,9 +114,19 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
         yield store
 
 
+class Reading(Protocol):
+    """Reads the store of a running node for others."""
+
+    async def latest(self, request: messages.ReadLatest) -> messages.LatestRows:
+        """Latest values. Raises a BsfgError."""
+
+    async def tail(self, request: messages.ReadTail) -> messages.Tail:
+        """The end of a stream. Raises a BsfgError."""
+
+
 class RequestHandler:
     """Carries out requests on a store that this process owns. `compare` reaches peers; it is None in a process without
-    links to peers, `sources` in one that reads none, and `reload` in one that is no node."""
+    links to peers, `sources` in one that reads none, and `reload` and `reading` in one that is no node."""
 
     def __init__(
         self,
@@ -123,7 +134,9 @@ class RequestHandler:
         compare: Compare | None = None,
         sources: Sources | None = None,
         reload: Reload | None = None,
+        reading: Reading | None = None,
     ) -> None:
+        self._reading = reading
         self._reload = reload
         self._store = store
         self._producers = Producers(store.appends)
@@ -187,6 +200,8 @@ class RequestHandler:
                 if self._sources is None:
                     raise NoNode
                 return await _of_sources(self._sources, request)
+            case messages.ReadLatest() | messages.ReadTail():
+                return await _of_reading(self._reading, request)
             case messages.ConfirmReceipt():
                 known = store.consumers.get(request.consumer_name)
                 # A consumer of another zone is confirmed only by that zone: otherwise facts that it lacks would be
@@ -209,6 +224,12 @@ def _check_consumer_name(name: str, owner: str) -> None:
     check_name("consumer_name", name, CONSUMER)
     if not name.startswith(f"{owner}."):
         raise MessageError("consumer_name", f"{name!r}; use {owner}.{name}: names of consumers begin with their owner")
+
+
+async def _of_reading(reading: Reading | None, request: messages.ReadLatest | messages.ReadTail) -> Answer:
+    if reading is None:
+        raise NoNode
+    return await (reading.latest(request) if isinstance(request, messages.ReadLatest) else reading.tail(request))
 
 
 async def _of_sources(

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
+import struct
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
 
-from agent.local_socket.messages import Answer, Refused, Request
-from agent.local_socket.serving.handler import RequestHandler
+from agent.local_socket.messages import LOOKING_REQUESTS, Answer, Refused, Request
+from agent.local_socket.serving.handler import RequestHandler, user_name
 from agent.local_socket.transport import REQUEST_BYTES_MAX, SOCKET, framed, read_length, socket_address
 from agent.message import MessageError, check_depth
 
 CONNECTIONS_MAX = 32
 WAITING_MAX = 32
 """Clients that wait while all places are taken by requests under way; any more are disconnected."""
+LOOKERS_MAX = 8
+"""Clients of the group: they must leave places for the programs of the node's user, whose appends wait for one."""
+_CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 _REQUEST = msgspec.json.Decoder(Request)
 
 
@@ -31,6 +37,7 @@ async def serve(handler: RequestHandler, state_dir: Path) -> None:
     """
     places = _Places()
     open_connections: set[asyncio.StreamWriter] = set()
+    lookers = asyncio.Semaphore(LOOKERS_MAX)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # It connected while the server was closing, or too many clients wait.
@@ -40,8 +47,12 @@ async def serve(handler: RequestHandler, state_dir: Path) -> None:
         open_connections.add(writer)
         writer.transport.set_write_buffer_limits(0)  # `drain` returns once the kernel has the whole answer
         try:
-            async with places.one(writer):
-                while await _answer_one(handler, reader, writer, places):
+            is_own = _is_own(writer)
+            if not is_own and lookers.locked():
+                writer.transport.abort()
+                return
+            async with places.one(writer), contextlib.nullcontext() if is_own else lookers:
+                while await _answer_one(handler, reader, writer, places, is_own=is_own):
                     pass
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client left
@@ -52,7 +63,7 @@ async def serve(handler: RequestHandler, state_dir: Path) -> None:
     with socket_address(state_dir) as address:
         (state_dir / SOCKET).unlink(missing_ok=True)
         server = await asyncio.start_unix_server(talk, address, limit=REQUEST_BYTES_MAX)
-        (state_dir / SOCKET).chmod(0o600)
+        (state_dir / SOCKET).chmod(0o660)  # the group may look; the folder decides whether it reaches the socket
     try:
         await asyncio.get_running_loop().create_future()  # until cancelled; it serves already
     finally:
@@ -95,7 +106,12 @@ class _Places:
 
 
 async def _answer_one(
-    handler: RequestHandler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, places: _Places
+    handler: RequestHandler,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    places: _Places,
+    *,
+    is_own: bool,
 ) -> bool:
     """One request and its answer. False when the bytes that follow cannot be read as another request."""
     length = await read_length(reader)
@@ -111,11 +127,25 @@ async def _answer_one(
                 f"not a request: {error}", "agent/local_socket/messages.py has the requests and their fields"
             )
         else:
-            with places.busy(writer):
-                answer = await handler.answer(request)
+            if is_own or isinstance(request, LOOKING_REQUESTS):
+                with places.busy(writer):
+                    answer = await handler.answer(request)
+            else:
+                user = user_name(os.geteuid())
+                answer = Refused(
+                    "only the node's user and root may ask the node for this", f"run: runuser -u {user} -- bsfg ..."
+                )
     writer.write(framed(answer))
     await writer.drain()  # a client that does not read is idle meanwhile, and loses its place to the next one
     return is_readable
+
+
+def _is_own(writer: asyncio.StreamWriter) -> bool:
+    """Whether the node's user or root has connected. The kernel says so; members of the group are the others. In the
+    unit's user namespace they all have the number of `nobody`."""
+    found = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(found)
+    return user in {0, os.geteuid()}
 
 
 def _request(payload: bytes) -> Request:

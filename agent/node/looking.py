@@ -1,0 +1,97 @@
+"""Answers those who may look at a node and change nothing: latest values and the end of a stream, over the local
+socket.
+
+Members of the node's group do not open the store's file: the locks and snapshots of a reader are on the same bytes as
+those of the writer, and could stop it. The node reads for them, one request at a time and as far as any reader. A
+search is kept for its further pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.fact_store import FactStore
+from agent.local_socket import LatestRows, ReadLatest, ReadTail, Tail
+from agent.node.latest import peer_latest
+from agent.pages import Hole
+from agent.query.latest import DEPTH_FACTS, LatestRecord, Tag, find_latest, latest_record, merge_peer_records
+from agent.query.scan import Scanner, fact_messages, matches_glob
+
+ANSWER_BYTES = 700_000  # below the socket's limit with one more row of any size
+TAIL_FACTS_MAX = 10_000
+KEPT_S = 10.0
+
+
+class Looking:
+    """Reads the store of a running node for its group."""
+
+    def __init__(self, store: FactStore, state_dir: Path) -> None:
+        self._store, self._state_dir = store, state_dir
+        self._turn = asyncio.Lock()
+        self._kept: tuple[ReadLatest, float, LatestRows] | None = None
+
+    async def latest(self, request: ReadLatest) -> LatestRows:
+        """The rows from `request.first` that fit into an answer. Raises the store's errors."""
+        query = msgspec.structs.replace(request, first=0)
+        async with self._turn:
+            if self._kept is None or self._kept[0] != query or time.monotonic() - self._kept[1] > KEPT_S:
+                self._kept = query, time.monotonic(), await asyncio.to_thread(self._search, query)
+            found = self._kept[2]
+            rows = _fitting(itertools.islice(found.rows, request.first, None))
+            is_last = request.first + len(rows) >= len(found.rows)
+            if is_last:
+                self._kept = None
+            return LatestRows(rows, not is_last, found.holes)
+
+    def _search(self, query: ReadLatest) -> LatestRows:
+        def wanted(tag: Tag) -> bool:
+            return query.zone in {None, tag.zone} and matches_glob(tag.subject, [query.tag_glob])
+
+        scanner, now_ns = Scanner(self._store.reader), time.time_ns()
+        streams = None if query.stream is None else scanner.check_streams([query.stream])
+        depth = min(query.depth_facts or DEPTH_FACTS, DEPTH_FACTS)  # a deeper search occupies the node for minutes
+        found = find_latest(scanner, now_ns, wanted, streams=streams, depth_facts=depth, fresh_ms=query.fresh_ms)
+        rows: list[LatestRecord] = [latest_record(row) for row in found]
+        others = peer_latest(self._state_dir, query.stream)
+        others = [row for row in others if wanted(Tag(row["zone"], row["subject"], row["predicate"]))]
+        if others:
+            rows = merge_peer_records(rows, others, now_ns, query.fresh_ms)
+        return LatestRows([dict(row) for row in rows], more=False, holes=scanner.counters.holes)
+
+    async def tail(self, request: ReadTail) -> Tail:
+        """The facts after an offset, or the last ones, that fit into an answer. Raises the store's errors."""
+        async with self._turn:
+            return await asyncio.to_thread(self._tail, request)
+
+    def _tail(self, request: ReadTail) -> Tail:
+        reader = self._store.reader
+        end, limit = reader.end_offset(request.stream), min(request.limit, TAIL_FACTS_MAX)
+        after = max(0, end - limit) if request.after_offset is None else request.after_offset
+        found = fact_messages(reader, request.stream, after, min(limit, max(0, end - after)))
+        entries = _fitting(_entry(one) for one in found)
+        return Tail(sorted(info.name for info in reader.streams()), end, entries)
+
+
+def _entry(one: dict[str, Any] | Hole) -> dict[str, Any]:
+    """A fact as it is printed, or a hole."""
+    if isinstance(one, Hole):
+        return {"first_offset": one.first_offset, "last_offset": one.last_offset, "reason": one.reason}
+    return one
+
+
+def _fitting(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first rows, as many as fit into an answer, but at least one."""
+    kept, size = list[dict[str, Any]](), 0
+    for row in rows:
+        size += len(msgspec.json.encode(row)) + 1
+        if kept and size > ANSWER_BYTES:
+            break
+        kept.append(row)
+    return kept
