@@ -26,7 +26,7 @@ help:
 	echo 'make quick          style, types and the tests of what differs from the last commit, within a minute'
 	echo 'make test           style, types, all tests that start no server, and one real chain: this decides about a change'
 	echo 'make test-long      the tests with real servers, brokers, nodes and Spark, half an hour; TEST=path for some'
-	echo 'make sim            the seeded tests at full length, about an hour; SEED=n replays one (docs/reference/tests.md)'
+	echo 'make sim            the seeded tests at full length, about an hour; SEED=n replays one (docs/developers/tests.md)'
 	echo 'make fuzz           every decoder of foreign bytes, a million inputs each, about 20 minutes; NAME=batch, RUNS=n'
 	echo 'make fuzz-paths     forged pages into a puller, forged requests into a server, 200,000 in all, about 15 minutes'
 	echo 'make attacks        the attacks of a hostile zone at full length (tests/security); TEST=name for some'
@@ -59,7 +59,7 @@ style: venv
 types: venv
 	$(VENV)/mypy --no-error-summary
 
-# Everything but what is marked `system` (docs/reference/tests.md). A third of the time, tests wait for a disk, so three
+# Everything but what is marked `system` (docs/developers/tests.md). A third of the time, tests wait for a disk, so three
 # processes share two cores. PYTEST=-n0: only one.
 pytest: foreign
 	$(VENV)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'not system' $(PYTEST)

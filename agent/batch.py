@@ -6,7 +6,7 @@ itself, so a changed, missing or forked history is detected from two batches alo
 
 Guarantees: `parse` and `open_*` accept only bytes that `seal_*` or `cut` could have made, up to the choice of
 compressor and of MessagePack forms, and raise BatchError for all others, before they allocate more than the limits
-below. Facts that a reader would refuse are never sealed. docs/reference/batch-format.md describes the same bytes for a
+below. Facts that a reader would refuse are never sealed. docs/developers/batch-format.md describes the same bytes for a
 second implementation; a test checks its vectors against this code.
 
 Not here: the columns of samples (agent.columns), who may send what (agent.replication), where a batch is stored

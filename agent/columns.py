@@ -5,7 +5,7 @@ Every column is one run of bytes of fixed width, so a receiver checks a batch ag
 a few sums, without an object for each value. Integers are stored in byte planes (all lowest bytes, then all second
 bytes), which compress better; doubles are not, because their low bytes are noise in either order.
 
-Guarantees: `pack` writes one form for one input. `unpack` accepts every form of docs/reference/batch-format.md and
+Guarantees: `pack` writes one form for one input. `unpack` accepts every form of docs/developers/batch-format.md and
 raises BatchError for all others, before it allocates more than a batch may hold. Building values from `Unpacked` cannot
 fail.
 

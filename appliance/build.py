@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,17 @@ HERE = Path(__file__).resolve().parent
 EPOCH_DEFAULT = "1767225600"  # 2026-01-01, for a tree without git
 MEBIBYTE = 1 << 20
 BLOCK_BYTES = 4096  # a file takes whole blocks of a disk
-DOCUMENTS = ("README.md", "CHANGELOG.md", "docs", "hardware", "systemd/README.md", "systemd/examples")
+DOCUMENTS = (
+    "README.md",
+    "CHANGELOG.md",
+    "docs/how-to",
+    "docs/operate",
+    "docs/reference",
+    "hardware",
+    "systemd/examples",
+)
+"""What an operator reads; the pages for developers stay in the checkout."""
+LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#\s]+)[^)\s]*\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +131,24 @@ def prepare(target: Target, work: Path) -> Build:
     shutil.rmtree(share, ignore_errors=True)
     _copy_units(share / "systemd")
     doc = share / "doc"
-    for name in DOCUMENTS:  # in the folders of the checkout, so that links between pages lead somewhere
-        place = doc / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, place)
+    copy_documents(doc)
     (doc / "sbom.cdx.json").write_text(bill_of_materials(target, packages, asked), encoding="utf-8")
     _copy_licences(wheels, doc / "licences")
     return Build(target, packages[OWN].version, wheels, packages, share)
+
+
+def copy_documents(doc: Path) -> None:
+    """The pages for operators, in the folders of the checkout. Of a link to another page only the text is left."""
+    for name in DOCUMENTS:
+        place = doc / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, place)
+    for page in doc.rglob("*.md"):
+
+        def cut(link: re.Match[str], page: Path = page) -> str:
+            return link[0] if (page.parent / link[2]).exists() else link[1]
+
+        page.write_text(LINK.sub(cut, page.read_text("utf-8")), encoding="utf-8")
 
 
 def _copy_units(folder: Path) -> None:

@@ -24,7 +24,6 @@ include_patterns = [
     "bench/*.md",
     "hardware/*.md",
     "spark/*.md",
-    "systemd/*.md",
 ]
 include_patterns += ["tests/*/README.md"]
 exclude_patterns = ["build", "dist", ".venv"]
@@ -43,11 +42,11 @@ html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
 html_copy_source = False
 
 _ROOT = Path(__file__).resolve().parents[1]
-_MAP_ROW = re.compile(r"^\| ([a-z][^|]*) \| (.*\]\(.*\.md\).*) \|$", re.MULTILINE)
+_MAP_PART = re.compile(r"^### (.+)\n\n((?:\|.*\n)+)", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)#:]+)\.md")
 _BELOW = {  # pages that no map names, by the page at whose side they stand
     "docs/decisions/README": "docs/decisions/[0-9]*.md",
-    "docs/reference/tests": "tests/*/README.md",
+    "docs/developers/tests": "tests/*/README.md",
     "ARCHITECTURE": "*/**/DESIGN.md",
 }
 
@@ -61,8 +60,8 @@ def setup(app: Sphinx) -> None:
 def add_navigation(_app: Sphinx, name: str, source: list[str]) -> None:
     """Name the pages that a page leads to; the reader sees them at the side."""
     if name == root_doc:
-        rows = _MAP_ROW.findall(source[0].partition("\n## Map\n")[2])
-        mapped = [(caption, _LINK.findall(links)) for caption, links in rows]
+        parts = _MAP_PART.findall(source[0].partition("\n## Map\n")[2])
+        mapped = [(caption, _LINK.findall(table)) for caption, table in parts]
         source[0] += "".join(_tree(pages, caption) for caption, pages in mapped)
     elif name in _BELOW:
         found = (one.relative_to(_ROOT) for one in sorted(_ROOT.glob(_BELOW[name])))

@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: not item.nodeid.startswith(LONG_FIRST))
 
 
-# What a test may start only if it is marked `system`; docs/reference/tests.md says why.
+# What a test may start only if it is marked `system`; docs/developers/tests.md says why.
 SERVERS = {"mosquitto", "node", "java"}
 MAY_START_SERVERS = ("tests/chain/",)
 _started = list[str]()

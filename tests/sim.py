@@ -3,7 +3,7 @@ sim`.
 
 `SIM=1` in the environment (what `make sim` sets) takes the long figure of each `scaled`, and a new seed each time.
 `make test` judges a change, so it draws the same numbers each time. `SEED=n` starts every seeded test from that seed.
-docs/reference/tests.md says what each figure is.
+docs/developers/tests.md says what each figure is.
 """
 
 import os

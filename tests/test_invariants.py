@@ -1,4 +1,4 @@
-"""docs/reference/invariants.md and tests.md name tests; each of these tests must exist."""
+"""docs/developers/invariants.md and tests.md name tests; each of these tests must exist."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 def text(page: str) -> str:
     """A page of the reference."""
-    return (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+    return (ROOT / "docs" / "developers" / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES)

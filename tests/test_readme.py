@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-FOLDERS = ("*.md", *(f"{name}/**/*.md" for name in ("agent", "bench", "docs", "hardware", "spark", "systemd", "tests")))
+FOLDERS = ("*.md", *(f"{name}/**/*.md" for name in ("agent", "bench", "docs", "hardware", "spark", "tests")))
 LINK = re.compile(r"(?<!!)\]\((?!https?:)([^)#\s]+)")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agent.replication.pki.renewal import IdentityFiles
-from appliance.build import ROOT
+from appliance.build import LINK, ROOT, copy_documents
 from appliance.installer import OMITTED, UNIT_FOLDERS, Refused, unpack
 from appliance.packages import (
     OWN,
@@ -109,6 +109,20 @@ def make_wheel(folder: Path, name: str, files: dict[str, str]) -> Path:
         for path, text in files.items():
             archive.writestr(path, text)
     return wheel
+
+
+def test_the_documents_are_those_of_an_operator(tmp_path: Path) -> None:
+    """The package has no page for developers, and a link to one is only its text; all other links lead somewhere."""
+    copy_documents(tmp_path)
+    pages = {page.relative_to(tmp_path).as_posix() for page in tmp_path.rglob("*.md")}
+    assert {"README.md", "docs/operate/install.md", "docs/reference/log.md"} <= pages
+    assert not [page for page in pages if page.startswith(("docs/developers", "docs/decisions", "agent", "tests"))]
+    for page in pages:
+        text = (tmp_path / page).read_text("utf-8")
+        for _, target in LINK.findall(text):
+            assert ((tmp_path / page).parent / target).exists(), (page, target)
+    assert "([decision](" not in (tmp_path / "docs/operate/install.md").read_text()
+    assert "(decision)" in (tmp_path / "docs/operate/install.md").read_text()
 
 
 def test_an_environment_is_unpacked_without_what_a_gateway_never_uses(tmp_path: Path) -> None:

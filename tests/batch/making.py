@@ -1,6 +1,6 @@
 """Facts of every kind for hypothesis, comparison bit by bit, and a forger that writes batches the product never would.
 
-The forger packs bytes itself, by docs/reference/batch-format.md, so it can forge every field.
+The forger packs bytes itself, by docs/developers/batch-format.md, so it can forge every field.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The heads of docs/reference/batch-format.md, read by the product and by a second reader written from that page
+"""The heads of docs/developers/batch-format.md, read by the product and by a second reader written from that page
 alone."""
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The vectors of docs/reference/batch-format.md, read by the product and by a second decoder written from that page
+"""The vectors of docs/developers/batch-format.md, read by the product and by a second decoder written from that page
 alone.
 
 The second decoder does not use `agent.batch`: if it reads every vector, the page suffices for another implementation.
@@ -22,7 +22,7 @@ from agent import batch
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
 
 TESTS = Path(__file__).parents[1]
-PAGE = TESTS.parent / "docs/reference/batch-format.md"
+PAGE = TESTS.parent / "docs/developers/batch-format.md"
 
 
 @cache

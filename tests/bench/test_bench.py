@@ -19,7 +19,7 @@ from bench.common import data_sets, measuring
 from tests.support.samples import check_sample
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
+PAGE = ROOT / "docs" / "developers" / "benchmarks.md"
 SHOWN = re.search(r"<!-- test: small-run -->\n(.*?)<!-- end -->", PAGE.read_text("utf-8"), re.DOTALL)
 assert SHOWN
 COMMANDS = [shlex.split(line)[1:] for line in SHOWN[1].strip().splitlines()]
@@ -55,7 +55,7 @@ def latencies(found: Any) -> Iterator[dict[str, float]]:
 
 @pytest.fixture(scope="module", params=SMALL)
 def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The JSON object of one small run; where docs/reference/benchmarks.md shows the command, with the options of the
+    """The JSON object of one small run; where docs/developers/benchmarks.md shows the command, with the options of the
     page."""
     name, *options = SMALL[request.param]
     folder = tmp_path_factory.mktemp(name)
@@ -67,7 +67,7 @@ def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.system
 def test_each_result_describes_itself(result: dict[str, Any]) -> None:
-    """Every benchmark prints the keys that docs/reference/benchmarks.md promises, with values that can be true."""
+    """Every benchmark prints the keys that docs/developers/benchmarks.md promises, with values that can be true."""
     assert ("facts_per_s" in result) != ("p50_ms" in result)
     assert result["limit"]["what"]
     assert result["ratio"] > 0

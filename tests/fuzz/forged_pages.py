@@ -56,7 +56,7 @@ TRULY_SIGNED = 0.9
 """Of those to a puller that trusts a key of the peer: an attacker that has the key too. The others are unproven."""
 _MADE = make(PEER)
 SIGNER = ZoneSigner(SigningKey(_MADE.key), _MADE.der)
-HEAD_BYTES = 82  # docs/reference/protocol.md, Heads
+HEAD_BYTES = 82  # docs/developers/protocol.md, Heads
 HOSTILE_TEXTS = ("", "expired", "x" * 1_000, "\x1b[2J\n\u202e", "damaged", "\x00")
 
 

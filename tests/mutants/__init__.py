@@ -1,2 +1,2 @@
-"""Plausible one-line bugs of the product, each with the tests that must fail: docs/reference/tests.md, "What the
+"""Plausible one-line bugs of the product, each with the tests that must fail: docs/developers/tests.md, "What the
 mutants are"."""

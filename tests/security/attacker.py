@@ -1,6 +1,6 @@
 """The attacker: a second implementation of the protocol in JavaScript, as a process that a test controls line by line.
 
-`attacker/` is written from docs/reference/protocol.md, batch-format.md and messages.md alone and shares no code with
+`attacker/` is written from docs/developers/protocol.md, batch-format.md and messages.md alone and shares no code with
 the product. It has the certificates that a test gives it, asks and serves as these zones, and floods.
 """
 

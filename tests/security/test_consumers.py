@@ -8,7 +8,7 @@ pytestmark = pytest.mark.system
 
 LEASE_MAX = 2**53 - 1
 CONSUMERS_MAX = 10
-"""Eight more than there are streams that idmz exports to evil, as docs/reference/protocol.md says."""
+"""Eight more than there are streams that idmz exports to evil, as docs/developers/protocol.md says."""
 
 
 SQUATTED = (

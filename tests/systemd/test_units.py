@@ -99,7 +99,7 @@ def test_the_node_unit_is_tight(unit: Path) -> None:
 
 @pytest.mark.parametrize("name, threshold", [("serial.conf", 15), ("conduit.conf", 12), ("credential.conf", 12)])
 def test_a_drop_in_is_understood_and_tight(unit: Path, name: str, threshold: int) -> None:
-    """Each example drop-in is read without complaint, and opens no more than its README says."""
+    """Each example drop-in is read without complaint, and opens no more than the page says."""
     drop_in(unit, name)
     assert_verified(unit)
     status, line = exposure(unit, threshold)
@@ -246,8 +246,8 @@ def test_node_and_broker_have_the_same_sandbox() -> None:
     assert not lacking
 
 
-def test_the_readme_lists_every_file() -> None:
-    """systemd/README.md says of each file here where it goes."""
-    readme = (SYSTEMD / "README.md").read_text()
+def test_the_page_lists_every_file() -> None:
+    """docs/operate/install.md says of each file here where it goes."""
+    page = (SYSTEMD.parent / "docs/operate/install.md").read_text()
     files = [path.relative_to(SYSTEMD).as_posix() for path in SYSTEMD.rglob("*") if path.is_file()]
-    assert [name for name in files if f"`{name}`" not in readme and name != "README.md"] == []
+    assert [name for name in files if f"`{name}`" not in page] == []

@@ -1,4 +1,4 @@
-"""Writes batches.json and heads.json anew, and the vectors of docs/reference/batch-format.md from it.
+"""Writes batches.json and heads.json anew, and the vectors of docs/developers/batch-format.md from it.
 
 Run by hand, and only when the format's version changes: the vectors are promises to other implementations, and tests
 hold the code to them. Run again with the same version, it must change nothing but the compressed bytes of a newer zstd.
@@ -20,7 +20,7 @@ from agent.signing.keys import SigningKey
 from tests.batch.making import forged, others, packed
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs/reference/batch-format.md"
+PAGE = HERE.parents[1] / "docs/developers/batch-format.md"
 ORIGIN = batch.Origin("plant", bytes.fromhex("000102030405060708090a0b0c0d0e0f"))
 LINK = batch.Link("facts.telemetry", ORIGIN)
 T0 = 1_767_225_600_000_000_000  # 2026-01-01T00:00:00Z

@@ -1,7 +1,7 @@
 """Requests and answers to bytes and back, version 1.0 of `bsfg.replication`.
 
 A request is one JSON object. An answer is a little-endian u32, that many bytes of one JSON object, and the attachment:
-sealed batches one after the other, unchanged from the serving store. docs/reference/protocol.md specifies the same for
+sealed batches one after the other, unchanged from the serving store. docs/developers/protocol.md specifies the same for
 a second implementation.
 
 Guarantees: sizes are checked before parsing; the decoders return a checked value or raise MalformedMessage for any

@@ -1,7 +1,7 @@
 """The table of error codes and the tree of exceptions of replication.
 
 The table `ERRORS` is part of the protocol: the serving side answers with these codes, and the requesting side decides
-by them whether to retry. docs/reference/protocol.md prints the same rows (held by a test). A published code keeps its
+by them whether to retry. docs/developers/protocol.md prints the same rows (held by a test). A published code keeps its
 meaning; for an unknown code the answer's own `retryable` counts.
 
 Exceptions:

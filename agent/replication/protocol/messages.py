@@ -2,7 +2,7 @@
 
 Types say what a field may contain; rules that types cannot express are checked by each message's `check`, which raises
 MalformedMessage, so that a decoded message is always valid. `codec` encodes and decodes messages; `serving.operations`
-carries requests out. docs/reference/protocol.md specifies the same for a second implementation.
+carries requests out. docs/developers/protocol.md specifies the same for a second implementation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Invariants of the specification that belong to no single module; docs/reference/invariants.md lists all twenty and
+"""Invariants of the specification that belong to no single module; docs/developers/invariants.md lists all twenty and
 who holds them."""
 
 import random

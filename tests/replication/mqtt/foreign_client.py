@@ -1,4 +1,4 @@
-"""A client of the protocol that shares nothing with this project: written from docs/reference/protocol.md, with plain
+"""A client of the protocol that shares nothing with this project: written from docs/developers/protocol.md, with plain
 paho.
 
     foreign_client.py HOST PORT CA CERT KEY SERVING_ZONE ASKING_ZONE STREAM [append]

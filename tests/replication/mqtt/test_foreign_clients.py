@@ -23,7 +23,7 @@ from tests.support.mosquitto import Mosquitto
 pytestmark = pytest.mark.system
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[2] / "docs/reference/protocol.md"
+PAGE = HERE.parents[2] / "docs/developers/protocol.md"
 LIMIT_S = 60
 
 

@@ -1,5 +1,5 @@
-"""docs/reference/protocol.md and DESIGN.md agree with the code: error table, worked example, states. Run this file as a
-program to write the generated parts again."""
+"""docs/developers/protocol.md and DESIGN.md agree with the code: error table, worked example, states. Run this file as
+a program to write the generated parts again."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ from agent.replication.pulling.pull_events import ASKING_TRANSITIONS, STORING_TR
 from tests.replication.answers import encode_answer
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs/reference/protocol.md"
+PAGE = ROOT / "docs/developers/protocol.md"
 DESIGN = ROOT / "agent/replication/DESIGN.md"
 EPOCH = bytes(range(16))
 DEFINITION = TagDefinition(subject="tag:line1/temperature", unit="degC").to_json()

@@ -1,5 +1,5 @@
 'use strict';
-// Sealed batches, from docs/reference/batch-format.md alone. Everything a caller gives is written as it is: nothing is
+// Sealed batches, from docs/developers/batch-format.md alone. Everything a caller gives is written as it is: nothing is
 // checked, because what must be refused is written here too.
 
 const { blake2b } = require('blakejs');

@@ -1,5 +1,5 @@
 'use strict';
-// One zone at the broker, from docs/reference/protocol.md alone: asks other zones, and serves a log of its own.
+// One zone at the broker, from docs/developers/protocol.md alone: asks other zones, and serves a log of its own.
 
 const crypto = require('crypto');
 const fs = require('fs');
