@@ -29,13 +29,14 @@ settings.load_profile("bsfg")
 
 
 def pytest_configure() -> None:
-    """Refuse an interpreter without asserts, remove every BSFG_ variable before a test can read one, and handle Ctrl-C,
-    which a shell's background jobs and their children ignore. Drop asyncio's log lines about slow callbacks, because a
-    stalled machine causes them, too."""
+    """Refuse an interpreter without asserts, replace every BSFG_ variable before a test can read one, and handle
+    Ctrl-C, which a shell's background jobs and their children ignore. Drop asyncio's log lines about slow callbacks,
+    because a stalled machine causes them, too."""
     if sys.flags.optimize:
         pytest.exit("python -O removes the asserts that the product and its tests rely on", returncode=2)
     for name in [name for name in os.environ if name.startswith("BSFG_")]:
         del os.environ[name]
+    os.environ["BSFG_PKI"] = "pki"  # in the folder of a test, never in /srv or /etc
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("asyncio").addFilter(lambda record: not str(record.msg).startswith("Executing "))

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from agent.cli import json_option
-from agent.cli.pki.options import pki_option
+from agent.cli.pki.options import broker_pki_option, pki_option
 from agent.replication.broker import (
     CONFIG_NAME,
     PORT,
@@ -82,7 +82,7 @@ def broker() -> None:
 @click.option("--user", help=f"The user the broker runs as; by default {USER}.")
 @click.option("--installed-in", help="Path of FOLDER on the broker's machine, if it is another.")
 @click.option("--dry-run", is_flag=True, help="Show what would change and write nothing.")
-@pki_option
+@broker_pki_option
 @json_option
 def config(
     folder: Path,

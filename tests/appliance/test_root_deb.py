@@ -301,7 +301,7 @@ def test_the_node_can_read_what_root_imports(gateway: Gateway, deb: Path) -> Non
         gateway.run("bsfg pki request plant-a --pki /etc/bsfg/pki")
         request = "/etc/bsfg/pki/zones/requested/plant-a.csr"
         gateway.run(f"cd /srv && bsfg pki sign plant-a --request {request}")
-        carried = "--cert /srv/pki/zones/plant-a.pem --ca /srv/pki/ca.pem"
+        carried = "--cert /srv/authority/zones/plant-a.pem --ca /srv/authority/ca.pem"
         gateway.run(f"bsfg pki import plant-a {carried} --pki /etc/bsfg/pki {force}")
         gateway.run(f"bsfg check {CONFIG} && runuser -u bsfg -- cat /etc/bsfg/pki/zones/plant-a.key")
     gateway.run(f"bsfg pki renew plant-a --rollback --pki /etc/bsfg/pki && bsfg check {CONFIG}")

@@ -193,6 +193,7 @@ class Site:
     def _here(self, machine: str, text: str) -> str:
         """A text of a page as it is in this test."""
         text = text.replace("/media/usb", str(self.folder / "usb")).replace("broker.idmz.example", "localhost")
+        text = text.replace("/srv/authority", str(self.root("authority") / "pki"))  # tests/conftest.py sets BSFG_PKI
         for shown, port in self._ports.items():
             text = text.replace(shown, str(port))
         return FOLDERS.sub(f"{self.root(machine)}/", text)

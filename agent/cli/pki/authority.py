@@ -13,6 +13,7 @@ import click
 
 from agent.cli import json_option
 from agent.cli.pki.options import (
+    authority_option,
     broker_option,
     crl_valid,
     days_option,
@@ -21,7 +22,6 @@ from agent.cli.pki.options import (
     new_passphrase_options,
     passphrase_of,
     passphrase_option,
-    pki_option,
     plain_crl,
     print_issued,
     print_json,
@@ -31,7 +31,7 @@ from agent.replication.protocol.topics import is_zone
 
 
 @click.command()
-@pki_option
+@authority_option
 @click.option("--name", default="", help="Name of the authority; by default a random one.")
 @days_option(authority.CA_DAYS)
 @click.option(
@@ -73,7 +73,7 @@ def ca(
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @broker_option
 @click.option("--host", "hosts", multiple=True, help="Name or address by which nodes reach the broker; repeatable.")
-@pki_option
+@authority_option
 @passphrase_option
 @days_option(authority.LEAF_DAYS)
 @force_option
@@ -114,7 +114,7 @@ def issue(
 @broker_option
 @click.option("--same-key", is_flag=True, help="Keep the present key: only the certificate has to be copied.")
 @click.option("--rollback", is_flag=True, help="Restore the identity from before the last renewal.")
-@pki_option
+@authority_option
 @passphrase_option
 @days_option(authority.LEAF_DAYS)
 @json_option
@@ -153,7 +153,7 @@ def renew(
 @click.option(
     "--reason", type=click.Choice(sorted(authority.REASONS)), default="unspecified", show_default=True, help="Why."
 )
-@pki_option
+@authority_option
 @passphrase_option
 @json_option
 def revoke(
@@ -191,7 +191,7 @@ def revoke(
 @click.option(
     "--days", type=click.IntRange(1, authority.DAYS_MAX), help="Validity in days; by default that of the previous list."
 )
-@pki_option
+@authority_option
 @passphrase_option
 @json_option
 def crl(days: int | None, pki_folder: Path, passphrase_file: Path | None, as_json: bool) -> None:
@@ -206,7 +206,7 @@ def crl(days: int | None, pki_folder: Path, passphrase_file: Path | None, as_jso
 
 
 @click.command(name="list")
-@pki_option
+@authority_option
 @json_option
 def list_command(pki_folder: Path, as_json: bool) -> None:
     """List every certificate signed here: its name, its validity, and when and why it was revoked."""

@@ -16,16 +16,25 @@ from agent.replication import pki as authority
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-pki_option = click.option(
-    "--pki",
-    "pki_folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("pki"),
-    show_default=True,
-    envvar="BSFG_PKI",
-    show_envvar=True,
-    help="The authority's folder.",
-)
+AUTHORITY = Path("/srv/authority")
+
+
+def _pki_option(default: Path, what: str) -> Callable[[_Command], _Command]:
+    return click.option(
+        "--pki",
+        "pki_folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=default,
+        show_default=True,
+        envvar="BSFG_PKI",
+        show_envvar=True,
+        help=what,
+    )
+
+
+authority_option = _pki_option(AUTHORITY, "The authority's folder.")
+pki_option = _pki_option(Path("/etc/bsfg/pki"), "The node's folder of certificates and keys.")
+broker_pki_option = _pki_option(Path("/etc/mosquitto/pki"), "The broker's folder of certificates and keys.")
 force_option = click.option("--force", is_flag=True, help="Replace existing files.")
 
 

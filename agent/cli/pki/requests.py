@@ -11,6 +11,7 @@ import click
 from agent.cli import json_option
 from agent.cli.pki.options import (
     FILE,
+    authority_option,
     broker_option,
     days_option,
     force_option,
@@ -48,7 +49,7 @@ def request(name: str, for_broker: bool, hosts: tuple[str, ...], pki_folder: Pat
 @click.argument("name", metavar="NAME")
 @broker_option
 @click.option("--request", "request_file", type=FILE, required=True, help="The request, made by bsfg pki request.")
-@pki_option
+@authority_option
 @passphrase_option
 @days_option(authority.LEAF_DAYS)
 @json_option

@@ -11,13 +11,13 @@ from pathlib import Path
 import click
 
 from agent.cli import json_option
-from agent.cli.pki.options import crl_valid, pki_option, plain_crl, print_json
+from agent.cli.pki.options import authority_option, crl_valid, plain_crl, print_json
 from agent.replication import pki as authority
 
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@pki_option
+@authority_option
 @json_option
 def show(files: tuple[Path, ...], pki_folder: Path, as_json: bool) -> None:
     """Show certificates: those in FILES, or the authority, zones and brokers of the folder.
@@ -70,6 +70,8 @@ def _folder_problems(folder: Path, file: Path, now: datetime) -> list[authority.
 
 def _require_folder(folder: Path) -> None:
     """Raise PkiError unless the folder holds a complete authority, or imported certificates, which sign nothing."""
+    if not folder.is_dir():
+        raise authority.PkiError(f"{folder} is not a folder", "name one with --pki: on a node /etc/bsfg/pki")
     if not authority.is_locked(folder / "ca.key") and (
         (folder / "ca.key").exists() or not (folder / "ca.pem").exists()
     ):

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from agent.cli.pki.options import AUTHORITY
 from agent.ingest import TagMapError
 from agent.ingest.tags.file import parse_tag_file
 from agent.message import ZONE
@@ -118,7 +119,7 @@ def _ask_connection(zone: str, before: Mapping[str, Any], *, is_here: bool) -> d
 
 
 def _ask_folder(name: str, what: str, before: Mapping[str, Any]) -> str:
-    usual = {"stick": "/media/usb", "authority": "/srv/authority"}[name]
+    usual = {"stick": "/media/usb", "authority": str(AUTHORITY)}[name]
     default = before.get(name, NONE if _place(before.get("broker", {})) != "none" else usual)
     return _ask(f"Folder {what}", _mounted if name == "stick" else str, default)
 

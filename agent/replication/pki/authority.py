@@ -148,7 +148,8 @@ def load_authority_certificate(folder: Path, *, for_facts: bool = False) -> x509
     cert_file = folder / "ca.pem"
     create = f"bsfg pki {'signer ' if for_facts else ''}ca --pki {folder}"
     if not cert_file.exists() and not (folder / "ca.key").exists():
-        raise PkiError(f"{folder} contains no authority", f"create one: {create}")
+        where = "name the folder of the site's authority with --pki, or type this on its machine"
+        raise PkiError(f"{folder} contains no authority", f"{where}; only a new site creates one: {create}")
     certificate = load_certificates(cert_file)[0]
     if for_facts != (refuse_anchor(certificate) is None):
         kinds = ("an authority for zones and brokers", "a facts authority")

@@ -9,10 +9,13 @@ import subprocess
 from datetime import timedelta
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from agent.cli import bsfg
+from agent.cli.groups import pki as pki_group
+from agent.cli.pki.options import AUTHORITY
 from agent.demo.processes import Child, accepts, free_port
 from agent.errors import BsfgError
 from agent.replication import pki
@@ -112,7 +115,7 @@ def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     try:
         for command in commands:
-            here = command.replace("/etc/", f"{tmp_path}/etc/")
+            here = command.replace("/etc/", f"{tmp_path}/etc/").replace("/srv/authority", "pki")
             for shown, port in zip(("8883", "8884"), ports, strict=True):
                 here = here.replace(shown, str(port))
             words = shlex.split(here)
@@ -166,3 +169,23 @@ def test_commands_of_a_certificates_life(folder: Path, tmp_path: Path) -> None:
     files = ["--cert", folder / "zones/idmz.pem", "--key", folder / "zones/idmz.key", "--ca", folder / "ca.pem"]
     assert "idmz:" in _run_in(taken, "import", "idmz", *files, "--crl", folder / "ca.crl").output
     assert _run_in(taken, "show").exit_code == 0
+
+
+def test_one_place_for_the_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of the authority uses the folder that `bsfg setup` offers, and a command without one there does not
+    lead to a second authority. A folder that does not exist is named as such."""
+    monkeypatch.delenv("BSFG_PKI")
+    commands = [
+        pki_group.get_command(click.Context(pki_group), name)
+        for name in ("ca", "sign", "issue", "revoke", "list", "show")
+    ]
+    defaults = {one.default for found in commands if found for one in found.params if one.name == "pki_folder"}
+    assert defaults == {AUTHORITY}
+    (tmp_path / "empty").mkdir()
+    done = _run_in(tmp_path / "empty", "list")
+    assert isinstance(done.exception, BsfgError)
+    assert "name the folder of the site's authority with --pki" in done.exception.hint
+    done = _run_in(tmp_path / "nope", "show")
+    assert isinstance(done.exception, BsfgError)
+    assert f"{tmp_path}/nope is not a folder" in str(done.exception)
+    assert "bsfg pki ca" not in done.exception.hint
