@@ -226,6 +226,7 @@ CORES: tuple[str, ...] = (
             "flash",
             "metrics",
             "page",
+            "problems",
             "verdict",
             "watchdog",
         )

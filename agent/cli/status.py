@@ -1,4 +1,4 @@
-"""`bsfg status`: the state of the running node, the worst problem first.
+"""`bsfg status`: the state of the running node. Causes come first, each with what to do and what follows from it.
 
 The command reads the node's health page, so it prints what a monitoring system sees. The exit status is 1 if the node
 does not answer.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -18,6 +19,8 @@ from agent.config import ConfigError, load_sections
 from agent.escaping import printable
 from agent.health.client import ask_health_of
 from agent.health.verdict import duration
+
+WIDTH = 120
 
 
 @click.command()
@@ -37,8 +40,8 @@ def status(config_file: Path, as_json: bool) -> None:
 def text(found: dict[str, Any]) -> str:
     """The health page's JSON as text for people."""
     lines = [f"{found['zone']}: {found['summary']}"]
-    lines += [f"  {'!' if reason['alert'] else '-'} {reason['subject']}: {reason['text']}; {reason['hint']}"
-              for reason in found["reasons"]]  # fmt: skip
+    for reason in found["reasons"]:
+        lines += _reason(reason)
     for stream in found["streams"]:
         lines.append(
             f"  stream    {stream['name']:<24} offsets {stream['first_offset']:,} to {stream['end_offset']:,}, "
@@ -54,14 +57,14 @@ def text(found: dict[str, Any]) -> str:
         link = "connected" if broker["connected"] else "not connected"
         lines.append(f"  broker    {broker['name']:<24} {link}")
     for peer in found["peers"]:
-        link = "connected" if peer["connected"] else _with_trouble("not connected", peer["trouble"])
+        link = "connected" if peer["connected"] else "not connected"
         link = "fenced, stopped" if peer["fenced"] else link
         lines.append(
             f"  peer      {peer['zone'] + '/' + peer['stream']:<24} {link}, {peer['position']:,} of {peer['end_offset']:,}"
             f"{_catch_up(peer)}{_pacing(peer)}{', a page waits to be stored' if peer['page_waits'] else ''}"
         )
     for source in found["sources"]:
-        link = "connected" if source["connected"] else _with_trouble("not connected", source["trouble"])
+        link = "connected" if source["connected"] else "not connected"
         lost = f", {source['lost_total']:,} lost" if source["lost_total"] else ""
         bad = f" ({source['tags_bad']:,} bad)" if source["tags_bad"] else ""
         lines.append(
@@ -71,17 +74,26 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join(map(printable, lines))
 
 
+def _reason(reason: dict[str, Any]) -> list[str]:
+    """A problem, and beneath it what to do. What follows from another problem stands beneath that, and needs nothing of
+    its own."""
+    if reason["caused_by"]:
+        return _wrapped(f"{reason['subject']}: {reason['text']}", "      so ")
+    mark = "!" if reason["alert"] else "-"
+    return _wrapped(f"{reason['subject']}: {reason['text']}", f"  {mark} ") + _wrapped(reason["hint"], "      -> ")
+
+
+def _wrapped(text: str, mark: str) -> list[str]:
+    """A line of at most WIDTH columns, and more of them for a text that is longer."""
+    return wrap(text, WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), break_long_words=False)
+
+
 def _events(found: dict[str, Any] | None) -> str:
     """The event counts of a source; empty if no events are configured."""
     if found is None:
         return ""
     lost = f" ({found['lost_total']:,} lost)" if found["lost_total"] else ""
     return f", {found['events_total']:,} events{lost}, {found['conditions_retained']:,} conditions retained"
-
-
-def _with_trouble(link: str, trouble: str) -> str:
-    """The state of a connection, with the cause of the failure if one is known."""
-    return f"{link} ({trouble.rstrip('. ')})" if trouble else link
 
 
 def _catch_up(peer: dict[str, Any]) -> str:

@@ -71,6 +71,7 @@ from agent.signing.heads import HeadSigner, sign_head
 log = logging.getLogger(__name__)
 
 LOSSES = ("missing", "epoch")  # incidents of an opening that found less than was acknowledged
+CLAIM_NS = 11 * 60_000_000_000  # the claims of a peer are reported every ten minutes while they last
 LOSSES_MS = 24 * 3_600_000  # for this long the status shows them; the incident remains
 
 
@@ -112,6 +113,7 @@ class FactStore:
         self._seen = ReadHighWater({name: state.end_offset for name, state in writer.catalog.streams.items()})
         self._witness = witness
         self._losses = 0
+        self._claims_ns: dict[str, int] = {}  # by peer, on the monotonic clock; bounded by the peers in node.toml
         self._epoch_named_by = set[str]()  # bounded by the peers in node.toml
         self._scrubber = Scrubber(path, writer, self._read, artifacts.sweep, witness)
         self._lock_descriptor = lock_descriptor
@@ -403,7 +405,13 @@ class FactStore:
             scrubber.last_full_pass_unix_ms,
             tuple((one.file, one.bytes) for one in quarantined_files(self.path)),
             self._losses,
+            self._claimed_by(),
         )
+
+    def _claimed_by(self) -> tuple[str, ...]:
+        """The peers that have claimed more than is held here, and not long ago: a claim is repeated while it lasts."""
+        since_ns = time.monotonic_ns() - CLAIM_NS
+        return tuple(sorted(peer for peer, claimed_ns in [*self._claims_ns.items()] if claimed_ns > since_ns))
 
     # ----------------------------------------------------------------------------------------------------------- epochs
 
@@ -433,6 +441,7 @@ class FactStore:
         """Record an incident: a configured peer claims, without proof, facts of this store's epoch that were never
         written here. Changes nothing else (decision 0047). Returns at once; if the store cannot record it now, the
         peer's next claim is recorded."""
+        self._claims_ns[peer] = time.monotonic_ns()
         with contextlib.suppress(StoreError):
             self.note("ahead", f"peer {peer}", why)
 
@@ -447,17 +456,22 @@ class FactStore:
         """
         begun: Future[Origin] = Future()
         begun.set_running_or_notify_cancel()
-        self._begin_epoch(begun, partial(begin_epoch_while_running, why=why, read=self._seen, instead_of=instead_of))
+        run = partial(begin_epoch_while_running, why=why, read=self._seen, instead_of=instead_of)
+        self._begin_epoch(begun, run, is_proven=instead_of is not None)
         return begun
 
-    def _begin_epoch(self, begun: Future[Origin], run: Callable[..., Origin], *, is_resealing: bool = True) -> None:
+    def _begin_epoch(
+        self, begun: Future[Origin], run: Callable[..., Origin], *, is_proven: bool, is_resealing: bool = True
+    ) -> None:
         def ended(beginning: Future[Origin]) -> None:
             self._seen.thaw()
             error = beginning.exception()
             if error is None:
+                self._claims_ns.clear()
+                self._losses += is_proven
                 begun.set_result(beginning.result())
             elif isinstance(error, StoreFull) and is_resealing:
-                self._begin_epoch(begun, run, is_resealing=False)
+                self._begin_epoch(begun, run, is_proven=is_proven, is_resealing=False)
             else:
                 begun.set_exception(error)
 

@@ -18,8 +18,9 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from agent.health.problems import Level
 from agent.health.snapshot import Counter, Gauge, Histogram, Label, Latency, NodeSnapshot
-from agent.health.verdict import Level, assess
+from agent.health.verdict import assess
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

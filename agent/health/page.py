@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from http import HTTPStatus
 
 from agent.errors import BsfgError
@@ -52,7 +51,7 @@ def _healthz(snapshot: NodeSnapshot) -> bytes:
 
 def health_json(snapshot: NodeSnapshot, verdict: Verdict) -> dict[str, object]:
     """The body of /healthz: the verdict, then the snapshot."""
-    reasons = [{**asdict(reason), "level": reason.level.value} for reason in verdict.reasons]
+    reasons = [reason.to_json() for reason in verdict.reasons]
     judged = {"verdict": verdict.level.value, "alert": verdict.alert, "summary": verdict.summary(), "reasons": reasons}
     return judged | snapshot.to_json()
 

@@ -168,6 +168,8 @@ class BrokerStatus:
     """The cause does not pass by itself."""
     identity_trouble: str = ""
     """Why the certificate in its files is not in use."""
+    zones: tuple[str, ...] = ()
+    """The zones that this node meets there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +281,8 @@ class PeerStatus:
     """Why a page that has arrived is not stored yet: the store refuses it, or an artifact it refers to is missing."""
     pacing: PacingStatus | None = None
     """None if the peer's bandwidth is not limited."""
+    broker: str = ""
+    """Over which it is pulled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +362,12 @@ class SourceStatus:
     certificate_days_left: Annotated[
         float | None,
         Gauge("bsfg_source_certificate_days_left", "Days until the first of our certificates for it expires."),
+    ] = None
+    certificate_file: str = ""
+    """The one of these certificates that expires first."""
+    clock_ahead_s: Annotated[
+        float | None,
+        Gauge("bsfg_source_clock_ahead_seconds", "By how much the clock of the source is ahead of this node's."),
     ] = None
     events: EventStatus | None = None
     """None if no events are asked for."""
@@ -446,6 +456,10 @@ class StoreStatus:
         int, Gauge("bsfg_store_artifact_unreferenced_bytes_max", "Limit per zone; 0 is no limit.")
     ] = 0
     artifact_unreferenced: tuple[UnreferencedStatus, ...] = ()
+    appends_refused: Annotated[str, Gauge("bsfg_store_appends_refused", "1 while the store refuses new facts.")] = ""
+    """Why; empty if the last append was stored."""
+    refused_remedy: str = ""
+    refused_since_unix_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,9 +500,11 @@ class IntegrityStatus:
         int,
         Gauge(
             "bsfg_store_losses",
-            "Starts within the last day that found the store missing or with fewer facts than before.",
+            "How often within the last day the store was found missing or to be an old copy.",
         ),
     ] = 0
+    claimed_by: tuple[str, ...] = ()
+    """Peers that claim facts of the present epoch which this store does not hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,6 +544,8 @@ class NodeSnapshot:
     certificate_days_left: Annotated[
         float | None, Gauge("bsfg_certificate_days_left", "Days until the first certificate in use expires.")
     ] = None
+    certificate_file: str = ""
+    """That certificate."""
     integrity: IntegrityStatus = IntegrityStatus()
     config_changed: bool = False
     """node.toml has changed since the node last read it."""

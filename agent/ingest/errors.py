@@ -12,6 +12,7 @@
         SourceLost              the connection broke, fell silent or was never established
           SourceBusy            the server has no room for another client at present
         SourceRefused           the server or our own rules refuse the connection; the text ends with what to do
+          ServerCertificateChanged  the server presents another certificate than the one that was trusted
 
 Errors of asyncua and pymodbus stop at the modules that speak to them and arrive here chained.
 """
@@ -117,6 +118,10 @@ class StoredUnreadable(IngestError):
 class SourceRefused(SourceError):
     """The source refuses the connection, or our own rules do. Retries fail until an operator changes something, so they
     are rare."""
+
+
+class ServerCertificateChanged(SourceRefused):
+    """An OPC UA server presents another certificate than the one that was trusted for it."""
 
 
 def tag_file_problem(file: Path, why: str) -> Problem:

@@ -89,6 +89,7 @@ class SourceStatistics:
     polls_late_total: int
     store_refused_total: int
     last_value_unix_ms: int
+    clock_ahead_s: float | None  # the clock of the source, of ours; None if it has none, or has not been read
     connects_total: int
     errors_total: int
     last_error: str
@@ -157,6 +158,10 @@ class Source(Protocol):
     def read_tags(self) -> ReadTags | None:
         """Reads tags over the connection of the present life without recording them. None before the first life, and
         for OPC UA, because a command can open another session."""
+
+    @property
+    def clock_ahead_ns(self) -> int | None:
+        """By how much its clock is ahead of ours; None if it has none, or has not been read."""
 
     def now_ns(self) -> int: ...
 
@@ -316,6 +321,7 @@ class SourceSupervisor:
         counts = self._delivery.sampler.counts if self._delivery is not None else None
         backfill = self._source.backfill if self._source is not None else None
         events = self._source.events if self._source is not None else None
+        ahead_ns = self._source.clock_ahead_ns if self._source is not None else None
         tally = self._delivery.sampler.tally() if self._delivery is not None else Tally(0, len(self._tags.tags))
         return SourceStatistics(
             name=self.settings.name,
@@ -334,6 +340,7 @@ class SourceSupervisor:
             polls_late_total=self._source.polls_late_total if self._source is not None else 0,
             store_refused_total=self._recorder.refused_total,
             last_value_unix_ms=self._recorder.last_value_unix_ms,
+            clock_ahead_s=None if ahead_ns is None else ahead_ns / 1e9,
             connects_total=self._connects_total,
             errors_total=self._errors_total,
             last_error=self._last_error,

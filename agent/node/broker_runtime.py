@@ -57,6 +57,7 @@ class BrokerRuntime:
         self._zone = settings.node.zone
         self._peers = [peer for peer in settings.peer if peer.broker == broker.name]
         self.broker = broker
+        self.zones = tuple(peer.zone for peer in self._peers)
         self.identity = compare.identity_of(broker, self._zone)
         access = compare.access_of(broker, self.identity, self._zone, lambda: shared.store.signer)
         self.link = Link(access, identity=self.identity)

@@ -42,16 +42,15 @@ from agent.health.snapshot import (
 )
 from agent.health.watchdog import Progress
 from agent.ingest import Ingest
-from agent.ingest.opcua.security.file_check import certificate_days_left
+from agent.ingest.opcua.security.file_check import first_certificate_to_end
 from agent.node.broker_runtime import BrokerRuntime
 from agent.node.reload import Reloader
-from agent.replication.mqtt import Link
 from agent.replication.pulling import Asking, PullStatistics
 from agent.signing.freshness import Freshness, OriginView
 from agent.telemetry import BOUNDS_S, Telemetry
 
 REFRESH_S = 1.0
-CERTIFICATE_REFRESHES = 60  # certificates are looked at once a minute
+CERTIFICATE_REFRESHES = 5  # certificates of sources are looked at every five seconds
 STALL_S = 60.0  # a disk on which a commit takes a minute does not recover by itself
 
 log = logging.getLogger(__name__)
@@ -68,8 +67,7 @@ class _FromDisk:
     artifact_bytes_lacking: int = 0
     artifact_limit: str = ""
     artifact_unreferenced: tuple[UnreferencedStatus, ...] = ()
-    certificate_days_left: float | None = None
-    source_days_left: Mapping[str, float | None] = field(default_factory=dict)
+    source_certificates: Mapping[str, tuple[float, Path]] = field(default_factory=dict)
 
 
 class StatusCollector:
@@ -102,8 +100,7 @@ class StatusCollector:
         """Refresh the values that cost a read, until cancelled."""
         while True:
             if self._turns % CERTIFICATE_REFRESHES == 0:
-                self._from_disk.certificate_days_left = await asyncio.to_thread(self._certificate_days_left)
-                self._from_disk.source_days_left = await asyncio.to_thread(self._source_days_left)
+                self._from_disk.source_certificates = await asyncio.to_thread(self._source_certificates)
             await self._reloader.check_file()
             self._from_disk.space = await asyncio.to_thread(self._read_from_disk)
             self._sample_consumers()
@@ -133,17 +130,19 @@ class StatusCollector:
             store_fill_percent=_fill_percent(space),
             streams=tuple(_status(StreamStatus, info, stream_spaces.get(info.name)) for info in store.streams()),
             consumers=tuple(self._consumer(one, consumer_spaces.get(one.name)) for one in store.consumers.all()),
-            brokers=tuple(_broker(each.broker.name, each.link) for each in runtimes),
+            brokers=tuple(map(_broker, runtimes)),
             peers=tuple(
-                self._peer(one, compared.get((one.peer_zone, one.stream)))
-                for one in (puller.statistics() for each in runtimes for puller in each.pullers)
+                self._peer(one, compared.get((one.peer_zone, one.stream)), broker)
+                for broker, one in (
+                    (each.broker.name, puller.statistics()) for each in runtimes for puller in each.pullers
+                )
             ),
             origins=tuple(OriginStatus(*one) for one in self._origins()),
             sources=tuple(
                 _status(
                     *(SourceStatus, one),
                     last_value_unix_ms=one.last_value_unix_ms or None,
-                    certificate_days_left=self._from_disk.source_days_left.get(one.name),
+                    **self._source_certificate(one.name),
                     trouble="" if one.connected else one.last_error,
                     lost_total=one.dropped_total,
                     events=one.events
@@ -158,7 +157,7 @@ class StatusCollector:
                 _status(SpanStatus, one.step, one, name=one.step.span, stopped=Latency(one.counts, one.sum_s, BOUNDS_S))
                 for one in self._telemetry.statistics()
             ),
-            certificate_days_left=self._from_disk.certificate_days_left,
+            **self._certificate(),
             config_changed=self._reloader.is_file_changed,
             config_refused=self._reloader.refused,
             config_not_in_force=tuple(_status(NotInForceStatus, one) for one in self._reloader.not_in_force),
@@ -205,12 +204,13 @@ class StatusCollector:
         since_s = (_now_unix_ms() - consumer.registered_unix_ms) / 1000
         return min([*known, since_s] if since_s >= 0 else known) if known else None  # negative: the clock was set back
 
-    def _peer(self, pull: PullStatistics, compared: object | None = None) -> PeerStatus:
+    def _peer(self, pull: PullStatistics, compared: object | None = None, broker: str = "") -> PeerStatus:
         lag, lag_s = self._sample_pull(pull)
         connected = _is_connected(pull)
         return _status(
             *(PeerStatus, pull, pull.counters),
             zone=pull.peer_zone,
+            broker=broker,
             connected=connected,
             position=pull.offset,
             end_offset=pull.peer_end_offset,
@@ -281,17 +281,24 @@ class StatusCollector:
         elif not why:
             self._unreadable.pop(what, None)
 
-    def _certificate_days_left(self) -> float | None:
-        """Days left of the certificate in use that ends first; None if none is in use, which the broker's status
-        reports."""
+    def _source_certificates(self) -> dict[str, tuple[float, Path]]:
+        """By source: days left of the one of our certificates for it that ends first, and its file."""
         now = datetime.now(UTC)
-        ends = [each.link.statistics().identity_ends for each in list(self._runtimes.values())]
-        return min(((each - now).total_seconds() // 86_400 for each in ends if each is not None), default=None)
+        found = {source.name: first_certificate_to_end(source, now) for source in self._reloader.settings.sources}
+        return {name: one for name, one in found.items() if one is not None}
 
-    def _source_days_left(self) -> dict[str, float | None]:
-        """By source: days left of our certificates for it."""
+    def _source_certificate(self, name: str) -> dict[str, Any]:
+        days, file = self._from_disk.source_certificates.get(name, (None, ""))
+        return {"certificate_days_left": days, "certificate_file": str(file)}
+
+    def _certificate(self) -> dict[str, Any]:
+        """The certificate in use that ends first, and its file; none if none is in use, which the broker's status
+        reports. From memory, so that a certificate that was just taken over shows."""
         now = datetime.now(UTC)
-        return {source.name: certificate_days_left(source, now) for source in self._reloader.settings.sources}
+        used = [(each.link.statistics().identity_ends, each.broker.cert_file) for each in [*self._runtimes.values()]]
+        days = [((ends - now).total_seconds() // 86_400, str(file)) for ends, file in used if ends is not None]
+        left, file = min(days, default=(None, ""))
+        return {"certificate_days_left": left, "certificate_file": file}
 
 
 def _is_connected(pull: PullStatistics) -> bool:
@@ -311,9 +318,15 @@ def _status(kind: type[T], *parts: object, **given: object) -> T:
     return kind(**found)
 
 
-def _broker(name: str, link: Link) -> BrokerStatus:
-    seen = link.statistics()
-    return _status(BrokerStatus, seen, name=name, connected=seen.is_up, trouble=seen.down_reason or "")
+def _broker(runtime: BrokerRuntime) -> BrokerStatus:
+    seen = runtime.link.statistics()
+    return _status(
+        *(BrokerStatus, seen),
+        name=runtime.broker.name,
+        connected=seen.is_up,
+        trouble=seen.down_reason or "",
+        zones=runtime.zones,
+    )
 
 
 def _pacing(pull: PullStatistics) -> PacingStatus | None:

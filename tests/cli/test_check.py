@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 import socket
+from datetime import UTC, datetime
 from pathlib import Path
 
 from agent.config import load
 from agent.fact_store import FactStore
 from agent.health.server import note_port
 from agent.local_socket.serving import open_store
+from agent.replication import pki
 from tests.cli.conftest import Bsfg
 from tests.support import command
 
@@ -148,3 +150,21 @@ def test_a_health_page_that_others_reach_is_a_note(bsfg: Bsfg, tmp_path: Path) -
         found = bsfg("check")
         assert found.returncode == 0
         assert found.stdout.count("anyone who reaches this address") == notes
+
+
+def test_a_certificate_that_ends_soon_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
+    """Which file, in how many days, and the command that renews it; once for two brokers with one file, and not in its
+    first months."""
+    site, now = tmp_path / "pki", datetime.now(UTC)
+    pki.create_authority(site, now)
+    broker = (
+        '[[broker]]\nname = "{}"\nhost = "h"\n'
+        'ca_file = "pki/ca.pem"\ncert_file = "pki/zones/plant-a.pem"\nkey_file = "pki/zones/plant-a.key"\n'
+    )
+    (tmp_path / "node.toml").write_text(NODE + broker.format("b") + broker.format("c"))
+    for days, notes in ((4, 1), (300, 0)):
+        pki.issue_zone(site, "plant-a", now, days=days, force=True)
+        found = [line for line in bsfg("check").stdout.splitlines() if line.startswith("note: ")]
+        assert len(found) == notes, found
+        for note in found:
+            assert "pki/zones/plant-a.pem: ends in 3 days; at the authority: bsfg pki renew plant-a" in note

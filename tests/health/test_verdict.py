@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from agent.health.problems import Level
 from agent.health.snapshot import (
     CatchUpStatus,
     ComparisonStatus,
@@ -18,7 +19,7 @@ from agent.health.snapshot import (
     StoreStatus,
     UnreferencedStatus,
 )
-from agent.health.verdict import THRESHOLDS, Level, assess
+from agent.health.verdict import THRESHOLDS, assess
 from agent.telemetry import BOUNDS_S
 
 
@@ -272,32 +273,37 @@ def test_quantiles_are_upper_bounds(counts: tuple[int, ...], quantile: float, ex
 
 
 GONE = {"connected": False}
-NO_PERSON, PERSON = "facts wait on both sides", "this does not pass by itself; bsfg peer test"
+NO_PERSON, PERSON = "start the broker", "bsfg peer test"
 TEXTS = [
     ("sources", {**GONE, "last_value_unix_ms": None}, "not connected, never gave a value", "check the device"),
     ("sources", {**GONE, "trouble": "cut"}, "not connected, last value 0.5 s ago: cut", "check the device"),
     (
         *("sources", {**GONE, "trouble": "SourceRefused: no user"}),
         *(
-            "not connected, last value 0.5 s ago: SourceRefused: no user",
-            "this does not pass by itself; bsfg opcua test",
+            "not connected, last value 0.5 s ago: no user",
+            "bsfg opcua test line1 tries each step",
         ),
     ),
     ("sources", {"certificate_days_left": 5.0}, "our certificate ends in 5 days", "bsfg opcua certificate --renew"),
-    ("sources", {"certificate_days_left": 0.0}, "our certificate has ended", "bsfg opcua certificate --renew"),
+    ("sources", {"certificate_days_left": 0.0}, "our certificate has expired", "bsfg opcua certificate --renew"),
     ("sources", {**GONE, "tags": 4, "tags_bad": 4}, "not connected, last value 0.5 s ago", "check the device"),
     ("brokers", GONE, "not connected", NO_PERSON),
     ("brokers", {**GONE, "trouble": "no\n  route. "}, "not connected: no route", NO_PERSON),
     ("brokers", {**GONE, "needs_person": True}, "not connected", PERSON),
-    ("peers", {**GONE, "lag_seconds": None}, "no answer yet", "facts wait at the peer"),
-    ("peers", GONE, "no answer", "facts wait at the peer"),
-    ("peers", {**GONE, "trouble": "busy. "}, "no answer: busy", "facts wait at the peer"),
-    ("peers", {**GONE, "blocked": True}, "blocked", "an operator must remove the cause"),
-    ("peers", {"page_waits": "disk full"}, "a page that has arrived is not stored: disk full", "the node tries again"),
+    ("peers", {**GONE, "lag_seconds": None}, "no answer yet", "start the node of that zone"),
+    ("peers", GONE, "no answer", "start the node of that zone"),
+    ("peers", {**GONE, "trouble": "busy. "}, "no answer: busy", "start the node of that zone"),
+    ("peers", {**GONE, "blocked": True}, "blocked", "remove the cause"),
+    (
+        "peers",
+        {"page_waits": "disk full"},
+        "a page that has arrived is not stored: disk full",
+        "nothing: the node tries",
+    ),
     (
         *("peers", {"lag_seconds": 9.0, "catch_up": CatchUpStatus(0, 40.0, 1_000.0, 300.0)}),
         "9.0 s behind, 0 facts known to be outstanding; 40 % caught up at 1,000 facts/s, 5 min left",
-        "it catches up by itself; a new zone",
+        "nothing: wait",
     ),
     (
         *("peers", {"lag_seconds": 9.0, "catch_up": CatchUpStatus(0, 40.0, None, None)}),
@@ -305,7 +311,7 @@ TEXTS = [
     ),
     (
         *("peers", {"lag_seconds": None, "catch_up": CatchUpStatus(0, 40.0, None, 300.0)}),
-        *("40 % caught up, 5 min left", "it catches up by itself; a new zone"),
+        *("40 % caught up, 5 min left", "nothing: wait"),
     ),
     (
         *("peers", {"lag_seconds": 9.0, "pacing": PacingStatus(1_000, True, 0.0, 0, 0)}),
@@ -399,11 +405,12 @@ def test_damage_and_files_set_aside_are_alerts(healthy: NodeSnapshot) -> None:
     assert "7 MB" in str(verdict.reasons)
 
 
-@pytest.mark.parametrize("days, text", [(5.4, "5 days left"), (0.0, "has expired"), (-3.0, "has expired")])
+@pytest.mark.parametrize("days, text", [(5.4, "ends in 5 days"), (0.0, "has expired"), (-3.0, "has expired")])
 def test_a_certificate_says_what_is_left_of_it(healthy: NodeSnapshot, days: float, text: str) -> None:
-    """Also that nothing is: peers refuse it from then on."""
-    (reason,) = assess(replace(healthy, certificate_days_left=days)).reasons
-    assert reason.text == text
+    """Which file, what is left of it, also that nothing is, and the command that renews it."""
+    (reason,) = assess(replace(healthy, certificate_days_left=days, certificate_file="/etc/bsfg/idmz.pem")).reasons
+    assert reason.text == f"/etc/bsfg/idmz.pem {text}"
+    assert reason.hint.startswith("at the authority: bsfg pki renew idmz")
 
 
 def test_what_a_start_left_out(healthy: NodeSnapshot) -> None:

@@ -365,14 +365,17 @@ def test_the_certificate_that_ends_first_counts(tmp_path: Path) -> None:
     count."""
     ends = [None, *(datetime.now(UTC) + timedelta(days=days, hours=1) for days in (30, 3, 90))]
     runtimes = {
-        f"b{number}": SimpleNamespace(link=SimpleNamespace(statistics=partial(SimpleNamespace, identity_ends=one)))
+        f"b{number}": SimpleNamespace(
+            link=SimpleNamespace(statistics=partial(SimpleNamespace, identity_ends=one)),
+            broker=SimpleNamespace(cert_file=Path(f"b{number}.pem")),
+        )
         for number, one in enumerate(ends)
     }
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         collector = collector_of(store, tmp_path)
-        assert collector._certificate_days_left() is None
+        assert collector._certificate() == {"certificate_days_left": None, "certificate_file": ""}
         collector._runtimes = runtimes  # type: ignore[assignment]
-        assert collector._certificate_days_left() == 3
+        assert collector._certificate() == {"certificate_days_left": 3, "certificate_file": "b2.pem"}
 
 
 def test_the_quota_of_artifacts_is_shown(tmp_path: Path) -> None:

@@ -32,10 +32,11 @@ from agent.escaping import printable
 from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
 from agent.health.address import IN_USE_HINT, OPEN_HINT, is_open_to_others
 from agent.health.client import noted_port
+from agent.health.problems import Problem
 from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
-from agent.replication.pki import check_identity
+from agent.replication.pki import WARN_DAYS, check_identity, describe, load_certificates
 from agent.signing.certificates import Signer, describe_signer
 from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, load_trust
@@ -149,11 +150,20 @@ def _check_modes(folder: Path) -> Iterator[Finding]:
 
 
 def check_identities(sections: Sections) -> Iterator[Finding]:
-    """Check the certificates and keys with which this node connects to its brokers."""
-    if sections.node is not None:
-        for broker in sections.broker:
-            for problem in check_identity(broker.cert_file, broker.key_file, broker.ca_file, sections.node.zone):
-                yield Finding(str(problem), is_problem=True)
+    """Check the certificates and keys with which this node connects to its brokers, and warn of those that expire
+    soon."""
+    if sections.node is None:
+        return
+    zone, now = sections.node.zone, datetime.now(UTC)
+    soon: dict[Path, int] = {}  # several brokers may have one file
+    for broker in sections.broker:
+        problems = check_identity(broker.cert_file, broker.key_file, broker.ca_file, zone)
+        yield from (Finding(str(problem), is_problem=True) for problem in problems)
+        if not problems and (days := describe(load_certificates(broker.cert_file)[0], now).days_left) < WARN_DAYS:
+            soon[broker.cert_file] = days
+    for file, days in soon.items():
+        remedy = Problem.CERTIFICATE_ENDS.value.remedy.format(zone=zone)
+        yield Finding(f"{file}: ends in {days} days; {remedy}", is_problem=False)
 
 
 def check_signing(sections: Sections) -> Iterator[Finding]:

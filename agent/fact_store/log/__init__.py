@@ -72,6 +72,7 @@ from agent.fact_store.log.records import (
     Histogram,
     Incident,
     Integrity,
+    Refusal,
     Reseal,
     StoreStatistics,
     StreamInfo,

@@ -101,6 +101,8 @@ class Integrity:
     last_full_pass_unix_ms: int | None
     quarantined: tuple[tuple[str, int], ...]
     losses: int = 0
+    claimed_by: tuple[str, ...] = ()
+    """Peers that claim facts of the present epoch that are not held here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,16 @@ class Histogram:
 
     counts: tuple[int, ...]
     sum_s: float
+
+
+class Refusal(NamedTuple):
+    """Why appends to a stream are refused, what to do, since when, when the last one was, and how many."""
+
+    why: str
+    hint: str
+    since_unix_ms: int
+    last_ns: int
+    appends: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +142,7 @@ class StoreStatistics:
     queue_bytes_max: int
     file_bytes: int
     wal_bytes: int
+    appends_refused: str
+    """Why appends are refused now; empty if they are stored."""
+    refused_remedy: str
+    refused_since_unix_ms: int | None

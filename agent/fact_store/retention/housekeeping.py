@@ -109,6 +109,11 @@ class Housekeeping:
             f"see which consumer is behind (bsfg consumer list), free space, or {nearest.remedy}",
         )
 
+    def is_full(self, catalog: Catalog, stream: str) -> bool:
+        """Whether an append to a stream would be refused, as far as is known without releasing anything."""
+        nearest = fullest(self._limits(catalog.streams.get(stream) or StreamState(0, stream)))
+        return self._has_no_room_for_wal() or (nearest is not None and nearest.is_full)
+
     def _make_room(self, transaction: Transaction, stream: StreamState) -> None:
         """Make room for an append to a full stream: release confirmed facts, first of this stream, then of the others;
         then drop the oldest unconfirmed facts of this stream, if its settings allow that."""

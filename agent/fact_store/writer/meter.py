@@ -1,4 +1,4 @@
-"""Counters of the writer's work, for statistics and metrics. No IO.
+"""Counters of the writer's work and what it refuses now, for statistics and metrics. No IO.
 
 Only the writer's thread writes them; a snapshot read by another thread may be inconsistent by one piece of work.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.append_contract import AppendOutcome
 from agent.fact_store.append import AppendMessages, AppendSamples, Call, Work
-from agent.fact_store.log import Histogram, StoreError
+from agent.fact_store.log import Histogram, Refusal, StoreError, StoreFull
 from agent.pages import PutResult
 from agent.telemetry import BOUNDS_S
 
@@ -26,6 +26,9 @@ class Meter:
         self.appends_failed = 0
         self.confirms = 0
         self.commits = 0
+        self.refused: dict[str, Refusal] = {}
+        """By stream: why its last append was refused for want of room. A stream whose last append was stored is not
+        in it."""
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
 
@@ -40,6 +43,18 @@ class Meter:
                 if isinstance(outcome, PutResult):
                     self.facts_received += outcome.stored_facts
                     self.facts_duplicate += outcome.duplicate_facts
+
+    def refuse(self, stream: str, error: StoreFull, now_ns: int, now_unix_ms: int) -> bool:
+        """An append to a stream was refused. Returns whether it is the first one since an append was stored."""
+        before = self.refused.get(stream)
+        since = now_unix_ms if before is None else before.since_unix_ms
+        count = 1 if before is None else before.appends + 1
+        self.refused[stream] = Refusal(error.why, error.hint, since, now_ns, count)
+        return before is None
+
+    def accept(self, stream: str) -> Refusal | None:
+        """A stream takes appends again. Returns what was refused before."""
+        return self.refused.pop(stream, None)
 
     def latency(self) -> Histogram:
         """The time from queued to durable of successful appends of messages. Samples are not counted: they wait for

@@ -77,6 +77,7 @@ from agent.signing.heads import HeadSigner
 log = logging.getLogger(__name__)
 
 LOST_LAGS = 3  # a consumer out of sync may be busy; one not seen for three times `in_sync_lag_ms` is offline
+REFUSED_NS = 5_000_000_000  # after a refusal, until room on the disk counts: it may be gone with the next append
 WAIT_NS_MAX = 3_600_000_000_000  # one hour, below the system's limit for a timed wait
 
 OnCommit = Callable[[Mapping[str, int]], None]
@@ -237,6 +238,7 @@ class Writer:
     def statistics(self) -> StoreStatistics:
         """Counters since the start, what is queued now, and the sizes of the files."""
         queue, meter = self._queue, self.meter
+        refused = next(iter(list(meter.refused.values())), None)
         return StoreStatistics(
             state="failed" if self.failure else "closed" if self._has_ended else "open",
             facts_appended=meter.facts_appended,
@@ -253,6 +255,9 @@ class Writer:
             queue_bytes_max=queue.appends.bytes_max + queue.calls.bytes_max,
             file_bytes=file_bytes(self._path),
             wal_bytes=file_bytes(wal_path(self._path)),
+            appends_refused=refused.why if refused else "",
+            refused_remedy=refused.hint if refused else "",
+            refused_since_unix_ms=refused.since_unix_ms if refused else None,
         )
 
     def _reserve(self, work: Work) -> None:
@@ -362,7 +367,11 @@ class Writer:
     def _check_disk(self) -> None:
         """Housekeeping between transactions. An error here fails no append: all of them are durable and answered."""
         try:
-            self.housekeeping.look(self.catalog, time.monotonic_ns())
+            now_ns = time.monotonic_ns()
+            self.housekeeping.look(self.catalog, now_ns)
+            for stream, refusal in [*self.meter.refused.items()]:
+                if now_ns - refusal.last_ns >= REFUSED_NS and not self.housekeeping.is_full(self.catalog, stream):
+                    self._note_accepted(stream)
         except sqlite3.Error as error:
             found = running_error(self._path, error)
             if not isinstance(found, StoreFull | StoreBusy):
@@ -407,7 +416,7 @@ class Writer:
             self._committed_ns = now_ns
             self.meter.commits += 1
         for work, outcome in outcomes:
-            self.meter.done(work, outcome, now_ns)
+            self._count(work, outcome, now_ns)
             if isinstance(outcome, StoreError):
                 work.future.set_exception(outcome)
             elif isinstance(work, AppendMessages):
@@ -437,8 +446,25 @@ class Writer:
         now_ns = time.monotonic_ns()
         self._release(works)
         for work in works:
-            self.meter.done(work, error, now_ns)
+            self._count(work, error, now_ns)
             work.future.set_exception(copy_error(error))
+
+    def _count(self, work: Work, outcome: Any, now_ns: int) -> None:
+        """Count an answer. The log names the first refused append of a stream, and the first that is stored again."""
+        self.meter.done(work, outcome, now_ns)
+        if not isinstance(work, AppendSamples | AppendMessages):
+            return
+        if isinstance(outcome, StoreFull):
+            if self.meter.refuse(work.stream, outcome, now_ns, time.time_ns() // 1_000_000):
+                log.warning(
+                    "appends_refused", extra={"stream": work.stream, "reason": outcome.why, "hint": outcome.hint}
+                )
+        elif work.stream in self.meter.refused and not isinstance(outcome, StoreError):
+            self._note_accepted(work.stream)
+
+    def _note_accepted(self, stream: str) -> None:
+        if (refusal := self.meter.accept(stream)) is not None:
+            log.info("appends_stored_again", extra={"stream": stream, "refused": refusal.appends})
 
     def _release(self, works: list[Work]) -> None:
         with self._changed:

@@ -60,7 +60,7 @@ class ModbusSource:
         self._counters = CounterTracker(self._moduli(), lambda tag: delivery.sampler.last(tag)[1:3])
         self._read: list[SampleColumns] = []  # read and not yet delivered
         self._silence = asyncio.Event()  # set when a unit has fallen silent
-        self.backfill = self.events = None  # a device has neither
+        self.backfill = self.events = self.clock_ahead_ns = None  # a device has none of these
         self.read_tags: ReadTags | None = None  # over the open connection, because a device may not accept another
         self.polls_missed_total = self.polls_late_total = 0
         self.alive_s, self.alive_ns = 0.0, 0

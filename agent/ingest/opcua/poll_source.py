@@ -59,6 +59,11 @@ class OpcuaPollSource:
         self.alive_s, self.alive_ns = 0.0, 0
         self.polls_missed_total = self.polls_late_total = 0
 
+    @property
+    def clock_ahead_ns(self) -> int | None:
+        """By how much the server's clock is ahead of ours; None before it was read."""
+        return self._clock.ahead_of_ns(time.monotonic_ns(), time.time_ns())
+
     def now_ns(self) -> int:
         """The time on the server's clock, as far as it is known."""
         return self._clock.now_ns(time.monotonic_ns(), time.time_ns())

@@ -50,6 +50,10 @@ class ServerClock:
         """The present time on it, as far as is known; `wall_ns`, our own clock, before the first reading."""
         return wall_ns if self._shown is None else monotonic_ns + self._ahead_ns
 
+    def ahead_of_ns(self, monotonic_ns: int, wall_ns: int) -> int | None:
+        """By how much it is ahead of our own clock; None before the first reading."""
+        return None if self._shown is None else monotonic_ns + self._ahead_ns - wall_ns
+
     def in_new_times(self, moment: ServerTime) -> int:
         """A moment in the times of the clock as it is set now."""
         return moment.time_ns - (self.set_back_ns - moment.set_back_ns)

@@ -154,6 +154,11 @@ class OpcuaSource:
         for one in self._subscriptions:
             one.plan.retry()
 
+    @property
+    def clock_ahead_ns(self) -> int | None:
+        """By how much the server's clock is ahead of ours; None before it was read."""
+        return self._clock.ahead_of_ns(time.monotonic_ns(), time.time_ns())
+
     def now_ns(self) -> int:
         """The time of this source's samples: the server's clock, as far as is known."""
         return self._clock.now_ns(time.monotonic_ns(), time.time_ns())

@@ -161,6 +161,41 @@ def test_a_page_without_facts_passes_a_full_stream(tmp_path: Path) -> None:
         assert isinstance(failed(put("north", TELEMETRY, page, north.received(), PeerPosition(EPOCH, 25))), StoreFull)
 
 
+def events(caplog: pytest.LogCaptureFixture, name: str) -> list[Any]:
+    """The log records of an event."""
+    return [one for one in caplog.records if one.getMessage() == name]
+
+
+@pytest.mark.parametrize("is_asked_again", [True, False])
+def test_refused_appends_name_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_asked_again: bool
+) -> None:
+    """While a stream is full, the statistics say why, what to do and since when, and the log says it once, not with
+    each append. With room again, and no append, both say so too; other streams do not count."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(writer_module, "REFUSED_NS", 0)
+    with store_of(tmp_path, bytes_max=200_000, keep_hours=0) as store:
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
+        assert store.statistics().appends_refused == ""
+        while (
+            error := store.appends.append_samples(TELEMETRY, [Sample(1, 1, os.urandom(50_000))]).exception(LIMIT_S)
+        ) is None:
+            pass
+        failed(store.appends.append_samples(TELEMETRY, samples(1)))
+        done(store.appends.append_message(OPERATIONAL, message("another stream")))
+        assert isinstance(error, StoreFull)
+        found = store.statistics()
+        assert (found.appends_refused, found.refused_remedy) == (error.why, error.hint)
+        assert found.refused_since_unix_ms is not None
+        (line,) = events(caplog, "appends_refused")
+        assert (line.stream, line.reason, line.hint) == (TELEMETRY, error.why, error.hint)
+        done(store.consumers.confirm("idmz.a", store.end_offset(TELEMETRY)))
+        if is_asked_again:
+            done(store.appends.append_samples(TELEMETRY, samples(1)))
+        wait_until(lambda: not store.statistics().appends_refused, "the store to say that it takes appends")
+        assert [one.refused for one in events(caplog, "appends_stored_again")] == [2]
+
+
 def test_what_is_left_keeps_its_marks(tmp_path: Path, clock: Clock) -> None:
     """With released facts only their marks go. Those of the facts that are left say when these were recorded; without
     them nothing would expire while facts come in."""

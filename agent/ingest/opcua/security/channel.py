@@ -19,7 +19,7 @@ from asyncua.crypto import security_policies, uacrypto
 from asyncua.ua.uaerrors import UaError
 from cryptography.hazmat.primitives import serialization
 
-from agent.ingest.errors import SourceRefused
+from agent.ingest.errors import ServerCertificateChanged, SourceRefused
 from agent.ingest.opcua.security.certificate import (
     ensure_certificate,
     file_to_import,
@@ -34,6 +34,7 @@ from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
 from agent.ingest.opcua.security.trust_list import Presented, TrustList, Verdict, judge
 from agent.settings.sources import OpcuaSourceSettings
 
+SHOWN_DIGITS = 16  # of a thumbprint in a line for people; `bsfg opcua trust` takes them, and none can be forged
 Endpoints = Callable[[], Awaitable[list[ua.EndpointDescription]]]
 
 
@@ -138,8 +139,50 @@ def _accepted(settings: OpcuaSourceSettings, presented: Presented, pinned: Certi
     """The server's certificate, if the settings accept it."""
     verdict = judge_server(settings, presented, pinned)
     if verdict.trust is None:
+        before = _trusted_before(settings, verdict.facts, pinned) if verdict.is_unknown else ""
+        if before:
+            raise ServerCertificateChanged(_changed(settings, verdict, before))
         raise SourceRefused(_not_accepted(settings, verdict))
     return verdict.facts
+
+
+def _trusted_before(settings: OpcuaSourceSettings, facts: CertificateFacts, pinned: CertificateFacts | None) -> str:
+    """The first digits of the thumbprint that was trusted for this server: the pinned one, or that of a certificate in
+    trusted/ with the same application URI. Empty if there is none."""
+    if pinned is not None or settings.server_certificate_sha256:
+        return f"SHA-256 {(pinned.sha256 if pinned else settings.server_certificate_sha256)[:SHOWN_DIGITS]}"
+    if settings.trust_folder is None:
+        return ""
+    try:
+        known = [each.facts for each in TrustFolder(settings.trust_folder).certificates("trusted")]
+    except TrustError:
+        return ""
+    of_server = [one for one in known if set(one.uris) & set(facts.uris)]
+    newest = max(of_server, key=lambda one: one.not_before, default=None)
+    return "" if newest is None else f"SHA-1 {newest.sha1[:SHOWN_DIGITS]}"
+
+
+def _changed(settings: OpcuaSourceSettings, verdict: Verdict, before: str) -> str:
+    """The message for another certificate than the trusted one, which is saved in rejected/: one line, and what to do
+    if it is right."""
+    facts, folder = verdict.facts, settings.trust_folder
+    is_pinned = before.startswith("SHA-256")
+    now = f"SHA-256 {facts.sha256[:SHOWN_DIGITS]}" if is_pinned else f"SHA-1 {facts.sha1[:SHOWN_DIGITS]}"
+    text = f"the server's certificate changed: {now}, before {before}"
+    if verdict.also_why:
+        text += f", and it {verdict.also_why}"
+    if not is_pinned and folder is not None:
+        try:
+            TrustFolder(folder).reject(facts)
+        except TrustError as error:
+            text += f", and it cannot be kept: {error}"
+        if not verdict.also_why:
+            command = f"bsfg opcua trust {facts.sha1[:SHOWN_DIGITS]} --pki {folder}"
+            return f"{text}; if it was renewed: {command}; bsfg source retry {settings.name}"
+    line = f'server_certificate_sha256 = "{facts.sha256}"'
+    if settings.server_certificate_file is not None:
+        line = f"server_certificate_file to a file with it, or {line}"
+    return f"{text}; if it was renewed, set {line}"
 
 
 def _not_accepted(settings: OpcuaSourceSettings, verdict: Verdict) -> str:
@@ -148,20 +191,16 @@ def _not_accepted(settings: OpcuaSourceSettings, verdict: Verdict) -> str:
     text = f"the certificate of {settings.url} ({facts.thumbprints}) {verdict.why}"
     if not verdict.is_unknown:
         return f"{text}; {verdict.todo}"
-    pinned_file = settings.server_certificate_file
     if verdict.also_why:
         text += f", and {verdict.also_why}"
-    if folder is not None and pinned_file is None and not settings.server_certificate_sha256:
+    if folder is not None:
         try:
             text += f"; it is kept as {TrustFolder(folder).reject(facts)}"
         except TrustError as error:
             text += f"; {error}"
         if not verdict.also_why:
             return f"{text}; compare it at the server, then run: bsfg opcua trust {facts.sha1} --pki {folder}"
-    line = f'server_certificate_sha256 = "{facts.sha256}"'
-    if pinned_file is not None:
-        line = f"server_certificate_file to a file with it, or {line} instead"
-    return f"{text}; compare it at the server, then set {line}"
+    return f'{text}; compare it at the server, then set server_certificate_sha256 = "{facts.sha256}"'
 
 
 async def _offered(endpoints: Endpoints, pinned: CertificateFacts | None) -> list[ua.EndpointDescription] | None:

@@ -35,14 +35,14 @@ def check_source_files(sources: Iterable[SourceSettings], now: datetime) -> list
     return list(dict.fromkeys(found))
 
 
-def certificate_days_left(source: SourceSettings, now: datetime) -> float | None:
-    """Days until the first of our certificates that this source uses expires. None if it uses none, or one that cannot
-    be read; the connection reports that."""
+def first_certificate_to_end(source: SourceSettings, now: datetime) -> tuple[float, Path] | None:
+    """Days until the first of our certificates that this source uses expires, and its file. None if it uses none, or
+    one that cannot be read; the connection reports that."""
     if not _is_secured(source):
         return None
     files = [file for file in (source.certificate_file, source.user_certificate_file) if file is not None]
     try:
-        return min((read_certificate(file).days_left(now) for file in files if file.exists()), default=None)
+        return min(((read_certificate(file).days_left(now), file) for file in files if file.exists()), default=None)
     except (SourceRefused, OSError):
         return None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.ingest.opcua.security.certificate import LIFETIME_DAYS, ensure_certificate
-from agent.ingest.opcua.security.file_check import certificate_days_left, check_source_files
+from agent.ingest.opcua.security.file_check import check_source_files, first_certificate_to_end
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 
 NOW = datetime.now(UTC)
@@ -35,9 +35,9 @@ def test_good_files_and_files_still_to_be_made_are_no_finding(source: OpcuaSourc
     assert texts(source) == []
     new = replace(source, certificate_file=tmp_path / "new.der", private_key_file=tmp_path / "new.key")
     assert texts(new) == []
-    assert certificate_days_left(new, NOW) is None
+    assert first_certificate_to_end(new, NOW) is None
     assert check_source_files([ModbusSourceSettings("m", Path("t"), 0, host="h")], NOW) == []
-    assert certificate_days_left(source, NOW) == pytest.approx(LIFETIME_DAYS, abs=0.1)
+    assert first_certificate_to_end(source, NOW) == (pytest.approx(LIFETIME_DAYS, abs=0.1), source.certificate_file)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,309 @@
+"""Core: every problem that a verdict can name, what it means, what to do, and which other problems it explains.
+
+`EXPLAINS` is read from the cause to its consequences. `order_by_cause` puts a consequence below every cause of it that
+is present, so that the first line of a status is a cause: a stopped broker, and not the lag that follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+
+class Level(Enum):
+    """The state of a node, worst last."""
+
+    GOOD = "good"
+    LATE = "late"
+    FULL = "full"
+    BROKEN = "broken"
+
+
+RANK = {level: rank for rank, level in enumerate(Level)}
+
+
+class ProblemKind(NamedTuple):
+    """What a problem means and what to do. `remedy` may hold {names} that the reason fills in."""
+
+    level: Level
+    meaning: str
+    remedy: str
+
+
+_B, _F, _L, _G = Level.BROKEN, Level.FULL, Level.LATE, Level.GOOD
+
+
+class Problem(Enum):
+    """Each problem by the name that the status's JSON gives it."""
+
+    # ------------------------------------------------------------------------------------------- this node and its store
+    APPENDS_REFUSED = ProblemKind(
+        *(_F, "The store takes no new facts. What it holds is served and confirmed. Sources wait and record a gap."),
+        "{remedy}; appends continue by themselves",
+    )
+    STORE_FILL = ProblemKind(
+        *(_F, "The store, its stream or its disk is half full or more of what retention cannot free."),
+        "see which consumer is behind; remove one that will not return, or give the store more room",
+    )
+    STORE_FULL_SOON = ProblemKind(
+        *(_F, "At the present rate a stream reaches its limit soon, because a consumer does not confirm."),
+        "see which consumer is behind; remove one that will not return, or give the store more room",
+    )
+    APPENDS_FAILED = ProblemKind(
+        *(_B, "Appends failed since the start. The log names the reason when it begins: appends_refused."),
+        "journalctl -u bsfg@{zone} | grep appends_refused; check the disk",
+    )
+    APPENDS_SLOW = ProblemKind(
+        *(_L, "Appends take long until they are on the disk."), "check the disk and its load (bsfg hardware check)"
+    )
+    STORE_DAMAGED = ProblemKind(
+        *(_B, "Bytes in the store's file have changed. Readers find a hole there; the rest is served."),
+        "bsfg store verify names the places; check the disk (docs/operate/integrity.md)",
+    )
+    STORE_LOST_FACTS = ProblemKind(
+        *(_B, "The store was gone, or an old copy was in its place. It went on under a new epoch."),
+        "bsfg store stats shows the incident (docs/operate/integrity.md)",
+    )
+    FILE_SET_ASIDE = ProblemKind(
+        *(_B, "The store's file could not be used. It was set aside and a new one begun."),
+        "export what it still holds (bsfg store export --file), then remove it",
+    )
+    STORE_IS_OLD_COPY = ProblemKind(
+        *(_B, "A peer has read facts of this store that are not in it: it was restored from an old copy."),
+        "if it was restored: bsfg store new-epoch; if not, ask who answers as that peer",
+    )
+    ARTIFACTS_FULL = ProblemKind(
+        *(_F, "An artifact waits for room, and the facts that refer to it wait with it."), "{remedy}"
+    )
+    ARTIFACT_QUOTA = ProblemKind(
+        *(_L, "A zone has sent many artifacts that no fact refers to."),
+        "find out what it sends; what no fact refers to is removed after artifact_orphan_hours",
+    )
+    CONFIG_REFUSED = ProblemKind(
+        *(_B, "node.toml was refused when it was reloaded. The settings before stay in force."),
+        "bsfg check lists every problem; then bsfg reload",
+    )
+    CONFIG_PART_REFUSED = ProblemKind(
+        *(_B, "A section of node.toml is wrong. It is left out, or goes on as it was; everything else runs."),
+        "correct node.toml (bsfg check lists every problem); the node then goes on by itself",
+    )
+    CONFIG_CHANGED = ProblemKind(
+        *(_G, "node.toml was edited and not reloaded."), "bsfg check, then systemctl reload bsfg@{zone}, or bsfg reload"
+    )
+    CONFIG_WAITS = ProblemKind(
+        *(_G, "Some settings of node.toml are read only at a start."), "systemctl restart bsfg@{zone}"
+    )
+    CERTIFICATE_ENDED = ProblemKind(
+        *(_B, "The certificate with which this node connects to its brokers has expired; they refuse it."),
+        "at the authority: bsfg pki renew {zone} --same-key; copy the new certificate over that file",
+    )
+    CERTIFICATE_ENDS = ProblemKind(
+        *(_B, "The certificate with which this node connects to its brokers expires soon."),
+        "at the authority: bsfg pki renew {zone} --same-key; copy the new certificate over that file",
+    )
+    # ------------------------------------------------------------------------------------------------------------ sources
+    SERVER_CERTIFICATE_CHANGED = ProblemKind(
+        *(_B, "The OPC UA server presents another certificate than the one that was trusted. Nothing is read."),
+        "{remedy}",
+    )
+    SOURCE_REFUSED = ProblemKind(
+        *(_B, "The source refuses the connection, or our own rules do. It does not pass by itself."),
+        "bsfg {kind} test {source} tries each step",
+    )
+    SOURCE_LOST = ProblemKind(
+        *(_B, "The source does not answer. Its values are not read; the node tries again by itself."),
+        "check the device and the network to it; bsfg {kind} test {source} tries each step",
+    )
+    SOURCE_WITHOUT_VALUES = ProblemKind(
+        *(_B, "The source is connected, and no tag has a good value."),
+        "see the device behind the server, and bsfg latest; the node tries again by itself",
+    )
+    TAGS_BAD = ProblemKind(
+        *(_B, "The device reports some tags as bad, or refuses them."),
+        "bsfg latest shows which; correct the tag file or the device",
+    )
+    TAG_FILE_REFUSED = ProblemKind(
+        *(_B, "The tag file has a mistake. The tags of the file before are still read."),
+        "bsfg check prints every problem of the file",
+    )
+    TAG_FILE_MISSING = ProblemKind(
+        *(_B, "The tag file has a mistake or is missing, and none was in force before. Nothing is read."),
+        "nothing is read, because no file was in force before; bsfg check prints every problem of it",
+    )
+    DEVICE_CLOCK_OFF = ProblemKind(
+        *(_L, "The device's clock differs from this node's. Times of its values are its own."),
+        "set the clock of the device, or of this node (timedatectl)",
+    )
+    SOURCE_CERTIFICATE_ENDED = ProblemKind(
+        *(_B, "Our certificate for an OPC UA server has expired; the server refuses it."),
+        "bsfg opcua certificate --renew, then trust it at the server (docs/operate/opcua.md)",
+    )
+    SOURCE_CERTIFICATE_ENDS = ProblemKind(
+        *(_B, "Our certificate for an OPC UA server expires soon."),
+        "bsfg opcua certificate --renew, then trust it at the server (docs/operate/opcua.md)",
+    )
+    # ------------------------------------------------------------------------------------------------- brokers and peers
+    BROKER_LOST = ProblemKind(
+        *(_B, "The broker cannot be reached. Facts wait on both sides."),
+        "start the broker, or check the network to it; bsfg broker check tries each step",
+    )
+    BROKER_REFUSES = ProblemKind(
+        *(_B, "The broker refuses this node, or its certificate cannot be used. It does not pass by itself."),
+        "bsfg peer test tries each step (docs/operate/certificates.md)",
+    )
+    IDENTITY_REFUSED = ProblemKind(
+        *(_B, "The certificate in the files was changed and cannot be used. The one before is still in use."),
+        "install the right files, or the old ones again (bsfg check)",
+    )
+    PEER_FENCED = ProblemKind(
+        *(_B, "Another instance of this node pulls in its place, and this one has stopped."),
+        "find the other one (docs/operate/peers.md)",
+    )
+    PEER_BLOCKED = ProblemKind(
+        *(_B, "The peer, or this store, refuses for good. It is asked again once a minute."),
+        "remove the cause (docs/operate/peers.md); facts wait at the peer until their time to live",
+    )
+    PEER_SILENT = ProblemKind(
+        *(_B, "The peer does not answer, though the broker is connected."),
+        "start the node of that zone; facts wait at the peer until their time to live",
+    )
+    PAGE_WAITS = ProblemKind(
+        *(_F, "Facts of a peer have arrived and cannot be stored yet. They also stay at the peer."),
+        "nothing: the node tries again by itself",
+    )
+    PEER_CATCHES_UP = ProblemKind(
+        *(_L, "A new zone, or one that was away, fetches the missing facts page by page."), "nothing: wait"
+    )
+    PEER_LAG = ProblemKind(
+        *(_L, "Facts that the peer has are not here yet."), "it catches up by itself; look at the peer if this grows"
+    )
+    COMPARISON_DIFFERS = ProblemKind(
+        *(_B, "A comparison with the peer left differences that it could not repair."),
+        "bsfg peer compare {peer} names them (docs/operate/integrity.md)",
+    )
+    ORIGIN_WITHHELD = ProblemKind(
+        *(_B, "Facts that a zone has signed do not arrive: a node in between holds them back."),
+        "compare with the zone itself, or by another path (docs/operate/threats.md)",
+    )
+    ORIGIN_STALE = ProblemKind(
+        *(_L, "Nothing new signed by a zone has arrived: it, or a node on the way to it, is away."),
+        "see the peer that relays it; its facts wait there",
+    )
+    # ---------------------------------------------------------------------------------------------------------- consumers
+    CONSUMER_BEHIND = ProblemKind(
+        *(_L, "A consumer has not confirmed for a while. Unconfirmed facts are kept for it."), "{remedy}"
+    )
+    CONSUMER_LOSES = ProblemKind(
+        *(_L, "Facts that a consumer has not confirmed reach the end of their time to live."), "{remedy}"
+    )
+
+    @property
+    def level(self) -> Level:
+        return self.value.level
+
+
+P = Problem
+_NO_CERTIFICATE = {P.CERTIFICATE_ENDED, P.IDENTITY_REFUSED}
+_NO_BROKER = {P.BROKER_LOST, P.BROKER_REFUSES}
+_NOT_PULLED = {P.PEER_FENCED, P.PEER_BLOCKED, P.PEER_SILENT}
+
+EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
+    P.APPENDS_REFUSED: frozenset(
+        {P.STORE_FILL, P.STORE_FULL_SOON, P.APPENDS_FAILED, P.APPENDS_SLOW, P.ARTIFACTS_FULL, P.PAGE_WAITS}
+        | {P.PEER_LAG, P.PEER_CATCHES_UP}
+    ),
+    P.IDENTITY_REFUSED: frozenset({P.CERTIFICATE_ENDS, P.CERTIFICATE_ENDED, *_NO_BROKER}),
+    P.CERTIFICATE_ENDED: frozenset(_NO_BROKER),
+    **dict.fromkeys(
+        _NO_BROKER,
+        frozenset({P.PEER_SILENT, P.PEER_LAG, P.PEER_CATCHES_UP, P.ORIGIN_STALE, P.CONSUMER_BEHIND, P.CONSUMER_LOSES}),
+    ),
+    **dict.fromkeys(_NOT_PULLED, frozenset({P.PEER_LAG, P.PEER_CATCHES_UP, P.ORIGIN_STALE})),
+    P.ARTIFACTS_FULL: frozenset({P.PAGE_WAITS, P.PEER_LAG, P.PEER_CATCHES_UP}),
+    P.PAGE_WAITS: frozenset({P.PEER_LAG, P.PEER_CATCHES_UP}),
+    P.CONSUMER_BEHIND: frozenset({P.CONSUMER_LOSES, P.STORE_FILL, P.STORE_FULL_SOON}),
+    P.STORE_DAMAGED: frozenset({P.COMPARISON_DIFFERS}),
+    P.STORE_IS_OLD_COPY: frozenset({P.CONSUMER_BEHIND, P.CONSUMER_LOSES}),
+    P.SOURCE_CERTIFICATE_ENDED: frozenset({P.SOURCE_REFUSED, P.SOURCE_LOST}),
+}
+"""The consequences of each problem that has some. A cause of a part (`of_node` is False) explains only what depends on
+that part: a stopped broker explains the lag of the peers at that broker."""
+OF_NODE = frozenset({P.APPENDS_REFUSED, P.CERTIFICATE_ENDED, P.STORE_DAMAGED, P.ARTIFACTS_FULL})
+"""Problems of the node as a whole, which explain their consequences wherever these are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A problem of this node: its subject, what is wrong, what to do, and whether an operator must act now (`alert`).
+
+    `depends_on`: the subjects without which this one cannot work. `caused_by`: the subjects that explain it here."""
+
+    problem: Problem
+    alert: bool
+    subject: str
+    text: str
+    hint: str
+    depends_on: frozenset[str] = frozenset()
+    caused_by: tuple[str, ...] = ()
+
+    @property
+    def level(self) -> Level:
+        return self.problem.level
+
+    def to_json(self) -> dict[str, object]:
+        """The reason as a JSON object."""
+        named = {"problem": self.problem.name.lower(), "level": self.level.value, "alert": self.alert}
+        return named | {"subject": self.subject, "text": self.text, "hint": self.hint, "caused_by": self.caused_by}
+
+
+def order_by_cause(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """The reasons, causes first: the most urgent cause, its consequences, then the next cause. A cause is as urgent as
+    the most urgent of its consequences. `EXPLAINS` has no circle, so each reason is reached."""
+    given = list(reasons)
+    causes = _causes(given)
+    effects: list[list[int]] = [[] for _ in given]
+    for at, found in enumerate(causes):
+        for cause in found:
+            effects[cause].append(at)
+    alerts: dict[int, bool] = {}
+
+    def leads_to_alert(at: int) -> bool:
+        if at not in alerts:
+            alerts[at] = given[at].alert or any(map(leads_to_alert, effects[at]))
+        return alerts[at]
+
+    def urgency(at: int) -> tuple[bool, int, str, int]:
+        one = given[at]
+        return not leads_to_alert(at), -RANK[one.level], one.subject, at
+
+    open_causes = [len(found) for found in causes]
+    roots = [urgency(at) for at, count in enumerate(open_causes) if not count]
+    heapify(roots)
+    following: list[tuple[bool, int, str, int]] = []
+    ordered = list[Reason]()
+    while roots or following:
+        at = heappop(following or roots)[-1]
+        subjects = dict.fromkeys(given[cause].subject for cause in causes[at])
+        ordered.append(replace(given[at], caused_by=tuple(subjects)))
+        for effect in effects[at]:
+            open_causes[effect] -= 1
+            if not open_causes[effect]:
+                heappush(following, urgency(effect))
+    assert len(ordered) == len(given), "EXPLAINS has a circle"
+    return tuple(ordered)
+
+
+def _causes(reasons: Sequence[Reason]) -> list[list[int]]:
+    """The places of the causes of each reason. By subject, because a node may have thousands of peers."""
+    by_subject: dict[str, list[int]] = {}
+    for at, one in enumerate(reasons):
+        if one.problem in EXPLAINS:
+            by_subject.setdefault("" if one.problem in OF_NODE else one.subject, []).append(at)
+    found = list[list[int]]()
+    for one in reasons:
+        places = [at for subject in ("", one.subject, *one.depends_on) for at in by_subject.get(subject, ())]
+        found.append(sorted({at for at in places if one.problem in EXPLAINS[reasons[at].problem]}))
+    return found
