@@ -8,6 +8,7 @@ With --summary it prints counts, a few values, and the names of the tags that ar
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 import time
@@ -42,7 +43,9 @@ from agent.query.latest import (
 from agent.query.scan import ScanCounters, Scanner, matches_glob
 from agent.status_codes import status_name
 
-COLUMNS = ("zone", "tag", "value", "unit", "quality", "source_time", "ahead", "age", "mode", "as_of", "staleness")
+COLUMNS = ("zone", "tag", "value", "unit", "quality", "source_time", "ahead", "age", "mode")
+SPARSE = ("unit", "ahead")  # columns that are left out if no row has a value for them
+DIGITS = 7
 TELEMETRY = "facts.telemetry"
 MISSING_NAMED = 5
 SUMMARY_NAMED = 20  # tags that are bad, and as many that are silent
@@ -170,12 +173,18 @@ def matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
 
 
 def _print(rows: Sequence[AgedRecord], *, as_json: bool) -> None:
-    """Print the rows that have a value as a table, or all rows as JSON objects."""
+    """Print the rows that have a value as a table, or all rows as JSON objects. A zone that all rows share has no
+    column."""
     if as_json:
         for row in rows:
             click.echo(json.dumps(row, ensure_ascii=False))
         return
-    for line in lines(COLUMNS, (_cells(row) for row in rows if row["source_time"] is not None), "table"):
+    cells = [_cells(row) for row in rows if row["source_time"] is not None]
+    unused = {name for name in SPARSE if not any(row[name] for row in cells)}
+    if len({row["zone"] for row in cells}) == 1:
+        unused.add("zone")
+    columns = [name for name in COLUMNS if name not in unused]
+    for line in lines(columns, ([row[name] for name in columns] for row in cells), "table"):
         click.echo(line)
 
 
@@ -212,22 +221,26 @@ def _named(what: str, tags: Sequence[str]) -> Iterator[str]:
         yield f"  and {len(tags) - SUMMARY_NAMED:,} more {what}"
 
 
-def _cells(row: AgedRecord) -> tuple[Any, ...]:
+def _cells(row: AgedRecord) -> dict[str, Any]:
+    """The columns of a row; a terminal has eighty to a hundred characters for them, and JSON has the others."""
     value = row["value"]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return (
-        row["zone"],
-        _name(row["subject"]),
-        value if is_number else json.dumps(value, ensure_ascii=False),
-        row["unit"] or "",
-        status_name(row["quality"] or 0),
-        row["source_time"],
-        _duration(row["ahead_ms"]) if row["ahead_ms"] else "",
-        "" if row["age_ms"] is None else _duration(row["age_ms"]),
-        row["mode"],
-        row["as_of"],
-        _duration(row["staleness_ms"] or 0),
-    )
+    return {
+        "zone": row["zone"],
+        "tag": _name(row["subject"]),
+        "value": _rounded(value) if is_number else json.dumps(value, ensure_ascii=False),
+        "unit": row["unit"] or "",
+        "quality": status_name(row["quality"] or 0),
+        "source_time": re.sub(r"\.\d+", "", row["source_time"] or ""),
+        "ahead": _duration(row["ahead_ms"]) if row["ahead_ms"] else "",
+        "age": "" if row["age_ms"] is None else _duration(row["age_ms"]),
+        "mode": row["mode"],
+    }
+
+
+def _rounded(value: float) -> float:
+    """A number with the digits that a sensor has; a whole one with all of its digits."""
+    return value if isinstance(value, int) or value.is_integer() else float(f"{value:.{DIGITS}g}")
 
 
 def _name(subject: str) -> str:
