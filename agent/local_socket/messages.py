@@ -30,6 +30,8 @@ class AppendFact(msgspec.Struct, frozen=True, tag="AppendFact", tag_field="opera
     producer: str | None = None
     lease_epoch: int | None = None
     base_offset: int | None = None
+    known_stream: bool = False
+    """Refuse a stream that the store does not have; otherwise the first fact begins it."""
 
 
 class AcquireLease(msgspec.Struct, frozen=True, tag="AcquireLease", tag_field="operation"):

@@ -163,6 +163,23 @@ def test_append_warns_when_a_fact_has_no_copy_yet(node: Bsfg, tmp_path: Path) ->
     assert "warning" not in json.loads(node("append", "batch:1", "done", "{}", "--json").stdout)
 
 
+def test_append_to_an_unknown_stream_names_the_known_ones(node: Bsfg, tmp_path: Path) -> None:
+    """A misspelt stream is refused and not begun, also without a node; --new-stream or node.toml begins one."""
+    assert node("append", "batch:1", "done", "{}").returncode == 0
+    misspelt = node("append", "--stream", "facts.operationl", "batch:1", "done", "{}")
+    assert (misspelt.returncode, misspelt.stdout) == (1, "")
+    assert (
+        "there is no stream 'facts.operationl'; there are: facts.operational; to begin it: --new-stream"
+        in misspelt.stderr
+    )
+    assert node("append", "--stream", "facts.orders", "--new-stream", "batch:1", "done", "{}").returncode == 0
+    assert node("append", "--stream", "facts.orders", "batch:2", "done", "{}").returncode == 0
+    with (tmp_path / "node.toml").open("a") as file:
+        file.write('\n[[stream]]\nname = "facts.lab"\n')
+    assert node("append", "--stream", "facts.lab", "batch:1", "done", "{}").returncode == 0
+    assert "facts.operationl" not in node("store", "stats").stdout
+
+
 def test_tail_of_an_unknown_stream_names_the_known_ones(node: Bsfg) -> None:
     """A misspelt stream is an error that names the streams there are; a known one prints facts only."""
     assert node("append", "batch:1", "done", "{}").returncode == 0

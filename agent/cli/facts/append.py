@@ -31,6 +31,9 @@ stream_option = click.option("--stream", default="facts.operational", show_defau
 @click.command()
 @config_option
 @stream_option
+@click.option(
+    "--new-stream", is_flag=True, help="Begin the stream if it does not exist; one in node.toml needs no flag."
+)
 @to_option
 @answer_s_option
 @click.option(
@@ -58,6 +61,7 @@ stream_option = click.option("--stream", default="facts.operational", show_defau
 def append(
     config_file: Path,
     stream: str,
+    new_stream: bool,
     peer: str | None,
     answer_s: float,
     message_id: str | None,
@@ -87,7 +91,14 @@ def append(
         object_media_type=media_type,
     )
     request = local_socket.AppendFact(
-        stream, envelope, Fact(subject, predicate, content), acks, producer, lease_epoch, base_offset
+        stream,
+        envelope,
+        Fact(subject, predicate, content),
+        acks,
+        producer,
+        lease_epoch,
+        base_offset,
+        known_stream=not new_stream and stream not in _configured(settings),
     )
     if peer is None:
         answer: AppendedEntry = _append_here(settings, request)
@@ -129,6 +140,12 @@ def lease(config_file: Path, stream: str, peer: str | None, answer_s: float, pro
 
         epoch = acquire_lease(settings, peer, stream, producer, answer_s)
     click.echo(json.dumps({"lease_epoch": epoch}) if as_json else str(epoch))
+
+
+def _configured(settings: NodeSettings) -> set[str]:
+    """The streams that node.toml names, and the default one."""
+    of_peers = (name for peer in settings.peer for name in (*peer.exports, *peer.appends))
+    return {"facts.operational", *(one.name for one in settings.stream), *of_peers}
 
 
 def _append_here(settings: NodeSettings, request: local_socket.AppendFact) -> AppendedEntry:

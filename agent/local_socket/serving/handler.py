@@ -154,6 +154,7 @@ class RequestHandler:
         store = self._store
         match request:
             case messages.AppendFact():
+                _check_stream(store, request)
                 message = Message(request.envelope, request.fact)
                 check_from_zone(message, store.zone)  # a local program acts for this zone only (decision 0023)
                 asked = Precondition(request.producer, request.lease_epoch, request.base_offset)
@@ -217,6 +218,14 @@ class RequestHandler:
                 )
                 frontier = await asyncio.wrap_future(confirming)  # durable before it is answered
                 return messages.Confirmed(frontier)
+
+
+def _check_stream(store: FactStore, request: messages.AppendFact) -> None:
+    """Raise LocalError for a stream that is not there, if the request wants a known one."""
+    known = sorted(info.name for info in store.reader.streams()) if request.known_stream else [request.stream]
+    if request.stream not in known:
+        hint = f"there are: {', '.join(known) or 'none'}; to begin it: --new-stream, or a [[stream]] in node.toml"
+        raise LocalError(f"there is no stream {request.stream!r}", hint)
 
 
 def _check_consumer_name(name: str, owner: str) -> None:
