@@ -16,7 +16,8 @@ def write_file(path: Path, data: bytes, mode: int = 0o600, group: int = -1, owne
     try:
         with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             # Owner before mode: in the other order the old group could read the file for a moment.
-            os.fchown(file.fileno(), owner, group)
+            if (owner, group) != (-1, -1):  # the unit lets no process change an owner, not even to the same one
+                os.fchown(file.fileno(), owner, group)
             os.fchmod(file.fileno(), mode)
             file.write(data)
             file.flush()

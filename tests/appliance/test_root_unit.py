@@ -69,6 +69,9 @@ def run_both(gateway: Gateway) -> None:
     gateway.run("systemctl enable --now bsfg@plant-a bsfg@plant-b")
     for zone in ("plant-a", "plant-b"):
         wait_until(lambda zone=zone: values(gateway, zone) > 0, f"values of {zone}", VALUES_S)
+    journal = gateway.run("journalctl --unit=bsfg@plant-b --no-pager --output=cat")
+    assert '"level": "info"' in journal
+    assert '"level": "warning"' not in journal, "the sandbox refuses something"
     own_files = gateway.run("stat -c '%U %a %n' /var/lib/bsfg/plant-a/opcua/*")
     assert "bsfg 600 /var/lib/bsfg/plant-a/opcua/own.key" in own_files
 
