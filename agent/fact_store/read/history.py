@@ -11,12 +11,10 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from agent import ranges
 from agent.batch import SEQUENCE_MAX, Origin
 from agent.fact_store.log import PageAssembly
 from agent.fact_store.sqlite import QUERIES, is_damage
-from agent.pages import BatchEnd, Hole, Page
-from agent.ranges import Span
+from agent.pages import BatchEnd, Hole, Page, Span, intersect, subtract
 
 Reason = Literal["expired", "damaged", "absent"]
 
@@ -112,10 +110,10 @@ def _add_repaired(
 def _pieces(hole: Hole, held: list[Span], bad: list[Span]) -> Iterator[Hole]:
     """Split a hole by the reasons of its parts."""
     lost = [(hole.first_offset, hole.last_offset)]
-    damaged = ranges.intersect(lost, sorted(bad))
-    rest = ranges.subtract(lost, damaged)
+    damaged = intersect(lost, sorted(bad))
+    rest = subtract(lost, damaged)
     reasons: list[tuple[Span, Reason]] = [(one, "damaged") for one in damaged]
-    reasons += [(one, "absent") for one in ranges.subtract(rest, held)]
-    reasons += [(one, "expired") for one in ranges.intersect(rest, held)]
+    reasons += [(one, "absent") for one in subtract(rest, held)]
+    reasons += [(one, "expired") for one in intersect(rest, held)]
     for (first, last), reason in sorted(reasons):
         yield Hole(first, last, reason)

@@ -1,9 +1,7 @@
-"""Detects each wrap and each restart of a counter, so that the count between two readings is exact. Core.
+"""Records each wrap and each restart of a counter, so that the count between two readings is exact. Core.
 
-A reading is stored as the device gives it. A counter only increases, so a lower reading means that it has wrapped at
-its modulus or that the device has restarted it. It counts as a wrap if the increase through the modulus is at most a
-quarter of the modulus. That is the case for every counter that is read at least four times between two wraps. Otherwise
-it is a restart, and the count between the last reading and the restart is not known.
+A reading is stored as the device gives it. Which fall is a wrap, a restart or neither is decided in `agent.counter`. A
+restart is recorded when the counter goes on from it; the count between the last reading and the restart is not known.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from agent.columns import SampleColumns
+from agent.counter import Change, CounterReader, Reading
 from agent.ingest import quality
 from agent.message import Envelope, Fact, Message, Value, canonical_json, time_text
 
 WRAPPED, RESTARTED = "counter_wrapped", "counter_restarted"
-WRAP_PART = 4  # a wrap is an increase of at most a quarter of the modulus
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +22,11 @@ class CounterFall:
     """A reading below the previous one. `counted` is the count between them; None after a restart."""
 
     tag: int
-    before: int | float
+    before: float
     before_ns: int
-    after: int | float
+    after: float
     after_ns: int
-    counted: int | float | None
+    counted: float | None
 
     @property
     def predicate(self) -> str:
@@ -36,32 +34,40 @@ class CounterFall:
 
 
 class CounterTracker:
-    """Keeps the last reading of each counter of a source. `last` gives the last reading of an earlier process by
-    tag."""
+    """Follows the counters of a source. `last` gives the last reading of an earlier process by tag."""
 
-    def __init__(self, moduli: Mapping[int, int | float], last: Callable[[int], tuple[int, Value]]) -> None:
+    def __init__(self, moduli: Mapping[int, float], last: Callable[[int], tuple[int, Value]]) -> None:
         self._moduli, self._last = moduli, last
-        self._readings: dict[int, tuple[int, int | float]] = {}
+        self._readers: dict[int, CounterReader] = {}
 
-    def keep(self, moduli: Mapping[int, int | float]) -> None:
+    def keep(self, moduli: Mapping[int, float]) -> None:
         """Follow exactly these counters. The moduli are in units of the values."""
+        self._readers = {
+            tag: reader for tag, reader in self._readers.items() if moduli.get(tag) == self._moduli.get(tag)
+        }
         self._moduli = moduli
-        self._readings = {tag: reading for tag, reading in self._readings.items() if tag in moduli}
 
     def falls(self, samples: SampleColumns) -> Iterator[CounterFall]:
-        """The falls in these samples. Bad samples are ignored."""
+        """The wraps and restarts that these samples show. Bad samples are ignored."""
         if not self._moduli:
             return
         for tag, time_ns, value, status in samples.rows():
-            modulus = self._moduli.get(tag)
-            if modulus is None or quality.is_bad(status) or not isinstance(value, int | float):
+            if tag not in self._moduli or quality.is_bad(status) or not isinstance(value, int | float):
                 continue
-            before_ns, before = self._readings.get(tag) or self._last(tag)
-            self._readings[tag] = time_ns, value
-            if isinstance(before, int | float) and value < before:
-                counted = value - before + modulus
-                is_wrap = 0 <= counted <= modulus / WRAP_PART
-                yield CounterFall(tag, before, before_ns, value, time_ns, counted if is_wrap else None)
+            increase = self._reader(tag).read(Reading(value, time_ns))
+            if increase is None or increase.change is Change.COUNTED:
+                continue
+            before, after = increase.before, increase.after
+            counted = increase.counted if increase.change is Change.WRAPPED else None
+            yield CounterFall(tag, before.value, before.time_ns, after.value, after.time_ns, counted)
+
+    def _reader(self, tag: int) -> CounterReader:
+        if tag not in self._readers:
+            self._readers[tag] = CounterReader(self._moduli[tag])
+            before_ns, before = self._last(tag)
+            if isinstance(before, int | float):
+                self._readers[tag].read(Reading(before, before_ns))
+        return self._readers[tag]
 
 
 def fall_message(fall: CounterFall, subject: str, zone: str) -> Message:

@@ -19,9 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent import ranges
-from agent.pages import HeldRange
-from agent.ranges import Span
+from agent.pages import HeldRange, Span, intersect, subtract
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +48,17 @@ def missing(
     """The sequences that they hold and we do not. Sequences after our last are still under way, unless we have
     everything that they had when they listed them (`is_level`). Sequences before our first were not requested, unless
     we began at the oldest (`is_from_start`)."""
-    found = ranges.subtract([one.span for one in theirs], [one.span for one in ours])
+    found = subtract([one.span for one in theirs], [one.span for one in ours])
     first = 1 if is_from_start else min((one.first_sequence for one in ours), default=0)
     last = ours[-1].last_sequence if ours else 0
     if is_level:
         last = max(last, *(one.last_sequence for one in theirs), 0)
-    return ranges.intersect(found, [(first, last)]) if first else []
+    return intersect(found, [(first, last)]) if first else []
 
 
 def shared(ours: Sequence[HeldRange], theirs: Sequence[HeldRange]) -> list[Span]:
     """The spans that both hold; each is part of one range on either side, so one comparison at its end is enough."""
-    return ranges.intersect([one.span for one in ours], [one.span for one in theirs])
+    return intersect([one.span for one in ours], [one.span for one in theirs])
 
 
 def known_end(held: Iterable[HeldRange], sequence: int) -> bytes | None:

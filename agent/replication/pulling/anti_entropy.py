@@ -24,9 +24,8 @@ from operator import itemgetter
 import msgspec
 
 from agent.batch import Origin
-from agent.pages import HeldRange, ReceivedDefinition
-from agent.ranges import Span as Sequences
-from agent.ranges import intersect
+from agent.pages import HeldRange, ReceivedDefinition, intersect
+from agent.pages import Span as Sequences
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.digest_diff import Forked, Interval, known_end, missing, narrow, shared
 from agent.replication.protocol.errors import PeerRefused, ReplicationError

@@ -2,7 +2,7 @@
 
     all columns of the landed table, and
 
-    problem     NULL if nothing is wrong; else bad, uncertain, nan, or the name of the first rule that the fact breaks
+    problem     NULL if nothing is wrong; else bad, uncertain, nan, infinite, or the name of the first rule that the fact breaks
     number      the value of a numeric fact without a problem; NULL otherwise, also for texts and messages
 
 Only repetitions are dropped: of rows with the same stream, zone, epoch and sequence, the one with the lowest offset
@@ -20,7 +20,7 @@ from pyspark.sql.types import DoubleType, StringType, StructField, StructType
 from pyspark_bsfg.jobs.settings import Rule
 from pyspark_bsfg.schema import IDENTITY, LANDED
 
-VERSION = 1  # of the rows; with another version every date and zone is computed again
+VERSION = 2  # of the rows; with another version every date and zone is computed again
 CLEAN = StructType([*LANDED.fields, StructField("problem", StringType()), StructField("number", DoubleType())])
 
 _SEVERITY_BITS = 30  # OPC UA part 4, 7.39: the top two bits of a StatusCode say 0 Good, 1 Uncertain, 2 or 3 Bad
@@ -35,13 +35,19 @@ def cleaned(facts: DataFrame, rules: Sequence[Rule] = (), *, is_uncertain_accept
     """Rows of LANDED to rows of CLEAN."""
     same = Window.partitionBy(*IDENTITY).orderBy("offset")
     single = facts.withColumn("nth", F.row_number().over(same)).where("nth = 1").drop("nth")
+    problem = problem_of(rules, is_uncertain_accepted=is_uncertain_accepted)
+    return single.withColumn("problem", problem).withColumn("number", F.when(F.col("problem").isNull(), F.col("value")))
+
+
+def problem_of(rules: Sequence[Rule], *, is_uncertain_accepted: bool = False) -> Column:
+    """Why the value of a fact is not used; NULL if nothing is wrong."""
     problem = F.when(severity() >= 2, "bad")
     if not is_uncertain_accepted:
         problem = problem.when(severity() == 1, "uncertain")
-    problem = problem.when(F.isnan("value"), "nan")
+    problem = problem.when(F.isnan("value"), "nan").when(F.abs("value") == float("inf"), "infinite")
     for rule in rules:
         problem = problem.when(_broken(rule), rule.name)
-    return single.withColumn("problem", problem).withColumn("number", F.when(F.col("problem").isNull(), F.col("value")))
+    return problem
 
 
 def tag_is(pattern: str) -> Column:

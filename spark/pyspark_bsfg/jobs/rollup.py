@@ -21,12 +21,22 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
-from pyspark.sql.types import DateType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    DateType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
+from agent.counter import CounterReader, Reading
 from pyspark_bsfg.jobs.clean import floored, severity, tag_is
 from pyspark_bsfg.jobs.settings import DAY_S, Counter
 
-VERSION = 1
+VERSION = 2
 WINDOWS_S = {"1m": 60, "1h": 3600, "1d": DAY_S}
 KEY = ("date", "zone", "start", "tag", "predicate", "unit")
 COLUMNS = ("date", "zone", "tag", "predicate", "unit", "source_time_ns", "offset", "quality", "number")
@@ -41,6 +51,8 @@ ROLLED = StructType([
     StructField("zone", StringType()),
 ])  # fmt: skip
 
+_MODULUS = "modulus"  # of a counter, 0 without; NULL for other tags
+_INCREASE = StructType([StructField("increase", DoubleType()), StructField("increase_s", DoubleType())])
 _SECOND_NS = 1_000_000_000
 _MINUTE_NS = 60 * _SECOND_NS
 
@@ -101,29 +113,42 @@ def _with_order(facts: DataFrame) -> DataFrame:
     return facts.withColumns({
         "next_ns": F.lead("source_time_ns").over(order),
         "place": F.row_number().over(order),
-        "before": F.last("number", ignorenulls=True).over(order.rowsBetween(Window.unboundedPreceding, -1)),
-        "before_ns": F.last(F.when(F.col("number").isNotNull(), F.col("source_time_ns")), ignorenulls=True).over(
-            order.rowsBetween(Window.unboundedPreceding, -1)
-        ),
     })  # fmt: skip
 
 
 def _with_increase(facts: DataFrame, counters: Sequence[Counter]) -> DataFrame:
-    """The increase of a counter since the reading before; NULL for other tags, and if there is no reading within a
-    day."""
-    grown, found = F.col("number") - F.col("before"), F.lit(None).cast("double")
-    between_ns = F.try_subtract(F.col("source_time_ns"), F.col("before_ns"))
-    is_near = between_ns <= F.lit(DAY_S * _SECOND_NS)
+    """The increase that a reading of a counter shows, and the seconds in which it was counted; NULL for other facts,
+    and if the reading before is more than a day old."""
+    nothing = {name: F.lit(None).cast("double") for name in _INCREASE.fieldNames()}
+    if not counters:
+        return facts.withColumns(nothing)
+    modulus = F.lit(None).cast("double")
     for counter in reversed(counters):  # the first that matches decides
-        increase = F.when(grown >= 0, grown)
-        if counter.modulus:
-            # A wrap is an increase of less than half of the modulus; otherwise the counter was reset to 0.
-            wrapped = grown + F.lit(float(counter.modulus))
-            increase = increase.when(wrapped <= counter.modulus / 2, wrapped)
-        found = F.when(tag_is(counter.tag), increase.otherwise(F.col("number"))).otherwise(found)
-    increase = F.when(is_near & F.col("number").isNotNull(), found)
-    between_s = between_ns / F.lit(float(_SECOND_NS))
-    return facts.withColumns({"increase": increase, "increase_s": F.when(increase.isNotNull(), between_s)})
+        modulus = F.when(tag_is(counter.tag), float(counter.modulus or 0)).otherwise(modulus)
+    made = facts.withColumn(_MODULUS, modulus)
+    others = made.where(F.col(_MODULUS).isNull()).drop(_MODULUS).withColumns(nothing)
+    series = ("zone", "tag", "predicate")
+    fact = F.struct("place", *(name for name in facts.columns if name not in (*series, "place")))
+    ordered = F.sort_array(F.collect_list(fact)).alias("facts")
+    of_counter = made.where(F.col(_MODULUS).isNotNull()).groupBy(*series, _MODULUS).agg(ordered)
+    read = F.udf(_read_counter, ArrayType(_INCREASE), useArrow=False)  # Arrow needs pandas, which is not installed
+    shown = read(_MODULUS, "facts.number", "facts.source_time_ns", "facts.unit")
+    pair = F.explode(F.arrays_zip("facts", "shown")).alias("pair")
+    counted = of_counter.withColumn("shown", shown).select(*series, pair)
+    return others.unionByName(counted.select(*series, "pair.facts.*", "pair.shown.*"))
+
+
+def _read_counter(
+    modulus: float, numbers: Sequence[float | None], times_ns: Sequence[int], units: Sequence[str | None]
+) -> list[tuple[float | None, float | None]]:
+    """What `agent.counter` says of each fact of one counter."""
+    reader = CounterReader(modulus or None, DAY_S * _SECOND_NS)
+    found: list[tuple[float | None, float | None]] = []
+    for value, time_ns, unit in zip(numbers, times_ns, units, strict=True):
+        increase = None if value is None else reader.read(Reading(value, time_ns), unit)
+        shown = None if increase is None else (increase.counted, (time_ns - increase.before.time_ns) / _SECOND_NS)
+        found.append(shown or (None, None))
+    return found
 
 
 def _figures(groups: object) -> DataFrame:

@@ -270,12 +270,13 @@ async def test_a_counter_that_wraps_is_a_fact() -> None:
     source = await made(store, tags=tags)
     await poll(source, Device(values={1: 65_530, 2: 30_000}))
     await poll(source, Device(values={1: 6, 2: 5}))
+    await poll(source, Device(values={1: 6, 2: 8}))
     await source.finish()
     found = {m.fact.subject: (m.fact.predicate, json.loads(m.fact.object_json)) for m in store.messages.values()}
     assert found["tag:a/1"][0] == "counter_wrapped"
     assert (found["tag:a/1"][1]["before"], found["tag:a/1"][1]["counted"]) == (65_530, 12)
     assert found["tag:a/2"][0] == "counter_restarted"
-    assert [sample.value for sample in store.of("a/1")] == [65_530, 6]
+    assert [sample.value for sample in store.of("a/1")] == [65_530, 6, 6]
 
 
 async def test_missed_polls_are_counted_and_a_fact() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent import ranges
+from agent import pages
 from agent.pages import HeldRange
 from agent.replication.protocol.digest_diff import (
     Forked,
@@ -68,12 +68,12 @@ def test_missing_sequences_are_requested_exactly(sizes: list[int], choice: rando
     here = {n for first, last, _ in ours for n in range(first, last + 1)}
     there = {n for first, last, _ in theirs for n in range(first, last + 1)}
 
-    def numbers(found: list[ranges.Span]) -> set[int]:
+    def numbers(found: list[pages.Span]) -> set[int]:
         return {n for first, last in found for n in range(first, last + 1)}
 
     level = missing(held(ours), held(theirs), is_level=True)
     assert numbers(level) == there - here
-    assert ranges.count(level) == len(there - here)
+    assert pages.count(level) == len(there - here)
     behind = missing(held(ours), held(theirs), is_level=False)
     assert numbers(behind) == {n for n in there - here if n < max(here, default=0)}
     late = missing(held(ours), held(theirs), is_level=True, is_from_start=False)
@@ -123,15 +123,15 @@ def test_the_end_of_a_range_is_known_without_its_batch() -> None:
 def test_spans_are_sets(left: set[int], right: set[int]) -> None:
     """Intersection and difference are those of sets of numbers."""
 
-    def runs(numbers: set[int]) -> list[ranges.Span]:
-        found = list[ranges.Span]()
+    def runs(numbers: set[int]) -> list[pages.Span]:
+        found = list[pages.Span]()
         for n in sorted(numbers):
             found.append((found.pop()[0], n) if found and found[-1][1] == n - 1 else (n, n))
         return found
 
-    def numbers(found: list[ranges.Span]) -> set[int]:
+    def numbers(found: list[pages.Span]) -> set[int]:
         return {n for first, last in found for n in range(first, last + 1)}
 
-    assert numbers(ranges.intersect(runs(left), runs(right))) == left & right
-    assert numbers(ranges.subtract(runs(left), runs(right))) == left - right
-    assert ranges.count(runs(left)) == len(left)
+    assert numbers(pages.intersect(runs(left), runs(right))) == left & right
+    assert numbers(pages.subtract(runs(left), runs(right))) == left - right
+    assert pages.count(runs(left)) == len(left)

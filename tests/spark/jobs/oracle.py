@@ -1,4 +1,5 @@
-"""What the jobs must give, in plain Python, one fact at a time; it shares no code with them."""
+"""What the jobs must give, in plain Python, one fact at a time; it shares no code with them but the rule of
+counters."""
 
 import math
 from collections import defaultdict
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agent.counter import CounterReader, Reading
 from agent.message import Sample
 from tests.spark.making import DEFINITIONS, SECOND_NS
 
@@ -55,6 +57,8 @@ def number(one: Told, limits: dict[str, tuple[float, float]]) -> tuple[str | Non
         return None, None
     if math.isnan(value):
         return "nan", None
+    if math.isinf(value):
+        return "infinite", None
     low, high = limits.get(one.definition.subject, (-math.inf, math.inf))
     return (None, float(value)) if low <= value <= high else ("range", None)
 
@@ -75,7 +79,8 @@ def rollup(
     window_ns = window_s * SECOND_NS
     for group in series.values():
         group.sort(key=lambda one: (one.sample.source_time_ns, one.offset))
-        before: tuple[int, float] | None = None
+        subject = group[0].definition.subject
+        reader = CounterReader(modulus[subject], DAY_S * SECOND_NS) if subject in modulus else None
         for one, after in zip(group, [*group[1:], None], strict=True):
             at_ns, (_, value) = one.sample.source_time_ns, number(one, limits)
             row = rows[key(one, at_ns // window_ns, window_s)]
@@ -94,21 +99,12 @@ def rollup(
                     held = rows[key(one, window, window_s)]
                     held["covered_s"] += held_ns / SECOND_NS
                     held["weighted"] += value * held_ns / SECOND_NS if held_ns else 0
-            if one.definition.subject in modulus and before and at_ns - before[0] <= DAY_S * SECOND_NS:
-                row["increase"] += grown(before[1], value, modulus[one.definition.subject])
-                row["increase_s"] += (at_ns - before[0]) / SECOND_NS
+            increase = reader.read(Reading(value, at_ns), one.definition.unit) if reader else None
+            if increase:
+                row["increase"] += increase.counted
+                row["increase_s"] += (at_ns - increase.before.time_ns) / SECOND_NS
                 row["counted"] = 1
-            before = at_ns, value
     return {one: figures(row, window_s) for one, row in rows.items()}
-
-
-def grown(before: float, now: float, modulus: int | None) -> float:
-    """What a counter has added."""
-    if now >= before:
-        return now - before
-    if modulus and now + modulus - before <= modulus / 2:
-        return now + modulus - before
-    return now
 
 
 def key(one: Told, window: int, window_s: int) -> Key:

@@ -12,6 +12,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import DoubleType, StructField, StructType
 
 from agent.batch import Origin
 from agent.fact_store import FactStore
@@ -19,9 +21,9 @@ from agent.fact_store.log.operational_facts import operational_fact
 from agent.message import Envelope, Fact, Message, Sample, canonical_json
 from pyspark_bsfg.__main__ import run
 from pyspark_bsfg.errors import JobRefused
-from pyspark_bsfg.jobs import rollup
+from pyspark_bsfg.jobs import clean, rollup
 from pyspark_bsfg.jobs.derived import derived
-from pyspark_bsfg.jobs.settings import Settings
+from pyspark_bsfg.jobs.settings import Counter, Settings
 from pyspark_bsfg.landing.tables import table_files
 from pyspark_bsfg.landing.views import views
 from tests.sim import IS_LONG, first_seed
@@ -96,7 +98,9 @@ def sample(rng: random.Random) -> Sample:
     if tag == 2:
         minutes = (time_ns - NOON_NS) // (60 * SECOND_NS)
         return Sample(tag, time_ns, 0 if rng.random() < 0.02 else minutes * 7 % MODULUS, rng.choice([0] * 9 + [BAD]))
-    value = rng.choice([rng.gauss(50, 30), rng.randrange(100), rng.random() < 0.5, float("nan"), "stuck", None])
+    value = rng.choice(
+        [rng.gauss(50, 30), rng.randrange(100), rng.random() < 0.5, float("nan"), float("inf"), "stuck", None]
+    )
     return Sample(tag, time_ns, value, rng.choice([0, 0, 0, 0, BAD, UNCERTAIN]))
 
 
@@ -156,6 +160,30 @@ def equal(folder: Path, told: list[Told]) -> None:
     for name, window_s in rollup.WINDOWS_S.items():
         expected = oracle.rollup(told, window_s, HOLD_S, {COUNT: MODULUS}, LIMITS)
         assert rolled(folder / "lake" / "rollup" / name) == expected, name
+
+
+def test_counters_and_infinite_values_of_the_field(spark: SparkSession) -> None:
+    """A meter that answers 0 in between, one whose unit changes to Wh and back, and a value that is infinite: what is
+    counted is what the devices counted, and the mean of the window is that of the finite values."""
+    told: dict[str, list[tuple[float, str | None]]] = {
+        "glitch": [(81_234_570, "Wh"), (0, "Wh"), (0, "Wh"), (81_234_580, "Wh")],
+        "unit": [(118, "kWh"), (119, "kWh"), (119_000, "Wh"), (119_500, "Wh"), (120, "kWh"), (121, "kWh")],
+        "level": [(1, None), (float("inf"), None), (float("-inf"), None), (3, None)],
+    }
+    rows = [
+        (date(2026, 1, 1), "plant-a", tag, "value_sampled", unit, NOON_NS + second * SECOND_NS, second, 0, float(value))
+        for tag, values in told.items()
+        for second, (value, unit) in enumerate(values)
+    ]
+    schema = StructType([*(clean.CLEAN[name] for name in rollup.COLUMNS[:-1]), StructField("value", DoubleType())])
+    facts = spark.createDataFrame(rows, schema)
+    is_finite = clean.problem_of([]).isNull()
+    facts = facts.withColumn("number", F.when(is_finite, F.col("value"))).drop("value")
+    found = rollup.by_minute(facts, HOLD_S, [Counter("glitch"), Counter("unit")]).where(F.col("count") > 0).collect()
+    counted = {(row.tag, row.unit): row.increase for row in found}
+    assert counted == {("glitch", "Wh"): 10, ("unit", "kWh"): 2, ("unit", "Wh"): 500, ("level", None): None}
+    (level,) = [row for row in found if row.tag == "level"]
+    assert (level["count"], level.value_count, level.mean, level.min, level.max) == (4, 2, 2, 1, 3)
 
 
 def instant(second: int) -> Sample:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ranges import Span, count, intersect, subtract
+from agent.pages import Span, count, intersect, subtract
 
 
 def _spans(numbers: set[int]) -> list[Span]:
