@@ -21,6 +21,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.sim import IS_LONG
 from tests.support.memory import memory_folder
+from tests.support.virtual_time import run_virtual
 
 # No deadline, because any example may take long on a busy machine (by default, 200 ms is a failure). Only `make sim`
 # uses new examples, as it uses new seeds.
@@ -114,11 +115,12 @@ def pytest_runtest_logstart() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test written as a coroutine runs in an event loop of its own."""
+    """A test written as a coroutine runs in an event loop of its own, in virtual time if it is marked so."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    run = run_virtual if pyfuncitem.get_closest_marker("virtual_time") else asyncio.run
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
 
 

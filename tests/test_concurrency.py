@@ -5,7 +5,6 @@ Time is virtual: the loop's clock jumps to the next timer, so that events meet a
 
 import asyncio
 import contextlib
-import selectors
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -16,37 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.concurrency import TaskEnded, TaskGroup, timeout
+from tests.support.virtual_time import run_virtual
 
 COUNTS_RIGHT = sys.version_info >= (3, 13)  # asyncio's own of this version is then the model
 
 
 class Failure(Exception):
     """What a task of these tests fails with."""
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer."""
-
-    def __init__(self) -> None:
-        loop = self
-
-        class Jumping(selectors.SelectSelector):
-            def select(self, timeout: float | None = None) -> Any:
-                assert timeout is not None, "nothing will ever happen"
-                loop.now += max(0.0, timeout)
-                return super().select(0)
-
-        self.now = 0.0
-        super().__init__(Jumping())
-
-    def time(self) -> float:
-        return self.now
-
-
-def run_virtual(work: Coroutine[Any, Any, Any]) -> Any:
-    """What the coroutine returns or raises, in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
 
 
 async def elapse(duration_s: float) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import errno
 import socket
 import struct
-import time
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -131,12 +130,13 @@ class StepTrackingClient(Client):
     async def _renew_channel_loop(self) -> None:
         """Renew the secure channel, with further attempts until it expires. The library gives up after one attempt, and
         the channel expires silently. Here the session ends if the channel cannot be renewed."""
+        loop = asyncio.get_running_loop()
         while True:
             lifetime_s = self.secure_channel_timeout / 1000
-            ends_s = time.monotonic() + lifetime_s
+            ends_s = loop.time() + lifetime_s
             await asyncio.sleep(RENEW_AFTER * lifetime_s)
             while (error := await self._renew_channel()) is not None:
-                if time.monotonic() + RENEW_PAUSE * lifetime_s >= ends_s:
+                if loop.time() + RENEW_PAUSE * lifetime_s >= ends_s:
                     await self._end(ChannelNotRenewed(f"the secure channel ends, and is not renewed: {error!r}"))
                     return
                 await asyncio.sleep(RENEW_PAUSE * lifetime_s)

@@ -350,48 +350,53 @@ async def test_a_connection_that_fell_silent_is_closed(
 
 
 class Renewals:
-    """Answers the renewals of a channel of this lifetime in turn, the last answer for ever."""
+    """Answers the renewals of a channel in turn, then cancels the loop. `at_s` is when each was asked for."""
 
-    def __init__(self, *answers: Exception | None, lifetime_ms: int = 40) -> None:
-        self.answers, self.count, self.lifetime_ms = list(answers), 0, lifetime_ms
+    def __init__(self, *answers: Exception | None, lifetime_s: int = 100) -> None:
+        self.answers, self.at_s = list(answers), list[float]()
+        self.lifetime_ms = lifetime_s * 1000
         self.client = new_client(OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv")))
-        self.client.secure_channel_timeout = lifetime_ms
+        self.client.secure_channel_timeout = self.lifetime_ms
         self.client.uaclient._set_state(UaClientState.CONNECTED)
         self.client.uaclient.open_secure_channel = self.open  # type: ignore[method-assign]
 
     async def open(self, asked: ua.OpenSecureChannelParameters) -> ua.OpenSecureChannelResult:
         assert asked.RequestType == ua.SecurityTokenRequestType.Renew
-        self.count += 1
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        self.at_s.append(asyncio.get_running_loop().time())
+        if not self.answers:
+            raise asyncio.CancelledError
+        answer = self.answers.pop(0)
         if answer is not None:
             raise answer
         return ua.OpenSecureChannelResult(SecurityToken=ua.ChannelSecurityToken(RevisedLifetime=self.lifetime_ms))  # type: ignore[arg-type]
 
 
+@pytest.mark.virtual_time
 async def test_a_renewal_that_fails_is_tried_again() -> None:
-    """One answer that did not come in time is no reason to let the channel end: the next try renews it, and so on."""
-    renewals = Renewals(TimeoutError(), None, uaerrors.BadTooManyOperations(), None, lifetime_ms=2_000)
-    renewals.client.secure_channel_timeout = 40
-    task = asyncio.create_task(renewals.client._renew_channel_loop())
-    await wait_until_async(lambda: renewals.count == 2, "another try")
-    assert not task.done()
+    """One answer that did not come in time is no reason to let the channel end: the next try, within the lifetime,
+    renews it, and so on in the second lifetime."""
+    renewals = Renewals(TimeoutError(), None, uaerrors.BadTooManyOperations(), None)
+    with pytest.raises(asyncio.CancelledError):
+        await renewals.client._renew_channel_loop()
+    first, again, second, second_again, _ = renewals.at_s
+    assert first < again < 100
+    assert again < second < second_again < again + 100
     assert renewals.client.uaclient.state is UaClientState.CONNECTED
-    task.cancel()
-    await asyncio.wait([task])
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ConnectionError("gone"), uaerrors.BadSecurityChecksFailed()])
+@pytest.mark.virtual_time
 async def test_a_channel_that_cannot_be_renewed_ends_the_session(error: Exception) -> None:
-    """After several tries; the session is told why, and its connection is closed."""
-    renewals, told = Renewals(error, lifetime_ms=400), list[Exception]()
+    """After several tries, before the channel ends; the session is told why, and its connection is closed."""
+    renewals, told = Renewals(*[error] * 100), list[Exception]()
 
     async def lost(why: Exception) -> None:
         told.append(why)
 
     renewals.client.connection_lost_callback = lost
-    async with asyncio.timeout(LIMIT_S):
-        await renewals.client._renew_channel_loop()
-    assert renewals.count >= 2
+    await renewals.client._renew_channel_loop()
+    assert len(renewals.at_s) >= 2
+    assert max(renewals.at_s) < 100
     assert "the secure channel ends, and is not renewed" in str(told[0])
     assert renewals.client.uaclient.state is UaClientState.DISCONNECTED
 
