@@ -19,7 +19,7 @@ unexport PYTHONOPTIMIZE
 # Each of the hundreds of processes that the tests start would compile the agent anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test test-long interpreter sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test docs bundle appliance-test stall mutants style types pytest format bench lock clean venv system foreign
+.PHONY: help demo quick test test-long interpreter sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test docs bundle appliance-test stall mutants core-mutants style types pytest format bench lock clean venv system foreign
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
@@ -32,7 +32,8 @@ help:
 	echo 'make attacks        the attacks of a hostile zone at full length (tests/security); TEST=name for some'
 	echo 'make spark-cluster-test   a master, two workers, one of them killed, and a node over MQTT; FACTS=n, 500,000'
 	echo 'make spark-stream-test    the jobs killed with their JVM at the worst moments, and docs/how-to/analyse.md; TEST=name for some'
-	echo 'make mutants        applies known bugs one by one; tests must catch each; GROUP=store, ID=name for some'
+	echo 'make mutants        known bugs one by one, then changes of the cores; tests must catch each; GROUP=store, ID=name for some'
+	echo 'make core-mutants   only the changes of the cores, some hours; CORES="agent/lease.py ..." for some'
 	echo 'make stall          tests while their own process is suspended at random moments; TEST=path'
 	echo 'make style types    only these; "make format" repairs what it can'
 	echo 'make bench          all benchmarks, a JSON object each; NAME=append for one'
@@ -109,9 +110,16 @@ spark-cluster-test: system
 stall: foreign
 	$(VENV)/python -m tests.support.stalls $(or $(TEST),tests/foreign/modbus tests/ingest)
 
-# Each mutant is a bug in a copy of the tree, with the tests that must detect it (tests/mutants).
+# Each mutant is a bug in a copy of the tree, with the tests that must detect it (tests/mutants). Cores are changed by
+# mutmut: some hours, every night.
 mutants: system
 	$(VENV)/python -m tests.mutants.run $(if $(GROUP),--group $(GROUP)) $(if $(ID),--id $(ID))
+	$(if $(GROUP)$(ID),,$(MAKE) core-mutants)
+
+core-mutants: venv
+	$(VENV)/python -c 'import mutmut' 2>/dev/null || \
+		$(VENV)/python -m pip install --quiet --no-build-isolation -c <(grep -o '^[^ ]*==[^ ]*' requirements.lock) -e '.[mutants]'
+	$(VENV)/python -m tests.mutants.cores $(CORES)
 
 format: venv
 	$(VENV)/ruff check --quiet --fix

@@ -86,6 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 # What a test may start only if it is marked `system`; docs/developers/tests.md says why.
 SERVERS = {"mosquitto", "node", "java"}
 MAY_START_SERVERS = ("tests/chain/",)
+SETPRIV = 3  # where the program is in a command of agent/demo/processes.py
 _started = list[str]()
 
 
@@ -93,7 +94,8 @@ def _note_server(event: str, arguments: tuple[Any, ...]) -> None:
     """Keep the command of each server that this process starts. A hook of the interpreter, so no way is left out."""
     if event == "subprocess.Popen":
         command = [str(argument) for argument in arguments[1]]
-        if SERVERS & {Path(argument).name for argument in command} or {"agent.cli", "run"} <= {*command}:
+        program = command[SETPRIV] if command[0] == "setpriv" else command[0]
+        if Path(program).name in SERVERS or {"agent.cli", "run", "--config"} <= {*command}:
             _started.append(" ".join(command)[:200])
 
 

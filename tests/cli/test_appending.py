@@ -45,6 +45,7 @@ def test_the_page_explains_every_outcome() -> None:
     )
 
 
+@pytest.mark.system
 def test_documented_commands_for_another_node_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of the second part, as plant-a at the shared broker: outcomes are those of a local append, and a
     refused zone gets the reason and the setting to change."""

@@ -72,6 +72,7 @@ def test_a_file_that_was_got_is_whole_or_not_there(tmp_path: Path, monkeypatch: 
     assert "no file can be written in no/folder" in str(nowhere.exception)
 
 
+@pytest.mark.system
 def test_artifacts_are_put_to_another_node_and_got_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Across the broker: a file put there is there, a fact about it may then be appended there, and the file comes
     back; a stream that is not exported is refused by name."""

@@ -63,7 +63,7 @@ class Mutant:
 def catalogue(folder: Path = HERE) -> list[Mutant]:
     """Every mutant, group by group."""
     found = list[Mutant]()
-    for path in sorted(folder.glob("*.toml")):
+    for path in sorted({*folder.glob("*.toml")} - {folder / "equivalents.toml"}):
         for entry in tomllib.loads(path.read_text("utf-8"))["mutant"]:
             texts = {name: entry.pop(name) for name in ("id", "promise", "file", "old", "new")}
             tests = tuple(entry.pop("tests"))
