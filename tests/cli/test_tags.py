@@ -152,7 +152,7 @@ def test_what_a_new_file_would_change(bsfg: Bsfg, tmp_path: Path) -> None:
         "- a/gone",
         "~ a/moved  register: '3' -> '30', unit: 'V' -> 'kV'  (new number)",
         "~ a/scaled  scale: '' -> '0.1'",
-        "m1: 1 added, 1 removed, 2 changed, 1 kept",
+        "m1: 1 added, 1 removed, 0 renamed, 2 changed, 1 kept",
     ]
     told = json.loads(bsfg("tags", "diff", "new.toml", "--json").stdout)
     assert (told["added"], told["removed"], told["kept"]) == (["a/new"], ["a/gone"], 1)
@@ -161,6 +161,12 @@ def test_what_a_new_file_would_change(bsfg: Bsfg, tmp_path: Path) -> None:
         "columns": {"register": ["3", "30"], "unit": ["V", "kV"]},
         "new_number": True,
     }
+    (tmp_path / "renamed.csv").write_text(HEADER + rows.replace("a/gone", "b/new").replace("a/moved", "b/moved"))
+    shown = bsfg("tags", "diff", "renamed.csv").stdout.splitlines()
+    assert shown[0] == "> a/gone -> b/new  (the same value; its facts so far keep the old name)"
+    assert shown[-1] == "m1: 0 added, 0 removed, 2 renamed, 0 changed, 2 kept"
+    told = json.loads(bsfg("tags", "diff", "renamed.csv", "--json").stdout)
+    assert (told["added"], told["renamed"]) == ([], [["a/gone", "b/new"], ["a/moved", "b/moved"]])
     (tmp_path / "bad.csv").write_text(HEADER)
     refused = bsfg("tags", "diff", "bad.csv")
     assert (refused.returncode, "holds no tags" in refused.stderr) == (1, True)

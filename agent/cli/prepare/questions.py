@@ -231,7 +231,9 @@ def _row(rows: str, address_base: int, text: str) -> str:
         return text
     settings = ModbusSourceSettings("source", Path("row"), address_base)
     try:
-        parse_tag_file(settings, f"{rows}{text}\n".encode())
+        found = parse_tag_file(settings, f"{rows}{text}\n".encode())
     except TagMapError as error:
         raise click.BadParameter("; ".join(f"{one.column}: {one.why}" for one in error.problems)) from error
+    for note in found.notes:
+        click.echo(f"Note: {note}")
     return text

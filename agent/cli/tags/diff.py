@@ -1,4 +1,4 @@
-"""`bsfg tags diff`: the changes that a new tag file would make: tags added, removed, and changed by column."""
+"""`bsfg tags diff`: the changes that a new tag file would make: tags added, removed, renamed, and changed by column."""
 
 from __future__ import annotations
 
@@ -54,16 +54,24 @@ def diff(config_file: Path, new: Path, source_name: str | None, as_json: bool) -
         )
         for before, after in change.changed
     ]
-    counts = {kind: len(getattr(change, kind)) for kind in ("added", "removed", "changed", "kept")}
+    renamed = change.renamed()
+    again = {tag.name for pair in renamed for tag in pair}
+    added = [tag for tag in change.added if tag.name not in again]
+    removed = [tag for tag in change.removed if tag.name not in again]
+    counts = {"added": len(added), "removed": len(removed), "renamed": len(renamed)}
+    counts |= {"changed": len(change.changed), "kept": len(change.kept)}
     if as_json:
-        names = {kind: [tag.name for tag in getattr(change, kind)] for kind in ("added", "removed")}
+        names: dict[str, object] = {"added": [tag.name for tag in added], "removed": [tag.name for tag in removed]}
+        names["renamed"] = [[before.name, after.name] for before, after in renamed]
         click.echo(
             json.dumps({"source": settings.name, **names, "changed": [*map(asdict, changed)], "kept": counts["kept"]})
         )
         return
-    for tag in change.added:
+    for before, after in renamed:
+        click.echo(f"> {before.name} -> {after.name}  (the same value; its facts so far keep the old name)")
+    for tag in added:
         click.echo(f"+ {tag.name}  ({now.found.place(tag)})")
-    for tag in change.removed:
+    for tag in removed:
         click.echo(f"- {tag.name}")
     for one in changed:
         columns = ", ".join(f"{name}: {before!r} -> {after!r}" for name, (before, after) in one.columns.items())

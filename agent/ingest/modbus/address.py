@@ -8,6 +8,7 @@ holding registers; six digits reach beyond 9999). Core.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -15,7 +16,7 @@ from agent.ingest.modbus.columns import COLUMNS, EXAMPLE_ROWS
 from agent.ingest.modbus.decode import ENCODINGS, ValueType, value_type, with_encoding
 from agent.ingest.modbus.no_value import with_no_value
 from agent.ingest.tags.sheet import CellError
-from agent.ingest.tags.tag_map import Cells, Dialect
+from agent.ingest.tags.tag_map import Cells, Dialect, Tag
 from agent.ingest.tags.templates import add_whole
 from agent.settings.sources import POLL_INTERVAL_RANGE_MS, UNIT_ID_MAX, ModbusSourceSettings
 
@@ -90,7 +91,28 @@ def dialect(settings: ModbusSourceSettings) -> Dialect:
         interval_ms=lambda register: register.poll_interval_ms,
         sums={"register": add_to_register, "unit_id": add_whole},
         examples=EXAMPLE_ROWS,
+        notes=lambda tags: _doubts(tags, settings.address_base),
     )
+
+
+def _doubts(tags: Sequence[Tag], base: int) -> Iterator[str]:
+    """Registers whose first digit is that of their table, as vendor sheets count from 40001: few devices have so many
+    registers that these are meant."""
+    first = {Table.INPUT: 30_001, Table.HOLDING: 40_001}
+    found = [
+        (tag, number)
+        for tag in tags
+        if base in (0, 1) and tag.point.table in first
+        if 0 <= (number := tag.point.address + base) - first[tag.point.table] < 9_999
+    ]
+    if found:
+        (tag, number), *others = found
+        more = f" and {len(others):,} more" if others else ""
+        place = number - first[tag.point.table] + base
+        yield (
+            f"row {tag.row}: {tag.name}{more}: register {number} counted from {base} is rare; if the sheet counts from "
+            f"{first[tag.point.table]}, set address_base = 40001 for the source, or write {place}"
+        )
 
 
 def _identity(register: Register) -> Register:

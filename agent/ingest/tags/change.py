@@ -31,6 +31,15 @@ class TagChange:
         """Whether both maps read the same values in the same way."""
         return not (self.added or self.removed or self.changed)
 
+    def renamed(self) -> tuple[tuple[Tag, Tag], ...]:
+        """Removed and added tags that are the same value of the source, as (before, after): probably a new name. A
+        place that several of them have is left out."""
+        by_place: dict[str, list[Tag]] = {}
+        for tag in (*self.removed, *self.added):
+            by_place.setdefault(tag.definition.address, []).append(tag)
+        pairs = [tags for tags in by_place.values() if len(tags) == 2]
+        return tuple((before, after) for before, after in pairs if before in self.removed and after in self.added)
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
@@ -93,7 +93,8 @@ class Dialect:
 
     `read_point` takes the cells of a row and returns (point, address, data_type). It raises CellError for a wrong cell.
     `identity` is the part of a point that must be unique. `interval_ms` is its sampling interval (0: on change). `sums`
-    are the columns in which a template may add to a placeholder. `examples` are rows for a new file.
+    are the columns in which a template may add to a placeholder. `examples` are rows for a new file. `notes` are doubts
+    about rows that may be right.
     """
 
     columns: tuple[Column, ...]
@@ -103,6 +104,7 @@ class Dialect:
     interval_ms: Callable[[Any], int] = lambda _: 0
     sums: Sums = field(default_factory=dict)
     examples: tuple[Mapping[str, str], ...] = ()
+    notes: Callable[[Sequence[Tag]], Iterable[str]] = lambda _: ()
 
     @property
     def all_columns(self) -> tuple[Column, ...]:
@@ -173,7 +175,8 @@ def read_tag_map(file: str, data: bytes, source: str, dialect: Dialect) -> TagMa
         problems.append(Problem(file, 0, "", "", "holds no tags; add a row for each"))
     if problems:
         raise TagMapError(sorted(problems, key=lambda problem: problem.row))
-    return TagMap(file, tuple(reader.tags), sheet.notes, digest_of(data))
+    notes = (f"{file}: {note}" for note in dialect.notes(reader.tags))
+    return TagMap(file, tuple(reader.tags), (*sheet.notes, *notes), digest_of(data))
 
 
 def digest_of(data: bytes) -> bytes:

@@ -77,3 +77,27 @@ def test_what_a_row_may_not_say(row: str, column: str, why: str) -> None:
     (problem,) = caught.value.problems
     assert problem.column == column
     assert why in problem.why
+
+
+@pytest.mark.parametrize(
+    "base, rows, note",
+    [
+        (0, ("holding,40112,uint16,,,,,",), "register 40112 counted from 0 is rare; {} or write 111"),
+        (
+            1,
+            ("input,30001,uint16,,,,,", "input,30003,uint16,,,,,"),
+            "register 30001 counted from 1 is rare; {} or write 1",
+        ),
+        (0, ("holding,112,uint16,,,,,", "input,40112,uint16,,,,,", "holding,50001,uint16,,,,,"), ""),
+    ],
+)
+def test_a_register_of_another_count_is_doubted(base: int, rows: tuple[str, ...], note: str) -> None:
+    """A number from a sheet that counts from 40001 is read far beyond the registers of most devices: it is accepted,
+    because a device may have so many, and named once with what to write instead."""
+    text = HEADER + "".join(f"a/{number},{row}\n" for number, row in enumerate(rows))
+    found = parse_tag_file(ModbusSourceSettings("meter", Path("t.csv"), base, host="meter"), text.encode()).notes
+    first = "30001" if "input" in rows[0] else "40001"
+    hint = f"if the sheet counts from {first}, set address_base = 40001 for the source,"
+    assert len(found) == bool(note)
+    assert all(one.endswith(note.format(hint)) for one in found), found
+    assert all(("and 1 more" in one) == (len(rows) > 1) for one in found)
