@@ -20,9 +20,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent.concurrency import TaskGroup, end_if_cancelled, timeout
 from agent.file_watch import PATIENT, WatchTimes
@@ -51,6 +51,9 @@ from agent.ingest.sampling import Tally
 from agent.ingest.tags.tag_map import TagMap
 from agent.ingest.tags.watch import KeepFiles, TagWatch
 from agent.settings.sources import ModbusSourceSettings, SourceSettings
+
+if TYPE_CHECKING:
+    from agent.ingest.modbus.line import Endpoints
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +96,7 @@ class SourceStatistics:
     connects_total: int
     errors_total: int
     last_error: str
+    remarks: str  # what was learned about the device; empty if it needs no attention
     tags_problem: str  # why the present tag file is not in force; empty if it is
     events: EventStatistics | None  # None if none are configured
     turns_total: int  # grows whenever anything is done for this source, failures included: proof of work
@@ -163,6 +167,10 @@ class Source(Protocol):
     def clock_ahead_ns(self) -> int | None:
         """By how much its clock is ahead of ours; None if it has none, or has not been read."""
 
+    @property
+    def remarks(self) -> str:
+        """What was learned about the device that an operator should know."""
+
     def now_ns(self) -> int: ...
 
     def retry(self) -> None: ...
@@ -173,15 +181,20 @@ class Source(Protocol):
 
 
 def source_maker(
-    settings: SourceSettings, stored: StoredFacts | None, memory: MemoryPort | None, recorder: Recorder
+    settings: SourceSettings,
+    stored: StoredFacts | None,
+    memory: MemoryPort | None,
+    recorder: Recorder,
+    endpoints: Callable[[], Endpoints] | None,
 ) -> Callable[[Delivery], Source]:
-    """The function that makes a source from its delivery. Without `stored` no gap is filled from history. The adapter
-    is imported here, because asyncua takes half a second and 25 MB, which a node without an OPC UA source does not
-    need."""
+    """The function that makes a source from its delivery. Without `stored` no gap is filled from history. `endpoints`
+    gives what Modbus sources share; None: this one has its own. The adapter is imported here, because asyncua takes
+    half a second and 25 MB, which a node without an OPC UA source does not need."""
     if isinstance(settings, ModbusSourceSettings):
+        from agent.ingest.modbus.line import Endpoints
         from agent.ingest.modbus.source import ModbusSource
 
-        return partial(ModbusSource, settings, memory)
+        return partial(ModbusSource, settings, memory, (endpoints or Endpoints)())
     from agent.ingest.opcua import session
     from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
     from agent.ingest.opcua.history import HistoryBackfill
@@ -213,11 +226,12 @@ class SourceSupervisor:
         recorder: Recorder,
         stored: StoredFacts | None = None,
         memory: MemoryPort | None = None,
+        endpoints: Callable[[], Endpoints] | None = None,
     ) -> None:
         self.settings = settings
         self._tags, self._recorder, self._stored = tags, recorder, stored
         self._kind = "modbus" if isinstance(settings, ModbusSourceSettings) else "opcua"
-        self._source_from = source_maker(settings, stored, memory, recorder)
+        self._source_from = source_maker(settings, stored, memory, recorder, endpoints)
         self._backoff = Backoff(settings.reconnect_delay_ms, settings.reconnect_delay_max_ms)
         self._state = State.IDLE
         self._source: Source | None = None
@@ -344,6 +358,7 @@ class SourceSupervisor:
             connects_total=self._connects_total,
             errors_total=self._errors_total,
             last_error=self._last_error,
+            remarks=self._source.remarks if self._source is not None else "",
             tags_problem=_summary(self.file_problems) or self._numbering_problem,
             events=EventStatistics(*events.statistics()) if events is not None else None,
             turns_total=self._errors_total
@@ -605,8 +620,16 @@ class Ingest:
         for task in self._background:
             task.cancel()
 
+    @cached_property
+    def _endpoints(self) -> Endpoints:
+        """Modbus sources with the same host and port share a line."""
+        from agent.ingest.modbus.line import Endpoints
+
+        return Endpoints()
+
     def _supervisor(self, settings: SourceSettings, tags: TagMap) -> SourceSupervisor:
-        return SourceSupervisor(settings, tags, self._recorder_of(settings.name), self._stored, self._memory)
+        recorder = self._recorder_of(settings.name)
+        return SourceSupervisor(settings, tags, recorder, self._stored, self._memory, lambda: self._endpoints)
 
     def _offer(self, source: str, tags: TagMap) -> None:
         self._by_name[source].offer(tags)

@@ -248,7 +248,8 @@ class Reloaded(msgspec.Struct, frozen=True, tag="Reload", tag_field="operation")
 
 
 class SourceEntry(msgspec.Struct, frozen=True):
-    """A source. `trouble`: why it is not connected. `tags_problem`: why its tag file, as it stands, is not in force."""
+    """A source. `trouble`: why it is not connected. `remarks`: what was learned about the device. `tags_problem`: why
+    its tag file, as it stands, is not in force."""
 
     name: str
     kind: str
@@ -259,6 +260,7 @@ class SourceEntry(msgspec.Struct, frozen=True):
     values_total: int
     last_value_unix_ms: int | None
     trouble: str
+    remarks: str
     tags_problem: str
 
 

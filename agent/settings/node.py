@@ -94,6 +94,17 @@ class NodeSettings:
         yield from _twice([(f"peer[{i}].zone", p.zone) for i, p in enumerate(self.peer)])
         sources = [(f"opcua[{i}].name", s.name) for i, s in enumerate(self.opcua)]
         yield from _twice(sources + [(f"modbus[{i}].name", s.name) for i, s in enumerate(self.modbus)])
+        yield from self._line_problems()
+
+    def _line_problems(self) -> Iterator[tuple[str, str]]:
+        """Sections with one endpoint share its line, so they must describe it alike."""
+        first: dict[tuple[str, int], ModbusSourceSettings] = {}
+        for index, source in enumerate(self.modbus):
+            known = first.setdefault(source.endpoint, source)
+            for name in ("transport", "baud_rate", "parity", "stop_bits", "ca_file", "cert_file", "server_name"):
+                if getattr(known, name) != getattr(source, name):
+                    why = f"differs from that of {known.name!r}, which has the same line ({source.where}): make them equal"
+                    yield f"modbus[{index}].{name}", why
 
     @property
     def sources(self) -> tuple[SourceSettings, ...]:

@@ -214,6 +214,7 @@ class ModbusSourceSettings:
     hole_max: int = 16  # unused registers inside one read: 32 bytes cost less than a second request
     byte_order: ByteOrder = "ABCD"
     no_value: tuple[str, ...] = ()  # numbers with which the device says that it has none, for the types that they fit
+    close_after_poll: bool = False  # and open a connection for each poll; devices that forget idle ones are learned
     connections_max: int = 2  # the second is opened only while a unit is silent, to ask it without delaying the others
     unit_retry_ms: int = 2_000  # first question to a silent unit; doubles up to unit_retry_max_ms
     unit_retry_max_ms: int = 60_000
@@ -228,6 +229,11 @@ class ModbusSourceSettings:
     def where(self) -> str:
         """The line in words: `serial port /dev/ttyS0`, or host and port."""
         return f"serial port {self.serial_port}" if self.transport == "rtu" else f"{self.host}:{self.port}"
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """What sources share that have one line: the serial port, or host and port."""
+        return (self.serial_port, 0) if self.transport == "rtu" else (self.host.lower(), self.port)
 
     @property
     def has_second_connection(self) -> bool:
@@ -312,6 +318,7 @@ class DeviceProfile:
     hole_max: int | None = None
     byte_order: ByteOrder | None = None
     no_value: tuple[str, ...] | None = None
+    close_after_poll: bool | None = None
     connections_max: int | None = None
     unit_retry_ms: int | None = None
     unit_retry_max_ms: int | None = None

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.ingest.opcua.monitoring import Monitoring
+from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.sources import UNDELIVERED_MS, ModbusSourceSettings, OpcuaSourceSettings, Transport, toml
 
 FILES = {"certificate_file": Path("a.pem"), "private_key_file": Path("a.key")}
@@ -129,3 +130,18 @@ def test_a_serial_line_has_no_second_connection(transport: Transport, count: int
 def test_a_setting_is_read_as_it_is_written(value: object) -> None:
     """Whatever is in a text, node.toml has it back."""
     assert tomllib.loads(f"x = {toml(value)}") == {"x": value}
+
+
+def test_sections_of_one_endpoint_describe_its_line_alike() -> None:
+    """They share its connection; units, addresses and intervals may differ. Another port is another line."""
+    first = ModbusSourceSettings("first", Path("t.csv"), 0, host="gw.example")
+    alike = replace(first, name="second", host="GW.example", unit_id=2, address_base=1, poll_interval_ms=10)
+    other = replace(first, name="third", transport="rtu_over_tcp", port=503)
+    unlike = replace(first, name="fourth", transport="rtu_over_tcp")
+    serial = replace(first, name="fifth", transport="rtu", host="", serial_port="/dev/ttyS1")
+    faster = replace(serial, name="sixth", baud_rate=9_600)
+    identity = IdentitySettings("plant-a", Path())
+    assert not [p for p in NodeSettings(identity, modbus=(first, alike, other, serial)).problems() if "modbus" in p[0]]
+    found = dict(NodeSettings(identity, modbus=(first, alike, unlike, serial, faster)).problems())
+    assert [name for name in found if "modbus" in name] == ["modbus[2].transport", "modbus[4].baud_rate"]
+    assert "differs from that of 'first', which has the same line (gw.example:502)" in found["modbus[2].transport"]

@@ -68,7 +68,8 @@ def _rows(
         good = one.tags - one.tags_bad - one.tags_silent
         age_s = None if one.last_value_unix_ms is None else max(0.0, time.time() - one.last_value_unix_ms / 1000)
         age = "never" if age_s is None else f"{duration(age_s)} ago"
-        yield *head, one.state, one.tags, good, one.tags_bad, one.tags_silent, age, one.trouble or one.tags_problem
+        remark = one.trouble or one.tags_problem or one.remarks
+        yield *head, one.state, one.tags, good, one.tags_bad, one.tags_silent, age, remark
 
 
 def _tags(source: SourceSettings) -> tuple[int | str, str]:

@@ -3,8 +3,8 @@
 `poll_grid` decides what is due. `sweep` decides what to request from a unit and interprets the answers. One connection
 polls the units that answer, one after the other: first the planned reads of all units, then, in the rest of the slot,
 the search for what they refuse. A silent unit is asked over a second connection, so that its time-outs do not delay the
-others. If there is only one connection (a serial line, `connections_max = 1`, or the second is refused), the silent
-unit is asked rarely over that one.
+others. If there is only one connection (a serial line, `connections_max = 1`, or the second is refused), or if a
+gateway waits for the silent unit meanwhile, it is asked rarely over that one, at the end of a poll.
 
 A life ends with SourceLost when the connection is gone or no unit answers. A new tag map is taken over between two
 polls. Missed polls become a gap fact. The refused spans are saved for the next process. The source never writes to a
@@ -17,7 +17,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from itertools import chain
 
@@ -30,7 +29,7 @@ from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.counters import CounterTracker, fall_message
 from agent.ingest.modbus.explore.tag_values import read_tags_over
-from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent
+from agent.ingest.modbus.line import Endpoints, Line, ReadRefused, UnitGarbled, UnitSilent
 from agent.ingest.modbus.plan import Limits, Span
 from agent.ingest.modbus.poll_grid import MS, Missed, PollGrid
 from agent.ingest.modbus.refusal import quality_of, reason
@@ -45,6 +44,7 @@ log = logging.getLogger(__name__)
 
 SAVE_INTERVAL_S = 60.0  # refusals that come and go must not wear out the disk
 FIRST_POLL_NS = 10 * 10**9  # time for the first poll of a life, search included
+HOLD_PART = 20  # a silent unit that holds the line is asked at most in this part of the time
 UNITS_ASKED_AGAIN = 3  # before all count as silent: each costs a time-out
 SEARCH_PART = 0.8  # part of the time up to the next slot that the search may take, so that the next poll begins in time
 
@@ -52,8 +52,19 @@ SEARCH_PART = 0.8  # part of the time up to the next slot that the search may ta
 class ModbusSource:
     """One device or gateway. The object exists across connections and keeps what was learned about the units."""
 
-    def __init__(self, settings: ModbusSourceSettings, memory: MemoryPort | None, delivery: Delivery) -> None:
+    def __init__(
+        self,
+        settings: ModbusSourceSettings,
+        memory: MemoryPort | None,
+        endpoints: Endpoints,
+        delivery: Delivery,
+    ) -> None:
+        """Sources with the same of `endpoints` share a line."""
         self._settings, self._memory, self._delivery = settings, memory, delivery
+        self._line = Line(settings, endpoints.of(settings))
+        self._asked_silent_ns = 0  # when a silent unit was last asked over the main connection
+        self._holders_logged: frozenset[int] = frozenset()
+        self._missing_logged = set[int]()  # units that missed a request in this life
         self._learned = self._remembered()
         self._saved_version, self._saved_s = 0, -SAVE_INTERVAL_S
         self._units = self._units_for(delivery.points, [])
@@ -86,12 +97,15 @@ class ModbusSource:
             unit.mark_parked_again()
             unit.replan()  # the last life may have ended during a search
         self._silence.clear()
+        self._missing_logged.clear()
         self._is_missing_logged = self._takes_one_line = False
         settings = self._settings
-        async with Line(settings) as line:
+        async with self._line as line:
             # Before the grid begins there is time for the search: most refusals are found here.
             await self._poll_all(line, self._intervals(), time.monotonic_ns() + FIRST_POLL_NS)
-            await self._end_if_silent(line, f"{settings.where} accepts connections but none of its units", "")
+            if not await self._has_life(line):
+                none = f"{settings.where} accepts connections but none of its units"
+                raise SourceLost(self._silence_text(line, none, ""))
             self.read_tags = partial(read_tags_over, line, settings)
             on_up()
             async with TaskGroup() as group:
@@ -179,19 +193,25 @@ class ModbusSource:
                 grid.keep(self._intervals(), now_ns)
             if slot.due:
                 await self._poll_all(line, slot.due, grid.next_ns())
-            await self._end_if_silent(line, f"none of the units at {self._settings.where}", " any more")
+            if all(unit.is_silent for unit in self._units):
+                raise SourceLost(self._silence_text(line, f"none of the units at {self._settings.where}", " any more"))
+            await self._ask_silent(line)
+            await line.end_poll()
 
-    async def _end_if_silent(self, line: Line, none: str, since: str) -> None:
-        """Raise SourceLost if no unit answers, even when it is asked again: a single late or lost answer is no reason
-        to end a connection."""
+    async def _has_life(self, line: Line) -> bool:
+        """Whether a unit answers after the first poll of a life, if need be when it is asked again."""
         if not all(unit.is_silent for unit in self._units):
-            return
+            return True
         for unit in self._units[:UNITS_ASKED_AGAIN]:
             if await self._answers(line, unit):
-                return
+                return True
+        return False
+
+    def _silence_text(self, line: Line, none: str, since: str) -> str:
+        """Why the source is lost if no unit answers."""
         if line.late_text:
-            raise SourceLost(f"{self._settings.where}: {line.late_text}")
-        raise SourceLost(f"{none} {self._verb_missing}{since}")
+            return f"{self._settings.where}: {line.late_text}"
+        return f"{none} {self._verb_missing}{since}"
 
     async def _poll_all(self, line: Line, due: frozenset[int], next_ns: int) -> None:
         """Poll the values of these intervals. The search ends before the next slot."""
@@ -226,7 +246,11 @@ class ModbusSource:
             except UnitSilent as error:
                 if sweep.unanswered():
                     sweep.marks()
-                    await self._note_silence(unit, error)
+                    # One that answered before is asked again at once: a single late or lost answer is no silence.
+                    if unit.unit_id in self._answered_ns and await self._answers(line, unit):
+                        await self._note_missing(unit, error)
+                    else:
+                        await self._note_silence(line, unit, error)
                     return False
             else:
                 now_ns = self._answered_ns[unit.unit_id] = self.alive_ns = self.now_ns()
@@ -300,23 +324,66 @@ class ModbusSource:
         """Ask each silent unit when it is due, over the second connection if there is one."""
         while True:
             silent = [unit for unit in self._units if unit.is_silent]
-            if not silent:
+            if not silent or self._has_one_line(main):
                 self._silence.clear()
                 await self._silence.wait()
                 continue
             unit = min(silent, key=lambda u: u.probe_at_ns() or 0)
             await asyncio.sleep(max(0, (unit.probe_at_ns() or 0) - time.monotonic_ns()) / 1e9)
+            if not unit.is_silent or self._has_one_line(main):
+                continue
             has_answered = False
             try:
-                async with AsyncExitStack() as stack:
-                    line = await self._side_line(stack, main)
+                async with Line(self._settings) as line:
                     has_answered = await self._answers(line, unit)
-                    if line is not main and not has_answered:
+                    if not has_answered:
                         await self._try_side_line(line)
             except SourceLost:
-                self._takes_one_line = True  # some devices accept a second connection and then close it
+                self._takes_one_line = True  # it refuses a second connection, or accepts and closes it
+                continue  # asked over the main one at the end of the next poll
             if not has_answered:
                 unit.fell_silent(time.monotonic_ns())
+
+    def _has_one_line(self, main: Line) -> bool:
+        """Whether silent units can be asked over the main connection only: there is no other one, or what they are
+        asked over it occupies the same serial line."""
+        return self._takes_one_line or not self._settings.has_second_connection or main.is_shared or bool(main.hold_ms)
+
+    async def _ask_silent(self, line: Line) -> None:
+        """Ask one silent unit over the main connection, at the end of a poll, so that its silence falls into the pause.
+        Two that hold the line are asked apart."""
+        now_ns = time.monotonic_ns()
+        due = [unit for unit in self._units if unit.is_silent and (unit.probe_at_ns() or 0) <= now_ns]
+        if not due or not self._has_one_line(line):
+            return
+        longest_ns = max(line.hold_ms.values(), default=0) * MS
+        if now_ns - self._asked_silent_ns < HOLD_PART * longest_ns:
+            return
+        self._asked_silent_ns = now_ns
+        unit = min(due, key=lambda u: u.probe_at_ns() or 0)
+        if not await self._answers(line, unit):
+            unit.fell_silent(time.monotonic_ns(), self._pause_min_ns(line, unit))
+            self._log_hold(line, unit)
+
+    def _pause_min_ns(self, line: Line, unit: Unit) -> int:
+        """The shortest pause before a silent unit is asked again: what its silence costs the others stays a small part
+        of the time."""
+        return HOLD_PART * line.hold_ms.get(unit.unit_id, 0) * max(1, len(line.hold_ms)) * MS
+
+    def _log_hold(self, line: Line, unit: Unit) -> None:
+        """Log once that a silent unit holds the line."""
+        if unit.unit_id in line.hold_ms and unit.unit_id not in self._holders_logged:
+            extra = {"action": "unit_holds_line", "source": self._settings.name, "unit": unit.unit_id}
+            log.warning(
+                "a silent unit holds the line; the others wait for it, so it is asked rarely",
+                extra={**extra, "hold_ms": line.hold_ms[unit.unit_id]},
+            )
+        self._holders_logged = frozenset(line.hold_ms)
+
+    @property
+    def remarks(self) -> str:
+        """What was learned about the device that an operator should know."""
+        return self._line.remarks
 
     async def _answers(self, line: Line, unit: Unit) -> bool:
         """Ask a silent unit. True if it answers. Raises SourceLost."""
@@ -344,19 +411,22 @@ class ModbusSource:
         except UnitSilent:
             self._takes_one_line = True
 
-    async def _side_line(self, stack: AsyncExitStack, main: Line) -> Line:
-        """A second connection if the device accepts one, otherwise the main one."""
-        if self._settings.has_second_connection and not self._takes_one_line:
-            try:
-                return await stack.enter_async_context(Line(self._settings))
-            except SourceLost:
-                pass  # the device accepts only one connection
-        return main
+    async def _note_missing(self, unit: Unit, error: UnitSilent) -> None:
+        """A unit has not answered in this poll, but answers again."""
+        await self._flush()
+        if unit.unit_id not in self._missing_logged:
+            self._missing_logged.add(unit.unit_id)
+            extra = {"action": "answer_missing", "source": self._settings.name, "unit": unit.unit_id, "why": str(error)}
+            log.warning("a unit that answers has missed a request: answers come late, or are lost", extra=extra)
+        since_ns = self._answered_ns.get(unit.unit_id)
+        await self._delivery.lose(quality.BAD_TIMEOUT, self.now_ns(), unit.all_tags(), since_ns=since_ns)
 
-    async def _note_silence(self, unit: Unit, error: UnitSilent) -> None:
+    async def _note_silence(self, line: Line, unit: Unit, error: UnitSilent) -> None:
         await self._flush()
         self._verb_missing = "sends what it is asked for" if isinstance(error, UnitGarbled) else "answers"
-        if unit.fell_silent(time.monotonic_ns()):
+        is_news = unit.fell_silent(time.monotonic_ns(), self._pause_min_ns(line, unit))
+        self._log_hold(line, unit)
+        if is_news:
             extra = {"action": "unit_lost", "source": self._settings.name, "unit": unit.unit_id, "why": str(error)}
             log.warning("unit lost", extra=extra)
         since_ns = self._answered_ns.get(unit.unit_id)

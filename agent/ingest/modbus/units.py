@@ -117,10 +117,10 @@ class Unit:
     def is_silent(self) -> bool:
         return self._silent is not None
 
-    def fell_silent(self, now_ns: int) -> bool:
+    def fell_silent(self, now_ns: int, pause_min_ns: int = 0) -> bool:
         """Note that the unit did not answer. True if that is to be logged: it is the first time since it gave
         values."""
-        pause_ns = self._pauses.after(0 if self._silent is None else self._silent.pause_ns)
+        pause_ns = max(pause_min_ns, self._pauses.after(0 if self._silent is None else self._silent.pause_ns))
         self._silent = RefusedSpan(0, now_ns + pause_ns, pause_ns)
         is_news, self.is_silence_logged = not self.is_silence_logged, True
         return is_news

@@ -44,6 +44,7 @@ class OpcuaPollSource:
         self._settings, self._delivery = settings, delivery
         self.backfill, self.events = backfill, None
         self.read_tags = None  # a command can open a second session
+        self.remarks = ""
         if backfill is not None:
             backfill.now_ns = self.now_ns
             delivery.on_gap(backfill.note_gap)

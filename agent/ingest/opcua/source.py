@@ -94,6 +94,7 @@ class OpcuaSource:
         self._settings, self._delivery = settings, delivery
         self.backfill, self.events = backfill, events
         self.read_tags = None  # a command can open a second session
+        self.remarks = ""
         size = max(2, settings.buffer_values_max // NOTIFICATIONS_PER_PUBLISH_MAX)
         self._buffer: asyncio.Queue[Buffered] = asyncio.Queue(maxsize=size)
         self._clock, self._calls = ServerClock(), CallSize(settings.items_per_call_max)

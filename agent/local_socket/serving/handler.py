@@ -270,6 +270,7 @@ def _source_entry(one: Any) -> messages.SourceEntry:
         values_total=one.values_total,
         last_value_unix_ms=one.last_value_unix_ms or None,
         trouble="" if one.connected else one.last_error,
+        remarks=one.remarks,
         tags_problem=one.tags_problem,
     )
 

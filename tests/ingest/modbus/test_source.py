@@ -5,7 +5,7 @@ import json
 import logging
 import struct
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
-from agent.ingest.modbus.line import ReadRefused, UnitSilent
+from agent.ingest.modbus.line import Endpoints, ReadRefused, UnitSilent
 from agent.ingest.modbus.plan import Read
 from agent.ingest.modbus.poll_grid import Missed, PollGrid
 from agent.ingest.modbus.source import ModbusSource
@@ -44,7 +44,11 @@ TAGS = [
 class Device:
     """A line to unit 1. `refused`: these addresses are refused with a Modbus exception; `is_silent`: no answer."""
 
-    late_text = ""
+    late_text, is_shared = "", False
+    hold_ms: Mapping[int, int] = {}
+
+    async def end_poll(self) -> None:
+        """No request follows for a while."""
 
     def __init__(
         self, refused: dict[int, int] | None = None, *, is_silent: bool = False, values: dict[int, int] | None = None
@@ -83,7 +87,7 @@ async def made(store: FakeStore, memory: Memory | None = None, tags: Sequence[Ta
     recorder = Recorder("meter", "plant-a", store, (Busy,), "facts.operational")
     numbers = await recorder.define([tag.definition for tag in tags])
     settings = ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter")
-    return ModbusSource(settings, memory, Delivery("meter", tags, numbers, recorder))
+    return ModbusSource(settings, memory, Endpoints(), Delivery("meter", tags, numbers, recorder))
 
 
 async def poll(source: ModbusSource, device: Device) -> None:
@@ -225,40 +229,36 @@ async def test_what_was_learned_outlives_the_process() -> None:
     assert qualities(store) == {"1": [0], "2": [0]}
 
 
-async def live(monkeypatch: pytest.MonkeyPatch, source: ModbusSource, device: Device) -> None:
+async def live(source: ModbusSource, device: Device) -> None:
     """A life of a source that ends when it has come up."""
-
-    @contextlib.asynccontextmanager
-    async def connected(_settings: ModbusSourceSettings) -> AsyncIterator[Device]:
-        yield device
 
     def came_up() -> None:
         raise SourceLost("again")
 
-    monkeypatch.setattr("agent.ingest.modbus.source.Line", connected)
+    source._line = contextlib.nullcontext(device)  # type: ignore[assignment]
     with pytest.raises(SourceLost):
         await source.run(came_up)
 
 
-async def test_a_life_begins_with_what_the_device_can_now(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_life_begins_with_what_the_device_can_now() -> None:
     """That a device closed a second connection counts for one life: after its restart it may accept one. The life has a
     sign of life with its first value, from which the pause before the next attempt follows."""
     source = await made(FakeStore())
     source._takes_one_line = True
     began_s = time.monotonic()
-    await live(monkeypatch, source, Device())
+    await live(source, Device())
     assert not source._takes_one_line
     assert source.alive_s >= began_s
 
 
-async def test_a_refusal_replaces_the_loss_before(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_replaces_the_loss_before() -> None:
     """After an outage, which is presumed of all tags, a parked tag gets its own reason again with the first poll over a
     new connection."""
     store = FakeStore()
     source = await made(store)
     await poll(source, Device({2: 2}))
     await source._delivery.lose(BAD_COMMUNICATION_ERROR, source.now_ns(), corrects=True)
-    await live(monkeypatch, source, Device({2: 2}))
+    await live(source, Device({2: 2}))
     assert qualities(store)["2"] == [BAD_NODE_ID_UNKNOWN, BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN]
 
 
@@ -327,3 +327,62 @@ async def test_a_search_rests_when_its_slot_is_over() -> None:
         device.asked.clear()
         await source._poll_all(device, frozenset({1_000}), time.monotonic_ns())  # type: ignore[arg-type]
         assert device.asked == asked
+
+
+class Gateway(Device):
+    """Three units; unit 2 never answers, and its silence holds the line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hold_ms = {}
+        self.units: list[int] = []
+
+    async def read_bytes(self, read: Read) -> bytes:
+        self.units.append(read.unit_id)
+        if read.unit_id == 2:
+            self.hold_ms = {2: 3_000}
+            raise UnitSilent("no answer")
+        return await super().read_bytes(read)
+
+
+async def test_a_unit_that_holds_the_line_is_asked_rarely_and_last(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its first silence is logged with what it costs. It is not asked beside the others any more, but after a poll, and
+    not before twenty times what its silence takes."""
+    tags = [
+        replace(TAGS[0], definition=TagDefinition(f"tag:a/{n}"), point=replace(TAGS[0].point, unit_id=n))
+        for n in (1, 2, 3)
+    ]
+    source = await made(FakeStore(), tags=tags)
+    gateway, now_ns = Gateway(), [100 * S]
+    monkeypatch.setattr("agent.ingest.modbus.source.time.monotonic_ns", lambda: now_ns[0])
+    await poll(source, gateway)
+    assert gateway.units == [1, 2, 3]
+    assert [r.hold_ms for r in caplog.records if getattr(r, "action", "") == "unit_holds_line"] == [3_000]  # type: ignore[attr-defined]
+    assert source._has_one_line(gateway)  # type: ignore[arg-type]
+    for second in range(101, 280):
+        now_ns[0] = second * S
+        await poll(source, gateway)
+        await source._ask_silent(gateway)  # type: ignore[arg-type]
+    asked = [place for place, unit in enumerate(gateway.units) if unit == 2]
+    assert len(asked) == 3, "at the start, after 60 s, and after 120 s"
+    assert all(gateway.units[place - 1] == 3 and gateway.units[place + 1] == 1 for place in asked[1:]), "after a poll"
+
+
+async def test_a_unit_that_misses_one_request_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:
+    """It is asked again at once. Its tags are bad for this poll, and that is told once."""
+    store = FakeStore()
+    source = await made(store)
+
+    class Hesitant(Device):
+        async def read_bytes(self, read: Read) -> bytes:
+            self.is_silent = len(self.asked) in (1, 4)
+            return await super().read_bytes(read)
+
+    device = Hesitant()
+    for _ in range(4):
+        await poll(source, device)
+    assert qualities(store)["1"] == [0, BAD_TIMEOUT, 0, BAD_TIMEOUT]
+    actions = [getattr(record, "action", "") for record in caplog.records]
+    assert (actions.count("answer_missing"), actions.count("unit_lost")) == (1, 0)

@@ -246,3 +246,12 @@ def test_reads_that_are_not_planned_are_kept_only_so_many(monkeypatch: pytest.Mo
     unit.replan()
     unit.replan()
     assert unit.plan(DUE) == before
+
+
+def test_a_silence_that_costs_the_others_has_longer_pauses() -> None:
+    """At least as long as the source says, and doubling from there on, up to the longest or to that."""
+    unit = unit_of([A])
+    unit.fell_silent(0, 80 * S)
+    assert unit.probe_at_ns() == 80 * S
+    unit.fell_silent(80 * S, 80 * S)
+    assert unit.probe_at_ns() == 160 * S

@@ -81,7 +81,7 @@ class AnswerMatcher:
 
     def note_good(self, read: Read) -> None:
         """The unit gives this read. It is used to end a doubt."""
-        good = self._good.setdefault(read.unit_id, {})
+        good = self._good[read.unit_id] = self._good.pop(read.unit_id, {})  # the unit that answered last is the last
         good[shape_of(read)] = replace(read, registers=())
         if len(good) > GOOD_READS_MAX:
             del good[next(iter(good))]
@@ -122,6 +122,15 @@ class AnswerMatcher:
         if requests and now_ns - requests[-1].sent_ns > FORGET_NS:
             del self._open[read.unit_id]
             return replace(read, registers=())
+        return None
+
+    def living_read(self, silent: int, now_ns: int) -> Read | None:
+        """A read that shows whether the line is free: of the unit that answered last, other than a silent one. None if
+        there is none."""
+        for unit_id in reversed(self._good):
+            if unit_id != silent and not self.is_in_doubt(unit_id):
+                read = next(iter(self._good[unit_id].values()))
+                return self.distinct_read(read, now_ns)
         return None
 
     def _candidates(self, read: Read) -> Iterator[Read]:

@@ -37,6 +37,7 @@ class Connection(ModbusProtocol):
         self.max_buffer_size = CHUNK_BYTES_MAX
         self.answers_total = 0
         self.answered_s = 0.0  # when the last answer came
+        self.ended_s = 0.0  # when the device ended it
         self.is_open = False
         self._receive = receive
         self._opened = self.loop.create_future()
@@ -87,6 +88,7 @@ class Connection(ModbusProtocol):
 
     def callback_disconnected(self, exc: Exception | None) -> None:
         self.is_open = False
+        self.ended_s = self.loop.time()
         if self._answer is not None and not self._answer.done():
             reason = f" ({getattr(exc, 'strerror', None) or exc})" if exc else ""
             self._answer.set_exception(ConnectionEnded(f"closed by the device{reason}"))

@@ -17,12 +17,12 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from agent.ingest.errors import IngestError, SourceLost
-from agent.ingest.modbus.line.answers import NUMBERS, AnswerMatcher
 from agent.ingest.modbus.line.connection import Connection, ConnectionEnded, open_connection
+from agent.ingest.modbus.line.endpoint import Endpoint
 from agent.ingest.modbus.line.frames import Frame, shape_of
 from agent.ingest.modbus.plan import Read
 from agent.ingest.modbus.refusal import GATEWAY_CODES, quality_of, reason
@@ -30,12 +30,22 @@ from agent.settings.sources import ModbusSourceSettings
 
 GARBAGE_BYTES_SHOWN = 16
 REPEATS_MAX = 2  # of a request whose connection ended; each needs a connection that had answered something
-ONE_ANSWER_ENDS = 2  # connections that ended after one answer, until each request gets its own
+FORGOTTEN_S = 2.0  # a connection that was idle for so long may be forgotten by a firewall in between
+HOLD_MS_MAX = 10_000  # how long a gateway may occupy the line for a silent unit; 3 s and 5 s are usual
+HOLD_FACTOR = 1.2  # of the time-out: an answer that comes sooner after it did not have to wait
 DOUBT_REQUESTS_MAX = 3  # until the unit counts as silent
+
+
+class ConnectionForgotten(Exception):
+    """A request over an idle connection has no answer. Another connection may help."""
 
 
 class UnitSilent(IngestError):
     """A unit did not answer."""
+
+
+class UnitUnheard(UnitSilent):
+    """A unit sent nothing in time. A gateway may still wait for it."""
 
 
 class UnitGarbled(UnitSilent):
@@ -54,25 +64,25 @@ class ReadRefused(IngestError):
 
 class Line:
     """The line of a source, open for the length of `async with Line(...) as line`. Raises SourceLost and
-    SourceRefused."""
+    SourceRefused. Without `endpoint` it has a connection of its own."""
 
-    def __init__(self, settings: ModbusSourceSettings) -> None:
+    def __init__(self, settings: ModbusSourceSettings, endpoint: Endpoint | None = None) -> None:
         self._settings, self._where = settings, settings.where
+        self._endpoint = endpoint or Endpoint(settings)
+        self._answers = self._endpoint.answers
         self._is_serial = settings.transport == "rtu"
-        is_rtu = settings.transport in ("rtu", "rtu_over_tcp")
-        self._answers = AnswerMatcher(is_rtu=is_rtu, first_number=time.monotonic_ns() % NUMBERS)
-        self._connection: Connection | None = None
         self._pause_ms = max(settings.request_pause_ms, frame_pause_ms(settings))
-        self._turn = asyncio.Lock()
-        self._quiet_until_s = 0.0
-        self._ends_after_answer = 0  # connections in a row that ended after one answer
 
     async def __aenter__(self) -> Self:
-        await self._connect()
+        async with self._endpoint.turn:
+            await self._ready()
+        self._endpoint.users += 1
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._close()
+        self._endpoint.users -= 1
+        if not self._endpoint.users:
+            self._endpoint.close()
 
     async def read(self, read: Read) -> Sequence[int]:
         """The values of the registers of a read, or its bits as 0 and 1."""
@@ -83,19 +93,32 @@ class Line:
 
     async def read_bytes(self, read: Read) -> bytes:
         """The data bytes of the answer to a read: two bytes a register, or eight bits a byte, the lowest first."""
-        async with self._turn:
-            repeats = 0
-            while True:
-                try:
-                    if self._answers.is_in_doubt(read.unit_id):
-                        await self._end_doubt(read)
-                    return self._data(read, await self._exchange(read))
-                except ConnectionEnded as error:
-                    repeats += 1
-                    self._note_end()
-                    if self._answered_nothing() or repeats > REPEATS_MAX:
-                        why = f"connection to {self._where} ended during a request to unit {read.unit_id}: {error}"
-                        raise SourceLost(why) from error
+        async with self._endpoint.turn:
+            began_s = time.monotonic()
+            try:
+                return await self._repeated(read)
+            except UnitUnheard:
+                await self._wait_free(read.unit_id, began_s)
+                raise
+
+    async def end_poll(self) -> None:
+        """No request follows for a while. End the connection if it would not live until then."""
+        if self._settings.close_after_poll or self._endpoint.habits.forgets_idle:
+            async with self._endpoint.turn:
+                if self._endpoint.users <= 1:
+                    self._endpoint.close()
+
+    # --- what is known of the device ----------------------------------------------------------------------------------
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other sources use it."""
+        return self._endpoint.users > 1
+
+    @property
+    def hold_ms(self) -> Mapping[int, int]:
+        """The units whose silence occupies the line, and for how long: a gateway waits for them."""
+        return self._endpoint.hold_ms
 
     @property
     def late_text(self) -> str:
@@ -105,22 +128,60 @@ class Line:
         longest_ms = max(self._answers.late_ns.values()) // 1_000_000
         return f"answers come late, after up to {longest_ms} ms: timeout_ms = {self._settings.timeout_ms} is too short"
 
+    @property
+    def remarks(self) -> str:
+        """What was learned about the device that an operator should know."""
+        habits = self._endpoint.habits
+        found = [
+            f"unit {unit_id} does not answer and holds the line for {hold_ms} ms"
+            for unit_id, hold_ms in sorted(self.hold_ms.items())
+        ]
+        found += [self.late_text] if self.late_text else []
+        found += ["ends a connection after each answer"] if habits.closes_after_answer else []
+        found += ["ends idle connections: one is opened for each poll"] if habits.closes_idle else []
+        found += ["forgets idle connections: one is opened for each poll"] if habits.forgets_idle else []
+        return "; ".join(found)
+
     # --- one request --------------------------------------------------------------------------------------------------
 
-    async def _exchange(self, read: Read) -> Frame:
+    async def _repeated(self, read: Read) -> bytes:
+        """Read, and again over a new connection if the device has ended or forgotten this one."""
+        repeats, is_forgotten = 0, False
+        while True:
+            try:
+                if self._answers.is_in_doubt(read.unit_id):
+                    await self._end_doubt(read)
+                frame = await self._exchange(read, self._settings.timeout_ms)
+                if is_forgotten:
+                    self._endpoint.note_forgotten()
+                return self._data(read, frame)
+            except ConnectionForgotten:
+                is_forgotten = True
+            except ConnectionEnded as error:
+                repeats += 1
+                if not self._endpoint.has_answered or repeats > REPEATS_MAX:
+                    why = f"connection to {self._where} ended during a request to unit {read.unit_id}: {error}"
+                    raise SourceLost(why) from error
+
+    async def _exchange(self, read: Read, timeout_ms: int) -> Frame:
         """Ask, and wait for the answer. Raises UnitSilent, SourceLost and ConnectionEnded."""
         await self._wait_quiet()
         connection = await self._ready()
+        idle_s = asyncio.get_running_loop().time() - connection.answered_s if connection.answers_total else 0.0
         request = self._answers.ask(read, time.monotonic_ns())
         try:
-            frame = await connection.exchange(request, self._settings.timeout_ms / 1000)
+            frame = await connection.exchange(request, timeout_ms / 1000)
         except ConnectionEnded:
             self._answers.withdraw()
+            self._endpoint.note_end(is_idle=False)
             raise
         finally:
             self._answers.give_up()
             self._keep_quiet(self._pause_ms)
         if frame is None:
+            if idle_s >= FORGOTTEN_S and not self._answers.received and not self._is_serial:
+                connection.end()
+                raise ConnectionForgotten
             raise self._silent(read)
         return frame
 
@@ -130,12 +191,28 @@ class Line:
             other = self._answers.distinct_read(read, time.monotonic_ns())
             if other is None:
                 break
-            frame = await self._exchange(other)
+            frame = await self._exchange(other, self._settings.timeout_ms)
             if frame.exception in GATEWAY_CODES or not frame.fits(shape_of(other)):
                 self._data(other, frame)  # raises the reason
             if not self._answers.is_in_doubt(read.unit_id):
                 return
         raise self._silent(read)
+
+    async def _wait_free(self, unit_id: int, asked_s: float) -> None:
+        """A unit was silent: a gateway may go on waiting for it, and requests to other units queue meanwhile. Ask one
+        that answers, and learn how long that takes."""
+        other = None if self._is_serial else self._answers.living_read(unit_id, time.monotonic_ns())
+        if other is None:
+            return
+        try:
+            await self._exchange(other, HOLD_MS_MAX)
+        except (UnitSilent, ConnectionEnded):
+            return
+        held_ms = round(1000 * (time.monotonic() - asked_s))
+        if held_ms > HOLD_FACTOR * self._settings.timeout_ms:
+            self._endpoint.hold_ms[unit_id] = held_ms
+        else:
+            self._endpoint.hold_ms.pop(unit_id, None)
 
     def _data(self, read: Read, frame: Frame) -> bytes:
         """The data in an answer to this read. Raises ReadRefused and UnitSilent."""
@@ -144,6 +221,7 @@ class Line:
         if not frame.fits(shape_of(read)):
             self._keep_quiet(self._settings.timeout_ms)  # a gateway that mixes answers up drops what comes now
             raise self._silent(read)
+        self._endpoint.hold_ms.pop(read.unit_id, None)
         if frame.exception:
             raise ReadRefused(read, frame.exception)
         assert frame.data is not None, "it fits"
@@ -162,7 +240,7 @@ class Line:
             elif unit_id in self._answers.late_ns:
                 late_ms = self._answers.late_ns[unit_id] // 1_000_000
                 why += f"; an answer came after {late_ms} ms: timeout_ms is too short"
-            return UnitSilent(f"unit {unit_id} at {self._where} {why}")
+            return UnitUnheard(f"unit {unit_id} at {self._where} {why}")
         shown = received[:GARBAGE_BYTES_SHOWN].hex(" ")
         more = " ..." if len(received) > GARBAGE_BYTES_SHOWN else ""
         return UnitGarbled(
@@ -174,33 +252,20 @@ class Line:
 
     async def _ready(self) -> Connection:
         """The connection, opened again if it has ended or late answers may come over it."""
-        connection = self._connection
-        if connection is None or not connection.is_open:
-            return await self._connect()
-        is_used_up = connection.answers_total and self._ends_after_answer >= ONE_ANSWER_ENDS
-        if is_used_up or (self._answers.needs_connection and not self._is_serial):
-            return await self._connect()
-        return connection
-
-    def _note_end(self) -> None:
-        """The connection ended during a request. Learn whether the device closes each after one answer."""
-        is_after_one = self._connection is not None and self._connection.answers_total == 1
-        self._ends_after_answer = self._ends_after_answer + 1 if is_after_one else 0
-
-    async def _connect(self) -> Connection:
-        self._close()
-        self._connection = await open_connection(self._settings, self._receive)
+        endpoint = self._endpoint
+        connection = endpoint.connection
+        if connection is not None and connection.is_open:
+            is_used_up = connection.answers_total and endpoint.habits.closes_after_answer
+            is_unclean = self._answers.needs_connection and not self._is_serial
+            if not is_used_up and not is_unclean:
+                return connection
+        elif connection is not None and connection.ended_s:
+            endpoint.note_end(is_idle=True)
+        endpoint.close()
+        endpoint.connection = connection = await open_connection(self._settings, self._receive)
         self._answers.connected()
         await asyncio.sleep(self._settings.connect_pause_ms / 1000)
-        return self._connection
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.end()
-
-    def _answered_nothing(self) -> bool:
-        """Whether the connection ended before its first answer: the device does not want it."""
-        return self._connection is None or not self._connection.answers_total
+        return connection
 
     def _receive(self, data: bytes) -> Frame | None:
         return self._answers.receive(data, time.monotonic_ns())
@@ -210,12 +275,13 @@ class Line:
     def _keep_quiet(self, pause_ms: float) -> None:
         """Send nothing for this time."""
         if pause_ms:
-            self._quiet_until_s = max(self._quiet_until_s, asyncio.get_running_loop().time() + pause_ms / 1000)
+            until_s = asyncio.get_running_loop().time() + pause_ms / 1000
+            self._endpoint.quiet_until_s = max(self._endpoint.quiet_until_s, until_s)
 
     async def _wait_quiet(self) -> None:
-        if self._quiet_until_s:
-            await asyncio.sleep(self._quiet_until_s - asyncio.get_running_loop().time())
-            self._quiet_until_s = 0.0
+        if self._endpoint.quiet_until_s:
+            await asyncio.sleep(self._endpoint.quiet_until_s - asyncio.get_running_loop().time())
+            self._endpoint.quiet_until_s = 0.0
 
 
 def frame_pause_ms(settings: ModbusSourceSettings) -> float:

@@ -1,6 +1,7 @@
 """Late, lost and foreign answers: whatever a device does, a value is that of the register that was asked for."""
 
 import asyncio
+import math
 import random
 import struct
 from collections.abc import Iterator
@@ -261,7 +262,7 @@ class RandomConnection:
 
     def __init__(self, device: RandomDevice) -> None:
         self.device = device
-        self.is_open, self.answers_total = True, 0
+        self.is_open, self.answers_total, self.answered_s, self.ended_s = True, 0, math.inf, 0.0
 
     async def exchange(self, request: bytes, _: float) -> Frame | None:
         if self.device.random.random() < 0.02:

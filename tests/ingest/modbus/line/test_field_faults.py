@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import subprocess
 import sys
@@ -14,10 +15,12 @@ import pytest
 
 from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.address import Table
-from agent.ingest.modbus.line import Line, UnitSilent
+from agent.ingest.modbus.line import Endpoints, Line, UnitSilent
+from agent.ingest.modbus.line import line as line_module
 from agent.ingest.modbus.plan import Read
 from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.modbus.test_transports import cable
+from tests.waiting import wait_until_async
 
 UNITS = (1, 2, 3, 4, 5, 10, 17, 131)  # most of them are also numbers of functions
 
@@ -119,3 +122,66 @@ async def test_a_second_connection_that_is_closed_at_once_is_told_as_that() -> N
             with pytest.raises(SourceLost, match="closed by the device"):
                 async with Line(made) as second:
                     await second.read(Read(1, Table.HOLDING, 0, 2, ()))
+
+
+async def test_a_connection_that_was_closed_while_idle_is_opened_again() -> None:
+    """No read fails, and it is said after the second time."""
+    async with line_to("tcp,idle=0.1", timeout_ms=2_000) as line:
+        read = Read(1, Table.HOLDING, 0, 2, ())
+        for _ in range(3):
+            for _ in range(2):
+                assert list(await line.read(read)) == [0, 1]
+            await wait_until_async(lambda: not line._endpoint.connection.is_open, "the end")  # type: ignore[union-attr]
+        assert list(await line.read(read)) == [0, 1]
+        assert "ends idle connections" in line.remarks
+
+
+async def test_a_connection_that_was_forgotten_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A firewall drops what it does not know any more. The read costs one time-out and has its value; from then on the
+    connection is ended after each poll."""
+    monkeypatch.setattr(line_module, "FORGOTTEN_S", 0.3)
+    async with line_to("tcp,forgets=0.3", timeout_ms=300) as line:
+        read = Read(1, Table.HOLDING, 0, 2, ())
+        assert list(await line.read(read)) == [0, 1]
+        answered_s = line._endpoint.connection.answered_s  # type: ignore[union-attr]
+        await wait_until_async(lambda: asyncio.get_running_loop().time() > answered_s + 0.4, "forgetting")
+        assert list(await line.read(read)) == [0, 1]
+        assert "forgets idle connections" in line.remarks
+        await line.end_poll()
+        assert line._endpoint.connection is None
+        assert list(await line.read(read)) == [0, 1]
+
+
+async def test_it_is_learned_which_unit_holds_the_line() -> None:
+    """A gateway waits for a unit that does not answer, and the requests to others queue: none of them is lost, and the
+    next request finds the line free."""
+    async with line_to("tcp,dead=3:0.5", timeout_ms=200) as line:
+        for unit_id in (1, 3, 2, 4):
+            read = Read(unit_id, Table.HOLDING, 10 * unit_id, 2, ())
+            if unit_id == 3:
+                with pytest.raises(UnitSilent):
+                    await line.read(read)
+            else:
+                assert list(await line.read(read)) == [10 * unit_id, 10 * unit_id + 1]
+        assert list(line.hold_ms) == [3]
+        assert 400 < line.hold_ms[3] < 5_000
+        assert "unit 3 does not answer and holds the line" in line.remarks
+
+
+async def test_sources_with_one_endpoint_share_its_line() -> None:
+    """A device that takes one connection gives values to both, each with its own unit; the connection lives as long as
+    one of them."""
+    with field_device("tcp,first") as port:
+        endpoints = Endpoints()
+        first, second = (settings("tcp", port, timeout_ms=5_000, unit_id=unit_id) for unit_id in (1, 2))
+        lines = [Line(made, endpoints.of(made)) for made in (first, second)]
+        async with lines[1]:
+            async with lines[0]:
+                found = await asyncio.gather(
+                    *(line.read(Read(unit, Table.HOLDING, unit, 1, ())) for unit, line in enumerate(lines, 1))
+                )
+                assert [list(values) for values in found] == [[1], [2]]
+                assert lines[0].is_shared
+            assert list(await lines[1].read(Read(2, Table.HOLDING, 7, 1, ()))) == [7]
+        assert endpoints.of(first).connection is None
+        assert endpoints.of(settings("tcp", port + 1)) is not endpoints.of(first)

@@ -1,6 +1,7 @@
 """What comes of a request on a line: values, a refusal, silence, or the loss of the connection."""
 
 import asyncio
+import math
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +50,7 @@ class Answering:
 class AnsweringConnection:
     def __init__(self, device: Answering, receive: Any) -> None:
         self.device, self.receive = device, receive
-        self.is_open, self.answers_total = True, 0
+        self.is_open, self.answers_total, self.answered_s, self.ended_s = True, 0, math.inf, 0.0
 
     async def exchange(self, request: bytes, _: float) -> Frame | None:
         self.device.asked.append(request)

@@ -1,0 +1,86 @@
+"""What is behind one host and port, or one serial port: a connection, whose turn it is, and what was learned.
+
+All sources with the same endpoint share it: many devices accept one connection, and the requests of all of them queue
+on a gateway's serial side. What was learned outlives connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from agent.ingest.modbus.line.answers import NUMBERS, AnswerMatcher
+from agent.ingest.modbus.line.connection import Connection
+from agent.settings.sources import ModbusSourceSettings
+
+IDLE_ENDS_TOLD = 2  # connections that ended between two requests, until it is said
+PROMPT_S = 0.5  # an end so soon after an answer has its reason in the answer
+ONE_ANSWER_ENDS = 2  # connections in a row that ended after one answer, until each request gets its own
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What a device does with its connections, as learned."""
+
+    closes_idle: bool = False
+    closes_after_answer: bool = False
+    forgets_idle: bool = False  # requests over an idle connection are lost without a sign
+
+
+class Endpoint:
+    """One device or gateway."""
+
+    def __init__(self, settings: ModbusSourceSettings) -> None:
+        is_rtu = settings.transport in ("rtu", "rtu_over_tcp")
+        self.answers = AnswerMatcher(is_rtu=is_rtu, first_number=time.monotonic_ns() % NUMBERS)
+        self.connection: Connection | None = None
+        self.turn = asyncio.Lock()
+        self.quiet_until_s = 0.0
+        self.users = 0  # sources that are connected
+        self.hold_ms: dict[int, int] = {}  # by unit: how long its silence occupies the line, beyond the time-out
+        self._idle_ends = self._one_answer_ends = 0
+        self._forgets_idle = False
+
+    @property
+    def habits(self) -> Habits:
+        """What was learned about its connections."""
+        return Habits(self._idle_ends >= IDLE_ENDS_TOLD, self._one_answer_ends >= ONE_ANSWER_ENDS, self._forgets_idle)
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the connection has brought an answer: the device wanted it."""
+        return self.connection is not None and self.connection.answers_total > 0
+
+    def close(self) -> None:
+        """End the connection, if there is one."""
+        if self.connection is not None:
+            self.connection.end()
+            self.connection = None
+
+    def note_end(self, *, is_idle: bool) -> None:
+        """The device ended the connection: between two requests, or during one."""
+        ended = self.connection
+        if ended is None or not ended.answers_total:
+            return
+        is_after_one = ended.answers_total == 1 and ended.ended_s - ended.answered_s < PROMPT_S
+        self._one_answer_ends = self._one_answer_ends + 1 if is_after_one else 0
+        self._idle_ends += is_idle and not is_after_one
+
+    def note_forgotten(self) -> None:
+        """A request over an idle connection was lost, and answered over a new one."""
+        self._forgets_idle = True
+
+
+class Endpoints:
+    """The endpoints of a node."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], Endpoint] = {}
+
+    def of(self, settings: ModbusSourceSettings) -> Endpoint:
+        """The endpoint of a source."""
+        key = settings.endpoint
+        if key not in self._known:
+            self._known[key] = Endpoint(settings)
+        return self._known[key]
