@@ -359,7 +359,9 @@ async def test_what_a_person_asks_of_a_source_reaches_it(monkeypatch: pytest.Mon
     """A time to fill, tags to read and a second try reach the source that is connected; its counters are in the
     status. Before the first connection each is refused with the reason."""
     up = asyncio.Event()
-    asked = Mock(polls_missed_total=6, polls_late_total=7, backfill=Mock(gaps_open=3, values_total=5))
+    asked = Mock(
+        polls_missed_total=6, polls_late_total=7, clock_ahead_ns=None, backfill=Mock(gaps_open=3, values_total=5)
+    )
     asked.events.statistics.return_value = (1, 2, 3, 4)
     asked.events.end = AsyncMock()
     asked.finish = AsyncMock()
