@@ -63,13 +63,17 @@ class Site:
         for machine, unit in (("idmz", "bsfg-broker@idmz.plant-a"), ("idmz", "bsfg@idmz"), ("plant-a", "bsfg@plant-a")):
             self.type(machine, f"systemctl enable --now {unit}")
 
-    def page(self, name: str, outage: Callable[[str], None] | None = None) -> dict[str, str]:
-        """Type a page's commands, once; what each printed. `outage` runs those of a block marked so."""
-        if name in self._done:
+    def page(self, name: str, outage: Callable[[str], None] | None = None, section: str = "") -> dict[str, str]:
+        """Type the commands of a page or of one of its sections, once; what each printed. `outage` runs those of a block
+        marked so."""
+        if name + section in self._done:
             return self.said
-        self._done.add(name)
+        self._done.add(name + section)
         self.said = {}
-        for kind, machine, mark, text in BLOCK.findall((PAGES / f"{name}.md").read_text("utf-8")):
+        page = (PAGES / f"{name}.md").read_text("utf-8")
+        if section:
+            (page,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+        for kind, machine, mark, text in BLOCK.findall(page):
             if kind != "console":
                 self.write(machine, mark, text)
                 continue

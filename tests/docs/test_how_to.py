@@ -10,8 +10,8 @@ from tests.ingest.fakes import running
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300), pytest.mark.in_order]
-TYPED = ("survive-an-outage", "rotate-certificates", "move-the-store")
-TYPED += ("add-a-plant", "replace-a-gateway", "use-your-own-pki")
+TYPED = ("survive-an-outage", "move-the-store")
+TYPED += ("add-a-plant", "replace-a-gateway")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_survive_an_outage(site: Site) -> None:
 def test_rotate_certificates(site: Site) -> None:
     """The node goes on with the new certificate, and so does the broker, without a restart of either."""
     before = {name: child.pid for name, child in site.running.items()}
-    site.page("rotate-certificates")
+    site.page("../operate/certificates", section="Renewing certificates")
     arrive(site, "plant-a")
     log = site.folder / "plant-a.bsfg@plant-a.log"
     wait_until(lambda: "identity_taken_over" in log.read_text(), "the node uses its new certificate", 60)
@@ -134,7 +134,7 @@ def test_replace_a_gateway(site: Site) -> None:
 
 def test_use_your_own_pki(site: Site) -> None:
     """Identities that OpenSSL signed are imported, and the broker enforces with them what it must."""
-    said = site.page("use-your-own-pki")
+    said = site.page("../operate/certificates", section="Certificates of your own PKI")
     assert "Works zones CA" in said_by(said, "pki show")
     checked = said_by(said, "broker check")
     assert "as idmz-c with TLS 1.3" in checked
