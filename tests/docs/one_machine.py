@@ -64,8 +64,8 @@ class Site:
             self.type(machine, f"systemctl enable --now {unit}")
 
     def page(self, name: str, outage: Callable[[str], None] | None = None, section: str = "") -> dict[str, str]:
-        """Type the commands of a page or of one of its sections, once; what each printed. `outage` runs those of a block
-        marked so."""
+        """Type the commands of a page or of one of its sections, once; what each printed. `outage` runs those of a
+        block marked so."""
         if name + section in self._done:
             return self.said
         self._done.add(name + section)
