@@ -23,6 +23,7 @@ import click
 
 from agent.cli import bsfg
 from agent.cli.prepare.init import node_toml
+from agent.health.problems import EXPLAINS, Problem
 from agent.node.reload_plan import Reach, reach_of
 from agent.settings.node import NodeSettings
 from agent.settings.sources import toml
@@ -152,8 +153,11 @@ def commands() -> str:
 
 
 def log() -> str:
-    """The page of the log lines and incidents: rows and levels of the code, with the texts that the page has."""
+    """The page of the problems, log lines and incidents: problems of the code, rows and levels of events and incidents
+    with the texts that the page has."""
     text = (REFERENCE / "log.md").read_text("utf-8")
+    head = "| problem | level | meaning | what to do | explains |\n|---|---|---|---|---|\n"
+    text = re.sub(rf"{re.escape(head)}(\|.*\n)*", lambda _: head + "".join(map(_problem, Problem)), text)
     tables = (
         ("event", {name: f" {level} |" for name, level in events().items()}),
         ("kind", dict.fromkeys(sorted(incidents()), "")),
@@ -164,6 +168,16 @@ def log() -> str:
         drawn = "".join(f"| `{name}` |{level}{written.get(name, ' | |')}\n" for name, level in rows.items())
         text = text.replace(table, drawn)
     return text
+
+
+def _problem(problem: Problem) -> str:
+    """The row of a problem. A remedy that depends on the case is printed by the status."""
+    _, meaning, remedy = problem.value
+    todo = re.sub(r"\{remedy\}", "the status says it", remedy)
+    todo = _linked(re.sub(r"\{(\w+)\}", lambda name: name[1].upper(), todo))
+    effects = ", ".join(f"`{one.name.lower()}`" for one in Problem if one in EXPLAINS.get(problem, ()))
+    cells = (f"`{problem.name.lower()}`", problem.level.value, meaning, todo, effects)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
 def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:

@@ -80,7 +80,8 @@ def _reason(reason: dict[str, Any]) -> list[str]:
     if reason["caused_by"]:
         return _wrapped(f"{reason['subject']}: {reason['text']}", "      so ")
     mark = "!" if reason["alert"] else "-"
-    return _wrapped(f"{reason['subject']}: {reason['text']}", f"  {mark} ") + _wrapped(reason["hint"], "      -> ")
+    named = f"{reason['subject']}: {reason['text']} [{reason['problem']}]"  # the name under which log.md explains it
+    return _wrapped(named, f"  {mark} ") + _wrapped(reason["hint"], "      -> ")
 
 
 def _wrapped(text: str, mark: str) -> list[str]:

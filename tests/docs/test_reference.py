@@ -9,6 +9,7 @@ import click
 import pytest
 
 from agent.cli import bsfg
+from agent.health.problems import Problem
 from agent.settings.node import NodeSettings
 from agent.settings.peers import BrokerSettings
 from agent.settings.sources import ModbusSourceSettings
@@ -52,15 +53,17 @@ def test_the_rules_are_those_of_the_code() -> None:
 
 def test_every_log_line_and_incident_has_a_meaning() -> None:
     """Each row of log.md says what the line means; unless the line is normal, also what to do. Commands that it names
-    exist."""
-    text = (REFERENCE / "log.md").read_text("utf-8")
+    exist. Each problem of a status is there with both."""
+    status, _, text = (REFERENCE / "log.md").read_text("utf-8").partition("## Events of the log")
+    named = re.findall(r"^\| `(\w+)` \| \w+ \| .+ \| .+ \| .*\|$", status, re.MULTILINE)
+    assert named == [problem.name.lower() for problem in Problem]
     rows = re.findall(r"^\| `(\w+)` \|(?: (info|warning|error|exception) \|)? (.*) \| ?(.*?) ?\|$", text, re.MULTILINE)
     assert len(rows) == len(events()) + len(incidents()) > 100
     for name, level, meaning, todo in rows:
         assert len(meaning.split()) >= 3, name
         assert todo or level == "info" or name == "watchdog_fed_again", name
     paths = {path for path, _ in walk(bsfg, "bsfg")}
-    for command in re.findall(r"`(bsfg [a-z -]+)", text):
+    for command in re.findall(r"(?:`|^|[:;,|] )(bsfg [a-z -]+)", f"{status}{text}", re.MULTILINE):
         words = command.split()
         assert any(" ".join(words[:count]) in paths - {"bsfg"} for count in (2, 3)), command
 
