@@ -280,7 +280,7 @@ def _source_reasons(source: SourceStatus, now_unix_ms: int) -> Iterator[Reason]:
         text = f"connected, but none of its {source.tags} tags has a good value"
         yield _reason(Problem.SOURCE_WITHOUT_VALUES, subject, text, alert=True)
     elif source.connected and source.tags_bad:
-        yield _reason(Problem.TAGS_BAD, subject, f"{source.tags_bad} of {source.tags} tags are bad")
+        yield _reason(Problem.TAGS_BAD, subject, f"{source.tags_bad} of {source.tags} tags are bad", alert=True)
     days, ahead_s = source.certificate_days_left, source.clock_ahead_s
     problem = Problem.SOURCE_CERTIFICATE_ENDS if days is None or days > 0 else Problem.SOURCE_CERTIFICATE_ENDED
     text = f"our certificate {_certificate_text(source.certificate_file, days).lstrip()}"

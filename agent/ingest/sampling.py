@@ -292,7 +292,6 @@ class Sampler:
         for tag in self._states if tags is None else tags:
             state = self._state(tag)
             if state.condition == _LOST and (not corrects or state.quality == quality):
-                state.is_seeded &= not corrects  # the source confirms what an earlier process recorded
                 continue
             if state.held is not None:  # the last known value must not get lost with the source
                 found.append(state.held)
@@ -332,6 +331,8 @@ class Sampler:
         for tag, state in self._states.items():
             if tag in current:
                 bad += is_bad(current[tag])
+            elif state.condition == _LOST:  # recorded by this process or an earlier one: readers see it as bad
+                bad += 1
             elif state.condition == _NEVER or state.is_seeded:
                 silent += 1
             elif is_bad(state.quality):

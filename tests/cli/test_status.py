@@ -72,7 +72,7 @@ def test_status_shows_the_losses_of_a_source() -> None:
     lossy = replace(source, lost_total=12, tags_bad=3)
     said = told(NodeSnapshot("plant", "00", 1, 0, None, sources=(lossy,)))
     assert said.endswith("40 tags (3 bad), 9,000 values, 12 lost")
-    assert "- source press: 3 of 40 tags are bad" in said
+    assert "! source press: 3 of 40 tags are bad" in said
 
 
 def test_status_shows_the_events_of_a_source() -> None:

@@ -241,6 +241,14 @@ def test_a_tag_whose_clock_is_behind_is_lost_and_returns_on_its_own_clock(*, in_
     assert [bad.source_time_ns for bad in after_restart.lose(BAD, now + 20 * S)] == [now + 20 * S]
 
 
+def test_a_tag_that_is_bad_since_the_restart_counts_as_bad() -> None:
+    """It had a value in an earlier process, and the server refuses it to this one: bad at once, not silent."""
+    one = sampler()
+    one.seed(TAG, Sample(TAG, 10 * S, 1.5), 10 * S)
+    assert one.lose(BAD, 20 * S, [TAG], corrects=True) == [Sample(TAG, 20 * S, None, BAD)]
+    assert one.tally() == Tally(1, 0)
+
+
 def test_tags_are_counted_by_their_last_sample() -> None:
     """Bad ones and those that never had a sample; whether the source or we called them bad makes no difference."""
     one = made([(n, SamplingRule()) for n in range(1, 5)])
@@ -437,12 +445,10 @@ def test_an_earlier_process_that_ended_in_an_outage() -> None:
 
 
 def test_a_tag_that_was_bad_before_a_restart_and_still_is_counts_as_bad() -> None:
-    """It is recorded as bad already, and the status of the node says so again. What is only presumed to be lost is
-    silent."""
+    """Readers of the store see it as bad, and so does the status of the node, from the start on."""
     one = sampler()
     one.seed(TAG, Sample(TAG, 10 * S, None, BAD), 8 * S)
-    assert one.lose(BAD, 20 * S) == []
-    assert one.tally() == Tally(0, 1)
+    assert one.tally() == Tally(1, 0)
     assert one.lose(BAD, 20 * S, [TAG], corrects=True) == []
     assert one.tally() == Tally(1, 0)
     assert one.select([Sample(TAG, 8 * S, 1.5)], 30 * S) == [Sample(TAG, 30 * S, 1.5)]
