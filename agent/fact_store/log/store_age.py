@@ -37,10 +37,10 @@ class AgeClock:
 def is_mark_due(last_ms: int | None, now_ms: int, last_unix_ms: int, now_unix_ms: int) -> bool:
     """Whether the next append to a stream sets a mark; `last_ms` is the age at its last mark, None if it has none.
 
-    A mark is also due after a minute of the wall clock, which advances while the store is closed and when the clock is
-    set: marks give the times at which facts were recorded (decision 0042).
+    A mark is also due after a minute of the wall clock, which advances while the store is closed and is set forward or
+    back: marks give the times at which facts were recorded (decision 0042).
     """
-    return last_ms is None or max(now_ms - last_ms, now_unix_ms - last_unix_ms) >= MARK_EVERY_MS
+    return last_ms is None or max(now_ms - last_ms, abs(now_unix_ms - last_unix_ms)) >= MARK_EVERY_MS
 
 
 def last_offset_before(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Collection, Iterable
-from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from agent.columns import BatchError
 from agent.fact_store import BatchSummary, StoreDamaged
 from agent.message import TagDefinition
 from agent.pages import Hole
-from agent.query.latest.latest_search import Arrival, LatestRow, LatestSearch, Tag
+from agent.query.latest.latest_search import Arrival, LatestRow, LatestSearch, Tag, believed_times
 from agent.query.scan import INT64_MAX, OFFSET_MAX, Scanner
 
 DEPTH_FACTS = 10_000_000  # takes one to two seconds on two shared cores if nothing ends the search earlier
@@ -175,8 +174,7 @@ def _newest_first(
         if streams is None or stream in streams:
             marks = scanner.reader.clock_marks(stream)
             offsets = [offset for offset, _ in marks]
-            # A clock that was set back does not reorder arrivals, because the highest earlier time counts.
-            times_ns = [unix_ms * 1_000_000 for unix_ms in accumulate(map(itemgetter(1), marks), max)] or [INT64_MAX]
+            times_ns = believed_times([unix_ms * 1_000_000 for _, unix_ms in marks]) or [INT64_MAX]
             for page in scanner.summaries(stream, _first(scanner, stream, depth_facts), end_offset):
                 for summary in page:
                     if summary.kind == Kind.SAMPLES and summary.origin in damaged:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from agent.batch import Origin
@@ -26,6 +27,7 @@ from agent.message import TagDefinition, Value
 
 MARK_NS = 60_000_000_000  # a store marks its clock once a minute
 CLOCKS_DIFFER_NS = 60_000_000_000  # tolerated difference between a source's clock and the store's
+SET_NS_MIN = 5 * MARK_NS  # marks of a clock that goes on are closer, except over a pause of the node
 
 
 class Tag(NamedTuple):
@@ -177,7 +179,9 @@ class LatestSearch:
             alive_ns = self._alive_ns.get((tag.zone, source_name))
             as_of_ns = None if alive_ns is None else min(alive_ns, now_ns)
             staleness_ms = None if as_of_ns is None else (now_ns - as_of_ns) // 1_000_000
-            is_fresh = staleness_ms is not None and staleness_ms <= fresh_ms
+            # After the clock was set back, how long a source has been silent is not known until it gives a value.
+            is_later = alive_ns is not None and alive_ns > now_ns + MARK_NS + CLOCKS_DIFFER_NS
+            is_fresh = staleness_ms is not None and staleness_ms <= fresh_ms and not is_later
             mode: Literal["fresh", "degraded"] = "fresh" if is_fresh else "degraded"
             rows.append(LatestRow(tag, source_name, self._found.get(tag), as_of_ns, staleness_ms, mode))
         return rows
@@ -186,6 +190,29 @@ class LatestSearch:
         """Note that the source of a tag was alive at this time."""
         source = tag.zone, self._sources[tag]
         self._alive_ns[source] = max(time_ns, self._alive_ns.get(source, time_ns))
+
+
+def believed_times(marks_ns: Sequence[int]) -> list[int]:
+    """When the facts from each mark on were recorded, in the order of arrival: never decreasing.
+
+    A later mark of a lower clock shows that the clock was set back. If it stayed so, the times before it were ahead of
+    the present clock, as far as they are later. If the clock came back in one step, as on a gateway that began in 1970,
+    its low times were wrong.
+    """
+    times_ns = list(marks_ns)
+    for place in range(1, len(times_ns)):
+        high_ns = max(times_ns[:place]) if times_ns[place] < times_ns[place - 1] else times_ns[place]
+        if times_ns[place] < high_ns - CLOCKS_DIFFER_NS and not _comes_back(marks_ns, place, high_ns):
+            times_ns[:place] = [min(before_ns, times_ns[place]) for before_ns in times_ns[:place]]
+    return list(accumulate(times_ns, max))
+
+
+def _comes_back(marks_ns: Sequence[int], place: int, high_ns: int) -> bool:
+    """Whether a clock that was set back at a mark was set to at least `high_ns` later, instead of reaching it."""
+    for before_ns, after_ns in pairwise(marks_ns[place:]):
+        if after_ns >= high_ns:
+            return after_ns - before_ns > SET_NS_MIN
+    return False
 
 
 def _numbered(definitions: Mapping[Origin, Iterable[TagDefinition]]) -> Iterator[tuple[Origin, int, TagDefinition]]:

@@ -14,6 +14,7 @@ from agent.query.latest.latest_rows import LatestRecord
 from agent.query.scan import parse_time_ns
 
 GRACE_MS_MIN = 5_000  # allows for a group commit and a late poll
+AHEAD_NS_MIN = 120_000_000_000  # a later time was given by a clock that has been set back since
 GRACE_MS_MAX = 60_000  # a tag that arrives once an hour is stale after an hour and a minute
 
 
@@ -37,7 +38,8 @@ class TagsInForce:
 def aged_record(record: LatestRecord, in_force: TagsInForce | None, now_ns: int) -> AgedRecord:
     """A row with its age, judged by the tag files if they are known."""
     time_ns = None if record["source_time"] is None else parse_time_ns(record["source_time"])
-    age_ms = None if time_ns is None or record["ahead_ms"] else max(0, (now_ns - time_ns) // 1_000_000)
+    is_ahead = record["ahead_ms"] or (time_ns is not None and time_ns > now_ns + AHEAD_NS_MIN)
+    age_ms = None if time_ns is None or is_ahead else max(0, (now_ns - time_ns) // 1_000_000)
     expected_ms, mode = None, record["mode"]
     if in_force is not None and record["zone"] == in_force.zone:
         expected_ms = in_force.intervals_ms.get(record["subject"]) or None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from agent.fact_store.writer import writer as writer_module
 from agent.message import Sample, TagDefinition
 from agent.query.latest import latest_query
 from agent.query.latest.latest_query import AbsentTags, find_latest, find_latest_in_stream
-from agent.query.latest.latest_search import Arrival, LatestRow, Tag
+from agent.query.latest.latest_search import Arrival, LatestRow, Tag, believed_times
 from agent.query.scan.dictionary import Dictionary
 from agent.query.scan.scanner import Scanner
 from tests.batch.making import bits
@@ -137,6 +138,33 @@ def test_a_clock_that_was_set_back_is_followed_at_once(tmp_path: Path) -> None:
     assert latest_of(tmp_path / "facts.db")[:2] == (3, 0)
 
 
+def test_a_clock_of_the_node_that_was_set_back_is_followed_at_once(tmp_path: Path) -> None:
+    """By two hours, for good: the first value afterwards is the latest, and stays it when the hours are over, also of a
+    tag that changes rarely. Before it, the source is not called fresh."""
+    file = tmp_path / "facts.db"
+    appended(file, [(7200, 7200), (7201, 7201)])
+    assert latest_of(file, now_s=0)[:3] == (2, 0, "degraded")
+    appended(file, [(1, 1), (90, 90)])
+    assert latest_of(file, now_s=91)[::2] == (2, "fresh")
+    for passed_s in range(150, 7500, 60):
+        appended(file, [(passed_s, passed_s)])
+    assert latest_of(file, now_s=7500)[0] == 1
+
+
+def test_a_clock_that_began_in_1970_reorders_nothing_once_it_is_right(tmp_path: Path) -> None:
+    """The gateway starts in 1970, records, and gets the time: while it is wrong its own values are the latest; then
+    those from before and after are as if it had never been."""
+    file = tmp_path / "facts.db"
+    appended(file, [(0, 0), (1, -3600)])
+    appended(file, [(-BASE_NS // SECOND_NS + 5, -BASE_NS // SECOND_NS + 5)])
+    assert latest_of(file, now_s=-BASE_NS // SECOND_NS + 6)[0] == 1
+    with FactStore.open(file, "plant", settings=AT_ONCE):
+        pass
+    appended(file, [(3000, -7200)])
+    value, ahead_s, _, _ = latest_of(file, now_s=3001)
+    assert (value, ahead_s) == (1, 0)
+
+
 def test_history_replaces_no_value_from_a_clock_that_is_ahead(tmp_path: Path) -> None:
     """Values older than the recording of a value ahead of the clock, arriving after it, are history."""
     appended(tmp_path / "facts.db", [(0, 0), (300, 3900), (301, 100), (302, 200)])
@@ -161,6 +189,26 @@ def test_a_mark_of_the_clock_follows_a_pause_and_a_clock_that_was_set(tmp_path: 
     second = tmp_path / "second.db"
     appended(second, [(-BASE_NS // SECOND_NS, -5), (1, 1)])
     assert latest_of(second, now_s=2) == (2, 0, "fresh", 1)
+
+
+@pytest.mark.parametrize(
+    "clock, believed",
+    [
+        ([0, 60, 120], [0, 60, 120]),
+        ([0, 30, 0, 60], [0, 30, 30, 60]),  # within what clocks may differ
+        ([0, 7200, 10, 70], [0, 10, 10, 70]),  # set back for good
+        (
+            [0, 7200, 10, 3600, 7190, 7250],
+            [0, 10, 10, 3600, 7190, 7250],
+        ),  # also after a pause, until its hours are over
+        ([7200, 7260, -9000, -8900, 7500], [7200, 7260, 7260, 7260, 7500]),  # began in 1970, and got the time
+        ([7200, -9000, -8900], [-9000, -9000, -8900]),  # in 1970 still
+    ],
+)
+def test_what_a_later_mark_shows_of_earlier_times(clock: list[int], believed: list[int]) -> None:
+    """The clock at the marks of a stream, in seconds, and the times that are believed."""
+    times_ns = believed_times([one * SECOND_NS for one in clock])
+    assert [one // SECOND_NS for one in times_ns] == believed
 
 
 rounds = st.lists(
@@ -189,8 +237,8 @@ def test_a_search_finds_what_a_look_at_everything_finds(
 def check_search(file: Path, batches: list[list[tuple[int, int, bool]]], wanted: set[str], steps: list[int]) -> None:
     """Store batches of (tag, minute, is in the other stream), then compare the search with a look at each fact."""
     subjects = ["tag:a", "tag:b", "tag:c", "tag:a"]
-    facts: dict[str, list[tuple[Arrival, int]]] = {}
-    ends, clocks_ns = {TELEMETRY: 0, OTHER: 0}, {TELEMETRY: 0, OTHER: 0}
+    told: list[tuple[str, int, str, int, int]] = []  # subject, source time, stream, offset, number of its mark
+    ends, marks_ns = {TELEMETRY: 0, OTHER: 0}, {TELEMETRY: list[int](), OTHER: list[int]()}
     with (
         node_clock() as now_ns,
         patch.object(transaction, "is_mark_due", lambda *_: True),  # as after a minute
@@ -203,11 +251,14 @@ def check_search(file: Path, batches: list[list[tuple[int, int, bool]]], wanted:
             times_ns = [BASE_NS + minute * MINUTE_NS for _, minute, _ in rows]
             samples = [Sample(tag, at_ns, 0) for (tag, _, _), at_ns in zip(rows, times_ns, strict=True)]
             done(store.appends.append_samples(stream, samples))
-            clocks_ns[stream] = max(clocks_ns[stream], now_ns[0])
+            marks_ns[stream].append(now_ns[0])
             for (tag, _, _), at_ns in zip(rows, times_ns, strict=True):
                 ends[stream] += 1
-                arrival = Arrival(clocks_ns[stream], stream, ends[stream])
-                facts.setdefault(subjects[tag - 1], []).append((arrival, at_ns))
+                told.append((subjects[tag - 1], at_ns, stream, ends[stream], len(marks_ns[stream]) - 1))
+    recorded_ns = {stream: believed_times(marks) for stream, marks in marks_ns.items()}
+    facts: dict[str, list[tuple[Arrival, int]]] = {}
+    for subject, at_ns, stream, offset, mark in told:
+        facts.setdefault(subject, []).append((Arrival(recorded_ns[stream][mark], stream, offset), at_ns))
     found, _ = found_in(file, is_wanted=lambda tag: tag.subject in wanted)
     assert {row.tag.subject for row in found} == wanted
     for row in found:
