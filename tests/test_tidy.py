@@ -156,7 +156,7 @@ MODULES_PER_FOLDER_MAX = 15
 # Modules that decide: values and a time in, values out.
 CORES: tuple[str, ...] = (
     "agent/cli/prepare/differences.py",
-    *(f"agent/node/{name}.py" for name in ("reload_plan", "start_plan")),
+    "agent/node/reload_plan.py",
     *(
         f"agent/{name}.py"
         for name in (
@@ -166,6 +166,7 @@ CORES: tuple[str, ...] = (
             "batch",
             "columns",
             "config/sections_text",
+            "config/start_settings",
             "counter",
             "escaping",
             "lease",

@@ -16,7 +16,7 @@ import msgspec
 from agent import local_socket
 from agent.cli import config_option, json_option, table
 from agent.cli.local_node import answer_s_option, ask, start_option, to_option
-from agent.config import load
+from agent.cli.node_settings import load_settings
 from agent.pages import Start
 
 _COLUMNS = ("consumer", "stream", "zone", "state", "frontier", "behind", "holds back", "hours", "last seen", "lease")
@@ -32,7 +32,7 @@ def consumer() -> None:
 @json_option
 def list_(config_file: Path, as_json: bool) -> None:
     """List every consumer: its frontier, the facts kept for it, and when it was last seen."""
-    answer = ask(load(config_file), local_socket.ListConsumers(), local_socket.Consumers)
+    answer = ask(load_settings(config_file), local_socket.ListConsumers(), local_socket.Consumers)
     if as_json:
         click.echo(json.dumps([msgspec.to_builtins(one) for one in answer.consumers]))
     elif not answer.consumers:
@@ -52,7 +52,7 @@ def list_(config_file: Path, as_json: bool) -> None:
 def add(config_file: Path, stream: str, zone: str | None, start: Start, name: str, as_json: bool) -> None:
     """Register the consumer NAME. From now on facts are kept for it. An existing consumer does not change."""
     request = local_socket.RegisterConsumer(name, stream, start, zone)
-    answer = ask(load(config_file), request, local_socket.Registered)
+    answer = ask(load_settings(config_file), request, local_socket.Registered)
     if as_json:
         click.echo(json.dumps({"consumer": name, "stream": answer.stream, "frontier": answer.frontier}))
     else:
@@ -72,7 +72,7 @@ def remove(
 ) -> None:
     """Remove the consumer NAME and print which facts were kept for it. With --to, remove a consumer of this zone at a
     peer; this takes effect at once."""
-    settings = load(config_file)
+    settings = load_settings(config_file)
     if peer is not None:
         from agent.cli.facts.peer_requests import unregister_consumer  # MQTT is slow to import
 

@@ -20,7 +20,7 @@ import msgspec
 from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.local_node import ask
-from agent.config import load
+from agent.cli.node_settings import load_settings
 from agent.errors import BsfgError
 from agent.health.client import ask_health_of
 from agent.settings.node import NodeSettings
@@ -42,7 +42,7 @@ def peer() -> None:
 @json_option
 def list_command(config_file: Path, as_json: bool) -> None:
     """List the configured peers and their state in the running node."""
-    settings = load(config_file)
+    settings = load_settings(config_file)
     state = _state(settings)
     for each in settings.peer:
         found = state.get(each.zone, "")
@@ -65,7 +65,7 @@ def test(name: str, config_file: Path, as_json: bool) -> None:
     """Test each step of the connection between this node and ZONE. Exit status 1 when a step fails."""
     from agent.replication.broker import Outcome, check_peer
 
-    settings = load(config_file)
+    settings = load_settings(config_file)
     tested = named_peer(settings, name)
     at = broker_of(settings, tested)
     if not as_json:
@@ -123,7 +123,7 @@ def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: boo
     unrepaired."""
     from agent.node import compare_alone
 
-    settings = load(config_file)
+    settings = load_settings(config_file)
     request = local_socket.ComparePeer(name, repair, scan)
     answer = ask(settings, request, local_socket.Compared, COMPARE_MS_MAX, compare_alone)
     for one in answer.streams:

@@ -20,7 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.config.node_file import ConfigError, from_plain, plain
+from agent.config.node_file import ConfigError, Sections, from_plain, plain
+from agent.config.start_settings import SettingsPlan, plan_settings
 from agent.file_replace import write_file
 from agent.settings.node import NodeSettings
 
@@ -75,6 +76,18 @@ def _read_copy(file: Path) -> bytes | None:
         log.warning("in_force_unreadable", extra={"file": str(file), "why": "its content has changed"})
         return None
     return data
+
+
+def load_usable(sections: Sections) -> SettingsPlan:
+    """The settings of a file as far as they are right, with those last in force in the place of what is wrong. Raises
+    ConfigError if there are none to run with."""
+    kept = None
+    if sections.settings is None and sections.node is not None:
+        kept = load_kept(sections.node.state_dir)
+    plan = plan_settings(sections, None if kept is None else kept.settings)
+    if plan.settings is None:
+        raise ConfigError(sections.file, plan.fatal)
+    return plan
 
 
 class InForce:

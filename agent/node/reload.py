@@ -15,11 +15,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
-from agent.config import ConfigFile
+from agent.config import ConfigFile, NotInForce
 from agent.errors import BsfgError
 from agent.ingest import TagFile, TagMap, load_tag_files
 from agent.node.reload_plan import ReloadPlan, plan_reload
-from agent.node.start_plan import NotInForce
 from agent.node.trust import TrustFiles
 from agent.replication.pki import check_identity
 from agent.settings.node import NodeSettings

@@ -1,6 +1,7 @@
 """Reads what a node starts with: node.toml, the tag files, and what was last in force where one of them is wrong.
 
-`start_plan` decides; this module reads, and reports what is not in force: a log line and an incident for each.
+`config.start_settings` and `ingest.tags.change` decide; this module reads, and reports what is not in force: a log line
+and an incident for each.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent.config import ConfigError, ConfigFile, Kept, load_kept
+from agent.config import ConfigFile, Kept, NotInForce, load_kept, load_usable
 from agent.fact_store import FactStore, StoreBusy
 from agent.ingest import Problem as TagProblem
-from agent.ingest import TagFile, TagMap, TagMapError, find_tag_files, parse_tag_file
-from agent.node.start_plan import NotInForce, plan_settings, plan_sources
+from agent.ingest import TagFile, TagMap, TagMapError, find_tag_files, parse_tag_file, plan_sources
 from agent.settings.node import NodeSettings
 from agent.settings.sources import SourceSettings
 
@@ -47,14 +47,11 @@ class Start:
 
 def read_start(file: ConfigFile) -> Start:
     """Read everything. Raises ConfigError if there are no settings to start with."""
-    sections = file.load_sections()
-    kept = None if sections.node is None or sections.settings is not None else load_kept(sections.node.state_dir)
-    plan = plan_settings(sections, None if kept is None else kept.settings)
-    if plan.settings is None:
-        raise ConfigError(sections.file, plan.fatal)
+    plan = load_usable(file.load_sections())
+    assert plan.settings is not None, "there are settings to run with"
     settings, found = plan.settings, find_tag_files(plan.settings.sources)
     read = {name: one.map if isinstance(one, TagFile) else one for name, one in found.items()}
-    kept = kept or load_kept(settings.node.state_dir)
+    kept = load_kept(settings.node.state_dir)
     before = {} if kept is None else _maps_of(kept)
     sources = plan_sources(settings.sources, read, before)
     files = {name: one.data for name, one in found.items() if isinstance(one, TagFile) and name not in sources.problems}

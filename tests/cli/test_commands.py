@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli.facts.fetch import tail
+from agent.config import InForce, load
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Sample, TagDefinition
 from tests.cli.conftest import Bsfg
@@ -347,7 +348,8 @@ def test_latest_shows_staleness(bsfg: Bsfg, tmp_path: Path) -> None:
 
 def test_latest_judges_each_tag_by_the_tag_files(bsfg: Bsfg, tmp_path: Path) -> None:
     """One that should have come again is stale, one that no file names any more is removed, one that comes on change
-    has its age; in the table and in JSON. With tag files that cannot be read nothing is marked, and a line says so."""
+    has its age; in the table and in JSON. With tag files that cannot be read it is by those last in force; without
+    these nothing is marked, and a line says so."""
     config = '[node]\nzone = "plant"\n[[modbus]]\nname = "plc1"\nhost = "h"\ntags_file = "t.csv"\naddress_base = 0\n'
     (tmp_path / "node.toml").write_text(config)
     (tmp_path / "t.csv").write_text(
@@ -368,10 +370,32 @@ def test_latest_judges_each_tag_by_the_tag_files(bsfg: Bsfg, tmp_path: Path) -> 
     assert [word for line in table[2:] for word in line.split() if word in {"fresh", "removed", "stale"}] == [
         *("fresh", "removed", "stale"),
     ]
+    tags = (tmp_path / "t.csv").read_bytes()
     (tmp_path / "t.csv").unlink()
     unread = bsfg("latest", "--json")
     assert {json.loads(line)["mode"] for line in unread.stdout.splitlines()} == {"fresh"}
     assert "stale and removed tags are not marked: t.csv: does not exist" in unread.stderr
+    settings = load(tmp_path / "node.toml")
+    InForce(settings).keep_settings(settings, {"plc1": tags})
+    assert [json.loads(line)["mode"] for line in bsfg("latest", "--json").stdout.splitlines()] == [
+        *("fresh", "removed", "stale"),
+    ]
+
+
+def test_a_mistake_in_one_section_stops_no_other_command(bsfg: Bsfg, tmp_path: Path) -> None:
+    """Each command takes what is right, and says once what is not; without a store to name, none works."""
+    config = '[node]\nzone = "plant"\n[[modbus]]\nname = "plc1\nhost = "h"\n'
+    (tmp_path / "node.toml").write_text(config)
+    (tmp_path / "state").mkdir()
+    FactStore.open(tmp_path / "state" / "facts.db", "plant").close()
+    for words in (("latest",), ("consumer", "list"), ("source", "list"), ("store", "stats"), ("peer", "list")):
+        found = bsfg(*words)
+        assert "source plc1: left out: modbus[0]: is not TOML" in found.stderr, (words, found)
+        assert found.stderr.count("left out") == 1
+        assert (found.returncode == 0) == (words != ("latest",)), found  # there is no value
+    (tmp_path / "node.toml").write_text(config.replace('"plant"', '"plant'))
+    found = bsfg("store", "stats")
+    assert (found.returncode, "node: is not TOML" in found.stderr) == (1, True)
 
 
 def test_latest_sums_up_thousands_of_tags(bsfg: Bsfg, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from agent.config import NotInForce
 from agent.errors import BsfgError
 from agent.ingest import parse_tag_file
 from agent.node.reload import Reloader, ReloadRefused
-from agent.node.start_plan import NotInForce
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.peers import BrokerSettings
 from agent.settings.sources import ModbusSourceSettings

@@ -19,7 +19,7 @@ from agent import local_socket
 from agent.append_contract import STORED
 from agent.cli import config_option, json_option
 from agent.cli.local_node import answer_s_option, ask, to_option
-from agent.config import load
+from agent.cli.node_settings import load_settings
 from agent.message import Envelope, Fact, canonical_json, parse_json
 from agent.replication.protocol.messages import AppendedEntry
 from agent.settings.node import NodeSettings
@@ -79,7 +79,7 @@ def append(
     as_json: bool,
 ) -> None:
     """Append the fact SUBJECT PREDICATE OBJECT_JSON once; return when it is durable here, or as --acks says."""
-    settings = load(config_file)
+    settings = load_settings(config_file)
     content = canonical_json(parse_json("object_json", object_json.encode()))
     envelope = Envelope(
         message_id=message_id or _content_id(subject, predicate, content),
@@ -132,7 +132,7 @@ def append(
 @json_option
 def lease(config_file: Path, stream: str, peer: str | None, answer_s: float, producer: str, as_json: bool) -> None:
     """Take and print a new lease epoch for PRODUCER. From now on, appends with a lower epoch are refused."""
-    settings = load(config_file)
+    settings = load_settings(config_file)
     if peer is None:
         epoch = ask(settings, local_socket.AcquireLease(stream, producer), local_socket.LeaseAcquired).lease_epoch
     else:

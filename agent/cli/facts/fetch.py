@@ -21,7 +21,7 @@ import click
 from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.local_node import ask, start_option
-from agent.config import load
+from agent.cli.node_settings import load_settings
 from agent.fact_store import StoreForbidden, StoreReader
 from agent.pages import Hole, Start
 from agent.query.scan import StreamUnknown, fact_messages
@@ -40,7 +40,7 @@ FOLLOW_S = 0.2
 def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: int) -> None:
     """Print the facts after the consumer's frontier, oldest first. Until they are confirmed, the next fetch prints them
     again."""
-    settings = load(config_file)
+    settings = load_settings(config_file)
     with contextlib.closing(StoreReader(settings.node.store_file)) as reader:
         known = _streams(reader)
         register = local_socket.RegisterConsumer(consumer, stream, start, is_fetching=True)
@@ -66,7 +66,7 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: in
 @json_option
 def confirm(config_file: Path, consumer: str, first_offset: int | None, offset: int, as_json: bool) -> None:
     """Confirm that the consumer has stored everything up to OFFSET. The frontier never moves back."""
-    settings = load(config_file)
+    settings = load_settings(config_file)
     answer = ask(settings, local_socket.ConfirmReceipt(consumer, offset, first_offset), local_socket.Confirmed)
     advanced = answer.cursor_advanced_to
     click.echo(json.dumps({"cursor_advanced_to": advanced}) if as_json else f"cursor advanced to {advanced}")
@@ -81,7 +81,7 @@ def confirm(config_file: Path, consumer: str, first_offset: int | None, offset: 
 @click.option("--follow", is_flag=True, help="Keep printing new facts until Ctrl-C.")
 def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:
     """Print the last facts of a stream. No cursor moves."""
-    settings = load(config_file)
+    settings = load_settings(config_file)
     with contextlib.ExitStack() as stack:
         try:
             reader = stack.enter_context(contextlib.closing(StoreReader(settings.node.store_file)))

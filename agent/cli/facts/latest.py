@@ -20,12 +20,12 @@ import click
 
 from agent import local_socket
 from agent.cli import config_option, json_option
+from agent.cli.facts.tags_in_force import tags_in_force
 from agent.cli.local_node import answer_s_option
+from agent.cli.node_settings import load_settings
 from agent.cli.store.store_file import file_option, open_reader, report_holes
 from agent.cli.table import lines
-from agent.config import load
 from agent.fact_store import StoreForbidden
-from agent.ingest import TagMapError, load_tag_maps
 from agent.query.latest import (
     DEPTH_FACTS,
     FRESH_MS,
@@ -33,7 +33,6 @@ from agent.query.latest import (
     LatestRecord,
     LatestSummary,
     Tag,
-    TagsInForce,
     aged_record,
     find_latest,
     latest_record,
@@ -100,8 +99,10 @@ def latest(
             raise click.UsageError("--file names a local store and --from a peer; give one of them")
         from agent.cli.facts.peer_requests import get_latest  # MQTT is slow to import
 
-        asked = get_latest(load(config_file), peer, stream or TELEMETRY, tag_glob, int(fresh_s * 1000), answer_s)
-        in_force, now_ns = _tags_in_force(config_file), time.time_ns()
+        asked = get_latest(
+            load_settings(config_file), peer, stream or TELEMETRY, tag_glob, int(fresh_s * 1000), answer_s
+        )
+        in_force, now_ns = tags_in_force(config_file), time.time_ns()
         rows = [aged_record(row, in_force, now_ns) for row in asked if zone in {None, row["zone"]}]
         if as_summary:
             sys.exit(_print_summary(summarize(rows, None, wanted), tag_glob, chosen, as_json=as_json))
@@ -121,11 +122,11 @@ def latest(
         counters = ScanCounters()
         records = []
         request = local_socket.ReadLatest(tag_glob, zone, stream, depth, fresh_ms)
-        for page in latest_rows(load(config_file), request, error):
+        for page in latest_rows(load_settings(config_file), request, error):
             records += cast("list[LatestRecord]", page.rows)
             for name, hole in page.holes:
                 counters.add_hole(name, hole)
-    in_force = None if store_file is not None else _tags_in_force(config_file)
+    in_force = None if store_file is not None else tags_in_force(config_file)
     rows = [aged_record(row, in_force, now_ns) for row in records]
     if as_summary:
         status = _print_summary(summarize(rows, in_force, wanted), tag_glob, chosen, as_json=as_json)
@@ -254,18 +255,6 @@ def _duration(ms: int) -> str:
     return f"{ms / 1000:.1f} s"
 
 
-def _tags_in_force(config_file: Path) -> TagsInForce | None:
-    """The tags in the tag files of this node; None, with a line on standard error, if they cannot be read."""
-    settings = load(config_file)
-    try:
-        maps = load_tag_maps(settings.sources)
-    except TagMapError as error:
-        click.echo(f"bsfg: stale and removed tags are not marked: {error.problems[0]}; see bsfg check", err=True)
-        return None
-    tags = [tag for found in maps.values() for tag in found.tags]
-    return TagsInForce(settings.node.zone, {tag.definition.subject: tag.longest_interval_ms for tag in tags})
-
-
 def _report_no_match(rows: Sequence[object], tag_glob: str, zone: str | None) -> None:
     if not rows:
         click.echo(f"bsfg: no tag matches {tag_glob!r}" + (f" in zone {zone}" if zone else ""), err=True)
@@ -273,7 +262,7 @@ def _report_no_match(rows: Sequence[object], tag_glob: str, zone: str | None) ->
 
 def _peer_records(config_file: Path, stream: str | None) -> list[LatestRecord]:
     """Values that peers reported for streams whose pulls began at the latest values."""
-    state_dir = load(config_file).node.state_dir
+    state_dir = load_settings(config_file).node.state_dir
     if not (state_dir / "peer_latest").is_dir():  # the usual case: the module that reads them is not imported
         return []
     from agent.node import peer_latest

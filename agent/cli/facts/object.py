@@ -24,7 +24,7 @@ import click
 from agent import local_socket
 from agent.cli import config_option, json_option, table
 from agent.cli.local_node import answer_s_option, to_option
-from agent.config import load
+from agent.cli.node_settings import load_settings
 from agent.errors import BsfgError
 from agent.fact_store import (
     ARTIFACTS_FOLDER,
@@ -57,7 +57,7 @@ def object_() -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def put(config_file: Path, peer: str | None, answer_s: float, file: Path) -> None:
     """Store FILE beside the log and print the reference for a fact's object_json."""
-    settings = load(config_file)
+    settings = load_settings(config_file)
     with file.open("rb") as source:
         digest = "sha256:" + hashlib.file_digest(source, "sha256").hexdigest()
         size = source.seek(0, os.SEEK_END)
@@ -116,7 +116,7 @@ async def feed(source: BufferedReader, send: Send, chunk_bytes: int) -> None:
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def get(config_file: Path, peer: str | None, answer_s: float, digest: str, file: Path) -> None:
     """Write the artifact DIGEST to FILE and check it against its digest."""
-    settings = load(config_file)
+    settings = load_settings(config_file)
     check_digest(digest)
     with _verified_file(file, digest) as write:
         if peer is None:
@@ -171,7 +171,7 @@ def _open_part(file: Path) -> BufferedWriter:
 @json_option
 def list_(config_file: Path, as_json: bool) -> None:
     """List every artifact that is complete here."""
-    store = _files(load(config_file))
+    store = _files(load_settings(config_file))
     held = [(digest, size) for digest in store.digests() if (size := store.size_of(digest)) is not None]
     if as_json:
         click.echo(json.dumps([{"digest": digest, "size": size} for digest, size in held]))
@@ -184,7 +184,7 @@ def list_(config_file: Path, as_json: bool) -> None:
 @config_option
 def verify(config_file: Path) -> None:
     """Read every artifact and check it against its digest. Exit status 1 when one is damaged."""
-    store = _files(load(config_file))
+    store = _files(load_settings(config_file))
     digests = list(store.digests())
     damaged = [digest for digest in digests if not store.verify(digest)]
     for digest in damaged:

@@ -15,7 +15,7 @@ import click
 from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.local_node import ask
-from agent.config import load
+from agent.cli.node_settings import load_settings
 from agent.message import time_text
 from agent.query.scan import parse_moment_ns
 
@@ -37,7 +37,7 @@ def backfill(config_file: Path, name: str, first: str, last: str, as_json: bool)
     if first_ns >= last_ns:
         raise click.BadParameter(f"{first} is not before {last}", param_hint="--from")
     request = local_socket.BackfillSource(name, first_ns, last_ns)
-    answer = ask(load(config_file), request, local_socket.BackfillQueued)
+    answer = ask(load_settings(config_file), request, local_socket.BackfillQueued)
     if as_json:
         times = {"first_time": time_text(first_ns), "last_time": time_text(last_ns)}
         click.echo(json.dumps({"source": name, **times, "gaps_open": answer.gaps_open}))

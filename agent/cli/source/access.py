@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from agent import local_socket
-from agent.config import load
+from agent.cli.node_settings import load_settings
 from agent.ingest import (
     ProbeStep,
     Tag,
@@ -35,7 +35,7 @@ READ_MS_MAX = 120_000
 
 def source_of(config_file: Path, name: str) -> tuple[NodeSettings, SourceSettings]:
     """The settings of a node and of one of its sources. Raises ConfigError and UsageError."""
-    settings = load(config_file)
+    settings = load_settings(config_file)
     return settings, named_source(settings.sources, name, config_file)
 
 

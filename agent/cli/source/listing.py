@@ -13,8 +13,8 @@ import msgspec
 
 from agent import local_socket
 from agent.cli import config_option, json_option
+from agent.cli.node_settings import load_settings
 from agent.cli.table import lines
-from agent.config import load
 from agent.escaping import printable
 from agent.health.verdict import duration
 from agent.ingest import TagMapError, load_tag_map
@@ -29,7 +29,7 @@ COLUMNS = ("name", "protocol", "endpoint", "state", "tags", "good", "bad", "sile
 @json_option
 def list_command(config_file: Path, as_json: bool) -> None:
     """List the sources: endpoint, state in the running node, tags with and without a value, age of the last value."""
-    settings = load(config_file)
+    settings = load_settings(config_file)
     entries = asyncio.run(_entries(settings))
     if as_json:
         for source in settings.sources:

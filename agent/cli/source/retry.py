@@ -14,7 +14,7 @@ import click
 from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.local_node import ask
-from agent.config import load
+from agent.cli.node_settings import load_settings
 
 
 @click.command()
@@ -26,7 +26,7 @@ def retry(config_file: Path, name: str, as_json: bool) -> None:
 
     At an OPC UA source that is connected, the tags that its server refuses are tried at once.
     """
-    answer = ask(load(config_file), local_socket.RetrySource(name), local_socket.SourceRetried)
+    answer = ask(load_settings(config_file), local_socket.RetrySource(name), local_socket.SourceRetried)
     if as_json:
         click.echo(json.dumps({"source": name, "was": answer.state}))
     elif answer.state == "waiting":

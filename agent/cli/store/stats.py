@@ -15,8 +15,8 @@ import click
 
 from agent.batch import Origin
 from agent.cli import config_option, json_option
+from agent.cli.node_settings import load_settings
 from agent.cli.store.store_file import file_option, open_reader
-from agent.config import load
 from agent.fact_store import StoreReader
 from agent.health.client import NodeSilent, ask_health_of
 from agent.health.flash import BYTES_PER_BYTE, BYTES_PER_COMMIT, written_bytes_per_s, years_text
@@ -47,7 +47,7 @@ def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:
 def _measured(config_file: Path, origin: Origin) -> dict[str, Any] | None:
     """Bytes per second that the running node of this store has written since its start; None if no node answers, or if
     it has just started."""
-    settings = load(config_file)
+    settings = load_settings(config_file)
     try:
         answer = ask_health_of(settings.node, settings.health)
     except NodeSilent:

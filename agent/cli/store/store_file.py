@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from agent.config import load
+from agent.cli.node_settings import load_settings
 from agent.fact_store import StoreReader
 from agent.query.scan import ScanCounters
 
@@ -23,7 +23,7 @@ file_option = click.option(
 @contextlib.contextmanager
 def open_reader(config_file: Path, store_file: Path | None) -> Iterator[StoreReader]:
     """A reader of `store_file`, or of the node's store where that is None."""
-    with contextlib.closing(StoreReader(store_file or load(config_file).node.store_file)) as reader:
+    with contextlib.closing(StoreReader(store_file or load_settings(config_file).node.store_file)) as reader:
         yield reader
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import click
 
 from agent.cli import config_option, json_option
+from agent.cli.node_settings import load_settings
 from agent.cli.store.store_file import file_option
 from agent.cli.terminal import Progress
-from agent.config import load
 from agent.fact_store import Damage, VerifyCounts, verify_store
 
 SHOWN_MAX = 100
@@ -36,7 +36,7 @@ WHAT_TO_DO = (
 @json_option
 def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: bool) -> None:
     """Compare every batch with its digest, its predecessor and the tables."""
-    path = store_file or load(config_file).node.store_file
+    path = store_file or load_settings(config_file).node.store_file
     line = Progress()
 
     def show(stream: str, offset: int, end_offset: int) -> None:

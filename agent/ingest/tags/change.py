@@ -6,15 +6,19 @@ change of that tag. A row that only moved in the file is no change.
 A tag comes from one source. While several files are edited, a new map may have a tag of another source. `admit` accepts
 as many new maps as are compatible with those in force, so that a tag can be moved between files in any order, and
 refuses the others.
+
+At a start, a source whose file is wrong keeps the section and the map that were last in force, together: a register
+list read with another address base gives wrong values that look right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent.ingest.errors import Problem
 from agent.ingest.tags.tag_map import Tag, TagMap
+from agent.settings.sources import SourceSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,16 @@ class Admission:
 
     maps: Mapping[str, TagMap]
     problems: Mapping[str, tuple[Problem, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlan:
+    """The sources to start with, with their maps, and the problems of the tag files that are not in force. The map of
+    a source that was never in force is empty; it waits for its file."""
+
+    sources: tuple[SourceSettings, ...]
+    maps: Mapping[str, TagMap]
+    problems: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
 
 
 def difference(old: TagMap, new: TagMap) -> TagChange:
@@ -113,6 +127,26 @@ def _clash(maps: Mapping[str, TagMap], source: str, other: str, pairs: Sequence[
     more = f" (and {len(others):,} more of its tags)" if others else ""
     why = f"is also in {where}{more}; a tag comes from one source: name it otherwise, as {source}/{tag.name}"
     return Problem(maps[source].file, tag.row, "tag", tag.name, why, tag.template_row)
+
+
+def plan_sources(
+    present: Sequence[SourceSettings],
+    read: Mapping[str, TagMap | tuple[Problem, ...]],
+    before: Mapping[str, tuple[SourceSettings, TagMap]],
+) -> SourcePlan:
+    """Choose the tag map of each source. `read` holds what its tag file gives, `before` the section and the map that
+    were last in force."""
+    nothing = {one.name: TagMap(one.tags_file.name, ()) for one in present}
+    kept = {name: tags for name, (_, tags) in before.items() if name in nothing}
+    for _, second, _ in list(clashes(kept)):  # kept at different times
+        kept.pop(second, None)
+    good = {name: found for name, found in read.items() if isinstance(found, TagMap)}
+    admission = admit({**nothing, **kept}, good)
+    problems = {name: found for name, found in read.items() if not isinstance(found, TagMap)}
+    problems |= admission.problems
+    sources = [before[one.name][0] if one.name in problems and one.name in kept else one for one in present]
+    maps = {**nothing, **kept, **admission.maps}
+    return SourcePlan(tuple(sources), maps, problems)
 
 
 def _same(one: Tag, other: Tag) -> bool:

@@ -1,8 +1,7 @@
-"""Decides, without IO, with what a node starts when node.toml or tag files are wrong.
+"""Decides, without IO, with which settings a node starts when a part of node.toml is wrong.
 
-What is right runs. What is wrong goes on as it was last in force (`agent.in_force`): a restart changes nothing that a
-reload would have refused. A source keeps its section and its tag map together, because a register list read with
-another address base gives wrong values that look right. What was never in force is left out, and named.
+What is right runs. What is wrong goes on as it was last in force (`in_force`): a restart changes nothing that a reload
+would have refused. What was never in force is left out, and named.
 
 Left out may be what only takes something away: a source, a broker, a peer, [health]. [store], [[stream]], [signing] and
 [[origin]] say what is kept for how long, what may leave the node and whose facts are believed. Without them the node
@@ -13,15 +12,11 @@ not start.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from agent.config import Problem as ConfigProblem
-from agent.config import Section, Sections
-from agent.ingest import Problem as TagProblem
-from agent.ingest import TagMap, admit, clashes
+from agent.config.node_file import Problem, Section, Sections
 from agent.settings.node import NodeSettings
-from agent.settings.sources import SourceSettings
 
 _WHOLE = ("store", "stream", "signing", "origin")
 _LISTS = ("stream", "broker", "peer", "origin", "opcua", "modbus")
@@ -48,17 +43,7 @@ class SettingsPlan:
 
     settings: NodeSettings | None
     not_in_force: tuple[NotInForce, ...] = ()
-    fatal: tuple[ConfigProblem, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SourcePlan:
-    """The sources to start with, with their maps, and the problems of the tag files that are not in force. The map of
-    a source that was never in force is empty; it waits for its file."""
-
-    sources: tuple[SourceSettings, ...]
-    maps: Mapping[str, TagMap]
-    problems: Mapping[str, tuple[TagProblem, ...]] = field(default_factory=dict)
+    fatal: tuple[Problem, ...] = ()
 
 
 @dataclass(slots=True)
@@ -114,7 +99,7 @@ def _agreeing(chosen: dict[str, list[_Chosen]], before: NodeSettings | None, out
         if kind in _WHOLE:
             kept = _kept(kind, before)
             if before is None or all(one.is_kept for one in chosen[kind]):
-                return SettingsPlan(None, fatal=(ConfigProblem(path, getattr(settings, kind), why, kind),))
+                return SettingsPlan(None, fatal=(Problem(path, getattr(settings, kind), why, kind),))
             chosen[kind] = kept
             out.append(NotInForce(_heading(kind), f"{path}: {why}", is_kept=True))
             continue
@@ -164,23 +149,3 @@ def _subject(section: Section) -> str:
 
 def _reason(wrong: Iterable[Section]) -> str:
     return "; ".join(dict.fromkeys(str(problem) for one in wrong for problem in one.problems))
-
-
-def plan_sources(
-    present: Sequence[SourceSettings],
-    read: Mapping[str, TagMap | tuple[TagProblem, ...]],
-    before: Mapping[str, tuple[SourceSettings, TagMap]],
-) -> SourcePlan:
-    """Choose the tag map of each source. `read` holds what its tag file gives, `before` the section and the map that
-    were last in force."""
-    nothing = {one.name: TagMap(one.tags_file.name, ()) for one in present}
-    kept = {name: tags for name, (_, tags) in before.items() if name in nothing}
-    for _, second, _ in list(clashes(kept)):  # kept at different times
-        kept.pop(second, None)
-    good = {name: found for name, found in read.items() if isinstance(found, TagMap)}
-    admission = admit({**nothing, **kept}, good)
-    problems = {name: found for name, found in read.items() if not isinstance(found, TagMap)}
-    problems |= admission.problems
-    sources = [before[one.name][0] if one.name in problems and one.name in kept else one for one in present]
-    maps = {**nothing, **kept, **admission.maps}
-    return SourcePlan(tuple(sources), maps, problems)

@@ -1,0 +1,43 @@
+"""The tags that this node reads: those of the tag files that are right, and those last in force of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import click
+
+from agent.cli.node_settings import load_settings
+from agent.config import load_kept
+from agent.ingest import TagFile, TagMap, TagMapError, find_tag_files, parse_tag_file
+from agent.query.latest import TagsInForce
+from agent.settings.node import NodeSettings
+
+
+def tags_in_force(config_file: Path) -> TagsInForce | None:
+    """None, with a line on standard error, if the tags of a source are not known."""
+    settings = load_settings(config_file)
+    found = find_tag_files(settings.sources)
+    maps = {name: one.map for name, one in found.items() if isinstance(one, TagFile)}
+    wrong = {name: one for name, one in found.items() if not isinstance(one, TagFile)}
+    if wrong:
+        maps |= _last_maps(settings, wrong)
+    for name, problems in wrong.items():
+        if name not in maps:
+            click.echo(f"bsfg: stale and removed tags are not marked: {problems[0]}; see bsfg check", err=True)
+            return None
+    tags = [tag for one in maps.values() for tag in one.tags]
+    return TagsInForce(settings.node.zone, {tag.definition.subject: tag.longest_interval_ms for tag in tags})
+
+
+def _last_maps(settings: NodeSettings, sources: Collection[str]) -> dict[str, TagMap]:
+    """The maps of these sources that were last in force."""
+    kept, found = load_kept(settings.node.state_dir), dict[str, TagMap]()
+    for source in () if kept is None else kept.settings.sources:
+        data = None if kept is None or source.name not in sources else kept.tag_files.get(source.name)
+        if data is not None:
+            try:
+                found[source.name] = parse_tag_file(source, data)
+            except TagMapError:
+                continue  # an older program read it
+    return found
