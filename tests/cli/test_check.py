@@ -7,6 +7,8 @@ import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from agent.config import load
 from agent.fact_store import FactStore
 from agent.health.server import note_port
@@ -63,6 +65,7 @@ def test_tag_files_are_read_without_a_zone(bsfg: Bsfg, tmp_path: Path) -> None:
     assert [problem.partition(": ")[0] for problem in found] == ["node.toml", "m1.csv"]
 
 
+@pytest.mark.system
 def test_the_store_of_another_zone(bsfg: Bsfg, tmp_path: Path) -> None:
     """Is refused by both, and not touched."""
     (tmp_path / "node.toml").write_text(NODE)
@@ -84,6 +87,7 @@ def test_a_file_that_is_no_store(bsfg: Bsfg, tmp_path: Path) -> None:
     assert "the node will set the file aside" in notes[0]
 
 
+@pytest.mark.system
 def test_a_port_in_use(bsfg: Bsfg, tmp_path: Path) -> None:
     """Is refused by both; not where the process that holds the store is alive, for then it is the node itself."""
     with socket.socket() as other:
