@@ -12,13 +12,20 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from agent.cli import node_choice
+from agent.cli.prepare import unit
+from agent.demo.plant.tags import opcua_tags_csv
 from agent.ingest import load_tag_map
+from agent.ingest.errors import SourceRefused
+from agent.ingest.opcua.security.certificate import read_file
 from agent.ingest.opcua.security.certificate_facts import facts_of
 from agent.settings.sources import OpcuaSourceSettings
 from tests.cli.conftest import Bsfg
+from tests.cli.test_sources_page import node
 from tests.ingest.fakes import Program, running
 from tests.ingest.opcua.security.certificates import certificate, der, key, revocation_list
 from tests.support.page import console_commands, lacking_messages
+from tests.waiting import wait_until
 
 PAGE = "docs/operate/opcua.md"
 URI = "urn:freeopcua:python:server"  # what asyncua's server calls itself
@@ -245,3 +252,52 @@ def test_our_certificate_is_renewed_in_two_steps(bsfg: Bsfg, tmp_path: Path) -> 
     (tmp_path / "plc.key").chmod(0o600)
     done = bsfg("opcua", "certificate", "--certificate", "plc.der", "--key", "plc.key", "--renew")
     assert (done.returncode, "was issued by CN=authority; have that authority renew it" in done.stderr) == (1, True)
+
+
+def test_a_node_of_the_unit_has_one_identity(bsfg: Bsfg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands typed anywhere on its gateway use the folder that its sources and `bsfg setup` use, and none makes a
+    second certificate that every server would have to trust, too."""
+    etc, lib = tmp_path / "etc", tmp_path / "lib"
+    etc.mkdir()
+    for module in (node_choice, unit):
+        monkeypatch.setattr(module, "CONFIG_FOLDER", etc)
+    monkeypatch.setattr(unit, "STATE_FOLDER", lib)
+    (etc / "plant-a.toml").write_text('[node]\nzone = "plant-a"\n')
+    (tmp_path / "ca.der").write_bytes(der(certificate("authority", is_authority=True, now=datetime.now(UTC))))
+    for words in (("certificate",), ("trust", "ca.der", "--issuer"), ("trust", "--config", "plant-a")):
+        done = bsfg("opcua", *words)
+        assert (done.returncode, done.stderr) == (0, ""), words
+    assert {one.name for one in (lib / "plant-a" / "opcua").iterdir()} >= {"own.der", "own.key", "issuers"}
+    assert not (tmp_path / "pki").exists()
+    assert bsfg("opcua", "certificate", "--pki", "other").returncode == 0
+    assert (tmp_path / "other" / "own.der").exists()
+
+
+def test_a_file_that_may_not_be_read_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that root made by hand is the usual case."""
+    monkeypatch.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    with pytest.raises(SourceRefused, match=f"let this user read it: chown [^ ]+ {tmp_path}/own.key"):
+        read_file(tmp_path / "own.key")
+
+
+@pytest.mark.system
+def test_trust_takes_effect_at_once(plc: Program, bsfg: Bsfg, tmp_path: Path) -> None:
+    """The running node connects to the source that waited for it, without another command."""
+    assert bsfg("opcua", "certificate").returncode == 0
+    address = next(row for row in opcua_tags_csv().splitlines() if "temperature_01" in row)
+    (tmp_path / "plc.csv").write_text(f"{opcua_tags_csv().splitlines()[0]}\n{address}\n")
+    (tmp_path / "node.toml").write_text(
+        '[node]\nzone = "plant-a"\nstate_dir = "s"\n[health]\nlisten_port = 0\n[[opcua]]\nname = "plc"\n'
+        f'url = "{url(plc)}"\ntags_file = "plc.csv"\ntrust_folder = "pki/opcua"\n'
+        'certificate_file = "pki/opcua/own.der"\nprivate_key_file = "pki/opcua/own.key"\n'
+    )
+    rejected = tmp_path / "pki" / "opcua" / "rejected"
+    with node(tmp_path):
+        wait_until(lambda: rejected.is_dir() and list(rejected.iterdir()), "the refusal")
+        wait_until(lambda: "waiting" in bsfg("source", "list").stdout, "the wait")
+        done = bsfg("opcua", "trust", facts_of(der(SERVER)).sha1)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "plc connects now; see bsfg status" in done.stdout
+        wait_until(lambda: "connected" in bsfg("source", "list").stdout, "the connection")
+    (tmp_path / "plc.der").write_bytes(der(SERVER))
+    assert json.loads(bsfg("opcua", "trust", "plc.der", "--json").stdout)["retried"] == [], "no node runs"

@@ -5,6 +5,8 @@ A password comes from a file or a prompt, never from the command line, where eve
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import sys
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from urllib.parse import urlsplit
 import click
 
 from agent.cli.node_choice import NodeFile, default_file
+from agent.cli.prepare import unit
 from agent.cli.source.access import named_source
 from agent.config import load
 from agent.ingest.opcua.explore.probe import check_settings
@@ -26,14 +29,39 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 DEFAULT_POLICY: SecurityPolicy = "Basic256Sha256"
 DEFAULT_MODE: SecurityMode = "SignAndEncrypt"
 
+
+def _folder(ctx: click.Context, _: click.Parameter, value: Path | None) -> Path:
+    """The folder with the identity of the node, if it is one that systemd runs: a second identity would have to be
+    trusted by every server, too. What root writes there is given to the node, which reads it."""
+    file = ctx.params.get("config_file") or default_file()
+    if value is not None or not unit.is_of_unit(file):
+        return value or Path("pki/opcua")
+    folder = unit.state_dir_of(file) / "opcua"
+    ctx.call_on_close(lambda: _give_to_node(folder))
+    return folder
+
+
+def _give_to_node(folder: Path) -> None:
+    """Give files of root to the user of the node. A link is given itself, not what it points to."""
+    if os.geteuid() != 0 or not folder.exists():
+        return
+    try:
+        user = pwd.getpwnam(unit.USER)
+    except KeyError:
+        return
+    for path in (folder.parent, folder, *folder.rglob("*")):
+        if path.lstat().st_uid == 0:
+            os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+
+
 pki_option = click.option(
     "--pki",
     "pki_folder",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path("pki/opcua"),
-    show_default=True,
+    show_default="opcua in the state folder of a node in /etc/bsfg, else pki/opcua",
     envvar="BSFG_OPCUA_PKI",
     show_envvar=True,
+    callback=_folder,
     help="The folder of our certificate (own.der, own.key) and of those that are trusted.",
 )
 _OPTIONS = (

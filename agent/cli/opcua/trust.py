@@ -9,20 +9,26 @@ from pathlib import Path
 
 import click
 
-from agent.cli import json_option
+from agent.cli import config_option, json_option
+from agent.cli.local_node import ask
 from agent.cli.opcua.options import pki_option
+from agent.config import ConfigError, load
 from agent.escaping import printable
 from agent.ingest.opcua.security.trust_folder import TrustFolder
+from agent.local_socket import LocalError, RetrySource, SourceRetried, StateFolderUnusable
 
 
 @click.command()
 @click.argument("what", required=False, metavar="[THUMBPRINT|FILE]")
+@config_option
 @pki_option
 @click.option("--issuer", is_flag=True, help="FILE is an authority whose certificates are trusted.")
 @click.option("--crl", is_flag=True, help="FILE is the revocation list of an authority.")
 @click.option("--remove", is_flag=True, help="Stop trusting THUMBPRINT.")
 @json_option
-def trust(what: str | None, pki_folder: Path, issuer: bool, crl: bool, remove: bool, as_json: bool) -> None:
+def trust(
+    what: str | None, config_file: Path, pki_folder: Path, issuer: bool, crl: bool, remove: bool, as_json: bool
+) -> None:
     """Trust a server's certificate: one that was rejected, by THUMBPRINT, or one in a FILE. Without either, list them.
 
     Compare the thumbprint with the one that the server itself shows before trusting it.
@@ -43,7 +49,25 @@ def trust(what: str | None, pki_folder: Path, issuer: bool, crl: bool, remove: b
         text = f"no longer trusted: {folder.distrust(what).file}"
     else:
         text = f"trusted: {folder.trust(what).file}"
-    click.echo(json.dumps({"done": text}) if as_json else f"{text}; sources apply it at their next connection")
+    retried = [] if remove else _retry(config_file, pki_folder)
+    if as_json:
+        click.echo(json.dumps({"done": text, "retried": retried}))
+        return
+    click.echo(f"{text}; sources apply it at their next connection")
+    for name in retried:
+        click.echo(f"{name} connects now; see bsfg status")
+
+
+def _retry(config_file: Path, folder: Path) -> list[str]:
+    """Make the running node connect to the sources that use this folder and wait. Returns their names."""
+    try:
+        settings = load(config_file)
+        sources = [one for one in settings.opcua if one.trust_folder is not None]
+        names = [one.name for one in sources if one.trust_folder and one.trust_folder.absolute() == folder.absolute()]
+        answers = [(name, ask(settings, RetrySource(name), SourceRetried)) for name in names]
+    except (ConfigError, LocalError, StateFolderUnusable):  # no node runs, or it is another user's
+        return []
+    return [name for name, answer in answers if answer.state == "waiting"]
 
 
 def _list(folder: TrustFolder, *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pwd
 import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -211,6 +212,10 @@ def read_file(file: Path) -> bytes:
     """The bytes of a file that the settings name. Raises SourceRefused."""
     try:
         return file.read_bytes()
+    except PermissionError as error:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        remedy = f"let this user read it: chown {user} {file}"
+        raise SourceRefused(f"{file} cannot be read: {error.strerror}; {remedy}") from error
     except OSError as error:
         raise SourceRefused(f"{file} cannot be read: {error.strerror}") from error
 
