@@ -86,7 +86,14 @@ def _reason(reason: dict[str, Any]) -> list[str]:
 
 def _wrapped(text: str, mark: str) -> list[str]:
     """A line of at most WIDTH columns, and more of them for a text that is longer."""
-    return wrap(text, WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), break_long_words=False)
+    return wrap(
+        text,
+        WIDTH,
+        initial_indent=mark,
+        subsequent_indent=" " * len(mark),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _events(found: dict[str, Any] | None) -> str:

@@ -42,7 +42,7 @@ class Problem(Enum):
     # ------------------------------------------------------------------------------------------- this node and its store
     APPENDS_REFUSED = ProblemKind(
         *(_F, "The store takes no new facts. What it holds is served and confirmed. Sources wait and record a gap."),
-        "{remedy}; appends continue by themselves",
+        "{remedy}",
     )
     STORE_FILL = ProblemKind(
         *(_F, "The store, its stream or its disk is half full or more of what retention cannot free."),
@@ -53,8 +53,8 @@ class Problem(Enum):
         "see which consumer is behind; remove one that will not return, or give the store more room",
     )
     APPENDS_FAILED = ProblemKind(
-        *(_B, "Appends failed since the start. The log names the reason when it begins: appends_refused."),
-        "journalctl -u bsfg@{zone} | grep appends_refused; check the disk",
+        *(_B, "The disk failed appends since the start, or they were refused for another reason than a full store."),
+        "journalctl -u bsfg@{zone}; check the disk (dmesg, SMART)",
     )
     APPENDS_SLOW = ProblemKind(
         *(_L, "Appends take long until they are on the disk."), "check the disk and its load (bsfg hardware check)"
@@ -260,8 +260,8 @@ class Reason:
 
 
 def order_by_cause(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    """The reasons, causes first: the most urgent cause, its consequences, then the next cause. A cause is as urgent as
-    the most urgent of its consequences. `EXPLAINS` has no circle, so each reason is reached."""
+    """The reasons, causes first: the most urgent cause, its consequences, then the next cause. The cause of an alert is
+    an alert. `EXPLAINS` has no circle, so each reason is reached."""
     given = list(reasons)
     causes = _causes(given)
     effects: list[list[int]] = [[] for _ in given]
@@ -287,7 +287,7 @@ def order_by_cause(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     while roots or following:
         at = heappop(following or roots)[-1]
         subjects = dict.fromkeys(given[cause].subject for cause in causes[at])
-        ordered.append(replace(given[at], caused_by=tuple(subjects)))
+        ordered.append(replace(given[at], caused_by=tuple(subjects), alert=leads_to_alert(at)))
         for effect in effects[at]:
             open_causes[effect] -= 1
             if not open_causes[effect]:

@@ -381,6 +381,9 @@ class RequestStatus:
     confirms_total: Annotated[int, Counter("bsfg_confirm_requests_total", "Confirmations stored.")] = 0
     appends_total: Annotated[int, Counter("bsfg_append_requests_total", "Appends requested.")] = 0
     append_failures_total: Annotated[int, Counter("bsfg_append_failures_total", "Appends refused or failed.")] = 0
+    appends_full_total: Annotated[
+        int, Counter("bsfg_append_full_total", "Appends refused because the store or its disk was full.")
+    ] = 0
     append_latency: Annotated[
         Latency, Histogram("bsfg_append_latency_seconds", "From the request to durable storage.")
     ] = Latency()

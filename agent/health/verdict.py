@@ -33,7 +33,7 @@ QUOTA_PERCENT = 90
 """The share of a zone's quota for unreferenced artifacts from which on there is a warning. A producer that appends its
 facts stays far below it."""
 NOTHING = frozenset[str]()
-SUMMARY_CHARS_MAX = 100
+SUMMARY_CHARS_MAX = 80
 """Of the first reason in the summary: a line of a terminal with the zone and the level. The reasons have all of it."""
 
 
@@ -170,9 +170,11 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     yield from _judge("certificate_left", days, problem, "certificate", text, zone=zone)
     requests = snapshot.requests
     if requests.appends_total:
-        failed = 100 * requests.append_failures_total / requests.appends_total
-        text = f"{requests.append_failures_total:,} of {requests.appends_total:,} appends failed since the start"
-        yield from _judge("append_failures", failed, Problem.APPENDS_FAILED, "store", text, zone=zone)
+        # A full store is a problem only while it is full.
+        failed = requests.append_failures_total - requests.appends_full_total
+        text = f"{failed:,} of {requests.appends_total:,} appends failed since the start"
+        percent = 100 * failed / requests.appends_total
+        yield from _judge("append_failures", percent, Problem.APPENDS_FAILED, "store", text, zone=zone)
     p99 = requests.append_latency.quantile_s(0.99)
     yield from _judge("append_p99", p99, Problem.APPENDS_SLOW, "store", f"99 % of appends take up to {p99} s")
 
@@ -323,6 +325,8 @@ def _broker_reasons(broker: BrokerStatus) -> Iterator[Reason]:
     subject = f"broker {broker.name}"
     if not broker.connected:
         trouble = " ".join(broker.trouble.split()).rstrip(". ")  # several problems come as lines
+        if trouble.startswith(f"{subject} ("):  # as its own errors name it
+            trouble = trouble.removeprefix(f"{subject} (").replace("): ", ": ", 1)
         text = "not connected" + (f": {trouble}" if trouble else "")
         problem = Problem.BROKER_REFUSES if broker.needs_person else Problem.BROKER_LOST
         yield _reason(problem, subject, text, alert=broker.needs_person)
@@ -342,6 +346,8 @@ def _peer_reasons(peer: PeerStatus) -> Iterator[Reason]:
     if not peer.connected:
         what = "blocked" if peer.blocked else "no answer yet" if lag is None else "no answer"
         problem = Problem.PEER_BLOCKED if peer.blocked else Problem.PEER_SILENT
+        if f"broker {peer.broker} (" in trouble:  # the broker's own reason says it
+            trouble = ""
         yield _reason(problem, subject, what + (f": {trouble}" if trouble else ""), carrier, alert=peer.blocked)
         if peer.blocked:
             return  # its lag follows from that

@@ -8,6 +8,7 @@ from agent.cli.status import text
 from agent.health.page import health_json
 from agent.health.problems import Level
 from agent.health.snapshot import (
+    BrokerStatus,
     CatchUpStatus,
     ConsumerStatus,
     EventStatus,
@@ -156,3 +157,19 @@ def test_a_changed_configuration_is_printed_as_the_page_shows_it() -> None:
     lines = told(NodeSnapshot("plant", "00", 1, 0, None, config_changed=True)).splitlines()[1:]
     assert lines[0].startswith("  - node.toml: ")
     assert "\n".join(lines) in (Path(__file__).parents[2] / "docs/operate/peers.md").read_text("utf-8")
+
+
+def test_consequences_stand_beneath_their_cause_in_lines_of_a_terminal() -> None:
+    """The cause with what to do, what follows from it beneath, and no line beyond 120 columns that can be broken."""
+    broker = BrokerStatus("site", False, trouble="broker site (10.0.0.1:8883): " + "cannot be reached " * 12)
+    peer = PeerStatus("plant-a", "facts.telemetry", False, 1, 9, 900.0, 900.0, broker="site")
+    lines = told(NodeSnapshot("idmz", "00", 1, 0, None, brokers=(broker,), peers=(peer,))).splitlines()
+    assert lines[0].startswith("idmz: broken: broker site: not connected: 10.0.0.1:8883: cannot be reached")
+    marked = [line for line in lines if line.startswith(("  ! ", "      -> ", "      so "))]
+    assert [line[:19].strip() for line in marked] == [
+        "! broker site: no",
+        "-> start the",
+        "so peer plant",
+        "so peer plant",
+    ]
+    assert max(map(len, lines)) <= 120

@@ -32,6 +32,6 @@ def healthy() -> NodeSnapshot:
         brokers=(BrokerStatus("site", True, 1),),
         peers=(PeerStatus("plant", "facts.telemetry", True, 12_000, 12_000, 0.0, 0.4),),
         sources=(SourceStatus("line1", "opcua", True, NOW_MS - 500, 9_000, 0),),
-        requests=RequestStatus(400, 390, 100, 0, Latency(counts, 0.07, BOUNDS_S)),
+        requests=RequestStatus(400, 390, 100, 0, 0, Latency(counts, 0.07, BOUNDS_S)),
         certificate_days_left=200.0,
     )

@@ -133,6 +133,7 @@ class StoreStatistics:
     facts_duplicate: int
     appends: int
     appends_failed: int
+    appends_full: int  # of the failed ones, those refused for want of room
     confirms: int
     commits: int
     append_latency: Histogram

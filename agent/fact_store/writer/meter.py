@@ -24,6 +24,7 @@ class Meter:
         self.facts_duplicate = 0
         self.appends = 0
         self.appends_failed = 0
+        self.appends_full = 0  # of the failed ones, those refused for want of room
         self.confirms = 0
         self.commits = 0
         self.refused: dict[str, Refusal] = {}
@@ -65,6 +66,7 @@ class Meter:
         self.appends += 1
         if isinstance(outcome, StoreError):
             self.appends_failed += 1
+            self.appends_full += isinstance(outcome, StoreFull)
             return
         if isinstance(work, AppendSamples):
             self.facts_appended += work.count

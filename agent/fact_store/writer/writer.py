@@ -246,6 +246,7 @@ class Writer:
             facts_duplicate=meter.facts_duplicate,
             appends=meter.appends,
             appends_failed=meter.appends_failed,
+            appends_full=meter.appends_full,
             confirms=meter.confirms,
             commits=meter.commits,
             append_latency=meter.latency(),
