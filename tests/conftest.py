@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 # What a test may start only if it is marked `system`; docs/developers/tests.md says why.
-SERVERS = {"mosquitto", "node", "java"}
+SERVERS = (("mosquitto", "-c"), ("node", ""), ("java", ""), ("python", "agent.cli", "run", "--config"))
 MAY_START_SERVERS = ("tests/chain/",)
 SETPRIV = 3  # where the program is in a command of agent/demo/processes.py
 _started = list[str]()
@@ -95,8 +95,9 @@ def _note_server(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "subprocess.Popen":
         command = [str(argument) for argument in arguments[1]]
         program = command[SETPRIV] if command[0] == "setpriv" else command[0]
-        if Path(program).name in SERVERS or {"agent.cli", "run", "--config"} <= {*command}:
-            _started.append(" ".join(command)[:200])
+        for name, *words in SERVERS:
+            if Path(program).name == name and {*words} <= {"", *command}:
+                _started.append(" ".join(command)[:200])
 
 
 sys.addaudithook(_note_server)

@@ -147,6 +147,7 @@ def hello(broker: Mosquitto, cert_file: Path, key_file: Path) -> bytes:
             return b""
 
 
+@pytest.mark.system
 def test_mosquitto_refuses_a_signer_as_a_client(trusting_broker: Mosquitto, signers: Path) -> None:
     """A broker that trusts the facts authority by mistake refuses a signing key as a client, and admits the zone."""
     mine = trusting_broker.identity("plant-a")
@@ -155,6 +156,7 @@ def test_mosquitto_refuses_a_signer_as_a_client(trusting_broker: Mosquitto, sign
     assert hello(trusting_broker, node / "plant-a.pem", node / "plant-a.key") == b""
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "authority, usage, is_admitted",
     [
