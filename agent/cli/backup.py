@@ -186,8 +186,8 @@ def _state_dir(found: Backup, config_file: Path) -> Path:
 
 
 def _rights(config_file: Path) -> Mapping[Place, Rights]:
-    """In /etc/bsfg the node's group may read the settings, and the state belongs to its user. Elsewhere the files
-    belong to who restores them. Raises BackupError without such a user."""
+    """In /etc/bsfg the node's group may read the settings and reach the socket; the state belongs to the node's user.
+    Elsewhere the files belong to who restores them. Raises BackupError without such a user."""
     if not unit.is_of_unit(config_file) or os.geteuid() != 0:
         return {Place.CONFIG: Rights(), Place.STATE: Rights()}
     try:
@@ -198,7 +198,7 @@ def _rights(config_file: Path) -> Mapping[Place, Rights]:
         ) from error
     return {
         Place.CONFIG: Rights(0o640, 0o750, 0, user.pw_gid),
-        Place.STATE: Rights(0o600, 0o700, user.pw_uid, user.pw_gid),
+        Place.STATE: Rights(0o600, 0o750, user.pw_uid, user.pw_gid),
     }
 
 

@@ -268,7 +268,7 @@ def test_owners_in_etc(node: Path, tmp_path: Path, run: Run, monkeypatch: pytest
     run("backup", "b.bak", "--config", "old/plant-a.toml")
     (tmp_path / "var/plant-a").rename(tmp_path / "gone")
     run("restore", "b.bak", "--config", "etc/plant-a.toml")
-    for folder, owner, folder_mode, mode in (("etc", 0, 0o750, 0o640), ("var/plant-a", user.pw_uid, 0o700, 0o600)):
+    for folder, owner, folder_mode, mode in (("etc", 0, 0o750, 0o640), ("var/plant-a", user.pw_uid, 0o750, 0o600)):
         paths = [tmp_path / folder, *(tmp_path / folder).rglob("*")]
         assert len(paths) > 5
         for path in paths:
