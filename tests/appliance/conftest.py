@@ -15,6 +15,13 @@ collect_ignore_glob = [] if os.environ.get("APPLIANCE") else ["test_root_*.py"]
 DIST = Path(__file__).resolve().parents[2] / "dist"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each test on a root starts real programs."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name.startswith("test_root_"):
+            item.add_marker("system")
+
+
 @pytest.fixture
 def target(request: pytest.FixtureRequest) -> Target:
     """The kind of gateway that the test's parameter names."""

@@ -1,4 +1,5 @@
-"""Clean gateways: minimal Debian in a folder, without bsfg, with a network that has nothing but loopback.
+"""Clean gateways: minimal Debian in a folder, without bsfg, with a network that has nothing but loopback; bare, or with
+the packages of Debian that install.md names.
 
 `make_root` makes each root once (build/appliance); a test writes into an overlay above it. Commands run in it with
 processes and network of its own; `boot` starts its systemd, as a container. Devices of a test may join the network.
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.packages import Target
+from tests.appliance.page import commands
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +28,12 @@ KEPT = ROOT / "build" / "appliance"
 MAKE_ROOT = Path(__file__).resolve().parent / "make_root"
 COMMAND_S = 900  # an emulated processor compiles the package for five minutes and more
 BOOT_S = 120
-PROGRAMS = ("mmdebstrap", "systemd-nspawn", "unshare", "nsenter", "dpkg-deb", "ip")
+PROGRAMS = ("mmdebstrap", "systemd-nspawn", "unshare", "nsenter", "dpkg-deb", "ip", "nft")
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LC_ALL": "C.UTF-8",
+    "DEBIAN_FRONTEND": "noninteractive",
+}
 
 
 def why_not(target: Target) -> str:
@@ -34,7 +41,7 @@ def why_not(target: Target) -> str:
     if os.geteuid() != 0:
         return "clean roots need root"
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
-        return f"not installed: {', '.join(missing)} (Debian: mmdebstrap, systemd-container, iproute2)"
+        return f"not installed: {', '.join(missing)} (Debian: mmdebstrap, systemd-container, iproute2, nftables)"
     if target.architecture == "arm64" and os.uname().machine != "aarch64" and not shutil.which("qemu-aarch64-static"):
         return "arm64 needs Debian's qemu-user-static here"
     return ""
@@ -65,17 +72,12 @@ class Gateway:
         else:
             spaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={self.root}/proc"]
             inside = [*self.in_network, *spaces, "chroot", str(self.root), "sh", "-c", command]
-        environment = {
-            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "LC_ALL": "C.UTF-8",
-            "DEBIAN_FRONTEND": "noninteractive",
-        }
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | options
         started: subprocess.Popen[str] = subprocess.Popen(
             inside,
             text=True,
             errors="replace",
-            env=environment,
+            env=ENVIRONMENT,
             start_new_session=True,
             **streams,  # type: ignore[call-overload]
         )
@@ -247,18 +249,32 @@ def _name(pid: str) -> str:
     return ""
 
 
-@contextmanager
-def clean_gateway(target: Target, folder: Path) -> Iterator[Gateway]:
-    """A gateway of this kind for the length of a block, below `folder`."""
+def _base(target: Target, *, is_bare: bool) -> Path:
+    """The root of a gateway of this kind, made at the first use: bare, with packages of Debian on its stick, or with
+    those installed that the broker's machine needs."""
     name = f"{target.suite}-{target.architecture}"
-    base = KEPT / "roots" / name
-    if not base.exists():
-        part = base.with_name(base.name + ".part")
-        shutil.rmtree(part, ignore_errors=True)
-        subprocess.run(
-            [MAKE_ROOT, target.suite, target.architecture, KEPT / f"{name}.tar", "--unpack", part], check=True
-        )
-        part.rename(base)
+    base = KEPT / "roots" / (f"{name}-bare" if is_bare else name)
+    if base.exists():
+        return base
+    part = base.with_name(base.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    python = f"python{target.python}"
+    bring, brought = ("\n".join(commands(block)).replace("python3.11", python) for block in ("bring", "brought"))
+    words = [MAKE_ROOT, target.suite, target.architecture, KEPT / f"{name}-bare.tar", "--unpack", part]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"BRING": bring})
+    if not is_bare:
+        inside = ["chroot", str(part), "sh", "-ec", brought.replace("/debian/", "/debian-broker/")]
+        subprocess.run(inside, check=True, stdout=subprocess.DEVNULL, env=os.environ | ENVIRONMENT)
+        shutil.rmtree(part / "media" / "usb")
+        (part / "usr" / "bin" / "python3").symlink_to(python)  # as Debian's python3 has it, which a bundle asks for
+    part.rename(base)
+    return base
+
+
+@contextmanager
+def clean_gateway(target: Target, folder: Path, *, is_bare: bool = False) -> Iterator[Gateway]:
+    """A gateway of this kind for the length of a block, below `folder`."""
+    base = _base(target, is_bare=is_bare)
     root, upper, work = (folder / one for one in ("root", "upper", "work"))
     for one in (root, upper, work):
         one.mkdir(parents=True)

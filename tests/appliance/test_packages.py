@@ -231,7 +231,7 @@ def test_a_key_is_readable_by_the_group_to_which_root_opened_its_folder(tmp_path
 
 def test_the_page_has_every_block_that_the_tests_type() -> None:
     """docs/operate/install.md shows the commands of each step; the slow tests type these."""
-    for name in ("deb", "source", "values", "upgrade", "back", "remove", "interrupted", "bundle"):
+    for name in ("bring", "brought", "deb", "source", "values", "upgrade", "back", "remove", "interrupted", "bundle"):
         assert commands(name)
     assert re.search(r"<<'END'\n.+\nEND$", commands("source")[0], re.DOTALL)
     assert set(UNIT_FOLDERS) == {"system", "sysusers.d", "tmpfiles.d"}

@@ -293,14 +293,14 @@ def test_the_node_can_read_what_root_imports(gateway: Gateway, deb: Path) -> Non
     node's user reads the new key; nobody else does."""
     put_on_stick(gateway, deb)
     gateway.run(f"dpkg -i {STICK}/{deb.name}")
-    gateway.run(f"bsfg init --zone plant-a {CONFIG} && cd /srv && bsfg pki ca --no-passphrase")
+    gateway.run(f"bsfg init --zone plant-a {CONFIG} && bsfg pki ca --no-passphrase")
     files = "ca_file = 'pki/ca.pem'\ncert_file = 'pki/zones/plant-a.pem'\nkey_file = 'pki/zones/plant-a.key'\n"
     section = f"[[broker]]\nname = 'idmz'\nhost = 'localhost'\noptional = true\n{files}"
     gateway.run(f"cat >>/etc/bsfg/plant-a.toml <<'END'\n{section}END")
     for force in ("", "--force"):
         gateway.run("bsfg pki request plant-a --pki /etc/bsfg/pki")
         request = "/etc/bsfg/pki/zones/requested/plant-a.csr"
-        gateway.run(f"cd /srv && bsfg pki sign plant-a --request {request}")
+        gateway.run(f"bsfg pki sign plant-a --request {request}")
         carried = "--cert /srv/authority/zones/plant-a.pem --ca /srv/authority/ca.pem"
         gateway.run(f"bsfg pki import plant-a {carried} --pki /etc/bsfg/pki {force}")
         gateway.run(f"bsfg check {CONFIG} && runuser -u bsfg -- cat /etc/bsfg/pki/zones/plant-a.key")

@@ -41,7 +41,8 @@ def set_up(gateway: Gateway, zone: str, port: int) -> None:
 def check_knows_the_unit(gateway: Gateway) -> None:
     """What root may do and the node may not is bad: a key that only root can read, a certificate where the node may not
     write."""
-    gateway.run("cd /etc/bsfg/pki && bsfg pki ca --no-passphrase && bsfg pki issue plant-a && chmod -R go= .")
+    gateway.run("export BSFG_PKI=/etc/bsfg/pki/pki; bsfg pki ca --no-passphrase && bsfg pki issue plant-a")
+    gateway.run("chmod -R go= /etc/bsfg/pki")
     files = "".join(
         f'{name} = "pki/pki/{file}"\n'
         for name, file in [
@@ -74,6 +75,15 @@ def run_both(gateway: Gateway) -> None:
     assert '"level": "warning"' not in journal, "the sandbox refuses something"
     own_files = gateway.run("stat -c '%U %a %n' /var/lib/bsfg/plant-a/opcua/*")
     assert "bsfg 600 /var/lib/bsfg/plant-a/opcua/own.key" in own_files
+
+
+def the_group_looks(gateway: Gateway) -> None:
+    """A member of the node's group sees state and values, another user neither."""
+    gateway.run("useradd --groups bsfg member && useradd other")
+    for words in ("status", "latest"):
+        shown = gateway.run(f"runuser -u member -- bsfg {words} {config('plant-b')}")
+        assert "boiler" in shown or "plant-b/pressure" in shown, shown
+        assert gateway.try_(f"runuser -u other -- bsfg {words} {config('plant-b')}").status != 0
 
 
 def reload_with_a_result(gateway: Gateway) -> None:
@@ -127,6 +137,7 @@ def test_two_nodes_under_the_unit(gateway: Gateway, deb: Path, tmp_path: Path) -
             set_up(gateway, zone, device.port)
         check_knows_the_unit(gateway)
         run_both(gateway)
+        the_group_looks(gateway)
         reload_with_a_result(gateway)
         root_spoils_nothing(gateway)
         check_knows_a_taken_port(gateway)

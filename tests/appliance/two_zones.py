@@ -68,7 +68,7 @@ class TwoZones(NamedTuple):
 
 
 @contextmanager
-def two_zones(target: Target, deb: Path, folder: Path) -> Iterator[TwoZones]:
+def two_zones(target: Target, deb: Path, folder: Path, *, is_bare: bool = False) -> Iterator[TwoZones]:
     """Both machines for the length of a block, with the .deb on the operator's stick; or a skipped test."""
     if reason := why_not(target):
         pytest.skip(reason)
@@ -76,7 +76,10 @@ def two_zones(target: Target, deb: Path, folder: Path) -> Iterator[TwoZones]:
     stick.mkdir()
     shutil.copy(deb, stick)
     with ExitStack() as stack:
-        machines = {zone: stack.enter_context(clean_gateway(target, folder / zone)) for zone in ("plant-a", "idmz")}
+        machines = {
+            zone: stack.enter_context(clean_gateway(target, folder / zone, is_bare=is_bare))
+            for zone in ("plant-a", "idmz")
+        }
         plant, idmz = machines.values()
         # The press comes first, because its server's certificate names the first address.
         plant.connect(idmz, "10.20.0.10/24", "10.20.0.1/24")
