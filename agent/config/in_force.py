@@ -23,6 +23,7 @@ from pathlib import Path
 from agent.config.node_file import ConfigError, Sections, from_plain, plain
 from agent.config.start_settings import SettingsPlan, plan_settings
 from agent.file_replace import write_file
+from agent.message import check_depth
 from agent.settings.node import NodeSettings
 
 FOLDER = "in_force"  # inside the node's state folder
@@ -61,7 +62,9 @@ def _read_index(folder: Path) -> dict[str, dict[str, object]] | None:
     if not file.exists():
         return None
     with file.open("rb") as opened:
-        found: dict[str, dict[str, object]] = json.loads(opened.read(FILE_BYTES_MAX))
+        data = opened.read(FILE_BYTES_MAX)
+    check_depth(INDEX, data)
+    found: dict[str, dict[str, object]] = json.loads(data)
     return found
 
 

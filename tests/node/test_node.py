@@ -39,6 +39,7 @@ async def run(folder: Path, stop: asyncio.Event) -> None:
         )
 
 
+@pytest.mark.system
 def test_a_node_waits_for_a_command(tmp_path: Path) -> None:
     """A node that starts while a command has the store open waits for it, and runs then."""
     (tmp_path / "node.toml").write_text('[node]\nzone = "plant-a"\n\n[health]\nlisten_port = 0\n')

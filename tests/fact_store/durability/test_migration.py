@@ -96,7 +96,7 @@ def test_a_migration_survives_a_power_cut(tmp_path: Path, memory: Path) -> None:
     assert set(taken) == {1, 2, 3}, "power cuts before, between and after the steps"
 
 
-@pytest.mark.parametrize("how", ["command", "node"])
+@pytest.mark.parametrize("how", ["command", pytest.param("node", marks=pytest.mark.system)])
 def test_a_migration_survives_a_kill_at_each_statement(memory: Path, how: str) -> None:
     """kill -9 before each statement of the migration, those that begin and commit included, of a store whose last life
     was killed too."""

@@ -178,6 +178,7 @@ def test_renewed_broker_certificate(tmp_path: Path) -> None:
         assert find_brokers(broker.files.config_file) == [broker.pid]
 
 
+@pytest.mark.system
 def test_brokers_are_identified_by_their_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two brokers, each started in its own folder with the same relative path: only the one with this configuration
     file is found, however its path is written, and no other program that has the file open. (Comparing the arguments
@@ -293,6 +294,7 @@ def test_expiry_is_announced_a_month_ahead(broker: Mosquitto) -> None:
     assert "bsfg pki renew" in notes[0].hint
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "version,is_noted", [("2.0.11", True), ("1.6.9", True), ("2.0.12", False), ("2.1.2", False), ("", False)]
 )
