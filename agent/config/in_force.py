@@ -23,7 +23,6 @@ from pathlib import Path
 from agent.config.node_file import ConfigError, Sections, from_plain, plain
 from agent.config.start_settings import SettingsPlan, plan_settings
 from agent.file_replace import write_file
-from agent.message import check_depth
 from agent.settings.node import NodeSettings
 
 FOLDER = "in_force"  # inside the node's state folder
@@ -50,7 +49,7 @@ def load_kept(state_dir: Path) -> Kept | None:
             return None
         settings = from_plain(index["settings"], folder / INDEX)
         names = {str(source): str(name) for source, name in index["tag_files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError, ConfigError) as error:
         log.warning("in_force_unreadable", extra={"file": str(folder / INDEX), "why": str(error)})
         return None
     found = {source: _read_copy(folder / Path(name).name) for source, name in names.items()}
@@ -62,9 +61,7 @@ def _read_index(folder: Path) -> dict[str, dict[str, object]] | None:
     if not file.exists():
         return None
     with file.open("rb") as opened:
-        data = opened.read(FILE_BYTES_MAX)
-    check_depth(INDEX, data)
-    found: dict[str, dict[str, object]] = json.loads(data)
+        found: dict[str, dict[str, object]] = json.loads(opened.read(FILE_BYTES_MAX))
     return found
 
 
