@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from agent.ingest.modbus.columns import COLUMNS, EXAMPLE_ROWS
-from agent.ingest.modbus.decode import ENCODINGS, ValueType, value_type, with_encoding
+from agent.ingest.modbus.decode import ENCODINGS, ValueType, value_type, with_encoding, with_exponent
 from agent.ingest.modbus.no_value import with_no_value
 from agent.ingest.tags.sheet import CellError
 from agent.ingest.tags.tag_map import Cells, Dialect, Tag
@@ -21,6 +21,7 @@ from agent.ingest.tags.templates import add_whole
 from agent.settings.sources import POLL_INTERVAL_RANGE_MS, UNIT_ID_MAX, ModbusSourceSettings
 
 ADDRESS_MAX = 65_535
+NUMBER_REGISTERS_MAX = 4  # numbers are read in parts if a device allows no longer reads
 _POWER = re.compile(r"2\^([0-9]{1,2})")
 
 
@@ -71,6 +72,8 @@ def dialect(settings: ModbusSourceSettings) -> Dialect:
         written = cells.text("register")
         order = "" if register.table.is_bits else f" {register.kind.order_name}"
         mask = f" mask {register.kind.mask:#x}" if register.kind.mask else ""
+        scale = cells.text("scale_register")
+        mask += f" scale in {scale}" if scale else ""
         address = (
             f"unit {register.unit_id} {register.table.value} {written} (base {settings.address_base}){order}{mask}"
         )
@@ -89,7 +92,7 @@ def dialect(settings: ModbusSourceSettings) -> Dialect:
         read_point=read_point,
         identity=_identity,
         interval_ms=lambda register: register.poll_interval_ms,
-        sums={"register": add_to_register, "unit_id": add_whole},
+        sums={"register": add_to_register, "scale_register": add_to_register, "unit_id": add_whole},
         examples=EXAMPLE_ROWS,
         notes=lambda tags: _doubts(tags, settings.address_base),
     )
@@ -124,18 +127,43 @@ def _register(cells: Cells, settings: ModbusSourceSettings) -> Register:
     unit_id = cells.integer("unit_id", 0, UNIT_ID_MAX, settings.unit_id)
     table, address = _place(cells, settings.address_base)
     kind = _kind(cells, table, settings)
-    count = 1 if table.is_bits else kind.registers
-    if count > settings.registers_per_read_max:
-        limit = settings.registers_per_read_max
+    count, limit = 1 if table.is_bits else kind.registers, settings.registers_per_read_max
+    if count > max(limit, NUMBER_REGISTERS_MAX):
         raise CellError(
             "type", f"needs {count} registers, but registers_per_read_max of source {settings.name} is {limit}"
         )
+    if cells.text("scale_register"):
+        address, kind = _with_exponent(cells, table, address, kind, settings)
+        count = max(kind.value_at + kind.registers, (kind.exponent_at or 0) + 1)
     if address + count - 1 > ADDRESS_MAX:
         raise CellError(
             "register", f"needs {count} registers from here, which is beyond the last address, {ADDRESS_MAX}"
         )
     interval_ms = cells.integer("poll_interval_ms", *POLL_INTERVAL_RANGE_MS, settings.poll_interval_ms)
     return Register(unit_id, table, address, count, kind, interval_ms, _counter(cells, kind))
+
+
+def _with_exponent(
+    cells: Cells, table: Table, address: int, kind: ValueType, settings: ModbusSourceSettings
+) -> tuple[int, ValueType]:
+    """Where a read begins that has the value and the register with its power of ten, and the type for it."""
+    column, limit = "scale_register", settings.registers_per_read_max
+    if cells.text("counter"):
+        raise CellError(column, "makes the modulus of a counter change; leave one of both empty")
+    cells_of_scale = Cells({**cells.texts, "register": cells.text(column)}, decimal_comma=False)
+    try:
+        other, exponent_at = _place(cells_of_scale, settings.address_base)
+    except CellError as error:
+        raise CellError(column, error.why) from error
+    if other is not table:
+        raise CellError(column, f"is in table {other.value}, and the value in {table.value}")
+    first = min(address, exponent_at)
+    if max(address + kind.registers, exponent_at + 1) - first > limit:
+        raise CellError(column, f"is too far from the value for one read of {limit} registers")
+    try:
+        return first, with_exponent(kind, address - first, exponent_at - first)
+    except ValueError as error:
+        raise CellError(column, str(error)) from error
 
 
 def _place(cells: Cells, base: int) -> tuple[Table, int]:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 from agent.columns import SampleColumns
 from agent.ingest import quality
-from agent.ingest.modbus.decode import DecodeError, absence, converter, limited
+from agent.ingest.modbus.decode import DecodeError, absence, by_power_of_ten, converter, limited
 from agent.ingest.modbus.plan import Read
 from agent.message import Value
 
@@ -34,6 +34,7 @@ class BlockDecoder:
         self._conversions: list[tuple[int, Callable[[Any], Value]]] = []
         self._doubtful: list[tuple[int, Callable[[Any], Value]]] = []  # conversions that may raise DecodeError
         self._absent: list[tuple[int, Callable[[Any], bool]]] = []  # which values say that there is none
+        self._exponents: list[tuple[int, int, Literal["big", "little"]]] = []  # place of the power of ten, byte order
         self._clamps: list[tuple[int, float, float]] = []
         if read.table.is_bits:
             places = [register.address - read.address for register in read.registers]
@@ -42,7 +43,8 @@ class BlockDecoder:
         taken: list[int] = []
         formats = []
         for index, register in enumerate(read.registers):
-            start = 2 * (register.address - read.address)
+            first = 2 * (register.address - read.address)
+            start = first + 2 * register.kind.value_at
             taken += [start + place for place in register.kind.order]
             formats.append(register.kind.code)
             convert = converter(register.kind)
@@ -50,6 +52,10 @@ class BlockDecoder:
                 (self._doubtful if register.kind.may_fail else self._conversions).append((index, convert))
             if register.kind.no_value:
                 self._absent.append((index, absence(register.kind)))
+            if register.kind.exponent_at is not None:
+                is_swapped = register.kind.order[0] % 2
+                place = first + 2 * register.kind.exponent_at
+                self._exponents.append((index, place, "little" if is_swapped else "big"))
             if register.kind.clamp is not None:
                 self._clamps.append((index, *register.kind.clamp))
         unpack = struct.Struct(">" + "".join(formats)).unpack
@@ -62,12 +68,25 @@ class BlockDecoder:
         gone = [index for index, is_absent in self._absent if is_absent(values[index])]
         for index, convert in self._conversions:
             values[index] = convert(values[index])
+        if self._exponents:
+            gone += self._without_exponent(values, data)
         qualities = self._judged(values) if self._doubtful or self._clamps else self._good
         if gone:
             qualities = [*qualities]
             for index in gone:
                 values[index], qualities[index] = None, quality.BAD_NO_DATA_AVAILABLE
         return SampleColumns(self._tags, [time_ns] * len(values), values, qualities)
+
+    def _without_exponent(self, values: list[Any], data: bytes) -> list[int]:
+        """Scale values by powers of ten from the data. Returns those whose power the device does not have."""
+        missing = []
+        for index, place, order in self._exponents:
+            exponent = int.from_bytes(data[place : place + 2], order, signed=True)
+            try:
+                values[index] = by_power_of_ten(values[index], exponent)
+            except DecodeError:
+                missing.append(index)  # most often "not implemented", -32768
+        return missing
 
     def _judged(self, values: list[Any]) -> list[int]:
         """The statuses of values that may not be decodable or within their limits. Changes `values`."""

@@ -25,6 +25,13 @@ COLUMNS = (
         choices=("ABCD", "CDAB", "BADC", "DCBA", "EFGHABCD", "CDABGHEF"),
     ),
     Column("scale", "value = register * scale + offset; empty: 1", "0.1", Kind.NUMBER),
+    Column(
+        "scale_register",
+        "the register with the power of ten of the value (SunSpec: its scale factor), in the same table; it is read in "
+        "the same request",
+        "106",
+        Kind.WHOLE,
+    ),
     Column("offset", "see scale; empty: 0", "-40", Kind.NUMBER),
     Column(
         "mask", "the bits of an int or uint register that are the value; they are shifted down, then scaled", "0x0FF0"

@@ -32,6 +32,8 @@ TYPE = re.compile(
     r"(bool|bit(?:1[0-5]|[0-9])|u?int(?:8|16|32|64)|float(?:16|32|64)|bcd(?:16|32)|string[1-9][0-9]{0,2})"
 )
 STRING_BYTES_MAX = 250  # of one read
+EXPONENT_MAX = 10  # SunSpec Information Model, sunssf: -10 to 10
+EXPONENT_NONE = -0x8000  # the same: not implemented
 SHARED_MAX = 1_024  # types kept; beyond it a type may be made twice
 
 _FORMATS = {
@@ -91,6 +93,8 @@ class ValueType:
     clamp: tuple[float, float] | None = None  # lowest and highest value after scaling
     no_value: frozenset[bytes] = frozenset()  # bytes in order that are no value; b"" is any NaN
     encoding: str = ""  # of a string
+    value_at: int = 0  # registers between the beginning of what is read and the value
+    exponent_at: int | None = None  # the same for the register with the power of ten; None: there is none
 
     @property
     def size(self) -> int:
@@ -181,6 +185,14 @@ def with_encoding(kind: ValueType, encoding: str) -> ValueType:
     return replace(kind, encoding=encoding)
 
 
+@lru_cache(SHARED_MAX)
+def with_exponent(kind: ValueType, value_at: int, exponent_at: int) -> ValueType:
+    """A number whose power of ten is in another register of the same read. Raises ValueError with the reason."""
+    if kind.name not in _FORMATS or kind.mask or kind.offset:
+        raise ValueError("is for int, uint and float types without a mask or offset")
+    return replace(kind, value_at=value_at, exponent_at=exponent_at)
+
+
 def decode(kind: ValueType, registers: Sequence[int]) -> Value:
     """The value in these registers. Raises DecodeError."""
     assert len(registers) == kind.registers, "as many registers as the type has"
@@ -228,6 +240,17 @@ def limited(value: Any, low: float, high: float) -> tuple[Any, int]:
     if value > high:
         return high, quality.UNCERTAIN_ABOVE_RANGE
     return value, quality.GOOD
+
+
+def by_power_of_ten(value: float, exponent: int) -> int | float:
+    """value * 10^exponent. A whole number stays one if the exponent is not negative. Raises DecodeError."""
+    if abs(exponent) > EXPONENT_MAX:
+        raise DecodeError(f"10^{exponent} is no scale")
+    if exponent < 0:
+        return value / 10**-exponent
+    result: int | float = value * 10**exponent
+    is_large = isinstance(result, int) and not -(2**63) <= result < 2**64
+    return float(result) if is_large else result
 
 
 def _digits(kind: ValueType, word: int) -> int:

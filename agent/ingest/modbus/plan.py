@@ -65,8 +65,8 @@ class Read:
 
 
 def plan_reads(registers: Iterable[Register], limits: Limits, refused: Iterable[Span] = ()) -> list[Read]:
-    """The fewest reads for these registers. Only a read of a single register may cover a refused span. No register may
-    be longer than a read."""
+    """The fewest reads for these registers. Only a read of a single register may cover a refused span, or be longer
+    than the limit: the line reads it in parts."""
     groups: dict[tuple[int, str], list[Register]] = {}
     for register in registers:
         groups.setdefault((register.unit_id, register.table.value), []).append(register)
@@ -123,7 +123,6 @@ def _cover(cluster: list[Register], limits: Limits, fence: _Fence) -> Iterable[R
     while left:
         first = left[0]
         reach = first.address + limits.count_max(first.table)
-        assert first.end <= reach, "the tag map refuses values longer than a read"
         reach = max(first.end, min(reach, fence.reach(first.address)))
         yield read_of([register for register in left if register.end <= reach])
         left = [register for register in left if register.end > reach]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from agent.ingest import quality
 
 SILENT = 0
+BUSY = 6
 GATEWAY_CODES = frozenset({10, 11})
 _ADDRESS_CODES = frozenset({1, 2, 3})
 
@@ -20,7 +21,7 @@ _NAMES = {
     3: "illegal data value",
     4: "server device failure",
     5: "acknowledge",
-    6: "server device busy",
+    BUSY: "server device busy",
     7: "negative acknowledge",
     8: "memory parity error",
     10: "gateway path unavailable",

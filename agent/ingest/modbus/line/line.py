@@ -25,7 +25,7 @@ from agent.ingest.modbus.line.connection import Connection, ConnectionEnded, ope
 from agent.ingest.modbus.line.endpoint import Endpoint
 from agent.ingest.modbus.line.frames import Frame, shape_of
 from agent.ingest.modbus.plan import Read
-from agent.ingest.modbus.refusal import GATEWAY_CODES, quality_of, reason
+from agent.ingest.modbus.refusal import BUSY, GATEWAY_CODES, quality_of, reason
 from agent.settings.sources import ModbusSourceSettings
 
 GARBAGE_BYTES_SHOWN = 16
@@ -33,6 +33,7 @@ REPEATS_MAX = 2  # of a request whose connection ended; each needs a connection 
 FORGOTTEN_S = 2.0  # a connection that was idle for so long may be forgotten by a firewall in between
 HOLD_MS_MAX = 10_000  # how long a gateway may occupy the line for a silent unit; 3 s and 5 s are usual
 HOLD_FACTOR = 1.2  # of the time-out: an answer that comes sooner after it did not have to wait
+PARTS_READ_MAX = 3  # times that the parts of one number are read, until two belong together
 DOUBT_REQUESTS_MAX = 3  # until the unit counts as silent
 
 
@@ -96,6 +97,8 @@ class Line:
         async with self._endpoint.turn:
             began_s = time.monotonic()
             try:
+                if read.count > self._settings.registers_per_read_max and not read.table.is_bits:
+                    return await self._in_parts(read)
                 return await self._repeated(read)
             except UnitUnheard:
                 await self._wait_free(read.unit_id, began_s)
@@ -143,6 +146,21 @@ class Line:
         return "; ".join(found)
 
     # --- one request --------------------------------------------------------------------------------------------------
+
+    async def _in_parts(self, read: Read) -> bytes:
+        """Read a number that is longer than the device's longest read: its parts from the highest digits to the lowest,
+        then all but the lowest again. If one of them has changed meanwhile, they do not belong together."""
+        size = self._settings.registers_per_read_max
+        order = read.registers[0].kind.order if read.registers else tuple(range(2 * read.count))
+        firsts = list(dict.fromkeys(place // 2 // size * size for place in order))
+        parts = [
+            Read(read.unit_id, read.table, read.address + first, min(size, read.count - first), ()) for first in firsts
+        ]
+        for _ in range(PARTS_READ_MAX):
+            found = [await self._repeated(part) for part in parts]
+            if [await self._repeated(part) for part in parts[:-1]] == found[:-1]:
+                return b"".join(data for _, data in sorted(zip(firsts, found, strict=True)))
+        raise ReadRefused(read, BUSY)
 
     async def _repeated(self, read: Read) -> bytes:
         """Read, and again over a new connection if the device has ended or forgotten this one."""
