@@ -246,9 +246,10 @@ def by_power_of_ten(value: float, exponent: int) -> int | float:
     """value * 10^exponent. A whole number stays one if the exponent is not negative. Raises DecodeError."""
     if abs(exponent) > EXPONENT_MAX:
         raise DecodeError(f"10^{exponent} is no scale")
+    power: int = 10 ** abs(exponent)
     if exponent < 0:
-        return value / 10**-exponent
-    result: int | float = value * 10**exponent
+        return value / power
+    result = value * power
     is_large = isinstance(result, int) and not -(2**63) <= result < 2**64
     return float(result) if is_large else result
 

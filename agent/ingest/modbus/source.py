@@ -30,7 +30,7 @@ from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.counters import CounterTracker, fall_message
 from agent.ingest.modbus.explore.tag_values import read_tags_over
 from agent.ingest.modbus.line import Endpoints, Line, ReadRefused, UnitGarbled, UnitSilent
-from agent.ingest.modbus.plan import Limits, Span
+from agent.ingest.modbus.plan import Limits, Read, Span
 from agent.ingest.modbus.poll_grid import MS, Missed, PollGrid
 from agent.ingest.modbus.refusal import quality_of, reason
 from agent.ingest.modbus.refused_spans import parse_refused, refused_document
@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 SAVE_INTERVAL_S = 60.0  # refusals that come and go must not wear out the disk
 FIRST_POLL_NS = 10 * 10**9  # time for the first poll of a life, search included
+MISSES_MAX = 2  # polls in a row without an answer, until a unit counts as silent
 HOLD_PART = 20  # a silent unit that holds the line is asked at most in this part of the time
 UNITS_ASKED_AGAIN = 3  # before all count as silent: each costs a time-out
 SEARCH_PART = 0.8  # part of the time up to the next slot that the search may take, so that the next poll begins in time
@@ -64,12 +65,13 @@ class ModbusSource:
         self._line = Line(settings, endpoints.of(settings))
         self._asked_silent_ns = 0  # when a silent unit was last asked over the main connection
         self._holders_logged: frozenset[int] = frozenset()
+        self._misses: dict[int, int] = {}  # by unit: polls in a row without an answer
         self._missing_logged = set[int]()  # units that missed a request in this life
         self._learned = self._remembered()
         self._saved_version, self._saved_s = 0, -SAVE_INTERVAL_S
         self._units = self._units_for(delivery.points, [])
         self._counters = CounterTracker(self._moduli(), lambda tag: delivery.sampler.last(tag)[1:3])
-        self._read: list[SampleColumns] = []  # read and not yet delivered
+        self._read_samples: list[SampleColumns] = []  # read and not yet delivered
         self._silence = asyncio.Event()  # set when a unit has fallen silent
         self.backfill = self.events = self.clock_ahead_ns = None  # a device has none of these
         self.read_tags: ReadTags | None = None  # over the open connection, because a device may not accept another
@@ -240,14 +242,14 @@ class ModbusSource:
         """Make the reads of the sweep, at least one. False if the unit fell silent."""
         while (question := next_question()) is not None:
             try:
-                data = await line.read_bytes(question.read)
+                data = await self._read(line, unit, question.read)
             except ReadRefused as error:
                 sweep.refused(error.code)
             except UnitSilent as error:
                 if sweep.unanswered():
                     sweep.marks()
-                    # One that answered before is asked again at once: a single late or lost answer is no silence.
-                    if unit.unit_id in self._answered_ns and await self._answers(line, unit):
+                    self._misses[unit.unit_id] = self._misses.get(unit.unit_id, 0) + 1
+                    if self._may_be_late(line, unit) and self._misses[unit.unit_id] < MISSES_MAX:
                         await self._note_missing(unit, error)
                     else:
                         await self._note_silence(line, unit, error)
@@ -255,7 +257,8 @@ class ModbusSource:
             else:
                 now_ns = self._answered_ns[unit.unit_id] = self.alive_ns = self.now_ns()
                 self.alive_s = time.monotonic()
-                self._read.append(question.decoder.decode(data, now_ns))
+                self._misses[unit.unit_id] = 0
+                self._read_samples.append(question.decoder.decode(data, now_ns))
                 sweep.answered(question)
                 if unit.returned():
                     extra = {"action": "unit_returned", "source": self._settings.name, "unit": unit.unit_id}
@@ -264,9 +267,24 @@ class ModbusSource:
                 break
         return True
 
+    async def _read(self, line: Line, unit: Unit, read: Read) -> bytes:
+        """The data of a read. One that is not answered is made once more: a late or lost answer is no silence."""
+        try:
+            return await line.read_bytes(read)
+        except UnitSilent as error:
+            if not self._may_be_late(line, unit):
+                raise
+            self._log_missing(unit, error)
+            return await line.read_bytes(read)
+
+    def _may_be_late(self, line: Line, unit: Unit) -> bool:
+        """Whether a unit that does not answer is tried again: it has answered, and its silence costs only the
+        time-out."""
+        return unit.unit_id in self._answered_ns and unit.unit_id not in line.hold_ms
+
     async def _flush(self) -> None:
         """Deliver what was read."""
-        read, self._read = self._read, []
+        read, self._read_samples = self._read_samples, []
         if not read:
             return
         samples = (
@@ -411,13 +429,17 @@ class ModbusSource:
         except UnitSilent:
             self._takes_one_line = True
 
-    async def _note_missing(self, unit: Unit, error: UnitSilent) -> None:
-        """A unit has not answered in this poll, but answers again."""
-        await self._flush()
+    def _log_missing(self, unit: Unit, error: UnitSilent) -> None:
+        """Log once in a life that a unit does not answer each request."""
         if unit.unit_id not in self._missing_logged:
             self._missing_logged.add(unit.unit_id)
             extra = {"action": "answer_missing", "source": self._settings.name, "unit": unit.unit_id, "why": str(error)}
             log.warning("a unit that answers has missed a request: answers come late, or are lost", extra=extra)
+
+    async def _note_missing(self, unit: Unit, error: UnitSilent) -> None:
+        """A unit has not answered in this poll. It is polled in the next one as if it had."""
+        await self._flush()
+        self._log_missing(unit, error)
         since_ns = self._answered_ns.get(unit.unit_id)
         await self._delivery.lose(quality.BAD_TIMEOUT, self.now_ns(), unit.all_tags(), since_ns=since_ns)
 

@@ -194,8 +194,9 @@ async def test_a_unit_that_stays_silent_is_reported_once(caplog: pytest.LogCaptu
             unit.answered()  # as at a new connection
     assert told(caplog) == ["unit_lost"]
     await poll(source, Device())
-    await poll(source, Device(is_silent=True))
-    assert told(caplog) == ["unit_lost", "unit_returned", "unit_lost"]
+    for _ in range(2):
+        await poll(source, Device(is_silent=True))
+    assert told(caplog) == ["unit_lost", "unit_returned", "answer_missing", "unit_lost"]
 
 
 async def test_the_log_names_refused_tags_as_the_file_does(caplog: pytest.LogCaptureFixture) -> None:
@@ -370,19 +371,39 @@ async def test_a_unit_that_holds_the_line_is_asked_rarely_and_last(
     assert all(gateway.units[place - 1] == 3 and gateway.units[place + 1] == 1 for place in asked[1:]), "after a poll"
 
 
-async def test_a_unit_that_misses_one_request_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:
-    """It is asked again at once. Its tags are bad for this poll, and that is told once."""
+class Hesitant(Device):
+    """Does not answer these requests, counted from 0."""
+
+    def __init__(self, *silent: int) -> None:
+        super().__init__()
+        self.silent = silent
+
+    async def read_bytes(self, read: Read) -> bytes:
+        self.is_silent = len(self.asked) in self.silent
+        return await super().read_bytes(read)
+
+
+async def test_a_unit_that_misses_one_request_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    """At once, so that no value is missing. It is told once."""
     store = FakeStore()
     source = await made(store)
-
-    class Hesitant(Device):
-        async def read_bytes(self, read: Read) -> bytes:
-            self.is_silent = len(self.asked) in (1, 4)
-            return await super().read_bytes(read)
-
-    device = Hesitant()
-    for _ in range(4):
+    device = Hesitant(1, 3)
+    for _ in range(3):
         await poll(source, device)
-    assert qualities(store)["1"] == [0, BAD_TIMEOUT, 0, BAD_TIMEOUT]
-    actions = [getattr(record, "action", "") for record in caplog.records]
-    assert (actions.count("answer_missing"), actions.count("unit_lost")) == (1, 0)
+    assert qualities(store)["1"] == [0, 0, 0]
+    assert told(caplog) == ["answer_missing"]
+
+
+async def test_a_unit_that_misses_one_poll_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:
+    """Its tags are bad for this poll, and it is polled in the next one. After two polls it is silent."""
+    store = FakeStore()
+    source = await made(store)
+    device = Hesitant(1, 2, 4, 5, 6, 7)
+    for _ in range(3):
+        await poll(source, device)
+    assert qualities(store)["1"] == [0, BAD_TIMEOUT, 0]
+    assert not source._units[0].is_silent
+    for _ in range(2):
+        await poll(source, device)
+    assert source._units[0].is_silent
+    assert told(caplog) == ["answer_missing", "unit_lost"]
