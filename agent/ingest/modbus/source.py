@@ -371,8 +371,11 @@ class ModbusSource:
         """Ask one silent unit over the main connection, at the end of a poll, so that its silence falls into the pause.
         Two that hold the line are asked apart."""
         now_ns = time.monotonic_ns()
+        if not self._has_one_line(line):
+            self._silence.set()  # what held the line may have answered: `_probe` goes on
+            return
         due = [unit for unit in self._units if unit.is_silent and (unit.probe_at_ns() or 0) <= now_ns]
-        if not due or not self._has_one_line(line):
+        if not due:
             return
         longest_ns = max(line.hold_ms.values(), default=0) * MS
         if now_ns - self._asked_silent_ns < HOLD_PART * longest_ns:

@@ -407,3 +407,16 @@ async def test_a_unit_that_misses_one_poll_is_not_silent(caplog: pytest.LogCaptu
         await poll(source, device)
     assert source._units[0].is_silent
     assert told(caplog) == ["answer_missing", "unit_lost"]
+
+
+async def test_a_silent_unit_is_asked_over_its_own_connection_when_the_line_is_free_again() -> None:
+    """It was taken to hold the line, and a later silence has shown that it does not."""
+    source = await made(FakeStore())
+    gateway = Gateway()
+    source._silence.clear()
+    gateway.hold_ms = {2: 3_000}
+    await source._ask_silent(gateway)  # type: ignore[arg-type]
+    assert not source._silence.is_set()
+    gateway.hold_ms = {}
+    await source._ask_silent(gateway)  # type: ignore[arg-type]
+    assert source._silence.is_set()

@@ -124,6 +124,10 @@ class AnswerMatcher:
             return replace(read, registers=())
         return None
 
+    def has_answered(self, unit_id: int) -> bool:
+        """Whether a unit has ever given values."""
+        return unit_id in self._good
+
     def living_read(self, silent: int, now_ns: int) -> Read | None:
         """A read that shows whether the line is free: of the unit that answered last, other than a silent one. None if
         there is none."""

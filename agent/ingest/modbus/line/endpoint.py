@@ -39,6 +39,7 @@ class Endpoint:
         self.quiet_until_s = 0.0
         self.users = 0  # sources that are connected
         self.hold_ms: dict[int, int] = {}  # by unit: how long its silence occupies the line, beyond the time-out
+        self._maybe_holding: set[int] = set()
         self._idle_ends = self._one_answer_ends = 0
         self._forgets_idle = False
 
@@ -57,6 +58,17 @@ class Endpoint:
         if self.connection is not None:
             self.connection.end()
             self.connection = None
+
+    def note_hold(self, unit_id: int, hold_ms: int) -> None:
+        """The line was occupied for so long after a silence of a unit; 0: it was not. For a unit that has answered, one
+        time is not believed: the unit that was asked instead may have been late itself."""
+        if not hold_ms:
+            self.hold_ms.pop(unit_id, None)
+            self._maybe_holding.discard(unit_id)
+        elif unit_id in self._maybe_holding or not self.answers.has_answered(unit_id):
+            self.hold_ms[unit_id] = hold_ms
+        else:
+            self._maybe_holding.add(unit_id)
 
     def note_end(self, *, is_idle: bool) -> None:
         """The device ended the connection: between two requests, or during one."""

@@ -32,7 +32,7 @@ GARBAGE_BYTES_SHOWN = 16
 REPEATS_MAX = 2  # of a request whose connection ended; each needs a connection that had answered something
 FORGOTTEN_S = 2.0  # a connection that was idle for so long may be forgotten by a firewall in between
 HOLD_MS_MAX = 10_000  # how long a gateway may occupy the line for a silent unit; 3 s and 5 s are usual
-HOLD_FACTOR = 1.2  # of the time-out: an answer that comes sooner after it did not have to wait
+HOLD_FACTOR = 1.2  # of the time-out, or the latest answer: one that comes sooner did not have to wait
 PARTS_READ_MAX = 3  # times that the parts of one number are read, until two belong together
 DOUBT_REQUESTS_MAX = 3  # until the unit counts as silent
 
@@ -227,10 +227,10 @@ class Line:
         except (UnitSilent, ConnectionEnded):
             return
         held_ms = round(1000 * (time.monotonic() - asked_s))
-        if held_ms > HOLD_FACTOR * self._settings.timeout_ms:
-            self._endpoint.hold_ms[unit_id] = held_ms
-        else:
-            self._endpoint.hold_ms.pop(unit_id, None)
+        usual_ms = max(
+            self._settings.timeout_ms, *(late_ns // 1_000_000 for late_ns in self._answers.late_ns.values()), 0
+        )
+        self._endpoint.note_hold(unit_id, held_ms if held_ms > HOLD_FACTOR * usual_ms else 0)
 
     def _data(self, read: Read, frame: Frame) -> bytes:
         """The data in an answer to this read. Raises ReadRefused and UnitSilent."""
@@ -239,7 +239,7 @@ class Line:
         if not frame.fits(shape_of(read)):
             self._keep_quiet(self._settings.timeout_ms)  # a gateway that mixes answers up drops what comes now
             raise self._silent(read)
-        self._endpoint.hold_ms.pop(read.unit_id, None)
+        self._endpoint.note_hold(read.unit_id, 0)
         if frame.exception:
             raise ReadRefused(read, frame.exception)
         assert frame.data is not None, "it fits"
