@@ -73,6 +73,7 @@ class Line:
         self._answers = self._endpoint.answers
         self._is_serial = settings.transport == "rtu"
         self._pause_ms = max(settings.request_pause_ms, frame_pause_ms(settings))
+        self._asked_s = 0.0  # when the last request was sent
 
     async def __aenter__(self) -> Self:
         async with self._endpoint.turn:
@@ -95,13 +96,12 @@ class Line:
     async def read_bytes(self, read: Read) -> bytes:
         """The data bytes of the answer to a read: two bytes a register, or eight bits a byte, the lowest first."""
         async with self._endpoint.turn:
-            began_s = time.monotonic()
             try:
                 if read.count > self._settings.registers_per_read_max and not read.table.is_bits:
                     return await self._in_parts(read)
                 return await self._repeated(read)
             except UnitUnheard:
-                await self._wait_free(read.unit_id, began_s)
+                await self._wait_free(read.unit_id)
                 raise
 
     async def end_poll(self) -> None:
@@ -187,6 +187,7 @@ class Line:
         connection = await self._ready()
         idle_s = asyncio.get_running_loop().time() - connection.answered_s if connection.answers_total else 0.0
         request = self._answers.ask(read, time.monotonic_ns())
+        self._asked_s = time.monotonic()
         try:
             frame = await connection.exchange(request, timeout_ms / 1000)
         except ConnectionEnded:
@@ -216,9 +217,10 @@ class Line:
                 return
         raise self._silent(read)
 
-    async def _wait_free(self, unit_id: int, asked_s: float) -> None:
+    async def _wait_free(self, unit_id: int) -> None:
         """A unit was silent: a gateway may go on waiting for it, and requests to other units queue meanwhile. Ask one
         that answers, and learn how long that takes."""
+        asked_s = self._asked_s
         other = None if self._is_serial else self._answers.living_read(unit_id, time.monotonic_ns())
         if other is None:
             return
