@@ -10,6 +10,10 @@ from functools import cache
 
 OVERFLOW_BITS = 0x0000_0480  # InfoType DataValue (01 in bits 10, 11) and the Overflow bit 7: OPC 10000-4, 7.39.1
 
+TAG_REMOVED = 0x808D_8000
+"""Of the last fact of a tag that was removed from the tag files: BadOutOfService with StructureChanged. Devices report
+BadOutOfService too, and such a tag is bad, not removed."""
+
 
 def status_name(code: int) -> str:
     """The name of a status, such as Good or BadTimeout, with `+Overflow` if the server's queue overflowed before the

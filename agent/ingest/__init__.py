@@ -18,7 +18,7 @@ from agent.ingest.gap import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS
 from agent.ingest.lifecycle import DeclaredGap, Newest, State
 from agent.ingest.ports import RemovedTag
 from agent.ingest.probe_result import WITHOUT_VALUE, ProbeStep, TagReading, accept_part
-from agent.ingest.quality import BAD_OUT_OF_SERVICE
+from agent.ingest.quality import TAG_REMOVED
 from agent.ingest.source_memory import LEARNED, SourceMemory
 from agent.ingest.source_probe import (
     is_read_by_node,

@@ -75,7 +75,7 @@ class Delivery:
         self.renumbered = _with_later(self.renumbered, ended, wanted)
         ruled = [n for n in self.points if n not in wanted or wanted[n].rule != self.sampler.rule(n)]
         self._hand_in(SampleColumns.of(self.sampler.release(ruled, now_ns)))
-        self._hand_in(SampleColumns.of(self.sampler.lose(status.BAD_OUT_OF_SERVICE, now_ns, gone, corrects=True)))
+        self._hand_in(SampleColumns.of(self.sampler.lose(status.TAG_REMOVED, now_ns, gone, corrects=True)))
         self._assign(wanted)
         return True
 

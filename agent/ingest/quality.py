@@ -6,6 +6,7 @@ does not answer or that bytes cannot be decoded. The overflow bits are defined i
 
 from __future__ import annotations
 
+from agent import status_codes
 from agent.status_codes import OVERFLOW_BITS
 
 GOOD = 0x0000_0000
@@ -35,7 +36,7 @@ BAD_FILTER_NOT_ALLOWED = 0x8045_0000
 BAD_DEADBAND_FILTER_INVALID = 0x808E_0000
 BAD_SECURITY_MODE_INSUFFICIENT = 0x80E6_0000
 BAD_DEVICE_FAILURE = 0x808B_0000
-BAD_OUT_OF_SERVICE = 0x808D_0000
+TAG_REMOVED = status_codes.TAG_REMOVED
 BAD_NO_DATA_AVAILABLE = 0x80B1_0000  # the device itself says that it has no value
 BAD_TOO_MANY_MONITORED_ITEMS = 0x80DB_0000
 

@@ -32,7 +32,7 @@ async def record_removed(find: FindRemoved, subjects: Collection[str], recorder:
     for stream in dict.fromkeys(one.stream for one in found):
         # A fact is never older than the previous one of its tag, which may have come from a clock that is ahead.
         rows = [
-            Sample(one.number, max(now_ns, one.newest_ns + 1), None, quality.BAD_OUT_OF_SERVICE)
+            Sample(one.number, max(now_ns, one.newest_ns + 1), None, quality.TAG_REMOVED)
             for one in found
             if one.stream == stream
         ]

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 from agent.batch import Kind, Origin
 from agent.fact_store import StoreError, StoreReader
-from agent.ingest import BAD_OUT_OF_SERVICE, Newest, RemovedTag
+from agent.ingest import TAG_REMOVED, Newest, RemovedTag
 from agent.node.stored_samples import NEWEST_DEPTH_FACTS, find_newest
 from agent.query.scan import Bounds, Scanner
 
@@ -41,7 +41,7 @@ def find_removed_tags(
     except StoreError as error:
         log.warning("removed_tags_unknown", extra={"why": str(error)})
         return ()
-    return [found for _, (found, quality) in sorted(newest.items()) if quality != BAD_OUT_OF_SERVICE]
+    return [found for _, (found, quality) in sorted(newest.items()) if quality != TAG_REMOVED]
 
 
 def _newest_of_each(

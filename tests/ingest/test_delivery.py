@@ -5,7 +5,7 @@ from agent.columns import SampleColumns
 from agent.ingest.delivery import Delivery
 from agent.ingest.gap import AGENT_STOPPED, NOTIFICATIONS_MISSING, TAGS_NAMED_MAX, TagGap
 from agent.ingest.lifecycle import Newest
-from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_OUT_OF_SERVICE
+from agent.ingest.quality import BAD_COMMUNICATION_ERROR, TAG_REMOVED
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.tag_map import Tag
@@ -46,7 +46,7 @@ async def test_tags_that_stay_keep_number_and_state() -> None:
         SampleColumns.of([Sample(2, 10 * S, 1.0), Sample(2, 12 * S, 2.0), Sample(3, 12 * S, 3.0)]), 12 * S
     )
     assert store.of("b") == [Sample(2, 10 * S, 1.0), Sample(2, 12 * S, 2.0)]
-    assert store.of("a") == [Sample(1, 10 * S, 1.0), Sample(1, 11 * S, None, BAD_OUT_OF_SERVICE)]
+    assert store.of("a") == [Sample(1, 10 * S, 1.0), Sample(1, 11 * S, None, TAG_REMOVED)]
     assert store.of("c") == [Sample(3, 12 * S, 3.0)]
 
 
@@ -122,7 +122,7 @@ async def test_a_tag_removed_while_its_source_is_away() -> None:
     delivery = await made(store, tag("a"), tag("b"))
     await delivery.lose(BAD_COMMUNICATION_ERROR, 10 * S)
     await retagged(delivery, 11 * S, tag("b"))
-    assert [s.quality for s in store.of("a")] == [BAD_COMMUNICATION_ERROR, BAD_OUT_OF_SERVICE]
+    assert [s.quality for s in store.of("a")] == [BAD_COMMUNICATION_ERROR, TAG_REMOVED]
     assert [s.quality for s in store.of("b")] == [BAD_COMMUNICATION_ERROR]
 
 
@@ -160,7 +160,7 @@ async def test_a_source_returns_with_its_first_good_value() -> None:
     bad = [Sample(n, 10 * S, None, BAD_COMMUNICATION_ERROR) for n in (1, 2)]
     await delivery.deliver(SampleColumns.of(bad), 10 * S)
     assert delivery.is_value_expected
-    mixed = [Sample(1, 11 * S, 1.0), Sample(2, 11 * S, None, BAD_OUT_OF_SERVICE)]
+    mixed = [Sample(1, 11 * S, 1.0), Sample(2, 11 * S, None, TAG_REMOVED)]
     await delivery.deliver(SampleColumns.of(mixed), 11 * S)
     await delivery.deliver(SampleColumns.of([Sample(1, 12 * S, 2.0)]), 12 * S)
     assert returned == [11 * S]

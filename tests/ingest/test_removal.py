@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from agent.ingest.ports import RemovedTag
-from agent.ingest.quality import BAD_OUT_OF_SERVICE
+from agent.ingest.quality import TAG_REMOVED
 from agent.ingest.recorder import Recorder
 from agent.ingest.removal import record_removed
 from agent.message import Sample, TagDefinition
@@ -32,9 +32,9 @@ async def test_removed_tags_end_with_a_fact(tmp_path: Path) -> None:
         store.refusing = False
         await wait_until_async(lambda: store.of("plant/old") and store.of("plant/older"), "the samples")
     assert asked == [{"tag:plant/x"}]
-    assert store.of("plant/old") == [Sample(1, now_ns + 1, None, BAD_OUT_OF_SERVICE)]
+    assert store.of("plant/old") == [Sample(1, now_ns + 1, None, TAG_REMOVED)]
     (older,) = store.of("plant/older")
-    assert (older.quality, older.value, older.source_time_ns > 5) == (BAD_OUT_OF_SERVICE, None, True)
+    assert (older.quality, older.value, older.source_time_ns > 5) == (TAG_REMOVED, None, True)
     assert {stream for stream, sample in store.samples if sample.tag == 2} == {"facts.other"}
 
 
@@ -45,4 +45,4 @@ async def test_a_commit_that_fails_is_repeated() -> None:
     store.failing_futures = 2
     recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
     await record_removed(lambda _: [RemovedTag("facts.telemetry", 1, "tag:plant/old", 5)], ["tag:plant/x"], recorder)
-    assert [sample.quality for sample in store.of("plant/old")] == [BAD_OUT_OF_SERVICE]
+    assert [sample.quality for sample in store.of("plant/old")] == [TAG_REMOVED]

@@ -11,7 +11,7 @@ import pytest
 
 from agent.config import ConfigFile
 from agent.fact_store import FactStore, StoreReader
-from agent.ingest import BAD_OUT_OF_SERVICE, RemovedTag
+from agent.ingest import TAG_REMOVED, RemovedTag
 from agent.local_socket.serving import open_store
 from agent.message import Sample, TagDefinition
 from agent.node.node import Node
@@ -41,7 +41,7 @@ def test_tags_that_no_file_names_and_that_are_in_service(tmp_path: Path) -> None
         (foreign,) = store.appends.define([TagDefinition("tag:l/foreign")]).result()
         for stream, rows in (
             (STREAM, [Sample(n, 10 * S, 1.0) for n in (kept, gone, retired, moved, foreign)]),
-            (STREAM, [Sample(retired, 20 * S, None, BAD_OUT_OF_SERVICE), Sample(late, 15 * S, 0.5)]),
+            (STREAM, [Sample(retired, 20 * S, None, TAG_REMOVED), Sample(late, 15 * S, 0.5)]),
             (OTHER, [Sample(renumbered, 30 * S, 2.0)]),
         ):
             store.appends.append_samples(stream, rows).result()
@@ -90,6 +90,6 @@ def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert (line.count, line.tags) == (30, [f"l/t{n:02}" for n in range(20)])  # type: ignore[attr-defined]
     with closing(StoreReader(settings.node.store_file)) as reader:
         rows = find_latest(Scanner(reader), ahead_ns)
-        assert {row.latest.quality for row in rows if row.latest is not None} == {BAD_OUT_OF_SERVICE}
+        assert {row.latest.quality for row in rows if row.latest is not None} == {TAG_REMOVED}
         assert reader.end_offset(STREAM) == 60
         assert find_removed_tags(reader, reader.origin, ()) == []

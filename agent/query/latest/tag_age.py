@@ -2,7 +2,8 @@
 
 Staleness belongs to a source, because a tag that reports by exception may be silent for hours. If the tag files give
 the longest interval of a tag, it is judged by itself: `stale` if no value has arrived for that interval and a grace
-time. A tag of this node that no tag file names any more is `removed`.
+time. A tag of this node that no tag file names any more is `removed`, and so is a tag of another zone whose last fact
+says so.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from agent.query.latest.latest_rows import LatestRecord
 from agent.query.scan import parse_time_ns
+from agent.status_codes import TAG_REMOVED
 
 GRACE_MS_MIN = 5_000  # allows for a group commit and a late poll
 AHEAD_NS_MIN = 120_000_000_000  # a later time was given by a clock that has been set back since
@@ -47,6 +49,8 @@ def aged_record(record: LatestRecord, in_force: TagsInForce | None, now_ns: int)
             mode = "removed"
         elif expected_ms is not None and age_ms is not None and mode == "fresh" and age_ms > _limit_ms(expected_ms):
             mode = "stale"
+    elif record["quality"] == TAG_REMOVED:
+        mode = "removed"
     return {**record, "mode": mode, "age_ms": age_ms, "expected_ms": expected_ms}
 
 

@@ -21,7 +21,6 @@ from agent.ingest.quality import (
     BAD_DECODING_ERROR,
     BAD_ENCODING_LIMITS_EXCEEDED,
     BAD_NODE_ID_UNKNOWN,
-    BAD_OUT_OF_SERVICE,
 )
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
@@ -108,7 +107,7 @@ async def test_another_reason_for_a_missing_value_is_recorded(monkeypatch: pytes
     source = await polled(store, "a")
     await source._delivery.lose(BAD_COMMUNICATION_ERROR, 5 * S)
     session = FakeSession()
-    statuses = [0x808C_0000, BAD_OUT_OF_SERVICE, BAD_NODE_ID_UNKNOWN]
+    statuses = [0x808C_0000, 0x808D_0000, BAD_NODE_ID_UNKNOWN]
     async with living(monkeypatch, source, session):
         for count, status in enumerate(statuses, 2):
             session.values = {("a", ""): (None, status, 0, 0)}

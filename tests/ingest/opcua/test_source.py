@@ -35,8 +35,8 @@ from agent.ingest.quality import (
     BAD_DECODING_ERROR,
     BAD_INDEX_RANGE_INVALID,
     BAD_NODE_ID_UNKNOWN,
-    BAD_OUT_OF_SERVICE,
     BAD_TOO_MANY_MONITORED_ITEMS,
+    TAG_REMOVED,
 )
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
@@ -181,7 +181,7 @@ async def test_a_new_tag_map_comes_behind_what_has_arrived(connected: bool) -> N
     source._refused[1] = 0x8034_0000
     await source.finish()
     await recorder.drain()
-    assert [(s.value, s.quality) for s in store.of("a/1")] == [(1.0, 0), (None, BAD_OUT_OF_SERVICE)]
+    assert [(s.value, s.quality) for s in store.of("a/1")] == [(1.0, 0), (None, TAG_REMOVED)]
     assert [s.value for s in store.of("a/2")] == [1.0, 2.0]
 
 

@@ -14,7 +14,7 @@ from agent.concurrency import TaskGroup
 from agent.demo.plant.tags import modbus_tags_csv
 from agent.file_watch import WatchTimes
 from agent.ingest.lifecycle import State
-from agent.ingest.quality import BAD_OUT_OF_SERVICE
+from agent.ingest.quality import TAG_REMOVED
 from agent.ingest.tags import watch
 from agent.ingest.tags.watch import TagWatch
 from agent.settings.sources import OpcuaSourceSettings
@@ -68,7 +68,7 @@ async def test_opcua_tags_come_go_and_change_in_a_running_subscription(plc: Prog
         changed = rows("count_02", "count_01", "count_05") + "plant/count_04,nsu=urn:bsfg:demo:plant;s=count_08,\n"
         put(sources[0].tags_file, changed.replace("tag,address\n", "tag,address,unit\n"))
         await run.wait_good("plant/count_05", 3)
-        await run.wait_bad("plant/count_03", BAD_OUT_OF_SERVICE)
+        await run.wait_bad("plant/count_03", TAG_REMOVED)
         await wait_until_async(lambda: run.store.good("plant/count_04")[-1].value > 8_000_000, "the other node")  # type: ignore[operator]
         ended = len(run.store.of("plant/count_03"))
         for tag in ("plant/count_01", "witness/count_02"):
@@ -106,8 +106,8 @@ async def test_modbus_tags_come_and_go_between_two_polls(meter: Program, tmp_pat
         await run.wait_good("plant/unit1.frequency", 3)
         await run.wait_good("plant/unit2.torque_1", 3)
         put(source.tags_file, "".join(without))
-        await run.wait_bad("plant/unit2.torque_1", BAD_OUT_OF_SERVICE)
-        await run.wait_bad("plant/unit1.frequency", BAD_OUT_OF_SERVICE)
+        await run.wait_bad("plant/unit2.torque_1", TAG_REMOVED)
+        await run.wait_bad("plant/unit1.frequency", TAG_REMOVED)
         await run.wait_good("plant/unit1.energy", len(run.store.good("plant/unit1.energy")) + 5)
         put(source.tags_file, "".join(lines))
         before = len(run.store.good("plant/unit2.torque_1"))
@@ -189,11 +189,11 @@ async def test_a_file_edited_while_its_source_is_away(tmp_path: Path) -> None:
             first.kill()
             await run.wait_state("plc", State.WAITING)
             put(source.tags_file, rows("count_01", "count_03"))
-            await run.wait_bad("plant/count_02", BAD_OUT_OF_SERVICE)
+            await run.wait_bad("plant/count_02", TAG_REMOVED)
             with running("opcua_server", port=first.port):
                 await run.wait_good("plant/count_03", 2)
                 await run.wait_good("plant/count_01", len(run.store.good("plant/count_01")) + 2)
-                assert run.store.of("plant/count_02")[-1].quality == BAD_OUT_OF_SERVICE
+                assert run.store.of("plant/count_02")[-1].quality == TAG_REMOVED
 
 
 @pytest.mark.system
@@ -213,7 +213,7 @@ async def test_a_file_edited_while_the_store_refuses(plc: Program, tmp_path: Pat
         await wait_until_async(lambda: run.source("plc").tags == 2, "the new map")
         store.refusing = False
         await run.wait_good("plant/count_03", 3)
-        await run.wait_bad("plant/count_02", BAD_OUT_OF_SERVICE)
+        await run.wait_bad("plant/count_02", TAG_REMOVED)
         for tag in ("plant/count_01", "witness/count_01"):
             await run.wait_good(tag, len(store.good(tag)) + 5)
         assert_same_values(store, "plant/count_01", "witness/count_01")
@@ -389,7 +389,7 @@ async def test_devices_of_a_template_come_and_go(meter: Program, tmp_path: Path)
         await run.wait_good("meter/l1/voltage", 2)
         put(file, phases(2, 3))
         await run.wait_good("meter/l3/voltage", 2)
-        await run.wait_bad("meter/l1/voltage", BAD_OUT_OF_SERVICE)
+        await run.wait_bad("meter/l1/voltage", TAG_REMOVED)
         put(file, phases(2, 3).replace("uint16", "uint17"))
         await wait_problem(run, "meter", "meter.toml line 7 (template line 1) key type")
         await run.wait_good("meter/l2/voltage", len(run.store.good("meter/l2/voltage")))

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from agent.query.latest import TagsInForce, aged_record
+from agent.query.latest import TagsInForce, aged_record, summarize
+from agent.status_codes import TAG_REMOVED
 from tests.query.latest.test_rows import NOW_NS, row
 
 AT = "2023-11-14T22:15:00Z"  # NOW_NS
@@ -42,6 +43,22 @@ def test_a_tag_that_no_file_names_is_removed() -> None:
     assert aged("tag:gone", 0, zone="north") == ("fresh", None)
     assert aged("tag:gone", 0, source="") == ("fresh", None)
     assert aged("tag:gone", 0, None) == ("fresh", None)
+
+
+def test_the_last_fact_of_a_removed_tag_says_so_in_every_zone() -> None:
+    """At a zone above, which has no tag files of the plant, a removed tag is not bad for ever. A tag that its device
+    calls out of service is bad, and so is one that is in the file again and has no value yet."""
+    assert aged("tag:gone", 0, zone="north", quality=TAG_REMOVED) == ("removed", None)
+    assert aged("tag:gone", 9, zone="north", quality=TAG_REMOVED, mode="degraded") == ("removed", None)
+    assert aged("tag:gone", 0, None, quality=TAG_REMOVED) == ("removed", None)
+    assert aged("tag:gone", 0, zone="north", quality=0x808D_0000) == ("fresh", None)
+    assert aged("tag:change", 0, quality=TAG_REMOVED)[0] == "fresh"
+    rows = [
+        aged_record(row("tag:gone", AT, zone="north", quality=quality), IN_FORCE, NOW_NS)
+        for quality in (TAG_REMOVED, 0x808D_0000)
+    ]
+    found = summarize(rows, None, lambda _: True)
+    assert (found.removed, len(found.bad), len(found.silent)) == (1, 1, 0)
 
 
 def test_a_silent_source_stays_degraded() -> None:
