@@ -15,6 +15,7 @@ from agent.ingest.modbus.line.connection import Connection
 from agent.settings.sources import ModbusSourceSettings
 
 IDLE_ENDS_TOLD = 2  # connections that ended between two requests, until it is said
+HOLDS_BELIEVED = 3  # in a row: a poll and a part of the next one
 PROMPT_S = 0.5  # an end so soon after an answer has its reason in the answer
 ONE_ANSWER_ENDS = 2  # connections in a row that ended after one answer, until each request gets its own
 
@@ -39,7 +40,7 @@ class Endpoint:
         self.quiet_until_s = 0.0
         self.users = 0  # sources that are connected
         self.hold_ms: dict[int, int] = {}  # by unit: how long its silence occupies the line, beyond the time-out
-        self._maybe_holding: set[int] = set()
+        self._holds_seen: dict[int, int] = {}  # by unit, in a row
         self._idle_ends = self._one_answer_ends = 0
         self._forgets_idle = False
 
@@ -60,15 +61,15 @@ class Endpoint:
             self.connection = None
 
     def note_hold(self, unit_id: int, hold_ms: int) -> None:
-        """The line was occupied for so long after a silence of a unit; 0: it was not. For a unit that has answered, one
-        time is not believed: the unit that was asked instead may have been late itself."""
+        """The line was occupied for so long after a silence of a unit; 0: it was not. For a unit that has answered, it
+        is believed the third time: the unit that was asked instead may have been late itself."""
         if not hold_ms:
             self.hold_ms.pop(unit_id, None)
-            self._maybe_holding.discard(unit_id)
-        elif unit_id in self._maybe_holding or not self.answers.has_answered(unit_id):
+            self._holds_seen.pop(unit_id, None)
+            return
+        seen = self._holds_seen[unit_id] = self._holds_seen.get(unit_id, 0) + 1
+        if seen >= HOLDS_BELIEVED or not self.answers.has_answered(unit_id):
             self.hold_ms[unit_id] = hold_ms
-        else:
-            self._maybe_holding.add(unit_id)
 
     def note_end(self, *, is_idle: bool) -> None:
         """The device ended the connection: between two requests, or during one."""
