@@ -15,7 +15,7 @@ from agent.fact_store import FactStore, StoreReader
 from agent.message import Sample, TagDefinition
 from tests.cli.conftest import Bsfg
 from tests.fact_store.making import AT_ONCE, TELEMETRY, done
-from tests.query.making import everything
+from tests.query.making import damage, everything
 from tests.support import command
 from tests.support.page import shown
 
@@ -421,6 +421,21 @@ def test_latest_sums_up_thousands_of_tags(bsfg: Bsfg, tmp_path: Path) -> None:
     assert found == {**counts, "bad_tags": [], "silent_tags": ["line1/t2999"]}
     nothing = bsfg("latest", "--summary", "--file", str(file), "line9/*")
     assert (nothing.returncode, nothing.stdout.splitlines()[0]) == (1, "0 tags: 0 good, 0 bad, 0 silent")
+
+
+def test_latest_says_by_its_status_that_facts_are_damaged(bsfg: Bsfg, tmp_path: Path) -> None:
+    """The list of values and the summary name the damaged facts of the newest of three batches, and exit 1, although
+    every tag has a good value before them."""
+    file = tmp_path / "facts.db"
+    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
+        numbers = done(store.appends.define([TagDefinition(f"tag:line1/t{number}") for number in range(2)]))
+        for value in (1.0, 2.0, 3.0):
+            done(store.appends.append_samples(TELEMETRY, [Sample(tag, time.time_ns(), value) for tag in numbers]))
+    damage(file, 5)
+    for options in ((), ("--summary",), ("--summary", "--json")):
+        found = bsfg("latest", *options, "--depth", "10", "--file", str(file))
+        assert found.returncode == 1, options
+        assert "5 to 6" in found.stderr
 
 
 def test_latest_fits_a_terminal(bsfg: Bsfg, tmp_path: Path) -> None:

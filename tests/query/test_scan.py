@@ -1,6 +1,5 @@
 """Facts of a store within bounds: all of them, no others, and no batch opened that cannot hold one."""
 
-import hashlib
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.batch import DIGEST_BYTES
 from agent.columns import FACTS_MAX
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
@@ -27,7 +25,7 @@ from agent.query.scan.scanner import Scanner
 from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 from tests.query.exact import exact_value
-from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, everything, naive
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, damage, everything, naive
 
 NAMES = (
     "stream", "offset", "zone", "epoch", "sequence", "kind", "subject", "predicate", "tag", "unit", "quality",
@@ -148,21 +146,6 @@ def test_a_scan_ends_where_the_log_ended_when_it_began(tmp_path: Path) -> None:
         done(store.appends.append_samples(TELEMETRY, [Sample(1, 1, 1.0)]))
         assert rows(scanner, Bounds()) == before
         assert len(rows(Scanner(reader), Bounds())) == len(before) + 1
-
-
-def damage(file: Path, first_offset: int, *, is_sealed_again: bool = False) -> None:
-    """Change the end of a telemetry batch, behind the triggers' back; with the digest of what is there then, only its
-    content shows it."""
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute("DROP TRIGGER batch_update_refused")
-        rows = "SELECT batch.id, body FROM batch JOIN stream ON stream.id = stream WHERE first_offset = ? AND name = ?"
-        number, body = connection.execute(rows, (first_offset, TELEMETRY)).fetchone()
-        changed = body[:-20] + bytes(byte ^ 0xFF for byte in body[-20:])
-        connection.execute("UPDATE batch SET body = ? WHERE id = ?", (changed, number))
-        if is_sealed_again:
-            digest = hashlib.blake2b(changed, digest_size=DIGEST_BYTES).digest()
-            connection.execute("UPDATE batch SET digest = ? WHERE id = ?", (digest, number))
-        connection.commit()
 
 
 @pytest.mark.parametrize("is_sealed_again", [False, True])

@@ -247,23 +247,26 @@ def test_the_first_of_several_timeouts_wakes_the_writer(timeouts_ms: tuple[int, 
 
 
 def test_a_fact_released_unconfirmed_is_not_acknowledged() -> None:
-    """A frontier passes a released fact. For an append that still waits for it, that is no confirmation."""
-    answered, stream = AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL)), StreamState(1, OPERATIONAL, 5)
-    kept = AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL))
+    """A frontier passes a released fact. For appends that still wait for one, the last released fact included, that is
+    no confirmation; the append behind it is confirmed, and so is the next one after a second release."""
     activity, catalog = ConsumerActivity(), Catalog(Origin("plant", bytes(16)))
-    catalog.streams[OPERATIONAL] = stream
+    stream = StreamState(1, OPERATIONAL, 6)
     consumer = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, Confirmed())
-    catalog.consumers["a"] = consumer
+    catalog.streams[OPERATIONAL], catalog.consumers["a"] = stream, consumer
     waiting = AckWaiters(activity.followers)
-    waiting.answer(answered, [AppendOutcome(3, "applied")], catalog, 0)
-    waiting.answer(kept, [AppendOutcome(5, "applied")], catalog, 0)
-    catalog.streams[OPERATIONAL] = dataclasses.replace(stream, released_offset=4)
-    catalog.consumers["a"] = dataclasses.replace(consumer, confirmed=Confirmed(5))
-    waiting.settle(catalog, 1)
-    (outcome,) = done(answered.future)
-    assert outcome.outcome == "queued"
-    assert "released before it was confirmed" in outcome.warning
-    assert [one.outcome for one in done(kept.future)] == ["applied"]
+    appends = {offset: AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL)) for offset in range(3, 7)}
+    for offset, append in appends.items():
+        waiting.answer(append, [AppendOutcome(offset, "applied")], catalog, 0)
+
+    def settled(released: int, confirmed: int) -> dict[int, str]:
+        catalog.streams[OPERATIONAL] = dataclasses.replace(stream, released_offset=released)
+        catalog.consumers["a"] = dataclasses.replace(consumer, confirmed=Confirmed(confirmed))
+        waiting.settle(catalog, 1)
+        return {offset: done(append.future)[0].outcome for offset, append in appends.items() if append.future.done()}
+
+    assert settled(released=4, confirmed=5) == {3: "queued", 4: "queued", 5: "applied"}
+    assert "released before it was confirmed" in done(appends[4].future)[0].warning
+    assert settled(released=5, confirmed=6)[6] == "applied"
     assert not waiting._groups
 
 

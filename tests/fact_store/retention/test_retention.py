@@ -121,6 +121,27 @@ def test_invariant_8_truncation_stays_below_every_frontier(tmp_path: Path) -> No
     assert rows(tmp_path) == 1
 
 
+def test_the_slowest_of_three_zones_decides_what_is_released(tmp_path: Path) -> None:
+    """Three zones at different offsets: what the slowest has confirmed is released, and no more; when it has passed the
+    second one, that one decides. Another stream, which its reader has not confirmed, keeps all its facts."""
+    with store_of(tmp_path, keep_hours=0) as store:
+        zones = {"idmz": 52, "enterprise": 23, "analytics": 74}
+        for zone in zones:
+            done(store.consumers.register(f"{zone}.all", zone, TELEMETRY))
+        done(store.consumers.register("idmz.messages", "idmz", OPERATIONAL))
+        done(store.appends.append_messages(OPERATIONAL, [message("m-1")]))
+        end = fill(store, 10)
+        for zone, offset in zones.items():
+            done(store.consumers.confirm(f"{zone}.all", offset))
+        wait_until(lambda: first_offset(store) == 21, "what all three have confirmed to go")
+        done(store.consumers.confirm("enterprise.all", 60))
+        wait_until(lambda: first_offset(store) == 51, "what the second zone has confirmed to go")
+        done(store.consumers.confirm("idmz.all", end))
+        wait_until(lambda: first_offset(store) == 61, "what the first zone has confirmed to go")
+        assert store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING).holes == ()
+        assert notices(store) == []
+
+
 def test_released_facts_are_read_by_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the release on, and long before their rows are deleted, facts are expired for every reader: by offset and by
     sequence, for comparisons and for searches in both directions."""

@@ -25,8 +25,7 @@ from pyspark_bsfg.schema import FACTS
 from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 from tests.query.exact import exact_value, value_of_text
-from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, add_consumer_and_gap, everything, naive
-from tests.query.test_scan import damage
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, add_consumer_and_gap, damage, everything, naive
 from tests.support import command
 
 MANY = 100_000

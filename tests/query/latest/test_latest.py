@@ -22,8 +22,7 @@ from agent.query.scan.dictionary import Dictionary
 from agent.query.scan.scanner import Scanner
 from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done
-from tests.query.making import BASE_NS, SECOND_NS, everything, naive
-from tests.query.test_scan import damage
+from tests.query.making import BASE_NS, SECOND_NS, damage, everything, naive
 from tests.support.memory import memory_folder
 
 OTHER = "facts.other"

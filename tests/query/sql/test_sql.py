@@ -24,8 +24,7 @@ from agent.signing.keys import SigningKey, ZoneSigner
 from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, message
 from tests.query.exact import exact_value
-from tests.query.making import BASE_NS, SECOND_NS, TAGS, add_consumer_and_gap, everything, naive
-from tests.query.test_scan import damage
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, add_consumer_and_gap, damage, everything, naive
 
 NOW_NS = BASE_NS + 7200 * SECOND_NS
 
