@@ -2,7 +2,8 @@
 
 An OPC tag has an `opcItemPath`. For a device of the Modbus driver that is `[Device]HR1`, possibly with a unit
 (`[Device]3.HR1`), a type (`HRF`, `HRUI`), a bit (`HR1.0`) or the length of a text (`HRS27:40`). For another OPC UA
-server it is a node id. Members of UDT instances are expanded with their parameters. Core.
+server it is a node id. UDT instances are expanded: settings and parameters are merged along the chain of types and of
+the instances around them, and a tag whose settings hold a reference without a value is refused. Core.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Any
 
 from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.tags.foreign.ignition_udt import REFERENCE, Export
 from agent.ingest.tags.foreign.translation import (
     NotTranslated,
     Options,
@@ -30,9 +31,6 @@ from agent.ingest.tags.foreign.translation import (
 from agent.ingest.tags.sheet import ROWS_MAX, check_size
 from agent.message import check_depth
 
-DEPTH_MAX = 20  # folders in folders, and UDTs in UDTs
-NODES_MAX = 2 * ROWS_MAX  # folders and tags with all UDTs expanded; UDTs in UDTs multiply
-TEXT_MAX = 4_096  # characters of a setting with its parameters filled in
 TABLES = {"C": "0", "DI": "1", "IR": "3", "HR": "4"}
 TYPES = {
     "": "int16",
@@ -63,13 +61,7 @@ MODBUS = re.compile(  # the longest kind first: HRI_641 is register 1 as 64 bits
     r"(?:\.(?P<bit>[0-9]{1,2})|:(?P<length>[0-9]{1,3}))?"
 )
 NODE = re.compile(r"(?:nsu=(?P<uri>[^;]+);|ns=(?P<index>[0-9]{1,5});)?(?P<identifier>[isgb]=.+)", re.DOTALL)
-PARAMETER = re.compile(r"\{(?P<name>[^{}+-]+)(?P<more>[+-][0-9]{1,9})?\}")
 OWN_SERVERS = ("ignition opc ua server", "ignition opc-ua server")
-
-SETTINGS = (
-    *("valueSource", "enabled", "opcServer", "opcItemPath", "dataType", "engUnit", "documentation", "tooltip"),
-    *("scaleMode", "rawLow", "rawHigh", "scaledLow", "scaledHigh", "clampMode", "deadband", "deadbandMode"),
-)
 
 # Numbers in the CSV of 7.x and words in the JSON of 8.x for the same.
 OPC = {"0", "opc", "opctag", "opc tag"}
@@ -99,7 +91,7 @@ def _translated(tag: Mapping[str, str], options: Options) -> tuple[dict[str, str
         raise NotTranslated("is not read by OPC")
     if tag.get("enabled", "true").lower() == "false":
         raise NotTranslated("is disabled")
-    if PARAMETER.search(path):
+    if REFERENCE.search(path):
         raise NotTranslated(f"{path!r} has a parameter without a value")
     item = ITEM.fullmatch(path)
     is_own = item is not None and tag.get("opcserver", "").lower() in ("", *OWN_SERVERS)
@@ -194,7 +186,7 @@ def _from_json(file: str, data: bytes, refused: list[Remark]) -> Iterator[tuple[
         root = json.loads(data.decode("utf-8-sig"))
     except ValueError as error:
         raise TagMapError([Problem(file, 0, "", "", f"is not JSON: {error}")]) from error
-    export = _Export(file, root)
+    export = Export(file, root)
     for index, (name, tag) in enumerate(export.tags(), 1):
         if index > ROWS_MAX:
             raise TagMapError([Problem(file, 0, "", "", f"has more than {ROWS_MAX} tags; export it in parts")])
@@ -204,117 +196,3 @@ def _from_json(file: str, data: bytes, refused: list[Remark]) -> Iterator[tuple[
             yield index, name, tag
     if not export.has_tags:
         raise TagMapError([Problem(file, 0, "", "", "is no tag export of Ignition: it holds no tags")])
-
-
-class _Export:
-    """The tags of a JSON export."""
-
-    def __init__(self, file: str, root: object) -> None:
-        self.has_tags = False
-        self._file, self._nodes = file, 0
-        self._root = {"tags": root} if isinstance(root, list) else root
-        self._types: dict[str, dict[str, Any]] = {}
-        self._collect_types(self._root, "", 0)
-
-    def tags(self) -> Iterator[tuple[str, Mapping[str, str] | str]]:
-        """(path and name, settings by name in lower case or the reason why there are none)."""
-        root = self._root
-        is_one = isinstance(root, dict) and "tags" not in root and "name" in root
-        yield from self._walk({"tags": [root]} if is_one else root, "", {}, 0)
-
-    def _collect_types(self, node: object, path: str, depth: int) -> None:
-        for tag in _members(node) if depth <= DEPTH_MAX else ():
-            name = str(tag.get("name", ""))
-            here = f"{path}/{name}" if path else name
-            if tag.get("tagType") == "UdtType":
-                self._types[here.removeprefix("_types_/")] = tag
-            else:
-                self._collect_types(tag, here, depth + 1)
-
-    def _walk(
-        self, node: object, path: str, parameters: Mapping[str, str], depth: int
-    ) -> Iterator[tuple[str, Mapping[str, str] | str]]:
-        if depth > DEPTH_MAX:
-            yield path, f"is nested deeper than {DEPTH_MAX} levels"
-            return
-        for tag in _members(node):
-            self.has_tags = True
-            self._nodes += 1
-            if self._nodes > NODES_MAX:
-                raise TagMapError([Problem(self._file, 0, "", "", f"is more than {NODES_MAX} tags with all UDTs")])
-            name = str(tag.get("name", ""))
-            here = f"{path}/{name}" if path else name
-            kind = tag.get("tagType", "Folder" if "tags" in tag else "AtomicTag")
-            if kind == "UdtType" or name == "_types_":
-                continue
-            if kind == "UdtInstance":
-                yield from self._instance(tag, here, parameters, depth)
-            elif kind in {"Folder", "Provider"}:
-                yield from self._walk(tag, here, parameters, depth + 1)
-            else:
-                yield here, _settings(tag, {**parameters, "TagName": name})
-
-    def _instance(
-        self, tag: dict[str, Any], path: str, outer: Mapping[str, str], depth: int
-    ) -> Iterator[tuple[str, Mapping[str, str] | str]]:
-        name = str(tag.get("typeId", ""))
-        merged, seen = tag, 0
-        while name and seen < DEPTH_MAX:
-            if name not in self._types:
-                yield path, f"is a UDT instance of {name}, which is not in this file; export the type with it"
-                return
-            merged, seen = _merged(self._types[name], merged), seen + 1
-            name = str(self._types[name].get("typeId", ""))
-        values = {key: _filled(_value(value), outer) for key, value in _parameters(merged).items()}
-        parameters = {**outer, **values, "InstanceName": path.rpartition("/")[2]}
-        yield from self._walk(merged, path, parameters, depth + 1)
-
-
-def _members(node: object) -> list[dict[str, Any]]:
-    tags = node.get("tags") if isinstance(node, dict) else None
-    return [tag for tag in tags if isinstance(tag, dict)] if isinstance(tags, list) else []
-
-
-def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """A type with the overrides of an instance. Members are merged by name."""
-    members = {str(tag.get("name")): tag for tag in _members(base)}
-    for tag in _members(over):
-        name = str(tag.get("name"))
-        members[name] = {**members[name], **tag} if name in members else tag
-    parameters = {**_parameters(base), **_parameters(over)}
-    return {**base, **over, "parameters": parameters, "tags": list(members.values())}
-
-
-def _parameters(tag: dict[str, Any]) -> dict[str, Any]:
-    found = tag.get("parameters")
-    return found if isinstance(found, dict) else {}
-
-
-def _value(found: object) -> str:
-    """A setting as text: plain, or {"value": ...}, or a binding with parameters in it."""
-    if isinstance(found, dict):
-        return _value(found.get("binding", found.get("value", "")))
-    if isinstance(found, str | int | float):
-        return str(found).lower() if isinstance(found, bool) else str(found)
-    return ""
-
-
-def _settings(tag: dict[str, Any], parameters: Mapping[str, str]) -> Mapping[str, str]:
-    return {name.lower(): _filled(_value(tag[name]), parameters) for name in SETTINGS if name in tag}
-
-
-def _filled(text: str, parameters: Mapping[str, str]) -> str:
-    """A text with its parameters replaced by their values. Unknown ones stay. `{Base+2}` adds to a number."""
-
-    def value(match: re.Match[str]) -> str:
-        known = parameters.get(match["name"])
-        if known is None:
-            return match[0]
-        if not match["more"]:
-            return known
-        return str(int(known) + int(match["more"])) if re.fullmatch("-?[0-9]{1,9}", known) else match[0]
-
-    if len(text) > TEXT_MAX:
-        return text[:TEXT_MAX]
-    filled = PARAMETER.sub(value, text)
-    return filled if len(filled) <= TEXT_MAX else text

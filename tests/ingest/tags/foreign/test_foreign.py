@@ -115,6 +115,122 @@ def test_ignition_json() -> None:
         assert (one.name, why in one.why) == (f"Hall 1/{name}", True)
 
 
+def test_ignition_udts_in_udts() -> None:
+    """What an instance says of a member in a member, or of a tag in its folder, is added to what the types and the
+    instances around it say, so each level may set one parameter or one setting and keeps the others. A member disabled
+    at one level may be enabled at the next. What the file does not determine is refused with the reason."""
+    found, tags = translated("ignition", "ignition_nested.json")
+    assert points(tags) == {
+        "Hall/S1/Feed/Speed": ("holding", 199, 7, "float32", "ABCD", 1, 0),
+        "Hall/S1/Feed/Details/Current": ("holding", 201, 7, "int16", "AB", 1, 0),
+        "Hall/S1/Axes/0/Speed": ("holding", 50, 7, "float32", "ABCD", 1, 0),
+        "Hall/S1/Axes/0/Details/Current": ("holding", 52, 7, "int16", "AB", 1, 0),
+        "Hall/S1/Axes/0/Details/Fault": ("coil", 500, 7, "bool", "AB", 1, 0),
+        "Hall/S1/Axes/0/Torque": ("holding", 54, 7, "int16", "AB", 1, 0),
+        "Hall/S1/Axes/1/Speed": ("holding", 199, 8, "float32", "ABCD", 1, 0),
+        "Hall/S1/Axes/1/Details/Current": ("holding", 201, 8, "int16", "AB", 1, 0),
+        "Hall/S1/Axes/1/Details/Fault": ("coil", 1990, 8, "bool", "AB", 1, 0),
+        "Hall/S1/Axes/1/Torque": ("holding", 203, 8, "int16", "AB", 1, 0),
+        "Hall/S2/Feed/Speed": ("holding", 199, 9, "float32", "ABCD", 1, 0),
+        "Hall/S2/Feed/Details/Fault": ("coil", 1990, 9, "bool", "AB", 1, 0),
+    }
+    texts = {tag.definition.subject[9:]: (tag.definition.unit, tag.definition.description) for tag in tags.tags}
+    assert texts["S1/Feed/Speed"] == ("rpm", "belt 1")
+    assert texts["S1/Feed/Details/Current"] == ("mA", "")
+    assert texts["S1/Axes/0/Speed"] == ("1/min", "")
+    whys = [("S1/Feed/Details/Fault", "is disabled"), ("S2/Feed/Details/Current", "expression")]
+    whys += [
+        (f"S2/Axes/0/{name}", "without a value") for name in ("Speed", "Details/Current", "Details/Fault", "Torque")
+    ]
+    whys += [("S2/Axes/1", "is disabled")]
+    assert len(found.refused) == len(whys)
+    for one, (name, why) in zip(found.refused, whys, strict=True):
+        assert (one.name, why in one.why) == (f"Hall/{name}", True)
+
+
+def instance(binding: str, **parameters: object) -> bytes:
+    """An instance with one tag."""
+    path = {"bindType": "parameter", "binding": binding}
+    member = {"name": "A", "tagType": "AtomicTag", "valueSource": "opc", "opcItemPath": path}
+    kind = {"name": "T", "tagType": "UdtType", "parameters": parameters, "tags": [member]}
+    return json.dumps({"tags": [kind, {"name": "I", "tagType": "UdtInstance", "typeId": "T"}]}).encode()
+
+
+@pytest.mark.parametrize(
+    "reference, number",
+    [
+        ("{Base}", 12),
+        ("{Base+3}", 15),
+        ("{Base - 3}", 9),
+        ("{Base+Step*2}", 20),
+        ("{(Base+Step)*2|0000}", 32),
+        ("{Base%5}", 2),
+        ("{Base/Step}", 3),
+        ("{Base|##0}", 12),
+        ("{Base/5}", None),
+        ("{Base/0}", None),
+        ("{Base^2}", None),
+        ("{Base+}", None),
+        ("{(Base}", None),
+        ("{Base|0.0}", None),
+        ("{Other}", None),
+        ("{Base+Other}", None),
+        ("{Text+1}", None),
+        ("{Sum}", None),
+        ("{" + "(" * 40 + "Base" + ")" * 40 + "}", None),
+        ("{Base+{Step}}", None),
+    ],
+)
+def test_references_to_parameters(reference: str, number: int | None) -> None:
+    """Terms are computed as the product does; what is no whole number or not known refuses the tag, because a guess
+    would read another register."""
+    integer = {"dataType": "Integer"}
+    data = instance(
+        f"[D]HR{reference}",
+        Base={**integer, "value": 12},
+        Step={**integer, "value": 4.0},
+        Text={"dataType": "String", "value": "x"},
+        Sum={**integer, "value": {"bindType": "parameter", "binding": "{Base}+1"}},
+    )
+    found = ignition.translate("list.json", data, Options("modbus", 1))
+    assert [int(cells["register"]) for _, cells in found.rows] == ([] if number is None else [number]), found.refused
+    assert len(found.refused) == (number is None)
+
+
+def test_names_of_instances_as_parameters() -> None:
+    """A nested instance sees its own name, that of its parent and that of the outermost instance; a node id with braces
+    is no reference."""
+    path = {"bindType": "parameter", "binding": "ns=2;s={RootInstanceName}.{ParentInstanceName}.{InstanceName}.{From}"}
+    member = {"name": "A", "valueSource": "opc", "opcServer": "PLC", "opcItemPath": path}
+    bound = {"value": {"bindType": "parameter", "binding": "{ParentInstanceName}"}}
+    inner = {"name": "Inner", "tagType": "UdtType", "parameters": {"From": {"value": "x"}}, "tags": [member]}
+    nested = {"name": "N", "tagType": "UdtInstance", "typeId": "Inner", "parameters": {"From": bound}}
+    middle = {"name": "Middle", "tagType": "UdtType", "tags": [nested]}
+    outer = {
+        "name": "Outer",
+        "tagType": "UdtType",
+        "tags": [{"name": "M", "tagType": "UdtInstance", "typeId": "Middle"}],
+    }
+    guid = {"name": "G", "valueSource": "opc", "opcServer": "PLC", "opcItemPath": "ns=2;s={3f2504e0-4f89-11d3-9a0c}"}
+    root = {"tags": [inner, middle, outer, {"name": "O", "tagType": "UdtInstance", "typeId": "Outer"}, guid]}
+    found, tags = translated(
+        "ignition", "list.json", json.dumps(root).encode(), protocol="opcua", namespaces={2: "urn:x"}
+    )
+    assert [tag.definition.address for tag in tags.tags] == [
+        *("nsu=urn:x;s=O.M.N.M", "nsu=urn:x;s={3f2504e0-4f89-11d3-9a0c}"),
+    ], found.refused
+
+
+def test_an_export_of_an_instance_alone() -> None:
+    """Lacks its type, which is said; a type that inherits from itself is refused."""
+    alone = {"name": "I", "tagType": "UdtInstance", "typeId": "T", "tags": []}
+    found = ignition.translate("list.json", json.dumps(alone).encode(), Options("modbus", 1))
+    assert [(one.name, "is not in this file" in one.why) for one in found.refused] == [("I", True)]
+    root = {"tags": [{"name": "T", "tagType": "UdtType", "typeId": "T"}, alone]}
+    found = ignition.translate("list.json", json.dumps(root).encode(), Options("modbus", 1))
+    assert "from itself" in found.refused[0].why
+
+
 @pytest.mark.parametrize(
     "item, kind, address",
     [
