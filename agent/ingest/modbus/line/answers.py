@@ -25,6 +25,8 @@ from agent.ingest.modbus.refusal import GATEWAY_CODES
 
 RECEIVED_MAX = 4_096  # bytes kept; a line that babbles has no answer further back
 GOOD_READS_MAX = 8  # reads of different length kept for each unit, for the request that ends a doubt
+LONGER_MAX = 16  # registers beyond what a unit has given, for the same
+READ_MAX = 125  # Modbus Application Protocol 6.3
 FORGET_NS = 60 * 10**9  # no device answers later; only asked when a unit has no other request left
 NUMBERS = 0xFFFF
 
@@ -143,6 +145,10 @@ class AnswerMatcher:
         yield from good
         for known in (*reversed(good), replace(read, registers=())):
             for count in range(1, known.count):
+                yield replace(known, count=count)
+        for known in good[-1:]:  # short reads soon run out; a longer one may be refused, which does no harm
+            end = min(known.count + LONGER_MAX, READ_MAX, ADDRESS_MAX + 1 - known.address)
+            for count in range(known.count + 1, end + 1):
                 yield replace(known, count=count)
         address = min(read.address, ADDRESS_MAX - 1)
         yield replace(read, address=address, count=2, registers=())

@@ -176,6 +176,21 @@ def test_a_unit_with_one_register_is_asked_for_another_function() -> None:
     assert matcher.distinct_read(SHORT, len(asked) * S + FORGET_NS + 1) == SHORT
 
 
+def test_a_unit_with_short_reads_is_asked_for_longer_ones() -> None:
+    """A jittery unit may miss several requests in a row, and must not be left alone for a minute for that."""
+    matcher = AnswerMatcher(is_rtu=True)
+    matcher.note_good(A)
+    read: Read | None = A
+    counts = []
+    for _ in range(10):
+        assert read is not None
+        counts.append(read.count)
+        matcher.ask(read, 0)
+        matcher.give_up()
+        read = matcher.distinct_read(A, 0)
+    assert counts == [2, 1, 3, 4, 5, 6, 7, 8, 9, 10]
+
+
 def test_the_number_0_is_never_used() -> None:
     """Some devices always answer with it."""
     matcher = AnswerMatcher(is_rtu=False, first_number=0xFFFE)
