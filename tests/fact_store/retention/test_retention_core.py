@@ -86,14 +86,15 @@ def test_age_is_counted_while_open_and_goes_on_after_a_restart() -> None:
 
 
 def test_a_mark_is_due_after_a_minute_of_age_or_of_the_wall_clock() -> None:
-    """A mark is due at the first append, after a minute of age, and when the wall clock has moved by a minute (the
-    store was closed, the clock was set). A clock that was set back needs none."""
+    """A mark is due at the first append, after a minute of age, and when the wall clock has moved by a minute in
+    either direction (the store was closed, the clock was set)."""
     almost, whole = 1_000 + MARK_EVERY_MS - 1, 1_000 + MARK_EVERY_MS
     assert is_mark_due(None, 0, 0, 0)
     assert not is_mark_due(1_000, almost, 1_000, almost)
     assert is_mark_due(1_000, whole, 1_000, 1_000)
     assert is_mark_due(1_000, 1_000, 1_000, whole)
-    assert not is_mark_due(1_000, 1_001, whole, 0)
+    assert is_mark_due(1_000, 1_001, whole, 1_000)
+    assert not is_mark_due(1_000, 1_001, almost, 1_000)
 
 
 @given(
