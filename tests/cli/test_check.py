@@ -110,13 +110,11 @@ def test_a_port_in_use(bsfg: Bsfg, tmp_path: Path) -> None:
 def test_what_a_tag_file_was_read_as_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
     """And a node without problems is one line."""
     (tmp_path / "node.toml").write_text(NODE + SOURCE.format("m1"))
-    (tmp_path / "m1.csv").write_bytes(
-        f"{HEADER}a/b,holding,1,int16\n".replace("type", "type,unit").encode() + b"a/c,coil,1,,\xb0\n"
-    )
+    (tmp_path / "m1.csv").write_bytes(f"{HEADER}a/b,holding,1,int16\n".replace("type", "type,unit").encode("utf-16"))
     done = bsfg("check")
     assert done.stdout.splitlines() == [
-        "node.toml: good; zone plant-a, 1 sources with 2 tags, peers: none",
-        "note: m1.csv is not UTF-8 and was read as Windows-1252; check units such as °C, or save it as CSV UTF-8",
+        "node.toml: good; zone plant-a, 1 sources with 1 tags, peers: none",
+        "note: m1.csv was read as UTF-16; check units such as °C",
     ]
 
 

@@ -40,6 +40,7 @@ OWN_BASE = {"kepware": "40001", "neuron": "40001", "ignition": "1"}  # the base 
     metavar="NUMBER=URI",
     help="OPC UA: the URI of a namespace number in the list; may be given several times.",
 )
+@click.option("--encoding", metavar="NAME", help="The code page of a file that is not UTF-8, such as windows-1250.")
 @click.argument("file", type=FILE)
 def import_list(
     product: str,
@@ -50,6 +51,7 @@ def import_list(
     prefix: str,
     device: str,
     namespaces: Sequence[str],
+    encoding: str | None,
     file: Path,
 ) -> None:
     """Translate the tag list FILE of another product: Kepware's CSV, Neuron's sheet as CSV, Ignition's JSON or CSV.
@@ -61,7 +63,9 @@ def import_list(
             "give the channel and device of the list, which it does not name: --device Channel1.Device1"
         )
     base = base or OWN_BASE[product]
-    options = Options(protocol, int(base), zero_based, prefix, device, _namespaces(namespaces))
+    options = Options(
+        protocol, int(base), zero_based, prefix, device, _namespaces(namespaces), _code_page(encoding or "")
+    )
     try:
         found = PRODUCTS[product](file.name, _content(file), options)
         data = tag_file(found, dialect_of(temporary_source(protocol, file, base)))
@@ -94,6 +98,15 @@ def _content(file: Path) -> bytes:
             return opened.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         sys.exit(f"bsfg: {file} cannot be read: {error.strerror}")
+
+
+def _code_page(name: str) -> str:
+    """The name of a text encoding that Python has; empty if none is given."""
+    try:
+        b"".decode(name or "utf-8")
+    except (LookupError, ValueError):
+        raise click.UsageError(f"--encoding {name!r} is not known; write a name such as windows-1250 or gbk") from None
+    return name
 
 
 def _namespaces(texts: Sequence[str]) -> dict[int, str]:

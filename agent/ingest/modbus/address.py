@@ -150,7 +150,7 @@ def _with_exponent(
     column, limit = "scale_register", settings.registers_per_read_max
     if cells.text("counter"):
         raise CellError(column, "makes the modulus of a counter change; leave one of both empty")
-    cells_of_scale = Cells({**cells.texts, "register": cells.text(column)}, decimal_comma=False)
+    cells_of_scale = Cells({**cells.texts, "register": cells.text(column)})
     try:
         other, exponent_at = _place(cells_of_scale, settings.address_base)
     except CellError as error:

@@ -1,13 +1,16 @@
 """Reads CSV as spreadsheets save it: comma, semicolon or tab, with or without a byte order mark, quoted or not.
 
 The first line names the columns, in any order. Lines before it that begin with # are comments. With semicolons a
-decimal comma is accepted, because such a spreadsheet writes it. Core.
+decimal comma is accepted, because such a spreadsheet writes it. A text that is neither UTF-8 nor UTF-16 is refused
+unless the caller names its code page: read in a wrong one, it would have wrong units and names without a sign of it.
+Core.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from agent.escaping import cell_text, csv_cell
@@ -15,13 +18,19 @@ from agent.ingest.errors import Problem, TagMapError
 from agent.ingest.tags.sheet import ROWS_MAX, Row, Sheet, check_size, unknown_names
 
 COMMENT = "#"
+DELIMITER_LINE = re.compile(r'"?sep=(?P<delimiter>[,;\t|])"?[,;\t|]*\r?\n', re.IGNORECASE)  # Excel's first line
+CODE_PAGES = ("windows-1252", "windows-1250", "windows-1251", "gbk", "shift_jis")  # that spreadsheets write
+CELLS_NAMED_MAX = 5
+DECIMAL = re.compile(r"[0-9]([.,])[0-9]")
+DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]*(?:[eE][+-]?[0-9]+)?")
+GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}")  # 1.000 is a thousand in one country, one in another
 
 
 def read_csv(file: str, data: bytes, known: Sequence[str], required: Sequence[str]) -> Sheet:
     """The rows of a file whose header has only `known` columns, and all `required` ones. Raises TagMapError if the
     whole file cannot be read. A row that cannot be read is a problem of the sheet."""
     text, notes = decoded(file, data)
-    delimiter = _delimiter(text)
+    text, delimiter = delimited(text)
     lines = _lines(file, text, delimiter)
     columns = _columns(file, *lines[0], known, required)
     rows: list[Row] = []
@@ -40,19 +49,30 @@ def read_csv(file: str, data: bytes, known: Sequence[str], required: Sequence[st
     return Sheet(tuple(rows), tuple(problems), decimal_comma=delimiter == ";", notes=notes)
 
 
-def decoded(file: str, data: bytes) -> tuple[str, tuple[str, ...]]:
-    """The text of a file and notes: UTF-8 with or without a byte order mark, UTF-16 with one, otherwise Windows-1252,
-    which Western Excel writes. Raises TagMapError if it is no text."""
+def decoded(file: str, data: bytes, code_page: str = "") -> tuple[str, tuple[str, ...]]:
+    """The text of a file and notes: in the named code page, or UTF-8 with or without a byte order mark, or UTF-16 with
+    one. Raises TagMapError if it is no such text."""
     check_size(file, data)
-    if b"\0" in data and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
+    is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if not code_page and not is_utf16 and b"\0" in data:
         raise TagMapError([Problem(file, 0, "", "", "is not text; save the sheet as CSV, not as a workbook")])
+    encoding = code_page or ("utf-16" if is_utf16 else "utf-8-sig")
     try:
-        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            return data.decode("utf-16"), (f"{file} was read as UTF-16",)
-        return data.decode("utf-8-sig"), ()
-    except UnicodeDecodeError:
-        note = f"{file} is not UTF-8 and was read as Windows-1252; check units such as °C, or save it as CSV UTF-8"
-        return data.decode("cp1252", errors="replace"), (note,)
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        if encoding != "utf-8-sig":
+            raise TagMapError([Problem(file, 0, "", "", f"is not text in {encoding}: {error.reason}")]) from error
+        raise TagMapError(_undecodable(file, data)) from error
+    return text, () if encoding == "utf-8-sig" else (f"{file} was read as {encoding.upper()}; check units such as °C",)
+
+
+def delimited(text: str) -> tuple[str, str]:
+    """The text without Excel's line `sep=;`, which spreadsheets do not count as a row, and its delimiter: the one of
+    this line, or the most frequent of comma, semicolon and tab in the header."""
+    if found := DELIMITER_LINE.match(text):
+        return text[found.end() :], found["delimiter"]
+    header = next((line for line in text.splitlines() if line.strip() and not _is_comment(line)), "")
+    return text, max(",;\t", key=header.count)
 
 
 def write_csv(columns: Sequence[str], rows: Iterable[Sequence[str]], comments: Iterable[str] = ()) -> bytes:
@@ -67,10 +87,52 @@ def write_csv(columns: Sequence[str], rows: Iterable[Sequence[str]], comments: I
     return text.getvalue().encode("utf-8-sig", "replace")
 
 
-def _delimiter(text: str) -> str:
-    """Semicolon, comma or tab: the most frequent in the header."""
-    header = next((line for line in text.splitlines() if line.strip() and not _is_comment(line)), "")
-    return max(",;\t", key=header.count)
+def decimal_marks(texts: Iterable[str]) -> str:
+    """The decimal marks in the number cells of a sheet with semicolons: `.` or `,` or both; `,` if there is none."""
+    return "".join(sorted({match[1] for text in texts for match in DECIMAL.finditer(text)})) or ","
+
+
+def both_readings(text: str) -> str:
+    """Why a number such as 1.000 is refused beside 0,5."""
+    thousands, decimal = int(text.replace(",", "").replace(".", "")), float(text.replace(",", "."))
+    return f"is {thousands} or {decimal:g}: the file has numbers with a decimal comma and with a point; write all alike"
+
+
+def _undecodable(file: str, data: bytes) -> list[Problem]:
+    """The cells that are not UTF-8, each with what it would be in the usual code pages."""
+    text, delimiter = delimited(data.removeprefix(b"\xef\xbb\xbf").decode("latin-1"))  # a character for each byte
+    names: list[str] = []
+    problems: list[Problem] = []
+    lines = csv.reader((line.replace("\0", "") for line in io.StringIO(text, newline="")), delimiter=delimiter)
+    for row, cells in enumerate(lines, 1):
+        if not names and cells and not _is_comment(cells[0]):
+            names = cells
+        for index, cell in enumerate(cells):
+            if readings := _readings(cell.encode("latin-1")):
+                column = names[index].strip() if index < len(names) and names[index].isascii() else str(index + 1)
+                problems.append(Problem(file, row, column, cell.encode("ascii", "replace").decode(), readings))
+    why = (
+        "is not UTF-8, and its code page is not known; save it as CSV UTF-8, or convert it with the right name in "
+        "iconv -f NAME -t UTF-8 (bsfg tags import: --encoding NAME)"
+    )
+    if len(problems) > CELLS_NAMED_MAX:
+        why += f"; {len(problems)} cells have two readings, such as"
+    return [Problem(file, 0, "", "", why), *problems[:CELLS_NAMED_MAX]]
+
+
+def _readings(cell: bytes) -> str:
+    """What a cell is in each code page, empty if it is UTF-8."""
+    try:
+        cell.decode()
+    except UnicodeDecodeError:
+        pages: dict[str, list[str]] = {}
+        for page in CODE_PAGES:
+            try:
+                pages.setdefault(cell.decode(page), []).append(page)
+            except UnicodeDecodeError:
+                continue
+        return "is " + ", ".join(f"{text!r} in {' and '.join(names)}" for text, names in pages.items())
+    return ""
 
 
 def _is_comment(line: str) -> bool:

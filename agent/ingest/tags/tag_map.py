@@ -22,8 +22,8 @@ from typing import Any
 
 from agent.ingest.errors import Problem, TagMapError, is_toml, place
 from agent.ingest.sampling import SamplingRule
-from agent.ingest.tags.columns import COMMON_COLUMNS, TEMPLATE_COLUMNS, Column
-from agent.ingest.tags.csv_rows import read_csv
+from agent.ingest.tags.columns import COMMON_COLUMNS, TEMPLATE_COLUMNS, Column, Kind
+from agent.ingest.tags.csv_rows import DECIMAL_COMMA, GROUPED, both_readings, decimal_marks, read_csv
 from agent.ingest.tags.sheet import CellError, Row, Sheet
 from agent.ingest.tags.templates import Sums, expand
 from agent.ingest.tags.toml_rows import read_toml
@@ -115,11 +115,14 @@ class Dialect:
 
 
 class Cells:
-    """The stripped cells of one row by column name. A missing column is empty."""
+    """The stripped cells of one row by column name. A missing column is empty.
 
-    def __init__(self, texts: Mapping[str, str], *, decimal_comma: bool) -> None:
+    `marks` are the decimal marks of the numbers in the file, `.` or `,` or both.
+    """
+
+    def __init__(self, texts: Mapping[str, str], marks: str = ".") -> None:
         self.texts = texts
-        self._decimal_comma = decimal_comma
+        self._marks = marks
 
     def text(self, column: str) -> str:
         return self.texts.get(column, "")
@@ -139,7 +142,9 @@ class Cells:
 
     def number(self, column: str, text: str, default: float) -> int | float:
         """A finite number. Whole numbers are int, so that an integer scaled by 10 stays exact."""
-        if self._decimal_comma and text.count(",") == 1 and "." not in text:
+        if len(self._marks) == 2 and GROUPED.fullmatch(text):
+            raise CellError(column, both_readings(text))
+        if "," in self._marks and DECIMAL_COMMA.fullmatch(text):
             text = text.replace(",", ".")
         if not text:
             return default
@@ -167,7 +172,7 @@ class Cells:
 def read_tag_map(file: str, data: bytes, source: str, dialect: Dialect) -> TagMap:
     """The tags in a file's bytes. Raises TagMapError with every problem found."""
     sheet = read_rows(file, data, dialect)
-    reader = _Reader(file, source, dialect, decimal_comma=sheet.decimal_comma)
+    reader = _Reader(file, source, dialect, _decimal_marks(sheet, dialect))
     for row in sheet.rows:
         reader.read(row)
     problems = [*sheet.problems, *_reported_once(reader.problems)]
@@ -193,19 +198,27 @@ def read_rows(file: str, data: bytes, dialect: Dialect) -> Sheet:
     return expand(file, sheet, own, dialect.sums)
 
 
+def _decimal_marks(sheet: Sheet, dialect: Dialect) -> str:
+    """The decimal marks of the numbers in a file. Only a sheet with semicolons can have commas."""
+    if not sheet.decimal_comma:
+        return "."
+    columns = [column.name for column in dialect.all_columns if column.kind is Kind.NUMBER or column.name == "clamp"]
+    return decimal_marks(row.texts.get(name, "") for row in sheet.rows for name in columns)
+
+
 class _Reader:
     """Collects tags and problems row by row."""
 
-    def __init__(self, file: str, source: str, dialect: Dialect, *, decimal_comma: bool) -> None:
+    def __init__(self, file: str, source: str, dialect: Dialect, marks: str) -> None:
         self.tags: list[Tag] = []
         self.problems: list[Problem] = []
         self._file, self._source, self._dialect = file, source, dialect
-        self._decimal_comma = decimal_comma
+        self._marks = marks
         self._rows_by_subject: dict[str, Row] = {}
         self._rows_by_point: dict[Any, Row] = {}
 
     def read(self, row: Row) -> None:
-        cells = Cells(row.texts, decimal_comma=self._decimal_comma)
+        cells = Cells(row.texts, self._marks)
         missing = [name for name in self._dialect.required if not cells.text(name)]
         for name in missing:
             self._problem(row, name, "", "is empty; every row needs one")

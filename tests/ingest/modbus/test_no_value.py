@@ -29,7 +29,7 @@ def sample(
     """The value and status of a row with these cells."""
     settings = ModbusSourceSettings("m", Path("t.csv"), 0, host="h", no_value=tuple(defaults))
     row = {"tag": "a/b", "table": "holding", "register": "0", "type": name, "no_value": cell, **cells}
-    register, _, _ = dialect(settings).read_point(Cells(row, decimal_comma=False))
+    register, _, _ = dialect(settings).read_point(Cells(row))
     assert isinstance(register, Register)
     found = BlockDecoder(read_of([register]), [1]).decode(struct.pack(f">{len(words)}H", *words), 0)
     return found.values[0], found.qualities[0]

@@ -26,7 +26,7 @@ SETTINGS = ModbusSourceSettings("m", Path("t.csv"), 0, host="h")
 def register(settings: ModbusSourceSettings = SETTINGS, **cells: str) -> Register:
     """The register of a row."""
     row = {"tag": "a/b", "table": "holding", "register": "10", "type": "uint16", **cells}
-    found, _, _ = dialect(settings).read_point(Cells(row, decimal_comma=False))
+    found, _, _ = dialect(settings).read_point(Cells(row))
     assert isinstance(found, Register)
     return found
 

@@ -8,7 +8,7 @@ from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.monitoring import Monitoring, Trigger
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags import csv_rows
-from agent.ingest.tags.file import load_tag_map, load_tag_maps
+from agent.ingest.tags.file import load_tag_map, load_tag_maps, parse_tag_file
 from agent.ingest.tags.tag_map import TagMap
 from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
@@ -82,21 +82,73 @@ def test_one_node_is_one_tag_however_it_is_monitored(tmp_path: Path) -> None:
     [
         ("tag,address,unit\na/b,nsu=urn:x;s=y,°C\n".encode("utf-8-sig"), ""),
         ('tag;address;unit\r\na/b;"nsu=urn:x;s=y";°C\r\n'.encode(), ""),
-        ('"tag";"address";"unit"\r\n"a/b";"nsu=urn:x;s=y";"°C"\r\n'.encode("cp1252"), "Windows-1252"),
+        ('"tag";"address";"unit"\r\n"a/b";"nsu=urn:x;s=y";"°C"\r\n'.encode(), ""),
+        (
+            "sep=;\r\ntag;address;unit\r\na/b;nsu=urn:x;s=y;°C\r\n".replace(
+                "nsu=urn:x;s=y", '"nsu=urn:x;s=y"'
+            ).encode(),
+            "",
+        ),
         ("tag\taddress\tunit\na/b\tnsu=urn:x;s=y\t°C\n".encode("utf-16"), "UTF-16"),
         ("Tag,Address,Unit,,\r\n\r\na/b,nsu=urn:x;s=y,°C,,\r\n,,,,\r\n".encode(), ""),
         ("unit,address,tag\n°C,nsu=urn:x;s=y,a/b\n".encode(), ""),
     ],
-    ids=["bom", "semicolon-crlf", "cp1252", "utf16-tab", "empty-rows-and-columns", "any-order"],
+    ids=["bom", "semicolon-crlf", "quoted", "sep", "utf16-tab", "empty-rows-and-columns", "any-order"],
 )
 def test_what_spreadsheets_save(tmp_path: Path, data: bytes, note: str) -> None:
-    """All the shapes in which Excel and its like write a sheet give the same tag; a guessed encoding is told."""
+    """All the shapes in which Excel and its like write a sheet give the same tag; UTF-16 is told."""
     found = opcua(tmp_path, data)
     (tag,) = found.tags
     assert (tag.definition.subject, tag.definition.unit) == ("tag:a/b", "°C")
     assert tag.point == TagPoint.of(NodeAddress("urn:x", "y"))
     assert bool(found.notes) == bool(note)
     assert all(note in line for line in found.notes)
+
+
+@pytest.mark.parametrize("page", ["cp1252", "cp1250", "cp1251", "gbk", "shift_jis"])
+def test_a_file_in_a_code_page_is_refused(tmp_path: Path, page: str) -> None:
+    """Whatever spreadsheet wrote it: the cells that depend on the page are named with their readings, up to five."""
+    header = "# a comment\ntag,address,unit,description\na/0,i=1,°C,\n"
+    text = header + "".join(f"a/{n},i={n},°C,\n" for n in range(2, 9))
+    with pytest.raises(TagMapError) as refused:
+        opcua(tmp_path, text.encode(page, "replace"))
+    whole, *cells = refused.value.problems
+    assert ("save it as CSV UTF-8" in whole.why, "8 cells" in whole.why) == (True, True)
+    assert [(cell.row, cell.column) for cell in cells] == [(row, "unit") for row in range(3, 8)]
+    assert all("'°C' in" in cell.why for cell in cells)
+
+
+def test_a_quoted_cell_and_a_header_in_a_code_page(tmp_path: Path) -> None:
+    """Rows are counted as the spreadsheet counts them, and a header that is not readable is named by its number."""
+    with pytest.raises(TagMapError) as refused:
+        opcua(tmp_path, 'tag;address;größe\n"a\nb";i=1;x\na/c;i=2;m³\n'.encode("cp1252"))
+    assert [(cell.row, cell.column) for cell in refused.value.problems[1:]] == [(1, "3"), (3, "3")]
+
+
+@pytest.mark.parametrize(
+    "first, second, readings",
+    [
+        ("0,5", "1.000", ("1000", "1")),
+        ("0.5", "-1,000", ("-1000", "-1")),
+        ("0,5", "1.0001", None),
+        ("0,5", "0.500", None),
+        ("0,5", "1,000", None),
+        ("0.5", "1.000", None),
+    ],
+)
+def test_numbers_with_two_readings(tmp_path: Path, first: str, second: str, readings: tuple[str, str] | None) -> None:
+    """A point and three digits beside decimal commas, or the other way round, may be a thousand or one."""
+    settings = ModbusSourceSettings(name="s", host="h", tags_file=tmp_path / "t.csv", address_base=0)
+    data = f"tag;table;register;type;scale\na/b;holding;1;int16;{first}\na/c;holding;2;int16;{second}\n".encode()
+    if readings is None:
+        first_scale, second_scale = (tag.point.kind.scale for tag in parse_tag_file(settings, data).tags)
+        assert (first_scale, second_scale) == (0.5, float(second.replace(",", ".")))
+        return
+    with pytest.raises(TagMapError) as refused:
+        parse_tag_file(settings, data)
+    (problem,) = refused.value.problems
+    assert (problem.row, problem.column) == (3, "scale")
+    assert f"is {readings[0]} or {readings[1]}:" in problem.why
 
 
 def test_a_decimal_comma_with_semicolons(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def _place(table: str, first: str, last: str, settings: ModbusSourceSettings) ->
 def _register(cells: dict[str, str], settings: ModbusSourceSettings) -> Register:
     """The register that a row with these cells reads."""
     try:
-        register, _, _ = dialect(settings).read_point(Cells(cells, decimal_comma=False))
+        register, _, _ = dialect(settings).read_point(Cells(cells))
     except CellError as error:
         raise ValueError(f"{error.column} {cells.get(error.column, '')!r} {error.why}") from error
     assert isinstance(register, Register), "of the Modbus dialect"

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 
 from agent.ingest.errors import Problem, TagMapError
 from agent.ingest.tags.foreign.ignition_udt import REFERENCE, Export
 from agent.ingest.tags.foreign.translation import (
+    ForeignCsv,
+    ForeignRow,
     NotTranslated,
     Options,
     Remark,
     Translation,
     clamp,
-    foreign_rows,
     linear,
     node_address,
     number,
@@ -31,6 +32,11 @@ from agent.ingest.tags.foreign.translation import (
 from agent.ingest.tags.sheet import ROWS_MAX, check_size
 from agent.message import check_depth
 
+CSV = ForeignCsv(
+    "Ignition",
+    required=("Name", "TagType", "OPCItemPath"),
+    numbers=("rawlow", "rawhigh", "scaledlow", "scaledhigh", "deadband"),
+)
 TABLES = {"C": "0", "DI": "1", "IR": "3", "HR": "4"}
 TYPES = {
     "": "int16",
@@ -74,9 +80,15 @@ def translate(file: str, data: bytes, options: Options) -> Translation:
     check_size(file, data)
     refused: list[Remark] = []
     is_json = data.lstrip(b"\xef\xbb\xbf \r\n\t").startswith((b"{", b"["))
-    rows = _from_json(file, data, refused) if is_json else _from_csv(file, data)
+    notes: tuple[str, ...] = ()
+    if is_json:
+        rows = _from_json(file, data, options, refused)
+    else:
+        found_rows, notes = CSV.rows(file, data, options)
+        rows = _from_csv(found_rows)
     found = translate_rows(rows, options, _translated)
     found.refused += refused
+    found.notes += notes
     if options.protocol == "modbus":
         found.notes.append(
             'the file does not hold the byte order: Ignition\'s default, low word first, is byte_order = "CDAB" of the source'
@@ -169,21 +181,23 @@ def _deadband(tag: Mapping[str, str]) -> dict[str, str]:
     return {"deadband": tag["deadband"] + ("%" if mode in {"1", "percent", "percentage"} else "")}
 
 
-def _from_csv(file: str, data: bytes) -> Iterator[tuple[int, str, Mapping[str, str]]]:
+def _from_csv(rows: Iterable[ForeignRow]) -> Iterator[tuple[int, str, Mapping[str, str]]]:
     """(row, path and name, cells) of each tag that is no folder."""
-    for row, cells in foreign_rows(file, data, "Ignition", ("Name", "TagType", "OPCItemPath")):
+    for row, cells in rows:
         if cells.get("tagtype", "").lower() in {"6", "folder"}:
             continue
         name = "/".join(part for part in (cells.get("path", "").strip("/"), cells.get("name", "")) if part)
         yield row, name, cells
 
 
-def _from_json(file: str, data: bytes, refused: list[Remark]) -> Iterator[tuple[int, str, Mapping[str, str]]]:
+def _from_json(
+    file: str, data: bytes, options: Options, refused: list[Remark]
+) -> Iterator[tuple[int, str, Mapping[str, str]]]:
     """(number of the tag, path and name, settings) of each tag, members of UDT instances included. Tags that cannot be
     expanded are added to `refused`."""
     try:
         check_depth("tags", data)
-        root = json.loads(data.decode("utf-8-sig"))
+        root = json.loads(data.decode(options.code_page or "utf-8-sig"))
     except ValueError as error:
         raise TagMapError([Problem(file, 0, "", "", f"is not JSON: {error}")]) from error
     export = Export(file, root)

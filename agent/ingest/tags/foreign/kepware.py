@@ -13,17 +13,22 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from agent.ingest.tags.foreign.translation import (
+    ForeignCsv,
     NotTranslated,
     Options,
     Translation,
     clamp,
     factor,
-    foreign_rows,
     linear,
     register_cells,
     translate_rows,
 )
 
+CSV = ForeignCsv(
+    "Kepware",
+    required=("Tag Name", "Address", "Data Type"),
+    numbers=("raw low", "raw high", "scaled low", "scaled high"),
+)
 NAMESPACE = "KEPServerEX"  # of its OPC UA server
 MODBUS_TYPES = {
     "boolean": "bool",
@@ -59,8 +64,9 @@ ADDRESS = re.compile(r"(?:(?P<hex>H)(?P<hex_table>[0134])(?P<hex_digits>[0-9A-F]
 
 def translate(file: str, data: bytes, options: Options) -> Translation:
     """The tags of a device. Raises TagMapError for a file that is no such export."""
-    rows = foreign_rows(file, data, "Kepware", ("Tag Name", "Address", "Data Type"))
+    rows, notes = CSV.rows(file, data, options)
     found = translate_rows(((row, cells.get("tag name", ""), cells) for row, cells in rows), options, _translated)
+    found.notes += notes
     if options.protocol == "modbus":
         found.notes.append(
             'the file does not hold the byte order: Kepware\'s default, first word low, is byte_order = "CDAB" of the source'

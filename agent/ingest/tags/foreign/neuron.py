@@ -11,17 +11,18 @@ import re
 from collections.abc import Mapping
 
 from agent.ingest.tags.foreign.translation import (
+    ForeignCsv,
     NotTranslated,
     Options,
     Translation,
     factor,
-    foreign_rows,
     node_address,
     number,
     register_cells,
     translate_rows,
 )
 
+CSV = ForeignCsv("Neuron", required=("group", "name", "address", "type"), numbers=("decimal",))
 MODBUS_TYPES = {
     "int16": "int16",
     "uint16": "uint16",
@@ -58,8 +59,9 @@ ADDRESS = re.compile(
 
 def translate(file: str, data: bytes, options: Options) -> Translation:
     """The tags of a node. Raises TagMapError for a file that is no such list."""
-    rows = foreign_rows(file, data, "Neuron", ("group", "name", "address", "type"))
+    rows, notes = CSV.rows(file, data, options)
     found = translate_rows(((row, _name(cells), cells) for row, cells in rows), options, _translated)
+    found.notes += notes
     if options.protocol == "modbus":
         found.notes.append(
             "tags without #.. in their address follow the node's endianness: set byte_order of the source"

@@ -9,12 +9,20 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from agent.ingest.errors import Problem, TagMapError
-from agent.ingest.tags.csv_rows import decoded, write_csv
+from agent.ingest.tags.csv_rows import (
+    DECIMAL_COMMA,
+    GROUPED,
+    both_readings,
+    decimal_marks,
+    decoded,
+    delimited,
+    write_csv,
+)
 from agent.ingest.tags.sheet import ROWS_MAX
 from agent.ingest.tags.tag_map import Dialect, read_tag_map
 
@@ -34,7 +42,7 @@ class Options:
 
     `base` is the address base of the written registers. `zero_based`: the registers of the file count from 0 within
     their table. `device`: import only its rows, or the device of the file. `namespaces` are the URIs of namespace
-    numbers.
+    numbers. `code_page` is that of a file which is not UTF-8.
     """
 
     protocol: str
@@ -43,6 +51,7 @@ class Options:
     prefix: str = ""
     device: str = ""
     namespaces: Mapping[int, str] = field(default_factory=dict)
+    code_page: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +129,45 @@ def _refuse(found: Translation, problems: Sequence[Problem]) -> None:
     found.rows = [one for index, one in enumerate(found.rows) if index not in at_fault]
 
 
-def foreign_rows(file: str, data: bytes, product: str, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(row, cells by column in lower case) of a CSV export. Raises TagMapError if it is none."""
-    text, _ = decoded(file, data)
-    delimiter = max(",;\t", key=next((line for line in text.splitlines() if line.strip()), "").count)
+@dataclass(frozen=True, slots=True)
+class ForeignCsv:
+    """The CSV of a product: the columns that it must have, and those that hold numbers."""
+
+    product: str
+    required: tuple[str, ...]
+    numbers: tuple[str, ...]
+
+    def rows(self, file: str, data: bytes, options: Options) -> tuple[list[ForeignRow], tuple[str, ...]]:
+        """The rows of an export and notes on how it was read. Raises TagMapError if it is none."""
+        text, notes = decoded(file, data, options.code_page)
+        text, delimiter = delimited(text)
+        rows = _csv_rows(file, text, delimiter, self)
+        if delimiter == ";":
+            _use_points(file, rows, self.numbers)
+        return rows, notes
+
+
+ForeignRow = tuple[int, dict[str, str]]  # the row, and its cells by column in lower case
+
+
+def _use_points(file: str, rows: Sequence[ForeignRow], columns: Sequence[str]) -> None:
+    """Write the numbers in these columns with decimal points. Raises TagMapError for one that has two readings."""
+    marks = decimal_marks(cells.get(column, "") for _, cells in rows for column in columns)
+    if "," not in marks:
+        return
+    problems = []
+    for row, cells in rows:
+        for column in columns:
+            text = cells.get(column, "")
+            if len(marks) == 2 and GROUPED.fullmatch(text):
+                problems.append(Problem(file, row, column, text, both_readings(text)))
+            elif DECIMAL_COMMA.fullmatch(text):
+                cells[column] = text.replace(",", ".")
+    if problems:
+        raise TagMapError(problems)
+
+
+def _csv_rows(file: str, text: str, delimiter: str, kind: ForeignCsv) -> list[ForeignRow]:
     try:
         lines = [
             line
@@ -133,13 +177,12 @@ def foreign_rows(file: str, data: bytes, product: str, required: Sequence[str]) 
     except csv.Error as error:
         raise TagMapError([Problem(file, 0, "", "", f"is not CSV: {error}; check the quotes")]) from error
     header = [name.strip().lower() for name in lines[0][1]] if lines else []
-    if missing := [name for name in required if name.lower() not in header]:
-        why = f"is no export of {product}: its first line has no column {missing[0]!r}"
+    if missing := [name for name in kind.required if name.lower() not in header]:
+        why = f"is no export of {kind.product}: its first line has no column {missing[0]!r}"
         raise TagMapError([Problem(file, 0, "", "", why)])
     if len(lines) > ROWS_MAX + 1:
         raise TagMapError([Problem(file, 0, "", "", f"has more than {ROWS_MAX} rows; export it in parts")])
-    for row, cells in lines[1:]:
-        yield row, {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
+    return [(row, {name: cell.strip() for name, cell in zip(header, cells, strict=False)}) for row, cells in lines[1:]]
 
 
 def tag_name(options: Options, name: str) -> str:

@@ -326,6 +326,37 @@ def test_what_is_no_list(product: str, data: bytes, why: str) -> None:
     assert why in str(caught.value)
 
 
+def test_code_pages_of_lists() -> None:
+    """A list is read in the named code page, and says so; without a name it is refused with the cells."""
+    data = "Tag Name,Address,Data Type,Eng Units,Description\nA,40001,Word,°C,Kühler\n".encode("cp1250")
+    with pytest.raises(TagMapError) as caught:
+        translated("kepware", "list.csv", data)
+    assert [(problem.row, problem.column) for problem in caught.value.problems[1:]] == [
+        *((2, "Eng Units"), (2, "Description")),
+    ]
+    found, tags = translated("kepware", "list.csv", data, code_page="windows-1250")
+    assert (tags.tags[0].definition.unit, tags.tags[0].definition.description) == ("°C", "Kühler")
+    assert any("read as WINDOWS-1250" in note for note in found.notes)
+    with pytest.raises(TagMapError, match="is not text in shift_jis"):
+        translated("kepware", "list.csv", b"\xfd" + data, code_page="shift_jis")
+    umlaut = [{"name": "A", "valueSource": "opc", "opcItemPath": "[D]HR1", "engUnit": "Ø"}]
+    content = json.dumps(umlaut, ensure_ascii=False).encode("cp1252")
+    _, tags = translated("ignition", "list.json", content, code_page="cp1252")
+    assert tags.tags[0].definition.unit == "Ø"
+
+
+def test_decimal_marks_of_lists() -> None:
+    """Lists of a spreadsheet with semicolons and Excel's first line have decimal commas; 1.000 beside them is refused
+    with both readings."""
+    head = "sep=;\nTag Name;Address;Data Type;Scaling;Raw Low;Raw High;Scaled Low;Scaled High\n"
+    _, tags = translated("kepware", "list.csv", f"{head}A;40001;Word;Linear;0;100;0;2,5\n".encode())
+    assert tags.tags[0].point.kind.scale == 0.025
+    rows = "A;40001;Word;Linear;0;100;0;2,5\nB;40002;Word;Linear;0;1.000;0;10\n"
+    with pytest.raises(TagMapError, match=r"row 3 column raw high: '1.000' is 1000 or 1:") as caught:
+        translated("kepware", "list.csv", (head + rows).encode())
+    assert len(caught.value.problems) == 1
+
+
 def test_cells_that_are_no_numbers() -> None:
     """A giant exponent costs nothing, and a scaling without slope is refused."""
     head = "Tag Name,Address,Data Type,Scaling,Raw Low,Raw High,Scaled Low,Scaled High\n"
