@@ -37,6 +37,7 @@ class Delivery:
         self._one_stream: str | None = None
         self._wanted: dict[int, Tag] | None = None
         self._on_value: Callable[[int], None] | None = None
+        self._on_fact: Callable[[], None] | None = None
         self.renumbered: Mapping[int, int] = {}  # from earlier to present numbers of tags
         self._gap_listeners: list[Callable[[TagGap], None]] = []
         self.turns_total = 0
@@ -82,6 +83,15 @@ class Delivery:
     def expect_value(self, on_value: Callable[[int], None]) -> None:
         """Call `on_value` once, with the time, when the next good value is delivered."""
         self._on_value = on_value
+
+    def expect_fact(self, on_fact: Callable[[], None]) -> None:
+        """Call `on_fact` once, before the next samples are handed in: a gap that it notes is stored ahead of them."""
+        self._on_fact = on_fact
+
+    @property
+    def is_fact_expected(self) -> bool:
+        """Whether no sample was handed in since `expect_fact`."""
+        return self._on_fact is not None
 
     @property
     def is_value_expected(self) -> bool:
@@ -167,6 +177,9 @@ class Delivery:
             await self.recorder.settle()
 
     def _hand_in(self, columns: SampleColumns) -> None:
+        if self._on_fact is not None and columns.tags:
+            on_fact, self._on_fact = self._on_fact, None
+            on_fact()
         self.recorder.hand_in_gaps()
         if self._one_stream is not None:
             self.recorder.hand_in(self._one_stream, columns)

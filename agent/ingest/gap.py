@@ -7,6 +7,8 @@ facts. The caller decides when to append it.
 A lost source produces two facts with the same `first_time`, its last sign of life. The first is appended at once, so
 that the loss is recorded even if this process ends before the source returns. The second is appended when the next
 value has arrived, and is complete.
+
+The time without a process is one fact, ahead of the first sample after it.
 """
 
 from __future__ import annotations

@@ -206,6 +206,7 @@ class Outage:
         self.first_ns = first_ns  # the last sign of life before it; 0: there was none; None: not known yet
         self.reason = reason
         self.ahead = ahead  # see Stop
+        self.is_declared = False  # up to the first values of a life that is not connected yet
         self._logged: set[str] = set()
 
     def is_new_reason(self, why: str) -> bool:

@@ -159,6 +159,10 @@ class Source(Protocol):
         """The last proof of life, in the time of its samples; 0: none since the start of the process."""
 
     @property
+    def is_complete(self) -> bool:
+        """Whether no value of any tag can be missed any more in this life, if the present ones are delivered now."""
+
+    @property
     def read_tags(self) -> ReadTags | None:
         """Reads tags over the connection of the present life without recording them. None before the first life, and
         for OPC UA, because a command can open another session."""
@@ -377,6 +381,7 @@ class SourceSupervisor:
             self._become(Event.DOWN)
             self._retry.clear()
             outage = self._outage = self._outage or Outage()
+            outage.is_declared = False
             self._log_loss(outage, error)
             await self._error_of(self._finish_life(outage))
             failures = self._failures.end(0.0 if self._source is None else self._source.alive_s)
@@ -434,13 +439,16 @@ class SourceSupervisor:
         return source
 
     async def _resume(self, delivery: Delivery, stored: StoredFacts) -> None:
-        """Continue where an earlier process of this node ended, and declare the time since then as a gap."""
+        """Continue where an earlier process of this node ended. The time since then is a gap, which is declared ahead
+        of the first fact: until then the next process finds the same end."""
         streams: list[list[Newest]] = []
+        is_found = True
         for stream, numbers in delivery.numbers_by_stream().items():
             newest = await asyncio.to_thread(stored.newest_samples, stream, numbers)
             delivery.seed(newest)
             streams.append([*newest.values()])
             if not newest:  # the samples of slow tags lie too deep: the last sample of the node dates its stop
+                is_found = False
                 last = await asyncio.to_thread(stored.last_sample, stream)
                 streams.append([] if last is None else [last])
         undelivered_ns = self.settings.undelivered_ms(delivery.points.values()) * 1_000_000
@@ -450,8 +458,10 @@ class SourceSupervisor:
             gaps = await asyncio.to_thread(stored.declared_gaps, self.settings.name)
             self._events_missing_ns = events_missing_since(stop.first_ns, gaps)
             self._outage = Outage(values_missing_since(stop.first_ns, gaps), AGENT_STOPPED, stop.ahead)
-            _add_gap(delivery, self._outage, time.time_ns(), is_over=True)
-            await self._recorder.flush_gaps(at_once=True)  # before the first value hides where the last process ended
+            delivery.expect_fact(self._declare_stop)
+            if not is_found:  # the first value of another source would hide where the last process ended
+                _add_gap(delivery, self._outage, time.time_ns(), is_over=False)
+                await self._recorder.flush_gaps(at_once=True)
 
     async def _number_offers(self) -> None:
         """Number new tag maps at the store and offer them to the source."""
@@ -492,10 +502,24 @@ class SourceSupervisor:
             self._returned(self._source.now_ns())
 
     def _got_value(self, now_ns: int) -> None:
-        """Called for the first good value of this life. The source may still be building other subscriptions."""
+        """Called for the first good value of this life. The source may still be building other subscriptions. If it is
+        not, the gap ends here, and its one fact is stored ahead of the value."""
         self._failures.note_value(time.monotonic())
-        if self._state is State.CONNECTED and self._outage is not None:
+        outage, source = self._outage, self._source
+        if outage is None or source is None:
+            return
+        if self._state is State.CONNECTED:
             self._returned(now_ns)
+        elif self._state is State.CONNECTING and source.is_complete:
+            self._declare(outage, now_ns, is_over=True)
+            outage.is_declared = True
+
+    def _declare_stop(self) -> None:
+        """Called before the first fact of this process. If it is not the first value of a complete source, declare up
+        to now, in case this process ends before the source returns."""
+        outage, source = self._outage, self._source
+        if outage is not None and source is not None and outage.reason == AGENT_STOPPED and not outage.is_declared:
+            self._declare(outage, source.now_ns(), is_over=False)
 
     def _returned(self, now_ns: int) -> None:
         """End the outage: a value has arrived, and the source is connected."""
@@ -503,7 +527,8 @@ class SourceSupervisor:
         assert outage is not None, "only a lost source returns"
         if outage.reason == SOURCE_LOST:
             log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
-        self._declare(outage, now_ns, is_over=True)
+        if not outage.is_declared:
+            self._declare(outage, now_ns, is_over=True)
 
     def _declare(self, outage: Outage, now_ns: int, *, is_over: bool) -> None:
         """Note the gap of an outage, unless there was no sign of life before it."""

@@ -218,6 +218,27 @@ async def test_a_node_that_is_killed_as_its_source_returns(server: ForeignServer
     assert not found.undeclared
 
 
+@pytest.mark.parametrize("ends_by", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_restart_is_one_gap(server: ForeignServer, tmp_path: Path, ends_by: signal.Signals) -> None:
+    """The node stops and starts again and again, each time as soon as its store has a new value: one gap fact for each
+    restart, and no value outside them."""
+    name, state = f"restarted_{ends_by.value}", tmp_path / "state"
+    await server.add({"name": name, "type": "Int32", "period_ms": 20})
+    for number in range(4):
+        began_ns = server.record(name)[-1].time_ns
+        async with running_node(server, tmp_path, name) as node:
+            if not number:  # there is no store yet
+                await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
+            await wait_until_async(
+                lambda at=began_ns: any(one.time_ns > at for one in stored(state, name)), "a value", 60
+            )
+            node.ends_by = ends_by
+    found = account(server, state, name)
+    assert found.lost
+    assert not found.undeclared
+    assert [gap.reason for gap in found.gaps] == ["agent_stopped"] * 3
+
+
 @pytest.mark.parametrize("edit, history", [("queue_size", False), ("unit", True)])
 async def test_an_item_that_is_created_again_by_an_edit(
     server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: str, *, history: bool

@@ -454,31 +454,77 @@ async def test_a_stop_declares_missing_events_once_all_is_received(
     assert steps == ["finish", "finish", "end"]
 
 
+class StoredBefore:
+    """What an earlier process stored: the newest sample of each tag, or, where those lie too deep, the node's last."""
+
+    def __init__(self, *, is_found: bool = True) -> None:
+        self._is_found = is_found
+
+    def newest_samples(self, _: str, numbers: Sequence[int]) -> dict[int, Newest]:
+        return {n: Newest(Sample(n, 10**9, 1.0), 10**9) for n in numbers} if self._is_found else {}
+
+    def last_sample(self, _: str) -> Newest:
+        return Newest(Sample(9, 2 * 10**9, 1.0), 0)
+
+    def declared_gaps(self, _: str) -> list[DeclaredGap]:
+        return []
+
+
 @pytest.mark.parametrize("is_found", [True, False])
 async def test_the_time_without_a_process_is_declared(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_found: bool
 ) -> None:
-    """From the newest sample in the store, or from the node's last one where those of the source lie too deep: at once,
-    in case this process ends too, and up to the first value, ahead of it."""
+    """From the newest sample in the store up to the first value, ahead of it, in one fact. From the node's last sample
+    where those of the source lie too deep: then also at once, because another source may record a later one."""
     lives(monkeypatch)
-    store = OrderedStore()
-
-    class Stored:
-        def newest_samples(self, _: str, numbers: Sequence[int]) -> dict[int, Newest]:
-            return {n: Newest(Sample(n, 10**9, 1.0), 10**9) for n in numbers} if is_found else {}
-
-        def last_sample(self, _: str) -> Newest:
-            return Newest(Sample(9, 2 * 10**9, 1.0), 0)
-
-        def declared_gaps(self, _: str) -> list[DeclaredGap]:
-            return []
-
-    stored = cast(StoredFacts, Stored())
+    store, stored = OrderedStore(), cast(StoredFacts, StoredBefore(is_found=is_found))
     async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored) as run:
         await run.wait_good("plant/x", 0)
-    assert reasons(store) == ["agent_stopped"] * 2
-    assert store.gaps_before[0] == 2
+    facts = 1 if is_found else 2
+    assert reasons(store) == ["agent_stopped"] * facts
+    assert store.gaps_before[0] == facts
     assert {first for first, *_ in gaps(store)} == {f"1970-01-01T00:00:0{1 if is_found else 2}Z"}
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+async def test_the_time_without_a_process_is_declared_ahead_of_a_value_that_comes_early(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_complete: bool
+) -> None:
+    """A value that arrives before the source is connected: the gap is ahead of it. If other values can still be missed,
+    another fact says so when the source is connected."""
+    up = asyncio.Event()
+
+    async def run(self: ModbusSource, on_up: Callable[[], None]) -> None:
+        self.is_complete = is_complete
+        now_ns = self.now_ns()
+        await self._delivery.deliver(SampleColumns.of([Sample(1, now_ns, 2.0)]), now_ns)
+        on_up()
+        await self._delivery.deliver_due(now_ns)
+        up.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ModbusSource, "run", run)
+    store = OrderedStore()
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=cast(StoredFacts, StoredBefore())):
+        await up.wait()
+    assert store.gaps_before[0] == 1
+    assert reasons(store) == ["agent_stopped"] * (1 if is_complete else 2)
+
+
+async def test_the_time_without_a_process_is_declared_ahead_of_a_loss(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A source that does not answer after a restart: its bad samples, which are newer than the stop, come after the gap
+    fact. Otherwise a process that ends here would hide the gap from the next one."""
+
+    async def run(_: ModbusSource, __: Callable[[], None]) -> None:
+        raise SourceLost("gone")
+
+    monkeypatch.setattr(ModbusSource, "run", run)
+    store = OrderedStore()
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=cast(StoredFacts, StoredBefore())) as running:
+        await wait_until_async(lambda: running.store.of("plant/x"), "the bad sample")
+        assert store.gaps_before == [1]
 
 
 async def test_events_are_missing_since_the_outage_before_a_stop(

@@ -77,6 +77,7 @@ class ModbusSource:
         self.read_tags: ReadTags | None = None  # over the open connection, because a device may not accept another
         self.polls_missed_total = self.polls_late_total = 0
         self.alive_s, self.alive_ns = 0.0, 0
+        self.is_complete = False  # in this life all units were polled once
         self._answered_ns: dict[int, int] = {}  # time of the last values by unit
         self._is_missing_logged = False
         self._takes_one_line = False  # the device closed a second connection in this life
@@ -100,7 +101,7 @@ class ModbusSource:
             unit.replan()  # the last life may have ended during a search
         self._silence.clear()
         self._missing_logged.clear()
-        self._is_missing_logged = self._takes_one_line = False
+        self._is_missing_logged = self._takes_one_line = self.is_complete = False
         settings = self._settings
         async with self._line as line:
             # Before the grid begins there is time for the search: most refusals are found here.
@@ -227,7 +228,10 @@ class ModbusSource:
             sweep = Sweep(unit, wanted, now_ns)
             if await self._ask(line, unit, sweep, sweep.planned, 2**63):
                 sweeps.append((unit, sweep))
-            await self._flush()
+            if self.is_complete:  # the first values are delivered together: one fact declares the gap before them
+                await self._flush()
+        self.is_complete = True
+        await self._flush()
         for unit, sweep in sweeps:
             if await self._ask(line, unit, sweep, sweep.search, search_end_ns):
                 await self._flush()

@@ -58,6 +58,7 @@ class OpcuaPollSource:
         self._unread: set[int] = set()  # tags whose value could not be read in the last poll even alone
         self._size = settings.items_per_call_max  # nodes in a call
         self.alive_s, self.alive_ns = 0.0, 0
+        self.is_complete = False  # in this life everything was read once
         self.polls_missed_total = self.polls_late_total = 0
 
     @property
@@ -79,6 +80,7 @@ class OpcuaPollSource:
 
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, poll until something breaks. Ends only by an exception."""
+        self.is_complete = False
         async with open_session(self._settings) as session, TaskGroup() as group:
             self._lost_sessions.begin(session, await session.server_start())
             group.create_task(self._lost_sessions.run(), name=f"{self._settings.name} lost sessions")
@@ -157,6 +159,7 @@ class OpcuaPollSource:
             if not has_clock:
                 first_ns, has_clock = self._note_clock(clock, least_ns) or asked_ns, True
                 self.alive_ns = self.alive_ns or first_ns
+            self.is_complete = self.is_complete or not waiting
             await self._deliver(part, found)
         # Not the time of arrival, which is later by what the line took. The tags of the last call were read by the poll
         # before until that call was answered.

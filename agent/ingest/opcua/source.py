@@ -150,6 +150,11 @@ class OpcuaSource:
             return self._alive_before_ns
         return min(known)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all items of the present session exist."""
+        return self._built is not None
+
     def retry(self) -> None:
         """Try the parked nodes now."""
         for one in self._subscriptions:
@@ -299,6 +304,7 @@ class OpcuaSource:
 
     async def _drain(self) -> None:
         """The only task that records: what has arrived, and what is due because time has passed."""
+        await self._hold_first_values()
         due_s = time.monotonic() + TICK_S
         while True:
             try:
@@ -313,6 +319,15 @@ class OpcuaSource:
                 await self._rescue_due()
                 await self._take_over_map()
                 due_s = time.monotonic() + TICK_S
+
+    async def _hold_first_values(self) -> None:
+        """Hold back the first values after a stop until all items exist, so that one fact declares the gap before them.
+        None is lost by this: the next process would find the same stop."""
+        until_s = time.monotonic() + FIRST_VALUE_S
+        while self._delivery.is_fact_expected and not self.is_complete and time.monotonic() < until_s:
+            if self._rescue is not None or self._buffer.full():  # the rescue may have to end first
+                break
+            await asyncio.sleep(TICK_S)
 
     async def _take_over_map(self) -> None:
         """Take over a new tag map after everything that has arrived under the old one."""
