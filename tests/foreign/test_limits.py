@@ -1,13 +1,15 @@
 """Limits of node-opcua that it does not tell: of messages and of subscriptions."""
 
 import asyncio
+import json
+import signal
 from pathlib import Path
 
 import pytest
 
 from agent.ingest.opcua.session import OpenedSubscription, Session
-from tests.foreign.account import account
-from tests.foreign.plant import opcua, storing
+from tests.foreign.account import account, stored
+from tests.foreign.plant import opcua, running_node, storing
 from tests.foreign.server import foreign_server
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
@@ -40,6 +42,27 @@ async def test_small_messages_and_one_subscription(tmp_path: Path) -> None:
             assert subscription["items"] == ITEMS + 2  # the server's clock
             assert run.source("plc").tags_bad == 0
             assert run.source("plc").errors_total == 0
+
+
+async def test_no_room_for_items_after_a_kill_is_no_good_status(tmp_path: Path) -> None:
+    """A server with room for the items of a node, and not for those of the killed one beside them: as soon as the node
+    is connected again, what the server refuses counts as bad in every place."""
+    limits, state = {"items": ITEMS + 20}, tmp_path / "state"
+    async with foreign_server(tmp_path / "server", variables=[MANY, COUNT], limits=limits) as server:
+        async with running_node(server, tmp_path, "count", *NAMES) as node:
+            await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
+            await wait_until_async(lambda: all(stored(state, name) for name in NAMES), "a value of each", 60)
+            assert (await node.bsfg("status"))[0] == 0
+            node.ends_by = signal.SIGKILL
+        async with running_node(server, tmp_path, "count", *NAMES) as node:
+            await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
+            code, status = await node.bsfg("status", "--json")
+            _, rows = await node.bsfg("latest", "--json")
+    told = json.loads(status)
+    bad = [row for row in map(json.loads, filter(None, rows.splitlines())) if row["quality"] >> 31]
+    assert bad
+    assert (code, told["verdict"], told["reasons"][0]["problem"]) == (1, "broken", "tags_bad")
+    assert told["sources"][0]["tags_bad"] == len(bad)
 
 
 async def test_one_subscription_and_a_connection_that_breaks_again(
