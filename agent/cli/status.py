@@ -66,10 +66,11 @@ def text(found: dict[str, Any]) -> str:
     for source in found["sources"]:
         link = "connected" if source["connected"] else "not connected"
         lost = f", {source['lost_total']:,} lost" if source["lost_total"] else ""
+        quiet = " since the start" if source["last_value_unix_ms"] and not source["values_total"] else ""
         bad = f" ({source['tags_bad']:,} bad)" if source["tags_bad"] else ""
         lines.append(
             f"  source    {source['name']:<24} {link}, {source['tags']:,} tags{bad}, {source['values_total']:,} values"
-            f"{lost}{_events(source['events'])}"
+            f"{quiet}{lost}{_events(source['events'])}"
         )
     return "\n".join(map(printable, lines))
 

@@ -85,6 +85,11 @@ class Recorder:
         """Another recorder of the same source, for a task other than the one that records the live values."""
         return Recorder(*(self.source, self.zone, self._store, self._refusals, self._operational_stream), gap_predicate)
 
+    def note_stored(self, value_ns: int) -> None:
+        """The store holds a value of this time from an earlier process; one that has not changed is not recorded
+        again."""
+        self.last_value_unix_ms = max(self.last_value_unix_ms, value_ns // 1_000_000)
+
     async def define(self, definitions: Sequence[TagDefinition]) -> list[int]:
         """The numbers of tag definitions. Waits while the store refuses."""
         return await self._retry_while_refused(lambda: self._store.define(definitions))

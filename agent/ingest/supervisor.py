@@ -447,6 +447,7 @@ class SourceSupervisor:
             newest = await asyncio.to_thread(stored.newest_samples, stream, numbers)
             delivery.seed(newest)
             streams.append([*newest.values()])
+            self._recorder.note_stored(max((one.good_ns for one in newest.values()), default=0))
             if not newest:  # the samples of slow tags lie too deep: the last sample of the node dates its stop
                 is_found = False
                 last = await asyncio.to_thread(stored.last_sample, stream)

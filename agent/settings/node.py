@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.message import LOCAL_ZONE, ZONE
+from agent.settings.host import host_problem
 from agent.settings.peers import NO_ZONE, BrokerSettings, PeerSettings
 from agent.settings.signing import OriginSettings, SigningSettings
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
@@ -48,6 +49,8 @@ class HealthSettings:
     def problems(self) -> Iterator[tuple[str, str]]:
         if not self.listen_host:
             yield "listen_host", "must not be empty; 0.0.0.0 listens on all interfaces, without authentication"
+        elif why := host_problem(self.listen_host):
+            yield "listen_host", why.replace("host =", "listen_host =").replace(" port =", " listen_port =")
         if not 0 <= self.listen_port <= 65_535:
             yield "listen_port", "a TCP port is 0 to 65535"
 

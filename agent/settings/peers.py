@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from agent.message import LOCAL_ZONE, STREAM, ZONE
+from agent.settings.host import host_problem
 from agent.settings.store import HOURS_MAX, HoldLimit
 
 CONSUMERS_BESIDE_STREAMS = 8
@@ -46,9 +47,10 @@ class BrokerSettings:
     optional: bool = False
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        for name in ("name", "host"):
-            if not getattr(self, name):
-                yield name, "must not be empty"
+        if not self.name:
+            yield "name", "must not be empty"
+        if why := host_problem(self.host):
+            yield "host", why
         if not 1 <= self.port <= 65_535:
             yield "port", "a TCP port is 1 to 65535"
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from agent.message import STREAM
+from agent.settings.host import host_problem
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -282,8 +283,8 @@ class ModbusSourceSettings:
             if self.host:
                 yield "host", 'is not used on a serial line; remove it, or set transport = "rtu_over_tcp"'
         else:
-            if not self.host or any(c.isspace() or c == "/" for c in self.host):
-                yield "host", "must be a host name or an IP address"
+            if why := host_problem(self.host):
+                yield "host", why
             if self.serial_port:
                 yield "serial_port", f'is not used by transport = "{self.transport}"; set transport = "rtu"'
         if is_tls and self.ca_file is None:

@@ -70,6 +70,8 @@ def test_status_shows_the_losses_of_a_source() -> None:
     """How many tags it has and how many values came; losses only where there were some."""
     source = SourceStatus("press", "opcua", True, values_total=9_000, tags=40)
     assert told(NodeSnapshot("plant", "00", 1, 0, None, sources=(source,))).endswith("connected, 40 tags, 9,000 values")
+    quiet = replace(source, values_total=0, last_value_unix_ms=1_000)
+    assert told(NodeSnapshot("plant", "00", 1, 0, None, sources=(quiet,))).endswith("0 values since the start")
     lossy = replace(source, lost_total=12, tags_bad=3)
     said = told(NodeSnapshot("plant", "00", 1, 0, None, sources=(lossy,)))
     assert said.endswith("40 tags (3 bad), 9,000 values, 12 lost")

@@ -187,8 +187,10 @@ def test_a_list_becomes_a_tag_file(bsfg: Bsfg, tmp_path: Path) -> None:
     checked = bsfg("tags", "check", "t.csv", "--protocol", "modbus", "--base", "40001")
     assert checked.stdout == "t.csv: good; 8 tags\n"
     (tmp_path / "one.csv").write_text("group,name,address,type\nm,a,1!400001,int16\n")
-    whole = bsfg("tags", "import", "--from", "neuron", "one.csv")
-    assert (whole.returncode, whole.stdout) == (0, "\ufefftag,unit_id,register,type\nm/a,1,40001,int16\n")
+    for out in ((), ("--out", "-")):
+        whole = bsfg("tags", "import", "--from", "neuron", "one.csv", *out)
+        assert (whole.returncode, whole.stdout) == (0, "\ufefftag,unit_id,register,type\nm/a,1,40001,int16\n")
+    assert not (tmp_path / "-").exists()
 
 
 @pytest.mark.parametrize(
@@ -198,6 +200,7 @@ def test_a_list_becomes_a_tag_file(bsfg: Bsfg, tmp_path: Path) -> None:
         (("--from", "kepware", "list.csv"), 1, "is no export of Kepware: its first line has no column 'Tag Name'"),
         (("--from", "kepware", "--protocol", "opcua", "list.csv"), 2, "--device Channel1.Device1"),
         (("--from", "neuron", "--namespace", "x", "list.csv"), 2, "write NUMBER=URI"),
+        (("--from", "neuron", "--encoding", "nope", "list.csv"), 2, "--encoding 'nope' is not known"),
         (("list.csv",), 2, "--from"),
     ],
 )

@@ -486,6 +486,17 @@ async def test_the_time_without_a_process_is_declared(
     assert {first for first, *_ in gaps(store)} == {f"1970-01-01T00:00:0{1 if is_found else 2}Z"}
 
 
+async def test_a_value_of_an_earlier_process_is_the_last_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A quiet source records nothing after a restart; its last value is the one in the store, not none."""
+
+    async def run_quietly(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ModbusSource, "run", run_quietly)
+    async with ingesting(modbus(1, tmp_path, TAG), stored=cast(StoredFacts, StoredBefore())) as run:
+        await wait_until_async(lambda: run.ingest.statistics()[0].last_value_unix_ms == 1_000, "the stored time")
+
+
 @pytest.mark.parametrize("is_complete", [True, False])
 async def test_the_time_without_a_process_is_declared_ahead_of_a_value_that_comes_early(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_complete: bool

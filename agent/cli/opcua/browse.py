@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     Found = list[tuple[FoundVariable, TagRow]]
 
+STDOUT = Path("-")
+CSV_FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
+
 
 @click.command()
 @connection_options
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
 )
 @click.option("--properties", is_flag=True, help="Include properties, such as serial numbers and limits.")
 @click.option("--server-object", is_flag=True, help="Include the server's own state and diagnostics.")
-@click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write a tag file.")
+@click.option("--csv", "csv_file", type=CSV_FILE, help="Write a tag file; - is standard output.")
 @click.option(
     "--exclude", multiple=True, metavar="GLOB", help="Leave out variables whose path or tag matches; may be repeated."
 )
@@ -60,14 +63,17 @@ def browse(csv_file: Path | None, force: bool, as_json: bool, **options: Any) ->
     """
     names = ("start", "text", "pattern", "depth", "max_nodes", "properties", "server_object", "exclude", "prefix")
     wanted = {name: options.pop(name) for name in names}
-    if csv_file is not None and csv_file.exists() and not force:
+    if csv_file is not None and csv_file != STDOUT and csv_file.exists() and not force:
         raise click.UsageError(f"{csv_file} exists; give another name, or --force to replace it")
     walk, found = asyncio.run(_browse(connection_of(options), **wanted))
     if csv_file is not None and found:
         data = tag_file([row for _, row in found])
-        csv_file.parent.mkdir(parents=True, exist_ok=True)
-        csv_file.write_bytes(data)
-        click.echo(f"wrote {len(found):,} tags to {csv_file}")
+        if csv_file == STDOUT:
+            click.echo(data, nl=False)
+        else:
+            csv_file.parent.mkdir(parents=True, exist_ok=True)
+            csv_file.write_bytes(data)
+            click.echo(f"wrote {len(found):,} tags to {csv_file}")
     elif as_json:
         for variable, row in found:
             click.echo(json.dumps({"path": variable.path_text, **asdict(row)}, ensure_ascii=False))

@@ -15,6 +15,7 @@ from agent.ingest.tags.foreign import ignition, kepware, neuron
 from agent.ingest.tags.foreign.translation import Options, Translation, tag_file
 from agent.ingest.tags.sheet import FILE_BYTES_MAX
 
+OUT = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 PRODUCTS = {"kepware": kepware.translate, "neuron": neuron.translate, "ignition": ignition.translate}
 OWN_BASE = {"kepware": "40001", "neuron": "40001", "ignition": "1"}  # the base in which the product counts registers
 
@@ -26,7 +27,7 @@ OWN_BASE = {"kepware": "40001", "neuron": "40001", "ignition": "1"}  # the base 
 @click.option(
     "--protocol", type=click.Choice(PROTOCOLS), default="modbus", show_default=True, help="Protocol of the tags."
 )
-@click.option("--out", type=FILE, help="Write the tag file here.  [default: standard output]")
+@click.option("--out", type=OUT, help="Write the tag file here; - is standard output, the default.")
 @click.option("--base", type=click.Choice(BASES), help="How the written registers count.  [default: as in the file]")
 @click.option("--zero-based", is_flag=True, help="The device was set to count registers from 0.")
 @click.option("--prefix", default="", metavar="TEXT", help="Put before each tag, such as line1/.")
@@ -62,6 +63,7 @@ def import_list(
         raise click.UsageError(
             "give the channel and device of the list, which it does not name: --device Channel1.Device1"
         )
+    out = None if out == Path("-") else out
     base = base or OWN_BASE[product]
     options = Options(
         protocol, int(base), zero_based, prefix, device, _namespaces(namespaces), _code_page(encoding or "")
@@ -103,7 +105,7 @@ def _content(file: Path) -> bytes:
 def _code_page(name: str) -> str:
     """The name of a text encoding that Python has; empty if none is given."""
     try:
-        b"".decode(name or "utf-8")
+        b"\0\0\0\0".decode(name or "utf-8", "replace")
     except (LookupError, ValueError):
         raise click.UsageError(f"--encoding {name!r} is not known; write a name such as windows-1250 or gbk") from None
     return name
