@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from agent.cli import config_option, json_option
+from agent.cli.readers import lasting_readers
 from agent.config import ConfigError, load_sections
 from agent.escaping import printable
 from agent.health.client import ask_health_of
@@ -33,6 +34,8 @@ def status(config_file: Path, as_json: bool) -> None:
     if node is None or health is None:
         raise ConfigError(config_file, sections.problems)
     found = ask_health_of(node, health)
+    if any(reason["problem"] == "log_held" for reason in found["reasons"]):
+        found["store"]["log_held_by"] = lasting_readers(node.store_file)
     click.echo(json.dumps(found) if as_json else text(found))
     sys.exit(1 if found["alert"] else 0)
 
@@ -42,6 +45,8 @@ def text(found: dict[str, Any]) -> str:
     lines = [f"{found['zone']}: {found['summary']}"]
     for reason in found["reasons"]:
         lines += _reason(reason)
+    if readers := found["store"].get("log_held_by"):
+        lines += _wrapped(f"the write-ahead log is held by process {', '.join(readers)}", "      ")
     for stream in found["streams"]:
         lines.append(
             f"  stream    {stream['name']:<24} offsets {stream['first_offset']:,} to {stream['end_offset']:,}, "

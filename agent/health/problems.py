@@ -59,6 +59,10 @@ class Problem(Enum):
     APPENDS_SLOW = ProblemKind(
         *(_L, "Appends take long until they are on the disk."), "check the disk and its load (bsfg hardware check)"
     )
+    LOG_HELD = ProblemKind(
+        *(_L, "The write-ahead log cannot be reused, because a program keeps a read of the database open. It grows."),
+        "end that program; as root or as the node's user, bsfg status names it",
+    )
     STORE_DAMAGED = ProblemKind(
         *(_B, "Bytes in the store's file have changed. Readers find a hole there; the rest is served."),
         "bsfg store verify names the places; check the disk (docs/operate/integrity.md)",

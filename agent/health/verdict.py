@@ -69,6 +69,7 @@ THRESHOLDS = {
     "hours_until_full": Threshold("h", 72, 24, "a full store refuses appends or drops the oldest facts",
                                   low_is_bad=True),
     "store_fill": Threshold("%", 50, 80, "at 80 % back-pressure is near, at 100 % appends are refused"),
+    "log_mb": Threshold("MB", 256, 1024, "it is cut to 64 MB whenever no reader holds it"),
     "append_p99": Threshold("s", 0.1, 0.5, "an append that takes over 100 ms points at the disk"),
     "append_failures": Threshold("%", 0.1, 1, "appends normally do not fail"),
     "certificate_left": Threshold("days", 30, 7, "renew a month before it ends", low_is_bad=True),
@@ -162,6 +163,8 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     text = "" if fill is None else f"{fill:.0f} % full"
     yield from _judge("store_fill", fill, Problem.STORE_FILL, "store", text, behind)
     yield from _full_reasons(snapshot, behind)
+    log_mb = store.log_bytes / 1e6
+    yield from _judge("log_mb", log_mb, Problem.LOG_HELD, "store", f"its write-ahead log has {log_mb:,.0f} MB")
     yield from _artifact_reasons(store)
     yield from _integrity_reasons(snapshot.integrity)
     days = snapshot.certificate_days_left

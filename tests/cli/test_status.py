@@ -78,6 +78,18 @@ def test_status_shows_the_losses_of_a_source() -> None:
     assert "! source press: 3 of 40 tags are bad" in said
 
 
+def test_status_shows_who_holds_the_log() -> None:
+    """A large write-ahead log is a problem, and the process that holds it stands beneath; at its usual size it is
+    none."""
+    held = NodeSnapshot("plant", "00", 1, 0, None, store=StoreStatus(log_bytes=300_000_000))
+    assert assess(replace(held, store=StoreStatus(log_bytes=64 * 2**20))).reasons == ()
+    found = health_json(held, assess(held))
+    found["store"]["log_held_by"] = ["1234 (python3)"]
+    said = text(found).splitlines()
+    assert "  - store: its write-ahead log has 300 MB [log_held]" in said
+    assert "      the write-ahead log is held by process 1234 (python3)" in said
+
+
 def test_status_shows_the_events_of_a_source() -> None:
     """Where a source is asked for events: how many came, how many conditions stand, and how many were lost."""
     source = SourceStatus("press", "opcua", True, events=EventStatus(1_200, 0, 3, 5))
