@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from agent.cli import config_option, json_option
-from agent.cli.readers import lasting_readers
+from agent.cli.store.readers import lasting_readers
 from agent.config import ConfigError, load_sections
 from agent.escaping import printable
 from agent.health.client import ask_health_of

@@ -1,4 +1,5 @@
-"""The check of a setting that names a host. Core."""
+"""The check of a setting that names a host: a name or an address, without the port, which is a setting of its own.
+Core."""
 
 from __future__ import annotations
 
