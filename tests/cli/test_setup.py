@@ -245,10 +245,34 @@ def test_questions_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.Mon
         "10.0.0.5:4840",
         "press",
         "a,holding,x,int16",
+        "10.0.0.5:none",
     ]
-    typed = [wrong[0], "plant-a", "elsewhere", wrong[3], "broker.example", "", wrong[2], "idmz", "fetches", "reads"]
+    typed = [
+        wrong[0],
+        "plant-a",
+        "elsewhere",
+        wrong[3],
+        "broker.example:8883",
+        "broker.example",
+        "",
+        wrong[2],
+        "idmz",
+        "fetches",
+        "reads",
+    ]
     typed += [wrong[4], str(tmp_path), "opcua", wrong[5], "press", wrong[6], "opc.tcp://plc:4840", ""]
-    typed += ["modbus", wrong[7], "boiler", "10.0.0.5", "40001", wrong[8], "line1/t,holding,40001,float32", "", "none"]
+    typed += [
+        "modbus",
+        wrong[7],
+        "boiler",
+        wrong[9],
+        "10.0.0.5:5020",
+        "40001",
+        wrong[8],
+        "line1/t,holding,40001,float32",
+        "",
+        "none",
+    ]
     here = ["idmz", "here", "broker.example", "8890", "plant-a", "is", str(tmp_path), "-", "none"]
     for name, answered in (("a", typed), ("b", ["plant-b", "none", "none"]), ("c", here)):
         words = ["--config", str(tmp_path / f"{name}.toml")]
@@ -266,6 +290,7 @@ def test_questions_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.Mon
             {
                 "name": "boiler",
                 "host": "10.0.0.5",
+                "port": 5020,
                 "address_base": 40001,
                 "tags": "tag,table,register,type\nline1/t,holding,40001,float32\n",
             }

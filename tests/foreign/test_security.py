@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from agent.ingest.opcua.security.client import StepTrackingClient
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.session import open_session
 from agent.settings.sources import OpcuaSourceSettings
-from tests.foreign.plant import opcua
+from tests.foreign.plant import opcua, running_node
 from tests.foreign.server import ForeignServer, foreign_server
 from tests.ingest.plant import Running, ingesting
 from tests.waiting import wait_until_async
@@ -194,3 +195,47 @@ async def test_our_certificate_is_replaced_while_connected(
             await wait_until_async(lambda: [why for why in losses(caplog) if new.sha1 in why], "the refusal")
             await server.trust(tmp_path / "own.der")
             await run.wait_good("f/count", len(run.store.good("f/count")) + 3)
+
+
+async def test_a_changed_certificate_is_the_headline_and_its_pin_brings_the_values_back(tmp_path: Path) -> None:
+    """A pinned server returns with a new key, as after a replaced panel: status begins with that and ends with the line
+    to set, the log says it once, and `opcua test` says it too. With the line in node.toml and a reload, values come."""
+    async with foreign_server(tmp_path / "server", **SECURED, accept_unknown=True) as server:
+        before = facts_of(server.certificate.read_bytes()).sha256
+        settings = {
+            "security_policy": "Basic256Sha256",
+            "security_mode": "SignAndEncrypt",
+            "insecure": False,
+            "certificate_file": str(tmp_path / "own.der"),
+            "private_key_file": str(tmp_path / "own.key"),
+            "server_certificate_sha256": before,
+        }
+        async with running_node(server, tmp_path, "count", **settings) as node:
+
+            async def says(words: str) -> bool:
+                return words in (await node.bsfg("status"))[1]
+
+            await wait_until_async(lambda: says("plc                      connected, 1 tags"), "the source up", 60)
+            server.kill()
+            shutil.rmtree(tmp_path / "server" / "pki")
+            await server.start()
+            after = facts_of(server.certificate.read_bytes()).sha256
+            await wait_until_async(lambda: says("the server's certificate changed"), "the certificate's change", 60)
+            status, shown = await node.bsfg("status")
+            assert status == 1
+            assert shown.startswith(
+                f"plant-a: broken: source plc: the server's certificate changed: SHA-256 {after[:16]}"
+            )
+            assert f"before SHA-256 {before[:16]}" in shown
+            assert f'"{after}"' in shown
+            assert len([one for one in node.events("source_lost") if "certificate changed" in one["why"]]) == 1
+
+            status, shown = await node.bsfg("opcua", "test", "plc", "--trust")
+            assert status == 0
+            replaced = f'next: in node.toml, set server_certificate_sha256 = "{after}" for plc; then bsfg reload\n'
+            assert shown.endswith(replaced)
+            assert "[[opcua]]" not in shown
+            config = tmp_path / "node.toml"
+            config.write_text(config.read_text().replace(before, after))
+            assert await node.bsfg("reload") == (0, "reloaded: opcua plc\n")
+            await wait_until_async(lambda: says("plant-a: good"), "values again", 60)

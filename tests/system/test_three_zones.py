@@ -71,6 +71,28 @@ def test_status_names_the_lost_source(stage: RunningZones) -> None:
     wait_until(lambda: (stage.status(plant) or {}).get("verdict") == "good", "the plant is well again", LIMIT_S)
 
 
+def test_status_names_a_stopped_broker_before_what_follows_from_it(stage: RunningZones) -> None:
+    """Without the broker the headline of each zone is the broker, not the lag of its peers, which stand under it; when
+    the broker is back, all are good by themselves."""
+
+    def shown(zone: str) -> str:
+        found = stage.status(zone)
+        return text(found) if found else ""
+
+    for zone in layout.ZONES:
+        wait_until(lambda zone=zone: shown(zone).startswith(f"{zone}: good"), f"{zone} is well", LIMIT_S)
+    stage.broker.stop()
+    for zone in layout.ZONES:
+        wait_until(lambda zone=zone: ": broker " in shown(zone).partition("\n")[0], f"the broker at {zone}", LIMIT_S)
+    lagging = f"so peer {layout.PLANT}/{TELEMETRY}: "
+    wait_until(lambda: "s behind" in shown(layout.IDMZ).partition(lagging)[2], "a lag under its cause", LIMIT_S)
+    assert ": broker " in shown(layout.IDMZ).partition("\n")[0]
+    assert "! peer" not in shown(layout.IDMZ)
+    stage.broker.start()
+    for zone in layout.ZONES:
+        wait_until(lambda zone=zone: shown(zone).startswith(f"{zone}: good"), f"{zone} is well again", LIMIT_S)
+
+
 def test_every_certificate_is_renewed_under_running_zones(stage: RunningZones, bsfg: Callable[..., str]) -> None:
     """`bsfg pki renew` for each zone and `bsfg broker reload` for the broker: one reconnect each, no restart, nothing
     lost.

@@ -26,9 +26,10 @@ from agent.settings.sources import OpcuaSourceSettings
 def test(trust: bool, as_json: bool, **options: Any) -> None:
     """Test URL step by step: name, port, endpoints, certificates, session, state, clock, limits.
 
-    Prints the [[opcua]] section to paste into node.toml. An unknown certificate of the server is shown and trusted on
-    confirmation. Exit status 1 when a step fails.
+    Prints the [[opcua]] section to paste into node.toml; of a source that is there, only the line that changes. An
+    unknown certificate of the server is shown and trusted on confirmation. Exit status 1 when a step fails.
     """
+    is_source = "://" not in options["url"]
     given = connection_of(options)
 
     def confirm(verdict: Any) -> bool:
@@ -44,6 +45,10 @@ def test(trust: bool, as_json: bool, **options: Any) -> None:
     text = section(probe.settings, str(probe.settings.tags_file))
     if as_json:
         click.echo(json.dumps({"section": None if failed else text}))
+    elif is_source:
+        if (pin := probe.settings.server_certificate_sha256) != given.settings.server_certificate_sha256:
+            name = given.settings.name
+            click.echo(f'next: in node.toml, set server_certificate_sha256 = "{pin}" for {name}; then bsfg reload')
     elif not failed:
         click.echo(f"\n{SECTION_BEGINS}{text}", nl=False)
         if given.password:
@@ -52,6 +57,7 @@ def test(trust: bool, as_json: bool, **options: Any) -> None:
     if failed:
         if (
             not as_json
+            and not is_source
             and (pin := probe.settings.server_certificate_sha256) != given.settings.server_certificate_sha256
         ):
             click.echo(

@@ -134,7 +134,11 @@ def _ask_opcua(before: Mapping[str, Any], taken: set[str]) -> dict[str, Any]:
 
 
 def _ask_modbus(before: Mapping[str, Any], taken: set[str]) -> dict[str, Any]:
-    source = {**before, "name": _ask_name(before, taken), "host": _ask("Its host", _host, before.get("host"))}
+    source = {**before, "name": _ask_name(before, taken)}
+    host = _ask("Its host", _host_and_port, before.get("host"))
+    source["host"] = host if host.count(":") > 1 else host.partition(":")[0]
+    if host.count(":") == 1:
+        source["port"] = int(host.partition(":")[2])
     base = before.get("address_base")
     source["address_base"] = int(
         _choose("Registers count from", ("0", "1", "40001"), None if base is None else str(base))
@@ -199,9 +203,18 @@ def _peer_zone(text: str, own: str) -> str:
 
 
 def _host(text: str) -> str:
-    if not text.strip() or any(each in text for each in " /"):
-        raise click.BadParameter("a host name or an IP address, without a scheme and a path")
+    if not text.strip() or any(each in text for each in " /") or text.count(":") == 1:
+        raise click.BadParameter("a host name or an IP address, without a scheme, a port and a path")
     return text
+
+
+def _host_and_port(text: str) -> str:
+    """A host, or one with the port of a device or gateway that does not listen on 502."""
+    host, colon, port = text.partition(":")
+    if not colon or ":" in port:  # several: an IPv6 address
+        return _host(text)
+    click.IntRange(1, 65535).convert(port, None, None)
+    return f"{_host(host)}:{int(port)}"
 
 
 def _mounted(text: str) -> str:
@@ -235,5 +248,5 @@ def _row(rows: str, address_base: int, text: str) -> str:
     except TagMapError as error:
         raise click.BadParameter("; ".join(f"{one.column}: {one.why}" for one in error.problems)) from error
     for note in found.notes:
-        click.echo(f"Note: {note}")
+        click.echo(f"Note: {note.removeprefix('row: ')}")
     return text

@@ -245,7 +245,8 @@ class Housekeeping:
             if nearest is not None and nearest.is_near and name not in self._near:
                 self._near.add(name)
                 log.warning(
-                    "store_near_limit", extra={"stream": name, "limit": nearest.what, "percent": nearest.percent}
+                    "store_near_limit",
+                    extra={"stream": name, "limit": nearest.what, "percent": round(nearest.percent, 1)},
                 )
             elif name in self._near and (nearest is None or not nearest.is_near):
                 self._near.discard(name)

@@ -210,6 +210,9 @@ def test_refused_appends_name_the_reason(
         assert found.refused_since_unix_ms is not None
         (line,) = events(caplog, "appends_refused")
         assert (line.stream, line.reason, line.hint) == (TELEMETRY, error.why, error.hint)
+        wait_until(lambda: events(caplog, "store_near_limit"), "a limit that is near")
+        percent = events(caplog, "store_near_limit")[0].percent
+        assert percent == round(percent, 1)
         done(store.consumers.confirm("idmz.a", store.end_offset(TELEMETRY)))
         if is_asked_again:
             done(store.appends.append_samples(TELEMETRY, samples(1)))
