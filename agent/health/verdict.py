@@ -304,7 +304,7 @@ def _lost_source(source: SourceStatus, subject: str, now_unix_ms: int) -> Reason
     if kind == "ServerCertificateChanged":
         return _reason(Problem.SERVER_CERTIFICATE_CHANGED, subject, why, remedy=remedy, alert=True)
     last = source.last_value_unix_ms
-    since = "never gave a value" if last is None else f"last value {_ago((now_unix_ms - last) / 1000)}"
+    since = "no value since the node started" if last is None else f"last value {_ago((now_unix_ms - last) / 1000)}"
     if kind == "SourceRefused":
         found = _reason(
             Problem.SOURCE_REFUSED,
@@ -315,7 +315,8 @@ def _lost_source(source: SourceStatus, subject: str, now_unix_ms: int) -> Reason
             source=source.name,
         )
         return replace(found, hint=remedy or found.hint)
-    text = f"not connected, {since}" + (f": {source.trouble}" if source.trouble else "")
+    said = trouble if kind == "SourceLost" else source.trouble
+    text = f"not connected, {since}" + (f": {said}" if said else "")
     return _reason(Problem.SOURCE_LOST, subject, text, alert=True, kind=source.kind, source=source.name)
 
 

@@ -275,7 +275,13 @@ def test_quantiles_are_upper_bounds(counts: tuple[int, ...], quantile: float, ex
 GONE = {"connected": False}
 NO_PERSON, PERSON = "start the broker", "bsfg peer test"
 TEXTS = [
-    ("sources", {**GONE, "last_value_unix_ms": None}, "not connected, never gave a value", "check the device"),
+    (
+        "sources",
+        {**GONE, "last_value_unix_ms": None},
+        "not connected, no value since the node started",
+        "check the device",
+    ),
+    ("sources", {**GONE, "trouble": "SourceLost: no route"}, "not connected, last value 0.5 s ago: no route", "check"),
     ("sources", {**GONE, "trouble": "cut"}, "not connected, last value 0.5 s ago: cut", "check the device"),
     (
         *("sources", {**GONE, "trouble": "SourceRefused: no user"}),

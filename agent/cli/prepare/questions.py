@@ -213,7 +213,8 @@ def _host_and_port(text: str) -> str:
     host, colon, port = text.partition(":")
     if not colon or ":" in port:  # several: an IPv6 address
         return _host(text)
-    click.IntRange(1, 65535).convert(port, None, None)
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise click.BadParameter("a port is a number from 1 to 65535")
     return f"{_host(host)}:{int(port)}"
 
 
