@@ -235,44 +235,12 @@ def test_questions_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.Mon
     asked for again at once: each line of `wrong` is followed by the right one."""
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(command_module.Setup, "run", lambda self: given.append(dict(self.given)))
-    wrong = [
-        "Plant A",
-        "reads",
-        "plant-a",
-        "no/host",
-        "/gone",
-        "Press 1",
-        "10.0.0.5:4840",
-        "press",
-        "a,holding,x,int16",
-        "10.0.0.5:none",
-    ]
-    typed = [
-        wrong[0],
-        "plant-a",
-        "elsewhere",
-        wrong[3],
-        "broker.example:8883",
-        "broker.example",
-        "",
-        wrong[2],
-        "idmz",
-        "fetches",
-        "reads",
-    ]
-    typed += [wrong[4], str(tmp_path), "opcua", wrong[5], "press", wrong[6], "opc.tcp://plc:4840", ""]
-    typed += [
-        "modbus",
-        wrong[7],
-        "boiler",
-        wrong[9],
-        "10.0.0.5:5020",
-        "40001",
-        wrong[8],
-        "line1/t,holding,40001,float32",
-        "",
-        "none",
-    ]
+    wrong = ["Plant A", "reads", "plant-a", "no/host", "/gone", "Press 1", "10.0.0.5:4840", "press"]
+    wrong += ["a,holding,x,int16", "10.0.0.5:none"]
+    typed = [wrong[0], "plant-a", "elsewhere", wrong[3], "broker.example:8883", "broker.example", "", wrong[2], "idmz"]
+    typed += ["fetches", "reads", wrong[4], str(tmp_path), "opcua", wrong[5], "press", wrong[6], "opc.tcp://plc:4840"]
+    typed += ["", "modbus", wrong[7], "boiler", wrong[9], "10.0.0.5:5020", "40001", wrong[8]]
+    typed += ["line1/t,holding,40001,float32", "", "none"]
     here = ["idmz", "here", "broker.example", "8890", "plant-a", "is", str(tmp_path), "-", "none"]
     for name, answered in (("a", typed), ("b", ["plant-b", "none", "none"]), ("c", here)):
         words = ["--config", str(tmp_path / f"{name}.toml")]

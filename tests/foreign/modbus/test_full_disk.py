@@ -1,5 +1,4 @@
-"""A disk that is full under a node, as a person on call meets it: status and log name the disk, and nothing that follows
-from it; with space again the node goes on by itself."""
+"""A full disk under a node, as a person on call meets it: status and log name the disk, not what follows from it."""
 
 import os
 import shutil
