@@ -71,7 +71,7 @@ def test_the_page_leads_to_the_values(tmp_path: Path) -> None:
     assert said["tags check tags.d/meters.csv --protocol modbus --base 0"] == "tags.d/meters.csv: good; 4 tags\n"
     assert "1 sources with 6 tags" in said["check"]
     assert "meter" in said["status"]
-    values = {line.split()[1]: line.split()[2:4] for line in said["latest 'meter/*'"].splitlines()[2:]}
+    values = {line.split()[0]: line.split()[1:3] for line in said["latest 'meter/*'"].splitlines()[2:]}
     assert {unit for _, unit in values.values()} == {"V", "A", "Hz", "Wh", "s"}
     assert 200 < float(values["meter/voltage_l1"][0]) < 260
     assert said["tags diff new.csv"].splitlines()[-1] == "meter: 1 added, 4 removed, 0 changed, 2 kept"

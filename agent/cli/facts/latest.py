@@ -111,7 +111,7 @@ def latest(
             _report_ahead(rows)
         _report_no_match(rows, tag_glob, zone)
         sys.exit(0 if rows else 1)
-    fresh_ms, now_ns = int(fresh_s * 1000), time.time_ns()
+    fresh_ms = int(fresh_s * 1000)
     try:
         records, counters = _records(config_file, store_file, wanted, stream, depth, fresh_ms)
     except StoreForbidden as error:
@@ -127,6 +127,7 @@ def latest(
             for name, hole in page.holes:
                 counters.add_hole(name, hole)
     in_force = None if store_file is not None else tags_in_force(config_file)
+    now_ns = time.time_ns()  # after the search: no tag is younger than its source
     rows = [aged_record(row, in_force, now_ns) for row in records]
     if as_summary:
         status = _print_summary(summarize(rows, in_force, wanted), tag_glob, chosen, as_json=as_json)
