@@ -45,7 +45,7 @@ def test_another_nodes_values_are_printed_as_our_own(tmp_path: Path, monkeypatch
     assert rows[0] == rows[1] == rows[2]
     assert (rows[0]["value"], rows[0]["mode"], rows[0]["stream"]) == (50.0, "degraded", STREAM)
     assert max(ages) - min(ages) < 60_000
-    assert table[1].splitlines()[0].split() == ["tag", "value", "unit", "quality", "source_time", "age", "mode"]
+    assert table[1].splitlines()[0].split() == ["tag", "value", "quality", "source_time", "age", "mode"]
     assert "no tag matches" in none[1]
     assert "stream_not_exported" in secret[1]
 

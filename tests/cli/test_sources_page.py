@@ -74,7 +74,7 @@ def test_the_page_leads_to_the_values(tmp_path: Path) -> None:
     values = {line.split()[0]: line.split()[1:3] for line in said["latest 'meter/*'"].splitlines()[2:]}
     assert {unit for _, unit in values.values()} == {"V", "A", "Hz", "Wh", "s"}
     assert 200 < float(values["meter/voltage_l1"][0]) < 260
-    assert said["tags diff new.csv"].splitlines()[-1] == "meter: 1 added, 4 removed, 0 changed, 2 kept"
+    assert said["tags diff new.csv"].splitlines()[-1] == "meter: 1 added, 4 removed, 0 renamed, 0 changed, 2 kept"
 
 
 def _check_output(page: str, printed: str) -> None:
