@@ -49,7 +49,7 @@ class Gateway:
         self.kill()
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(bsfg_command("run", "--config", self.file), cwd=self.folder, stderr=log)
-        wait_until(lambda: self.status()[1], "a status", START_S)
+        self.status()
 
     def kill(self) -> None:
         """As a power cut."""
@@ -60,9 +60,16 @@ class Gateway:
             self._process = None
 
     def status(self) -> tuple[int, dict[str, Any]]:
-        """Exit status and content of `bsfg status`."""
+        """Exit status and content of `bsfg status`, once the node answers in time: a busy machine delays it."""
         done = command.bsfg(self.folder, "status", "--json")
-        return done.returncode, json.loads(done.stdout) if done.stdout else {}
+
+        def has_answered() -> bool:
+            nonlocal done
+            done = done if done.stdout else command.bsfg(self.folder, "status", "--json")
+            return bool(done.stdout)
+
+        wait_until(has_answered, "a status", START_S)
+        return done.returncode, json.loads(done.stdout)
 
     def reasons(self) -> dict[str, str]:
         """What the status reports, by subject."""
