@@ -74,7 +74,7 @@ def connect_error(where: str, error: OSError) -> TransportError:
         why, hint = _CLOSED_AT_ONCE
         return BrokerUnreachable(where, why, hint[0].upper() + hint[1:])
     if isinstance(error, ssl.SSLError):
-        hint = "Is this the TLS port, and can the broker read its certificate? See its log."
+        hint = "Is this the TLS port, can the broker read its certificate, is max_connections reached? See its log."
         return BrokerUnreachable(where, f"no TLS 1.3: {error.reason or error}", hint)
     why, hint = explain_unreachable(error)
     return BrokerUnreachable(where, f"cannot be reached: {why}", hint[0].upper() + hint[1:])
