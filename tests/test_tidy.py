@@ -1,14 +1,15 @@
-"""The rules of the project's code and documents, as tests: what a reviewer would otherwise have to notice.
+"""The rules of the project's code and documents that ruff and mypy do not have, as tests: what a reviewer would
+otherwise have to notice.
 
 Each rule is a function over one parsed module that yields its complaints; its docstring is the rule and is printed when
 it is broken. Each is also run on a sample that breaks it and on one that does not (`BAD`, `GOOD` at the end), because a
-rule that cannot fail has no effect. An exception is listed in a table at the top, with its reason, or marked with a
-comment `# tidy: <reason>` on the line itself.
+rule that cannot fail has no effect. An exception is marked with a comment `# tidy: <reason>` on the line itself.
 """
 
 import ast
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,124 +22,30 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # --- the structure of the project -------------------------------------------------------------------------------------
 
-# The parts that each part may import, layer by layer: only parts named above it.
+# Layers, the lowest first: what stands in one imports only from those before it, except that parts of the first one may
+# import each other. What has no layer is above all of them.
 GROUND = (
-    "agent.concurrency",
-    "agent.errors",
-    "agent.escaping",
-    "agent.nftables",
-    "agent.counter",
-    "agent.status_codes",
-    "agent.message",
-    "agent.lease",
-    "agent.telemetry",
-    "agent.append_contract",
-    "agent.columns",
-    "agent.batch",
-    "agent.pages",
+    "__version__ append_contract appliance batch columns concurrency counter errors escaping file_replace file_watch "
+    "lease message nftables pages status_codes telemetry"
 )
-PARTS = ("agent.fact_store", "agent.ingest", "agent.replication", "agent.health")
-FOUNDATION = (*GROUND, "agent.settings", "agent.signing")
-WHOLE = (*FOUNDATION, *PARTS, "agent.config", "agent.file_replace")
-KNOWS: dict[str, tuple[str, ...]] = {
-    "agent": (),
-    "agent.concurrency": (),
-    "agent.errors": (),
-    "agent.file_watch": ("agent.concurrency",),
-    "agent.file_replace": (),
-    "agent.escaping": (),
-    "agent.nftables": (),
-    "agent.counter": (),
-    "agent.status_codes": (),
-    "agent.message": ("agent.errors",),
-    "agent.lease": ("agent.errors", "agent.message"),
-    "agent.telemetry": (),
-    "agent.append_contract": ("agent.errors", "agent.message"),
-    "agent.columns": ("agent.errors", "agent.message"),
-    "agent.batch": ("agent.errors", "agent.message", "agent.columns"),
-    "agent.pages": ("agent.batch", "agent.lease"),
-    "agent.settings": ("agent.columns", "agent.message"),
-    "agent.signing": (*GROUND, "agent.settings"),
-    "agent.fact_store": FOUNDATION,
-    "agent.query": (*FOUNDATION, "agent.fact_store"),  # reads only
-    "agent.ingest": (
-        "agent.concurrency",
-        "agent.counter",
-        "agent.errors",
-        "agent.escaping",
-        "agent.columns",
-        "agent.message",
-        "agent.status_codes",
-        "agent.file_watch",
-        "agent.file_replace",
-        "agent.settings",
-    ),  # appends through a port
-    "agent.replication": (*FOUNDATION, "agent.file_watch", "agent.file_replace"),  # stores through a port
-    "agent.health": (
-        "agent.concurrency",
-        "agent.errors",
-        "agent.message",
-        "agent.settings",
-    ),  # reads figures that the node hands it
-    "agent.hardware": ("agent.errors", "agent.nftables", "agent.health"),  # the sum of what a node writes
-    "agent.config": ("agent.errors", "agent.settings", "agent.file_replace"),  # loads none of the parts
-    "agent.backup": ("agent.errors", "agent.settings", "agent.config"),
-    "agent.local_socket": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.config"),
-    # Reads only, and confirms what it has made durable.
-    "pyspark_bsfg": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.local_socket"),
-    "agent.node": (*WHOLE, "agent.file_watch", "agent.query", "agent.local_socket"),
-    "agent.demo": (*WHOLE, "agent.local_socket", "agent.node"),
-    "bench": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "pyspark_bsfg"),
-    "agent.cli": (
-        *(*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "agent.hardware", "bench"),
-        "agent.backup",
+STORE = ("log", "sqlite", "read", "append", "consumers", "retention", "writer", "artifacts", "integrity", "divergence")
+LAYERS: dict[str, tuple[str, ...]] = {
+    "agent": (
+        GROUND,
+        "settings",
+        "signing",
+        "config fact_store health ingest replication",
+        "backup hardware local_socket query",
+        "node pyspark_bsfg",
+        "demo",
+        "bench",
+        "cli",
     ),
-    "appliance": (),
-}
-
-# The floors inside a part, lowest first: a folder imports only folders of lower floors; `a|b` share a floor and do not
-# import each other. Modules directly in the part are its top floor.
-FLOORS: dict[str, tuple[str, ...]] = {
-    "agent.fact_store": (
-        *(
-            "log",
-            "sqlite",
-            "read",
-            "append",
-            "consumers",
-            "retention",
-            "writer",
-            "artifacts",
-            "integrity",
-            "divergence",
-        ),
-    ),
+    "agent.fact_store": STORE,
     "agent.query": ("scan", "latest", "sql", "export"),
-    "agent.replication": ("protocol", "pki", "mqtt", "serving|pulling", "broker"),
+    "agent.replication": ("protocol", "pki", "mqtt", "pulling serving", "broker"),
 }
-
-# Packages without a face of their own: their modules and folders are what others import.
-OPEN = {
-    *("agent", "agent.replication", "agent.query", "agent.hardware", "agent.health", "agent.demo", "bench"),
-    "agent.settings",  # a module each part of node.toml
-    "agent.signing",  # heads are read without the libraries that keys need
-    "agent.replication.protocol",  # a module each subject
-    *("agent.cli", "agent.cli.facts", "agent.cli.modbus", "agent.cli.opcua", "agent.cli.source", "agent.cli.store"),
-    *("agent.cli.hardware", "agent.cli.pki", "agent.cli.prepare", "agent.cli.tags"),
-    *("bench.common", "bench.store", "bench.replication", "bench.wear"),
-    # Inside agent.ingest: a face would import a protocol library where only a tag file is read.
-    *(
-        "agent.ingest.opcua",
-        "agent.ingest.opcua.explore",
-        "agent.ingest.opcua.security",
-        "agent.ingest.opcua.values",
-        "agent.ingest.modbus",
-        "agent.ingest.modbus.explore",
-        "agent.ingest.tags",
-        "agent.ingest.tags.foreign",
-    ),
-    "agent.demo.plant",
-}
+BESIDE_AGENT = ("appliance.", "bench.", "pyspark_bsfg.")
 
 # Subpackages that others may import past a face: a face that offered them would load a protocol library for every
 # user, or would name what only one group of commands needs.
@@ -153,266 +60,73 @@ ENTERED = (
 # A folder that holds more than this is two folders.
 MODULES_PER_FOLDER_MAX = 15
 
-# Modules that decide: values and a time in, values out.
-CORES: tuple[str, ...] = (
-    "agent/cli/prepare/differences.py",
-    "agent/node/reload_plan.py",
-    *(
-        f"agent/{name}.py"
-        for name in (
-            "append_contract",
-            "backup/container",
-            "backup/contents",
-            "batch",
-            "columns",
-            "config/sections_text",
-            "config/start_settings",
-            "counter",
-            "escaping",
-            "lease",
-            "message",
-            "nftables",
-            "pages",
-            "settings/opcua_address",
-            "settings/peers",
-            "settings/signing",
-            "settings/sources",
-            "settings/store",
-            "status_codes",
-        )
-    ),
-    *(
-        f"agent/fact_store/append/{name}.py"
-        for name in (
-            "acks",
-            "checkpoint",
-            "admission",
-            "group_commit",
-        )
-    ),
-    *(f"agent/fact_store/divergence/{name}.py" for name in ("epoch_rules",)),
-    *(f"agent/fact_store/integrity/{name}.py" for name in ("row_checks",)),
-    *(
-        f"agent/fact_store/log/{name}.py"
-        for name in (
-            "artifact_reference",
-            "catalog",
-            "frontier",
-            "held_ranges",
-            "lifecycle",
-            "operational_facts",
-            "page_assembly",
-            "records",
-            "store_age",
-            "tail_cache",
-            "timeline",
-            "wall_clock",
-        )
-    ),
-    *(f"agent/fact_store/read/{name}.py" for name in ("forecast",)),
-    *(
-        f"agent/fact_store/retention/{name}.py"
-        for name in (
-            "fullness",
-            "holding",
-            "retention",
-        )
-    ),
-    *(f"agent/fact_store/sqlite/{name}.py" for name in ("message_filter",)),
-    *(f"agent/hardware/{name}.py" for name in ("conduits", "fit", "profile", "udev")),
-    *(
-        f"agent/health/{name}.py"
-        for name in (
-            "address",
-            "consumer_lag",
-            "flash",
-            "metrics",
-            "page",
-            "problems",
-            "verdict",
-            "watchdog",
-        )
-    ),
-    *(
-        f"agent/ingest/{name}.py"
-        for name in (
-            "gap",
-            "lifecycle",
-            "probe_result",
-            "sampling",
-        )
-    ),
-    *(
-        f"agent/ingest/modbus/{name}.py"
-        for name in (
-            "address",
-            "block",
-            "columns",
-            "counters",
-            "decode",
-            "explore/interpretation",
-            "explore/register_text",
-            "explore/register_scan",
-            "explore/request_plan",
-            "line/answers",
-            "line/frames",
-            "no_value",
-            "refused_spans",
-            "poll_grid",
-            "plan",
-            "refusal",
-            "refusal_search",
-            "sweep",
-            "units",
-        )
-    ),
-    *(
-        f"agent/ingest/opcua/{name}.py"
-        for name in (
-            "address",
-            "columns",
-            "decode",
-            "groups",
-            "history/gap_fill",
-            "liveness",
-            "monitoring",
-            "plan",
-            "publishing",
-            "explore/tag_rows",
-            "explore/walk",
-            "security/certificate_facts",
-            "security/refusal",
-            "security/trust_list",
-        )
-    ),
-    *(
-        f"agent/ingest/opcua/events/{name}.py"
-        for name in (
-            "conditions",
-            "event_fields",
-            "event_loss",
-            "event_message",
-        )
-    ),
-    "agent/ingest/opcua/rescue/deduplicator.py",
-    *(f"agent/ingest/opcua/values/{name}.py" for name in ("structures", "variant")),
-    *(
-        f"agent/ingest/tags/{name}.py"
-        for name in (
-            "change",
-            "columns",
-            "csv_rows",
-            "example",
-            "foreign/ignition",
-            "foreign/kepware",
-            "foreign/neuron",
-            "foreign/translation",
-            "sheet",
-            "tag_map",
-            "templates",
-            "toml_rows",
-        )
-    ),
-    *(f"agent/query/scan/{name}.py" for name in ("bounds", "fact_columns", "times")),
-    *(f"agent/query/latest/{name}.py" for name in ("latest_rows", "latest_search", "latest_summary", "tag_age")),
-    "agent/query/sql/plan.py",
-    *(f"appliance/{name}.py" for name in ("packages", "sbom")),
-    *(f"agent/signing/{name}.py" for name in ("certificates", "freshness", "heads", "keys", "messages", "runs")),
-    *(
-        f"agent/replication/broker/{name}.py"
-        for name in (
-            "config",
-            "config_lint",
-            "diagnosis",
-            "firewall",
-            "limits",
-            "site",
-        )
-    ),
-    *(f"agent/replication/mqtt/{name}.py" for name in ("carrier", "publish_packet")),
-    *(f"agent/replication/pki/{name}.py" for name in ("rotation",)),
-    *(
-        f"agent/replication/protocol/{name}.py"
-        for name in (
-            "arrived_answer",
-            "codec",
-            "digest_diff",
-            "errors",
-            "pacing",
-            "token_bucket",
-            "topics",
-        )
-    ),
-    *(
-        f"agent/replication/pulling/{name}.py"
-        for name in (
-            "catch_up",
-            "page_check",
-            "pull_events",
-            "receiver",
-        )
-    ),
-    *(
-        f"agent/replication/serving/{name}.py"
-        for name in (
-            "admission",
-            "appends",
-            "consumer_core",
-            "consumer_effects",
-            "latest_page",
-            "limits",
-            "pacing",
-            "fair_queue",
-            "outcomes",
-            "page",
-            "read_turns",
-        )
-    ),
-    *(
-        f"spark/pyspark_bsfg/{name}.py"
-        for name in (
-            "columns",
-            "dictionary",
-            "jobs/clean",
-            "jobs/gaps",
-            "jobs/rollup",
-            "jobs/settings",
-            "options",
-            "packed",
-            "pruning",
-            "ranges",
-            "schema",
-            "landing/identities",
-            "landing/manifest",
-            "streaming/offsets",
-            "streaming/options",
-            "transports/ports",
-            "transports/proofs",
-            "transports/range_pages",
-            "transports/reading",
-            "values",
-        )
-    ),
+# Modules that decide, by folder: values and a time in, values out.
+CORES = tuple(
+    f"{folder}/{name}.py"
+    for folder, names in {
+        "agent": "append_contract batch columns counter escaping lease message nftables pages status_codes",
+        "agent/backup": "container contents",
+        "agent/cli/prepare": "differences",
+        "agent/config": "sections_text start_settings",
+        "agent/fact_store/append": "acks admission checkpoint group_commit",
+        "agent/fact_store/divergence": "epoch_rules",
+        "agent/fact_store/integrity": "row_checks",
+        "agent/fact_store/log": (
+            "artifact_reference catalog frontier held_ranges lifecycle operational_facts page_assembly records "
+            "store_age tail_cache timeline wall_clock"
+        ),
+        "agent/fact_store/read": "forecast",
+        "agent/fact_store/retention": "fullness holding retention",
+        "agent/fact_store/sqlite": "message_filter",
+        "agent/hardware": "conduits fit profile udev",
+        "agent/health": "address consumer_lag flash metrics page problems verdict watchdog",
+        "agent/ingest": "gap lifecycle probe_result sampling",
+        "agent/ingest/modbus": (
+            "address block columns counters decode no_value plan poll_grid refusal refusal_search refused_spans "
+            "sweep units"
+        ),
+        "agent/ingest/modbus/explore": "interpretation register_scan register_text request_plan",
+        "agent/ingest/modbus/line": "answers frames",
+        "agent/ingest/opcua": "address columns decode groups liveness monitoring plan publishing",
+        "agent/ingest/opcua/events": "conditions event_fields event_loss event_message",
+        "agent/ingest/opcua/explore": "tag_rows walk",
+        "agent/ingest/opcua/history": "gap_fill",
+        "agent/ingest/opcua/rescue": "deduplicator",
+        "agent/ingest/opcua/security": "certificate_facts refusal trust_list",
+        "agent/ingest/opcua/values": "structures variant",
+        "agent/ingest/tags": "change columns csv_rows example sheet tag_map templates toml_rows",
+        "agent/ingest/tags/foreign": "ignition kepware neuron translation",
+        "agent/node": "reload_plan",
+        "agent/query/latest": "latest_rows latest_search latest_summary tag_age",
+        "agent/query/scan": "bounds fact_columns times",
+        "agent/query/sql": "plan",
+        "agent/replication/broker": "config config_lint diagnosis firewall limits site",
+        "agent/replication/mqtt": "carrier publish_packet",
+        "agent/replication/pki": "rotation",
+        "agent/replication/protocol": "arrived_answer codec digest_diff errors pacing token_bucket topics",
+        "agent/replication/pulling": "catch_up page_check pull_events receiver",
+        "agent/replication/serving": (
+            "admission appends consumer_core consumer_effects fair_queue latest_page limits outcomes pacing page "
+            "read_turns"
+        ),
+        "agent/settings": "opcua_address peers signing sources store",
+        "agent/signing": "certificates freshness heads keys messages runs",
+        "appliance": "packages sbom",
+        "spark/pyspark_bsfg": "columns dictionary options packed pruning ranges schema values",
+        "spark/pyspark_bsfg/jobs": "clean gaps rollup settings",
+        "spark/pyspark_bsfg/landing": "identities manifest",
+        "spark/pyspark_bsfg/streaming": "offsets options",
+        "spark/pyspark_bsfg/transports": "ports proofs range_pages reading",
+    }.items()
+    for name in names.split()
 )
 IO_MODULES = {
     *("asyncio", "concurrent", "multiprocessing", "os", "queue", "random", "secrets", "select", "selectors", "signal"),
     *("socket", "sqlite3", "ssl", "subprocess", "threading", "time", "asyncua", "paho", "pymodbus"),
 }
 
-# The only place that catches every exception, because it must survive any failure of a source (STYLE 12).
-SUPERVISORS: dict[str, int] = {"agent/ingest/supervisor.py": 1}
-
-# Programs that wait for other programs, in a thread of their own and with nothing else to do.
-SYNCHRONOUS = ("bench/", "agent/demo/", "agent/cli/", "appliance/")
-
-# Functions that may stay longer than a screen, with their length today: it may shrink, never grow.
-LONG_FUNCTIONS: dict[str, int] = {}
 FUNCTION_LINES_MAX = 70
-OPENING_WORDS_MIN = 10
 EXCUSE = re.compile(r"# (tidy: |bounded by )\w+")
-
-# Adapters of one kind have the same modules, so that a reader of one knows the other.
-SIBLINGS = (("agent/ingest/opcua", "agent/ingest/modbus", {"address.py", "decode.py", "plan.py", "source.py"}),)
 
 PACKAGES_WITH_DESIGN = ("fact_store", "query", "ingest", "replication", "health", "signing")
 DESIGN_HEADINGS = ("Purpose", "Background", "Components", "Decisions and their price")
@@ -493,30 +207,11 @@ def modules() -> list[Module]:
     ]
 
 
-def part_of(name: str) -> str | None:
-    """The part of the project that a dotted name belongs to, or None for a name of another project."""
-    words = name.split(".")
-    if words[0] == "agent":
-        return ".".join(words[:2])
-    return words[0] if words[0] in {"pyspark_bsfg", "bench", "appliance"} else None
-
-
-def floor_of(part: str, path: str) -> int:
-    """The floor of a file in its part; modules directly in the part are the top floor."""
-    folder = path.removeprefix(part.replace(".", "/") + "/").partition("/")[0]
-    return height_of(part, folder)
-
-
-def height_of(part: str, folder: str) -> int:
-    """The floor of a folder, or of a module of the part itself."""
-    floors = FLOORS[part]
-    return next((height for height, floor in enumerate(floors) if folder in floor.split("|")), len(floors))
-
-
 @functools.cache
 def face_of(package: str) -> frozenset[str]:
     """The names that a package offers: its `__all__`, or else all that its `__init__` imports from inside it."""
-    tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text("utf-8"))
+    file = ROOT / package.replace(".", "/") / "__init__.py"
+    tree = ast.parse(file.read_text("utf-8") if file.exists() else "")
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return frozenset(ast.literal_eval(node.value))
@@ -550,78 +245,46 @@ def docstring_node(node: ast.AST) -> ast.Constant | None:
     return None
 
 
-def opening(module: Module) -> str:
-    """A module's docstring, empty where there is none."""
-    found = docstring_node(module.tree)
-    return str(found.value) if found else ""
-
-
 # --- the rules --------------------------------------------------------------------------------------------------------
 
 
+def place_in(package: str, name: str) -> str:
+    """The part of a package in which a dotted name stands; empty where it stands outside."""
+    name = f"agent.{name}" if name.startswith(BESIDE_AGENT) else name
+    return name.removeprefix(f"{package}.").partition(".")[0] if name.startswith(f"{package}.") else ""
+
+
 def imports_run_downwards(module: Module) -> Iterator[str]:
-    """A part imports only itself and the parts that KNOWS grants it, none beside or above it."""
-    own = part_of(module.name)
-    if own is None:
-        return
-    if own not in KNOWS:
-        yield f"1: {own} has no floor; give it one in KNOWS"
-        return
-    for line, name in module.imports():
-        other = part_of(name)
-        if other in {None, own, "agent"} or other not in KNOWS:
-            continue  # `from agent import batch` arrives here as agent.batch; bare `agent` holds nothing
-        granted = any(name == known or name.startswith(known + ".") for known in KNOWS[own])
-        if not granted:
-            yield f"{line}: {own} imports {name}"
-
-
-def floors_run_downwards(module: Module) -> Iterator[str]:
-    """Inside a part, a folder imports only folders of lower floors in FLOORS."""
-    part = part_of(module.name)
-    if part not in FLOORS:
-        return
-    own, own_folder = (
-        floor_of(part, module.path),
-        module.path.removeprefix(part.replace(".", "/") + "/").partition("/")[0],
-    )
-    for line, name in module.imports():
-        if not name.startswith(f"{part}."):
-            continue
-        folder = name.removeprefix(f"{part}.").partition(".")[0]
-        height = height_of(part, folder)
-        if height > own or (height == own < len(FLOORS[part]) and folder != own_folder):
-            yield f"{line}: {module.name} imports {name}"
+    """A part imports only from the layers below its own (LAYERS)."""
+    for package, layers in LAYERS.items():
+        heights = {part: height for height, layer in enumerate(layers) for part in layer.split()}
+        own = place_in(package, module.name)
+        height = heights.get(own, len(layers))
+        for line, name in module.imports() if own else ():
+            part = place_in(package, name)
+            other = heights.get(part, len(layers))
+            if part not in {"", own} and (other > height or 0 < other == height < len(layers)):
+                yield f"{line}: {module.name} imports {name}"
 
 
 def faces_are_respected(module: Module) -> Iterator[str]:
     """What lies in another package is imported from the outermost package around it that has a face, by a name
-    that its face offers."""
+    that its face offers. A package whose `__init__` imports nothing from inside has no face."""
     if not module.path.startswith(("agent/", "spark/", "bench/")):
         return
-    package = module.package
     for node in module.nodes:
-        if not isinstance(node, ast.ImportFrom) or node.level or not (node.module or "").startswith("agent."):
+        source = node.module or "" if isinstance(node, ast.ImportFrom) and not node.level else ""
+        if not isinstance(node, ast.ImportFrom) or not source.startswith("agent.") or source.startswith(ENTERED):
             continue
-        if (node.module or "").startswith(ENTERED):
+        words = source.split(".")
+        packages = [".".join(words[:count]) for count in range(2, len(words) + 1)]
+        foreign = [name for name in packages if face_of(name) and not f"{module.package}.".startswith(f"{name}.")]
+        if not foreign:
             continue
-        words = (node.module or "").split(".")
-        packages = [".".join(words[:count]) for count in range(1, len(words) + 1)]
-        foreign = [one for one in packages if one not in OPEN and not f"{package}.".startswith(f"{one}.")]
-        if not foreign or not (ROOT / foreign[0].replace(".", "/")).is_dir():
-            continue
-        if node.module != foreign[0]:
-            yield f"{node.lineno}: imports {node.module} past {foreign[0]}"
+        if source != foreign[0]:
+            yield f"{node.lineno}: imports {source} past {foreign[0]}"
         elif missing := sorted({alias.name for alias in node.names} - face_of(foreign[0])):
             yield f"{node.lineno}: {foreign[0]} does not offer {', '.join(missing)}"
-
-
-def cores_do_no_io(module: Module) -> Iterator[str]:
-    """A core imports neither a clock, chance, a file, a socket, a thread nor an event loop."""
-    if module.path in CORES:
-        for line, name in module.imports():
-            if name.split(".")[0] in IO_MODULES and not module.excused(line):
-                yield f"{line}: a core imports {name}"
 
 
 def queues_are_bounded(module: Module) -> Iterator[str]:
@@ -647,87 +310,52 @@ def queues_are_bounded(module: Module) -> Iterator[str]:
             yield f"{node.lineno}: {kind} without a limit"
 
 
-def broad_except_is_the_supervisors(module: Module) -> Iterator[str]:
-    """Only the supervisor catches Exception, and it once; all others name what is caught, or clean up and
-    raise."""
-    if not is_product(module):
+def everything_is_caught_by_the_supervisor(module: Module) -> Iterator[str]:
+    """Only the supervisor of a source catches Exception; elsewhere it is caught to clean up, and raised again. (What
+    nothing is done about, and a bare `except`, ruff finds.)"""
+    if not is_product(module) or module.path == "agent/ingest/supervisor.py":
         return
-    broad = []
     for node in module.nodes:
-        if isinstance(node, ast.ExceptHandler):
-            if isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None:
-                continue  # handles nothing: what came goes on
-            kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
-        elif called(node).rpartition(".")[2] == "suppress":
-            kinds = node.args
+        if isinstance(node, ast.ExceptHandler) and node.type is not None:
+            raises_again = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+            caught = [node.type] if not raises_again else []
         else:
-            continue
-        if any(kind is None or ast.unparse(kind) in {"Exception", "BaseException"} for kind in kinds):
-            broad.append(node.lineno)
-    for line in broad[SUPERVISORS.get(module.path, 0) :]:
-        yield f"{line}: catches everything"
-
-
-def modules_open_in_prose(module: Module) -> Iterator[str]:
-    """A module's docstring says what it is, promises and will not do, and more than its own name."""
-    if module.path.startswith("tests/") and module.path != "tests/test_tidy.py":
-        return
-    words = re.findall(r"[A-Za-z_]{2,}", opening(module))
-    own = set(re.split(r"[._]", module.name.lower()))
-    said = [word for word in words if word.lower() not in own | {"module", "the", "of", "for", "this", "and"}]
-    if len(said) < OPENING_WORDS_MIN:
-        yield f"1: opens with {len(said)} words that say something; {OPENING_WORDS_MIN} are asked"
+            caught = node.args if isinstance(node, ast.Call) and called(node).endswith("suppress") else []
+        if {"Exception", "BaseException"} & {name for kind in caught for name in re.findall(r"\w+", ast.unparse(kind))}:
+            yield f"{node.lineno}: catches everything"
 
 
 def functions_fit_a_screen(module: Module) -> Iterator[str]:
-    """A function has at most seventy lines, its docstring not counted; LONG_FUNCTIONS may only shrink."""
+    """A function has at most seventy lines, its docstring not counted."""
     for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = docstring_node(node)
             spoken = (docstring.end_lineno or 0) - docstring.lineno + 1 if docstring else 0
             length = (node.end_lineno or 0) - node.lineno + 1 - spoken
-            if length > LONG_FUNCTIONS.get(f"{module.path}:{node.name}", FUNCTION_LINES_MAX):
+            if length > FUNCTION_LINES_MAX:
                 yield f"{node.lineno}: {node.name} has {length} lines"
 
 
 def tasks_belong_to_a_group(module: Module) -> Iterator[str]:
-    """Work starts in a TaskGroup, held in a name that ends in `group`, and every task has a name."""
-    if not is_product(module):
-        return
-    for node in module.nodes:
+    """A task is created by a TaskGroup, which is held in a name that ends in `group`, and has a name itself. (The ways
+    past a group that asyncio offers, ruff finds.)"""
+    for node in module.nodes if is_product(module) else ():
         receiver, _, verb = called(node).rpartition(".")
-        if verb in {"ensure_future", "gather", "run_coroutine_threadsafe"} and not module.excused(node.lineno):
-            yield f"{node.lineno}: {verb} starts work outside a TaskGroup"
-        if verb == "create_task":
-            if not receiver.lower().endswith("group") and not module.excused(node.lineno):
+        if isinstance(node, ast.Call) and verb == "create_task" and not module.excused(node.lineno):
+            if not receiver.lower().endswith("group"):
                 yield f"{node.lineno}: {receiver}.create_task is no TaskGroup's"
             if not any(word.arg == "name" for word in node.keywords):
                 yield f"{node.lineno}: a task without a name"
 
 
-REPLACED_BY_CONCURRENCY = {f"asyncio.{name}" for name in ("TaskGroup", "timeout", "timeout_at", "wait_for")}
-
-
-def cancellations_are_counted_right(module: Module) -> Iterator[str]:
-    """Groups and time limits are those of agent.concurrency: those of asyncio miscount cancellations in Python 3.11."""
-    if not module.path.startswith(("agent/", "bench/", "spark/")):
+def conditions_are_waited_for(module: Module) -> Iterator[str]:
+    """A test waits for a condition (tests/waiting.py), never for a while."""
+    if not module.path.startswith("tests/") or module.path == "tests/waiting.py":
         return
     for node in module.nodes:
-        if isinstance(node, ast.Attribute) and (name := ast.unparse(node)) in REPLACED_BY_CONCURRENCY:
-            yield f"{node.lineno}: {name}"
-    yield from (f"{line}: {name}" for line, name in module.imports() if name in REPLACED_BY_CONCURRENCY)
-
-
-def sleep_is_refused(module: Module) -> Iterator[str]:
-    """The product never blocks in time.sleep; a test waits for a condition (tests/waiting.py), never for a while."""
-    for node in module.nodes:
-        name = called(node)
-        if name == "time.sleep" or (name == "sleep" and "time.sleep" in {named for _, named in module.imports()}):
-            if not module.path.startswith(SYNCHRONOUS) and not module.excused(node.lineno):
-                yield f"{node.lineno}: {name}"
-        elif name.endswith("asyncio.sleep") and module.path.startswith("tests/"):
-            gives_way = isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
-            if module.path != "tests/waiting.py" and not gives_way and not module.excused(node.lineno):
+        if isinstance(node, ast.Call) and called(node).rpartition(".")[2] == "sleep":
+            gives_way = node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
+            if not gives_way and not module.excused(node.lineno):
                 yield f"{node.lineno}: {ast.unparse(node)}"
 
 
@@ -771,20 +399,17 @@ def prose_fits_the_page(module: Module) -> Iterator[str]:
 
 RULES: tuple[Rule, ...] = (
     imports_run_downwards,
-    floors_run_downwards,
     faces_are_respected,
-    cores_do_no_io,
     queues_are_bounded,
-    broad_except_is_the_supervisors,
-    modules_open_in_prose,
+    everything_is_caught_by_the_supervisor,
     functions_fit_a_screen,
     tasks_belong_to_a_group,
-    cancellations_are_counted_right,
-    sleep_is_refused,
+    conditions_are_waited_for,
     sql_lives_in_sql_files,
     nothing_names_this_machine,
     prose_fits_the_page,
 )
+OF_TEXT = (nothing_names_this_machine, prose_fits_the_page)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -794,19 +419,18 @@ def test_the_project_keeps_the_rule(rule: Rule) -> None:
     assert not complaints, f"{rule.__doc__}\n" + "\n".join(complaints)
 
 
-def test_every_exception_is_still_needed() -> None:
-    """What the tables at the top name exists: a rule's exception goes when its file goes."""
-    paths = {module.path for module in modules()}
-    named = {*CORES, *SUPERVISORS, *(entry.partition(":")[0] for entry in LONG_FUNCTIONS)}
-    assert named <= paths, f"named in test_tidy.py, not there: {sorted(named - paths)}"
-
-
-def test_layers_import_only_lower_layers() -> None:
-    """KNOWS lists each part after the parts it knows, so that no two can know each other."""
-    seen: set[str] = set()
-    for part, known in KNOWS.items():
-        assert {part_of(name) for name in known} <= seen, f"{part} knows a part that stands below it in the table"
-        seen.add(part)
+def test_documents_keep_the_rules_of_text() -> None:
+    """Other text files name no machine either, and Markdown fits the page."""
+    endings = {".md", ".toml", ".sql", ".txt", ".lock", ".service", ".conf", ".sh", ".csv", ""}
+    complaints = []
+    for path in sorted(ROOT.rglob("*")):
+        inside = path.relative_to(ROOT)
+        if SKIPPED_FOLDERS.intersection(inside.parts) or path.suffix not in endings or not path.is_file():
+            continue
+        text = Module(inside.as_posix(), path.read_text("utf-8", errors="replace"))
+        for rule in OF_TEXT if path.suffix == ".md" else OF_TEXT[:1]:
+            complaints += [f"{inside}:{complaint}" for complaint in list(rule(text))[:1]]
+    assert not complaints, "\n".join(complaints)
 
 
 def test_modules_import_in_no_circle() -> None:
@@ -834,20 +458,12 @@ def test_modules_import_in_no_circle() -> None:
 
 def test_folders_are_small() -> None:
     """No folder of the product holds more than fifteen modules beside its `__init__`."""
-    held: dict[str, int] = {}
-    for module in modules():
-        folder, _, file = module.path.rpartition("/")
-        if file != "__init__.py" and not folder.startswith("tests"):
-            held[folder] = held.get(folder, 0) + 1
-    crowded = {folder: count for folder, count in held.items() if count > MODULES_PER_FOLDER_MAX}
-    assert not crowded
-
-
-def test_a_package_has_a_face_or_is_open() -> None:
-    """A package that OPEN names offers no names itself; every other one imports or lists in its `__init__` what it
-    offers."""
-    packages = {module.name for module in modules() if module.path.startswith("agent/") and "__init__" in module.path}
-    assert {package for package in packages if not face_of(package)} == OPEN & packages
+    held = Counter(
+        module.path.rpartition("/")[0]
+        for module in modules()
+        if not module.path.startswith("tests/") and not module.path.endswith("/__init__.py")
+    )
+    assert not {folder: count for folder, count in held.items() if count > MODULES_PER_FOLDER_MAX}
 
 
 def test_faces_offer_what_others_use() -> None:
@@ -869,7 +485,8 @@ def test_faces_offer_what_others_use() -> None:
 
 
 def test_cores_lean_on_nothing_that_does_io() -> None:
-    """The modules of the project that a core imports, directly or indirectly, do no IO either."""
+    """A core, and the modules of the project that it imports, directly or indirectly, import neither a clock, chance, a
+    file, a socket, a thread nor an event loop."""
     by_name = {module.name: module for module in modules()}
 
     def leans_on(name: str, seen: set[str]) -> Iterator[str]:
@@ -880,25 +497,21 @@ def test_cores_lean_on_nothing_that_does_io() -> None:
         for line, imported in module.imports():
             if imported.split(".")[0] in IO_MODULES and not module.excused(line):
                 yield f"{module.path}:{line}: {imported}"
-            elif part_of(imported):
+            else:
                 yield from leans_on(imported, seen)
 
-    complaints = {f"{core} <- {found}" for core in CORES for found in leans_on(Module(core, "").name, set())}
+    cores = {path: Module(path, "").name for path in CORES}
+    assert [path for path, name in cores.items() if name not in by_name] == []
+    complaints = {f"{path} <- {found}" for path, name in cores.items() for found in leans_on(name, set())}
     assert not complaints, "\n".join(sorted(complaints))
 
 
 def test_a_declared_core_is_in_the_table() -> None:
     """A module whose docstring says "core" is in CORES."""
     saying = re.compile(r"^Core:|\. Core: no IO")
-    named = {module.path for module in modules() if is_product(module) and saying.search(opening(module))}
+    product = [module for module in modules() if is_product(module)]
+    named = {module.path for module in product if saying.search(ast.get_docstring(module.tree) or "")}
     assert named <= set(CORES), f"not in CORES: {sorted(named - set(CORES))}"
-
-
-@pytest.mark.parametrize("one, other, shared", SIBLINGS)
-def test_siblings_share_file_names(one: str, other: str, shared: set[str]) -> None:
-    """Two adapters of one kind use the same names for the modules that both have."""
-    for folder in (one, other):
-        assert shared <= {path.name for path in (ROOT / folder).glob("*.py")}, folder
 
 
 @pytest.mark.parametrize("package", PACKAGES_WITH_DESIGN)
@@ -909,128 +522,63 @@ def test_packages_explain_themselves(package: str) -> None:
     assert [heading for heading in headings if heading in DESIGN_HEADINGS] == list(DESIGN_HEADINGS)
 
 
-def test_documents_name_no_machine_either() -> None:
-    """Text files outside the code name no developer's path and no registry."""
-    endings = {".md", ".toml", ".sql", ".txt", ".lock", ".service", ".conf", ".sh", ".csv", ""}
-    complaints = []
-    for path in sorted(ROOT.rglob("*")):
-        inside = path.relative_to(ROOT)
-        if SKIPPED_FOLDERS.intersection(inside.parts) or path.suffix not in endings or not path.is_file():
-            continue
-        text = path.read_text("utf-8", errors="replace")
-        complaints += [
-            f"{inside}:{complaint}" for complaint in nothing_names_this_machine(Module(inside.as_posix(), text))
-        ]
-    assert not complaints, "\n".join(complaints)
-
-
-def test_documents_fit_the_page() -> None:
-    """As the rule for modules."""
-    complaints = []
-    for path in sorted(ROOT.rglob("*.md")):
-        inside = path.relative_to(ROOT)
-        if not SKIPPED_FOLDERS.intersection(inside.parts):
-            found = list(prose_fits_the_page(Module(inside.as_posix(), path.read_text("utf-8"))))
-            complaints += [f"{inside}:{complaint}" for complaint in found[:1]]  # what follows it is out of step
-    assert not complaints, "\n".join(complaints)
-
-
 # --- the rules, applied to samples
 
-PROSE = (
-    '"""Keeps what a source said until somebody has confirmed it, and forgets nothing before that moment comes."""\n'
-)
 LONG = "def f():\n" + "    x = 1\n" * 75
 BAD: list[tuple[Rule, str, str]] = [
     (imports_run_downwards, "agent/batch.py", "import agent.config"),
-    (imports_run_downwards, "agent/config/x.py", "from agent.query import statistics"),
-    (imports_run_downwards, "agent/config/x.py", "from agent.fact_store import FactStore"),
     (imports_run_downwards, "agent/settings/store.py", "from agent.fact_store import FactStore"),
-    (imports_run_downwards, "agent/fact_store/writer/writer.py", "from agent.replication import sender"),
     (imports_run_downwards, "agent/fact_store/writer/writer.py", "from ...replication.sender import Sender"),
     (imports_run_downwards, "agent/health/page.py", "from agent import fact_store"),
-    (imports_run_downwards, "agent/newcomer.py", ""),
     (imports_run_downwards, "spark/pyspark_bsfg/source.py", "from agent.node import compare_alone"),
-    (floors_run_downwards, "agent/fact_store/log/x.py", "from agent.fact_store.writer import Writer"),
-    (floors_run_downwards, "agent/fact_store/writer/x.py", "from agent.fact_store.store import FactStore"),
-    (floors_run_downwards, "agent/replication/pulling/x.py", "from agent.replication.serving import Server"),
-    (floors_run_downwards, "agent/replication/serving/x.py", "from agent.replication.pulling import Puller"),
+    (imports_run_downwards, "agent/node/node.py", "import bench.lag"),
+    (imports_run_downwards, "agent/fact_store/log/x.py", "from agent.fact_store.writer import Writer"),
+    (imports_run_downwards, "agent/fact_store/writer/x.py", "from agent.fact_store.store import FactStore"),
+    (imports_run_downwards, "agent/replication/serving/x.py", "from agent.replication.pulling import Puller"),
     (faces_are_respected, "agent/node/x.py", "from agent.fact_store.writer.writer import Writer"),
     (faces_are_respected, "agent/fact_store/store.py", "from agent.fact_store.log.records import BatchSummary"),
     (faces_are_respected, "agent/node/x.py", "from agent.fact_store import Secret"),
-    (cores_do_no_io, "agent/batch.py", "import time"),
-    (cores_do_no_io, "agent/batch.py", "def f():\n    from os import path"),
     (queues_are_bounded, "agent/x.py", "import queue\nq = queue.Queue()"),
     (queues_are_bounded, "agent/x.py", "q = asyncio.Queue(maxsize=0)"),
-    (queues_are_bounded, "agent/x.py", "q = Queue(-1)"),
     (queues_are_bounded, "agent/x.py", "q = SimpleQueue()"),
     (queues_are_bounded, "agent/x.py", "q = collections.deque([1, 2])"),
     (queues_are_bounded, "agent/x.py", "q: deque[int] = field(default_factory=deque)"),
-    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept Exception:\n    pass"),
-    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept (OSError, BaseException):\n    pass"),
-    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept:\n    pass"),
-    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept Exception as e:\n    raise e"),
-    (broad_except_is_the_supervisors, "agent/x.py", "with contextlib.suppress(Exception):\n    pass"),
-    (
-        broad_except_is_the_supervisors,
-        "agent/ingest/supervisor.py",
-        "try:\n    pass\nexcept Exception:\n    pass\ntry:\n    pass\nexcept Exception:\n    pass",
-    ),
-    (modules_open_in_prose, "agent/x.py", "import ast"),
-    (modules_open_in_prose, "agent/fact_store/writer/writer.py", '"""Module for the writer of the fact store."""'),
+    (everything_is_caught_by_the_supervisor, "agent/x.py", "try:\n    f()\nexcept (OSError, Exception):\n    log()"),
+    (everything_is_caught_by_the_supervisor, "agent/x.py", "with contextlib.suppress(Exception):\n    pass"),
     (functions_fit_a_screen, "agent/x.py", LONG),
-    (tasks_belong_to_a_group, "agent/x.py", "asyncio.create_task(f(), name='f')"),
     (tasks_belong_to_a_group, "agent/x.py", "asyncio.get_running_loop().create_task(f(), name='f')"),
     (tasks_belong_to_a_group, "agent/x.py", "group.create_task(f())"),
-    (tasks_belong_to_a_group, "agent/x.py", "asyncio.ensure_future(f())"),
-    (cancellations_are_counted_right, "agent/x.py", "async with asyncio.timeout(1):\n    pass"),
-    (cancellations_are_counted_right, "bench/x.py", "group: asyncio.TaskGroup"),
-    (cancellations_are_counted_right, "spark/x.py", "from asyncio import wait_for"),
-    (sleep_is_refused, "agent/x.py", "import time\ntime.sleep(1)"),
-    (sleep_is_refused, "tests/x.py", "from time import sleep\nsleep(1)"),
-    (sleep_is_refused, "tests/x.py", "await asyncio.sleep(0.1)"),
-    (sql_lives_in_sql_files, "agent/x.py", "q = 'SELECT 1'"),
+    (conditions_are_waited_for, "tests/x.py", "from time import sleep\nsleep(1)"),
+    (conditions_are_waited_for, "tests/x.py", "await asyncio.sleep(0.1)"),
     (sql_lives_in_sql_files, "agent/x.py", "q = f'insert or ignore into {table} values (1)'"),
     (sql_lives_in_sql_files, "agent/x.py", "q = '''\n  create table t (x)'''"),
     (nothing_names_this_machine, "agent/x.py", "open('/ro" + "ot/x')"),
     (nothing_names_this_machine, "agent/x.py", "# see https://pypi" + ".org/"),
     (prose_fits_the_page, "agent/x.py", "x = 1\n# " + "word " * 25),
-    (prose_fits_the_page, "agent/x.py", 'def f():\n    """' + "word " * 25 + '"""'),
     (prose_fits_the_page, "x.md", "- " + "word " * 25),
 ]
 GOOD: list[tuple[Rule, str, str]] = [
     (imports_run_downwards, "agent/batch.py", "from agent.message import Sample\nimport zstandard"),
     (imports_run_downwards, "agent/fact_store/writer/writer.py", "from . import reader\nfrom agent import batch"),
-    (imports_run_downwards, "spark/pyspark_bsfg/source.py", "from agent.fact_store import StoreReader"),
-    (floors_run_downwards, "agent/fact_store/writer/x.py", "from agent.fact_store.log import Catalog"),
-    (faces_are_respected, "agent/node/x.py", "from agent.fact_store import FactStore"),
+    (imports_run_downwards, "agent/fact_store/writer/x.py", "from agent.fact_store.log import Catalog"),
+    (imports_run_downwards, "agent/fact_store/store.py", "from agent.fact_store.other import f"),
     (faces_are_respected, "agent/fact_store/log/x.py", "from agent.fact_store.log.records import BatchSummary"),
     (faces_are_respected, "agent/node/x.py", "from agent.replication.pulling import Puller"),
-    (cores_do_no_io, "agent/batch.py", "import hashlib\nimport timeit"),
-    (cores_do_no_io, "agent/health/http.py", "import socket"),
     (queues_are_bounded, "agent/x.py", "q = queue.Queue(QUEUE_MAX)\nd = deque([], 5)\ne = deque(maxlen=N)"),
     (queues_are_bounded, "agent/x.py", "d = deque()  # bounded by PEERS_MAX"),
     (queues_are_bounded, "agent/x.py", "# tidy: holds one entry per configured peer\nd = deque()"),
-    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept (OSError, ValueError):\n    pass"),
     (
-        broad_except_is_the_supervisors,
-        "agent/ingest/supervisor.py",
-        "try:\n    pass\nexcept Exception:\n    pass",
+        everything_is_caught_by_the_supervisor,
+        "agent/x.py",
+        "try:\n    f()\nexcept OSError:\n    f()\nexcept BaseException:\n    undo()\n    raise",
     ),
-    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept BaseException:\n    undo()\n    raise"),
-    (modules_open_in_prose, "agent/x.py", PROSE),
     (functions_fit_a_screen, "agent/x.py", 'def f():\n    """' + "words\n" * 90 + '    """\n    return 1'),
     (tasks_belong_to_a_group, "agent/x.py", "self._group.create_task(f(), name='f')"),
-    (cancellations_are_counted_right, "agent/x.py", "from agent.concurrency import TaskGroup, timeout"),
-    (cancellations_are_counted_right, "tests/x.py", "async with asyncio.timeout(1):\n    pass"),
-    (sleep_is_refused, "agent/x.py", "await asyncio.sleep(1)"),
-    (sleep_is_refused, "tests/x.py", "await asyncio.sleep(0)"),
-    (sleep_is_refused, "agent/demo/x.py", "import time\ntime.sleep(1)"),
+    (conditions_are_waited_for, "tests/x.py", "await asyncio.sleep(0)"),
     (sql_lives_in_sql_files, "agent/x.py", "q = 'PRAGMA synchronous'\nh = 'update the settings'"),
     (sql_lives_in_sql_files, "agent/x.py", 'def f():\n    """Delete from the log."""'),
     (nothing_names_this_machine, "agent/x.py", "ETC = '/etc/bsfg'"),
     (prose_fits_the_page, "agent/x.py", "x = '" + "word " * 30 + "'"),
-    (prose_fits_the_page, "agent/x.py", 'def f():\n    """Names.\n\n    name   ' + "word " * 25 + '"""'),
     (prose_fits_the_page, "x.md", "| " + "word " * 30 + "|\n\n```\n" + "word " * 30 + "\n```"),
     (prose_fits_the_page, "x.md", "[a link with words](" + "x" * 130 + ")"),
 ]

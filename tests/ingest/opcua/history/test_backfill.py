@@ -547,7 +547,7 @@ async def test_history_is_read_at_its_rate_and_committed_page_by_page(monkeypatc
 
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
-        await sleep(0 if seconds > 0.01 else seconds)
+        await sleep(0 if seconds > 0.01 else seconds)  # tidy: what the product asks for, or nothing
 
     monkeypatch.setattr(backfill, "VALUES_PER_READ_MAX", 4)
     store, history = FakeStore(), FakeHistory()
