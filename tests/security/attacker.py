@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,12 +47,6 @@ class Attacker(ServerProcess):
         sent = {"raw": raw} if raw is not None else {"fields": fields}
         found = self.command("ask", zone=zone, serving=serving, operation=operation, limit_ms=limit_ms, **sent)
         return dict(found.get("header", {}))
-
-    def ask_at_once(self, zone: str, serving: str, operation: str, count: int, **fields: Any) -> Counter[str]:
-        """The answers to `count` requests sent together: `ok`, an error code, or `silent`. `{n}` in a field is the
-        number of the request."""
-        answers = self.command("ask_many", zone=zone, serving=serving, operation=operation, count=count, fields=fields)
-        return Counter(answers)
 
     # ----------------------------------------------------------------------------------------------------- serving
 

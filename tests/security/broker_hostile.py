@@ -85,12 +85,12 @@ def _silent(properties: bytes) -> Callable[[Client], None]:
     return play
 
 
-def _repeated(data: bytes, times: int = ENDLESS) -> Callable[[Client], None]:
+def _repeated(data: bytes) -> Callable[[Client], None]:
     """Accept, and send the same packet repeatedly without reading."""
 
     def play(client: Client) -> None:
         client.send(connack())
-        for _ in range(times):
+        for _ in range(ENDLESS):
             client.send(data)
 
     return play
@@ -130,16 +130,11 @@ def _garbage(client: Client) -> None:
 
 
 PLAYS: dict[str, Callable[[Client], None]] = {
-    "receive maximum 0": _silent(b"\x21\x00\x00"),
-    "packets of 1 byte": _silent(b"\x27\x00\x00\x00\x01"),
-    "packets of 0 bytes": _silent(b"\x27\x00\x00\x00\x00"),
     "keep-alive 0": _silent(b"\x13\x00\x00"),
     "keep-alive 65535": _silent(b"\x13\xff\xff"),
-    "a long assigned name": _silent(b"\x12" + text("x" * 60_000)),
     "a 200 MB packet": _oversize,
     "pings that are not read": _repeated(b"\xc0\x00" * 1000),
     "messages at QoS 1": _repeated(publish("t", b"x", first=PUBLISH_AT_QOS_1) * 1000),
-    "topic alias": _repeated(packet(0x30, b"\x00\x00\x03\x23\x00\x01x"), 1),
     "unsolicited answers": _unsolicited,
     "garbage": _garbage,
 }

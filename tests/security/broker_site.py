@@ -1,7 +1,5 @@
 """The running brokers of a site as bsfg broker config writes them: one Mosquitto for each pair of zones, with its
 unit's limit of open files.
-
-`shared=True` puts all pairs on one port, as an operator may: the effect of an attack there shows that the attack works.
 """
 
 import contextlib
@@ -66,7 +64,6 @@ class RunningSite:
         folder: Path,
         links: Sequence[str] = LINKS,
         *,
-        shared: bool = False,
         sources: tuple[str, ...] = (),
         bound_files: bool = True,
         host: str = HOST,
@@ -77,9 +74,8 @@ class RunningSite:
         pki.create_authority(folder / "pki", now)
         pki.issue_broker(folder / "pki", "site", [host, HOST, "localhost"], now)
         site = BrokerSite("site", HOST if host == HOST else "", pwd.getpwuid(os.geteuid()).pw_name)
-        ports = [free_port()] * len(links) if shared else [free_port() for _ in links]
-        for link, port in zip(links, ports, strict=True):
-            site = with_link(site, parse_link(link), port)
+        for link in links:
+            site = with_link(site, parse_link(link), free_port())
         site = replace(site, processes=tuple(replace(each, sources=sources) for each in site.processes))
         zones = {zone for each in site.processes for zone in each.zones}
         identities = {zone: pki.issue_zone(folder / "pki", zone, now) for zone in sorted(zones)}

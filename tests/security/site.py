@@ -14,7 +14,6 @@ import contextlib
 import json
 import random
 import re
-import shutil
 import sqlite3
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -76,8 +75,8 @@ class Site:
 
     # --- life ------------------------------------------------------------------------------------------------------
 
-    def add(self, zone: str, more: str = "", pulled_of_evil: Iterable[str] = ()) -> None:
-        """Start the node of a zone; `more` are further sections of its node.toml, `pulled_of_evil` further streams."""
+    def add(self, zone: str, more: str = "") -> None:
+        """Start the node of a zone; `more` are further sections of its node.toml."""
         folder = self.folder / zone
         folder.mkdir(exist_ok=True)
         self._health_ports[zone] = free_port()
@@ -89,7 +88,7 @@ class Site:
             text += "".join(f'{name} = "{getattr(mine, name)}"\n' for name in ("ca_file", "cert_file", "key_file"))
             text += f'[[peer]]\nzone = "{peer}"\nbroker = "{peer}"\n{lines}'
             if peer == EVIL:
-                text += f"pulls = {json.dumps([STREAM, TELEMETRY, *pulled_of_evil])}\n"
+                text += f"pulls = {json.dumps([STREAM, TELEMETRY])}\n"
         config = folder / "node.toml"
         config.write_text(text, encoding="utf-8")
         command = [sys.executable, "-m", "agent.cli", "run", "--config", config]
@@ -118,12 +117,6 @@ class Site:
             self.revive()
         self._incidents_before = self.incidents(IDMZ)
         return self.end(IDMZ)
-
-    def renew(self, zone: str) -> None:
-        """Give a zone an empty store, so that the room used by an earlier attack is free again."""
-        self.nodes[zone].kill()
-        shutil.rmtree(self.folder / zone / "state")
-        self.revive()
 
     # --- what is seen ----------------------------------------------------------------------------------------------
 
@@ -247,7 +240,6 @@ def running_site(
     honest: tuple[str, ...] = HONEST,
     taken: tuple[str, ...] = (EVIL, ENTERPRISE),
     more: Mapping[str, str] = {},
-    pulled_of_evil: Iterable[str] = (),
 ) -> Iterator[Site]:
     """A site during a block: nodes of the honest zones, and an attacker with the identities of the taken ones (of the
     enterprise's only to see the answers to another zone)."""
@@ -261,7 +253,7 @@ def running_site(
         stack.callback(attacker.close)
         site = Site(folder, brokers, attacker)
         for zone in honest:
-            site.add(zone, more.get(zone, ""), pulled_of_evil)
+            site.add(zone, more.get(zone, ""))
             stack.callback(site.nodes[zone].kill)
         site.wait_ready()
         yield site

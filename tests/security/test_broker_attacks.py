@@ -14,7 +14,7 @@ from agent.replication import pki
 from agent.replication.broker.config import limits_for, parse_link
 from tests.replication.broker.zones import NOBODY_LISTENS, SUCCESS, Caller
 from tests.security.broker_attacker import SUBACK, Attacker, bare_socket, is_open
-from tests.security.broker_site import HOST, LINKS, PairBroker, RunningSite
+from tests.security.broker_site import HOST, PairBroker, RunningSite
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -87,12 +87,6 @@ def test_subscribing_without_end_delays_no_other_pair(site: RunningSite) -> None
     """One SUBSCRIBE occupies its broker for seconds. Meanwhile plant-a and idmz, on a broker of their own, exchange a
     hundred messages."""
     assert _publishes_during_one_subscribe(site) == (True, 100)
-
-
-def test_pairs_that_share_a_process_wait_for_each_other(tmp_path: Path) -> None:
-    """Why each pair has a process of its own: in a shared one the same messages wait until the attacker is served."""
-    with RunningSite.started(tmp_path, shared=True) as site:
-        assert _publishes_during_one_subscribe(site) == (False, 100)
 
 
 def test_sessions_that_do_not_read_do_not_reach_the_memory_limit(site: RunningSite) -> None:
@@ -173,36 +167,3 @@ def test_connections_stay_bounded_where_mosquitto_miscounts(site: RunningSite) -
         wait_until(lambda bare=bare: sum(is_open(each) for each in bare) <= limits.files - 6, "the rest is closed")
         for each in bare:
             each.close()
-
-
-def _decided(broker: PairBroker) -> int:
-    """How many connections the broker has admitted or refused."""
-    return _admitted(broker) + broker.log_text().count("denied")
-
-
-def _admitted(broker: PairBroker) -> int:
-    return broker.log_text().count("New connection")
-
-
-def _ended(broker: PairBroker) -> int:
-    return broker.log_text().count("disconnected")
-
-
-def test_the_miscount_is_mosquittos(tmp_path: Path) -> None:
-    """This is why the limit of open files and the packet filter's limit are needed: without either, Mosquitto 2.0.11
-    admits ever more connections. Later versions count correctly."""
-    links = ("idmz:enterprise",)
-    with RunningSite.started(tmp_path, links, bound_files=False) as site:
-        broker = site.broker("idmz", "enterprise")
-        if "mosquitto version 2.0.11 " not in broker.log_text():
-            pytest.skip("this Mosquitto is not 2.0.11, in which connections are miscounted")
-        admitted = []
-        for done in range(60, 361, 60):
-            bare = [bare_socket(HOST, broker.port) for _ in range(60)]
-            wait_until(lambda done=done: _decided(broker) >= done, "an answer to each connection")
-            admitted.append(sum(is_open(each) for each in bare))
-            for each in bare:
-                each.close()
-            wait_until(lambda: _ended(broker) >= _admitted(broker), "the broker notices the ends")
-        # The first round is at the limit, except for a connection that ended on the way and is miscounted already.
-        assert 2 * admitted[0] < admitted[-1] > 2 * limits_for([parse_link(LINKS[1])]).connections

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.security.site import ENTERPRISE, EVIL, IDMZ, PLANT, STREAM, Site, some
-from tests.sim import IS_LONG, scaled
+from tests.security.site import ENTERPRISE, EVIL, IDMZ, STREAM, Site, some
+from tests.sim import scaled
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -62,20 +62,3 @@ def test_a_flood_disconnects_no_zone_and_stops_no_fact(site: Site, name: str) ->
             site.assert_honest_flow()
         assert site.connects() == connects
         print(f"{name}: {site.attacker.counts(flood)}")
-
-
-@pytest.mark.parametrize("hello", [False, True] if IS_LONG else [False])
-def test_bare_sockets_lock_no_zone_out(site: Site, *, hello: bool) -> None:
-    """With a hundred TCP connections without a certificate at the port of one zone, a node of another zone that starts
-    now connects at once, and connected nodes stay connected."""
-    connects = site.connects()
-    with site.attacker.flooding("sockets", zone=EVIL, count=100, hello=hello) as flood:
-        wait_until(lambda: site.attacker.counts(flood).get("connected", 0) >= 90, "the sockets to be open")
-        site.nodes[PLANT].kill()
-        site.nodes[PLANT].start()
-        wait_until(lambda: site.is_connected(PLANT), "the plant's node to be connected", 20)
-        site.assert_honest_flow()
-        now = site.connects()
-        assert {key: now[key] for key in now if key[0] != PLANT} == {
-            key: connects[key] for key in now if key[0] != PLANT
-        }

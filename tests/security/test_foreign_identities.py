@@ -4,7 +4,7 @@ common names or none, another authority with the same name, another zone's certi
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +18,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from agent.demo.mosquitto import Mosquitto
 from agent.replication.pki.checks import check_identity
 from tests.security.broker_attacker import Attacker
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -50,31 +49,6 @@ class Authority:
             names_beside = x509.SubjectAlternativeName([x509.DNSName(one) for one in alternatives])
             builder = builder.add_extension(names_beside, critical=False)
         return builder.sign(self.key, hashes.SHA256())
-
-
-def another_authority(name: x509.Name) -> Authority:
-    """An authority of the same name with a key of its own."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    builder = x509.CertificateBuilder(subject_name=name, issuer_name=name).public_key(key.public_key())
-    builder = (
-        builder.serial_number(1).not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=9))
-    )
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    return Authority(builder.sign(key, hashes.SHA256()), key)
-
-
-def mixed_key(own: ec.EllipticCurvePrivateKey, other: ec.EllipticCurvePublicKey) -> bytes:
-    """A key file with a private number of our own and the public key of another zone's certificate. OpenSSL compares
-    only the public part, so it presents that certificate and signs with the wrong number."""
-    der = own.private_bytes(
-        serialization.Encoding.DER, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-    )
-    form = (serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint)
-    changed = der.replace(own.public_key().public_bytes(*form), other.public_bytes(*form))
-    assert changed != der
-    return (
-        "-----BEGIN EC PRIVATE KEY-----\n" + ssl.DER_cert_to_PEM_cert(changed).split("\n", 1)[1].rsplit("\n", 2)[0]
-    ).encode() + b"\n-----END EC PRIVATE KEY-----\n"
 
 
 def pem(*certificates: x509.Certificate) -> bytes:
@@ -173,62 +147,3 @@ def test_no_subject_speaks_for_another_zone(forgery: Forgery, case: str) -> None
             assert not is_heard(forgery, session, ASKING)
     files = forgery.folder / "forged.pem", forgery.folder / "forged.key", forgery.broker.ca_file
     assert any("common name" in one.why for one in check_identity(*files, ASKING))
-
-
-def test_a_node_does_not_start_with_two_names(forgery: Forgery) -> None:
-    """Mosquitto takes the first of two common names; our authority issues no such certificate, and a node refuses it
-    under either name."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    with forgery.connect(pem(forgery.authority.issue((ASKING, EVIL), key)), key_pem(key)) as session:
-        assert is_heard(forgery, session, ASKING)
-    files = forgery.folder / "forged.pem", forgery.folder / "forged.key", forgery.broker.ca_file
-    for zone in (ASKING, EVIL):
-        assert any("no single common name" in one.why for one in check_identity(*files, zone))
-
-
-def _foreign_authority(forgery: Forgery) -> tuple[bytes, bytes]:
-    other, key = another_authority(forgery.authority.certificate.subject), ec.generate_private_key(ec.SECP256R1())
-    return pem(other.issue((ASKING,), key), other.certificate), key_pem(key)
-
-
-def _issued_by_a_zone(forgery: Forgery) -> tuple[bytes, bytes]:
-    own = forgery.broker.identity(EVIL)
-    evil_key = serialization.load_pem_private_key(Path(own.key_file).read_bytes(), None)
-    assert isinstance(evil_key, ec.EllipticCurvePrivateKey)
-    key = ec.generate_private_key(ec.SECP256R1())
-    issuer = Authority(forgery.certificate(EVIL), evil_key)
-    return pem(issuer.issue((ASKING,), key), issuer.certificate, forgery.authority.certificate), key_pem(key)
-
-
-def _own_leaf_before_the_others_chain(forgery: Forgery) -> tuple[bytes, bytes]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    own = another_authority(forgery.certificate(ASKING).subject)
-    leaf = own.issue((ASKING,), key)
-    return pem(leaf, forgery.certificate(ASKING), forgery.authority.certificate), key_pem(key)
-
-
-def _others_certificate_with_own_key(forgery: Forgery) -> tuple[bytes, bytes]:
-    certificate = forgery.certificate(ASKING)
-    public = certificate.public_key()
-    assert isinstance(public, ec.EllipticCurvePublicKey)
-    key = mixed_key(ec.generate_private_key(ec.SECP256R1()), public)
-    return pem(certificate, forgery.authority.certificate), key
-
-
-REFUSED: dict[str, Callable[[Forgery], tuple[bytes, bytes]]] = {
-    "another authority of the same name": _foreign_authority,
-    "issued by a zone": _issued_by_a_zone,
-    "an own leaf before the other's chain": _own_leaf_before_the_others_chain,
-    "the other's certificate with an own key": _others_certificate_with_own_key,
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_no_session_without_the_zones_own_key_and_authority(forgery: Forgery, case: str) -> None:
-    """With another zone's name on a certificate that its authority did not issue, or its own certificate without its
-    key, TLS ends before MQTT begins, and the broker's log names a TLS error."""
-    before = forgery.broker.log_text().count("SSL")
-    with pytest.raises((ssl.SSLError, ConnectionError)):
-        forgery.connect(*REFUSED[case](forgery))
-    # Mosquitto sends its alert before it writes the line.
-    wait_until(lambda: forgery.broker.log_text().count("SSL") > before, "the broker names the error")

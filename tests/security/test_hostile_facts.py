@@ -1,8 +1,11 @@
 """Hostile facts in sealed batches of an otherwise correct peer: the puller continues, the batch is declined by name,
-and later facts flow."""
+and later facts flow. Text of a peer reaches no terminal unescaped."""
 
 import contextlib
+import json
 import secrets
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -12,7 +15,7 @@ from agent.batch import SEALED_BYTES_MAX
 from agent.fact_store import StoreReader
 from agent.message import OBJECT_BYTES_MAX
 from tests.security.attacker import b64, message
-from tests.security.site import EVIL, IDMZ, STREAM, TELEMETRY, Site, some
+from tests.security.site import EVIL, IDMZ, LIMIT_S, STREAM, TELEMETRY, Site, control_characters, some
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -185,19 +188,36 @@ def test_batches_that_no_packet_takes_together_stop_no_reader(site: Site) -> Non
         assert sum(sizes) > 1_048_576 - 1_024, sizes
 
 
-APPENDED = (
-    '{"digest":"sha256:00","digest":1}', "[" * 500 + "]" * 500, "9007199254740993", "18446744073709551617", "NaN",
-    '"\\ud800"', "1e400",
-)  # fmt: skip
+HOSTILE_TEXT = "quiet\x1b[2J\x1b]0;owned\x07\nverdict: good\u202egnp.exe\u2066\x9b31m\r"
 
 
-def test_a_hostile_append_is_refused(site: Site) -> None:
-    """An object without a canonical form is refused with `bad_request`, and nothing is stored."""
-    envelope = '{"message_id":"m","from_zone":"evil","to_zone":"*","produced_at_unix_ms":1,"object_media_type":"a/b"}'
-    head = f'{{"protocol":"bsfg.replication","version":"1.0","operation":"AppendFact","stream":"{STREAM}"'
+def commands(site: Site) -> str:
+    """idmz's status on a terminal and in its log."""
+    config = str(site.folder / IDMZ / "node.toml")
+    shown = ""
+    for words in (["status"], ["store", "stats"], ["consumer", "list"], ["peer", "test", EVIL]):
+        done = subprocess.run(
+            [sys.executable, "-m", "agent.cli", *words, "--config", config],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        shown += done.stdout.decode() + done.stderr.decode()
+    return shown
+
+
+def test_an_error_text_of_a_peer_is_shown_without_its_control_characters(site: Site) -> None:
+    """ESC, line breaks and bidirectional controls in message and hint of an error are not on the terminal and add no
+    lines to the log."""
+    site.fresh_evil()
+    error = {"code": "zz_unknown", "message": HOSTILE_TEXT, "retryable": False, "hint": HOSTILE_TEXT}
+    header = {"status": "error", "error": error}
     with site.unharmed():
-        for text in APPENDED:
-            fact = '{"subject":"order:line1/77","predicate":"step_completed","object":' + text + "}"
-            raw = f'{head},"messages":[{{"envelope":{envelope},"fact":{fact}}}]}}'
-            answer = site.attacker.ask(EVIL, IDMZ, "AppendFact", raw=raw)
-            assert answer["error"]["code"] == "bad_request", (text[:40], answer)
+        site.attacker.command("patch", zone=EVIL, operation="FetchFacts", header=header, times=1000)
+        site.attacker.append(EVIL, STREAM, [message(1)])
+        wait_until(lambda: "quiet" in json.dumps(site.status(IDMZ)), "the peer's text in the status", LIMIT_S)
+        shown = commands(site)
+        assert "quiet" in shown
+        assert control_characters(shown) == []
+        assert not any(line.startswith("verdict: good\u202e") for line in shown.splitlines())
+        assert control_characters(site.log(IDMZ)) == []

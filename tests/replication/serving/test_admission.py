@@ -31,6 +31,7 @@ TOPIC = "bsfg/1/plant-a/idmz/req"
 ANSWER_TO = "bsfg/1/plant-a/idmz/rsp/one"
 OWN = Registered("idmz", STREAM, 10)
 PACKET = 1_000_000
+FOREIGN = Drop(DropReason.FOREIGN_RESPONSE_TOPIC)
 PLANT = Origin("plant-a", bytes(16))
 
 
@@ -51,9 +52,11 @@ def arrived(topic: str, response_topic: str | None, correlation: bytes | None, *
             Drop(DropReason.NOT_A_PEER),
         ),
         (arrived(TOPIC, None, b"12345678", is_retained=False), Drop(DropReason.NO_RESPONSE_TOPIC)),
-        (
-            arrived(TOPIC, "bsfg/1/plant-a/enterprise/rsp/x", b"12345678", is_retained=False),
-            Drop(DropReason.FOREIGN_RESPONSE_TOPIC),
+        (arrived(TOPIC, "bsfg/1/plant-a/enterprise/rsp/x", b"12345678", is_retained=False), FOREIGN),
+        (arrived(TOPIC, "#", b"12345678", is_retained=False), FOREIGN),
+        *(
+            (arrived(TOPIC, f"bsfg/1/plant-a/idmz/rsp/{instance}", b"12345678", is_retained=False), FOREIGN)
+            for instance in ("", "+", "one\0", "one\n", "one/two", "a" * 65_000)
         ),
         (arrived(TOPIC, ANSWER_TO, None, is_retained=False), Drop(DropReason.BAD_CORRELATION)),
         (arrived(TOPIC, ANSWER_TO, b"short", is_retained=False), Drop(DropReason.BAD_CORRELATION)),

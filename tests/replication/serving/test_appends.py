@@ -68,9 +68,13 @@ def test_an_object_is_kept_in_its_canonical_form(written: str, kept: bytes) -> N
     assert message.fact.object_json == kept
 
 
-@pytest.mark.parametrize("written", ['{"a":1,"a":2}', '"\\ud800"', "[" * 2000 + "]" * 2000, "9" * 400])
+@pytest.mark.parametrize(
+    "written",
+    ['{"a":1,"a":2}', '"\\ud800"', "[" * 2000 + "]" * 2000, "9" * 400, "1e400", "NaN", str(2**53 + 1), str(2**64 + 1)],
+)
 def test_an_object_without_a_canonical_form_is_refused(written: str) -> None:
-    """A duplicate key, half a surrogate pair, endless nesting and an infinite number are refused."""
+    """A duplicate key, half a surrogate pair, endless nesting, an infinite number, and one that a double would
+    round."""
     assert refusal({"envelope": ENVELOPE, "fact": {**FACT, "object": "OBJECT"}}, raw_object=written) == "bad_request"
 
 

@@ -32,14 +32,6 @@ const COMMANDS = {
         const text = raw === undefined ? JSON.stringify({ ...COMMON, operation, ...fields }) : raw;
         return told(await peer.ask(serving, text, limitMs || 10000, properties));
     },
-    // Many requests at once, each with its number in the place of {n}.
-    async ask_many({ zone, serving, operation, fields, count, limit_ms: limitMs }) {
-        const peer = await peerOf(zone);
-        await peer.listen(serving);
-        const text = JSON.stringify({ ...COMMON, operation, ...fields });
-        const asked = Array.from({ length: count }, (_, n) => peer.ask(serving, text.replaceAll('{n}', n), limitMs || 10000));
-        return (await Promise.all(asked)).map((answer) => (answer === null ? 'silent' : (answer.header.error || { code: 'ok' }).code));
-    },
     async serve({ zone, asking, epoch }) {
         const peer = await peerOf(zone);
         if (epoch) peer.epoch = epoch;
@@ -82,10 +74,6 @@ const COMMANDS = {
         (await peerOf(zone)).patches = [];
         return null;
     },
-    async offer_artifact({ zone, digest, size }) {
-        (await peerOf(zone)).artifacts.set(digest, size);
-        return null;
-    },
     async requests({ zone, operation }) {
         return (await peerOf(zone)).requests.filter((one) => !operation || one.operation === operation);
     },
@@ -100,11 +88,6 @@ const COMMANDS = {
         const flood = running.get(name);
         running.delete(name);
         return flood.stop();
-    },
-    async hang_up({ zone }) {
-        if (peers.has(zone)) peers.get(zone).end();
-        peers.delete(zone);
-        return null;
     },
 };
 

@@ -1,19 +1,15 @@
 'use strict';
 // Floods: each runs until it is stopped and counts what became of what it sent.
 
-const crypto = require('crypto');
-const net = require('net');
 const { COMMON, Peer } = require('./peer.js');
 
 const ANSWER_MS = 5000;
-const CHUNK_BYTES = 45000;
 
 class Flood {
     constructor() {
         this.stopped = false;
         this.count = {};
         this.peers = [];
-        this.sockets = [];
         this.work = [];
     }
 
@@ -23,7 +19,6 @@ class Flood {
 
     async stop() {
         this.stopped = true;
-        this.sockets.forEach((socket) => socket.destroy());
         this.peers.forEach((peer) => peer.end());
         await Promise.race([Promise.all(this.work), new Promise((resolve) => { setTimeout(resolve, 1000); })]);
         return this.count;
@@ -71,29 +66,6 @@ async function requests(flood, options, spec) {
     flood.work = Array.from({ length: spec.open || 64 }, (_, index) => one(index));
 }
 
-// Artifacts to which no fact refers, one chunk after another, each a new digest when the last is complete.
-async function artifacts(flood, options, spec) {
-    const session = { peer: await flood.session(options, spec) };
-    const one = async () => {
-        while (!flood.stopped) {
-            const size = spec.size;
-            const content = crypto.randomBytes(size);
-            const digest = `sha256:${crypto.createHash('sha256').update(content).digest('hex')}`;
-            for (let offset = 0; offset < size && !flood.stopped;) {
-                session.peer = await flood.kept(options, spec, session.peer);
-                const data = content.subarray(offset, offset + CHUNK_BYTES);
-                const text = requestOf('PutObject', { digest, size, offset, data: data.toString('base64') });
-                const answer = await session.peer.ask(spec.serving, text, ANSWER_MS);
-                if (answer === null) { flood.counted('silent'); continue; }
-                if (answer.header.error) { flood.counted(answer.header.error.code); break; }
-                flood.counted('bytes', answer.header.received - offset);
-                offset = answer.header.received;
-                if (answer.header.is_complete) flood.counted('complete');
-            }
-        }
-    };
-    flood.work = Array.from({ length: spec.open || 8 }, one);
-}
 
 // Sessions that request large pages and never read what comes.
 async function silent(flood, options, spec) {
@@ -120,27 +92,8 @@ async function silent(flood, options, spec) {
     flood.work = Array.from({ length: spec.sessions }, one);
 }
 
-// TCP connections without a word, or with `hello` the first bytes of a handshake.
-async function sockets(flood, options, spec) {
-    const port = spec.port || options.zones[spec.zone].port || options.port;
-    const open = () => {
-        if (flood.stopped) return;
-        const socket = net.connect({ host: options.host, port });
-        flood.sockets.push(socket);
-        socket.on('connect', () => {
-            flood.counted('connected');
-            if (spec.hello) socket.write(Buffer.from('160301020001000', 'hex'));
-        });
-        socket.on('error', () => flood.counted('refused'));
-        socket.on('close', () => {
-            flood.counted('closed');
-            setTimeout(open, 50);
-        });
-    };
-    for (let number = 0; number < spec.count; number += 1) open();
-}
 
-const KINDS = { artifacts, requests, silent, sockets };
+const KINDS = { requests, silent };
 
 async function start(options, spec) {
     const flood = new Flood();

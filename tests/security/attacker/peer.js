@@ -107,7 +107,6 @@ class Peer {
         this.open = new Map();
         this.logs = new Map();
         this.patches = [];
-        this.artifacts = new Map();
         this.requests = [];
         this.frontiers = new Map();
         this.closed = null;
@@ -238,14 +237,7 @@ class Peer {
             const { ends, signers } = log.ends.header;
             return [{ ...header, stream: request.stream, ends, signers }, log.ends.attachment];
         }
-        case 'GetObject': {
-            const size = this.artifacts.get(request.digest);
-            if (size !== undefined) {
-                const data = Buffer.alloc(Math.min(request.bytes_max || 262144, 262144), 0x41);
-                return [{ ...header, size, offset: request.offset || 0, bytes: data.length }, data];
-            }
-            return [refusal(header, 'unknown_artifact'), nothing];
-        }
+        case 'GetObject': return [refusal(header, 'unknown_artifact'), nothing];
         default: return [refusal(header, 'unknown_operation'), nothing];
         }
     }
