@@ -43,8 +43,8 @@ class OpcuaSourceSettings:
     """[[opcua]]: one OPC UA server and how its tags are subscribed to.
 
     The server's certificate is pinned, by file or by the SHA-256 of its DER form, or it is judged by the trust folder.
-    A connection without encryption needs `insecure`. The user is a name with a password, a certificate
-    with its key, or anonymous.
+    A connection without encryption needs `insecure`. The user is a name with a password, which is always sent
+    encrypted, a certificate with its key, or anonymous.
     """
 
     name: str
@@ -166,14 +166,12 @@ class OpcuaSourceSettings:
                         name,
                         "is needed for a secured connection; if the file does not exist it is made once and kept",
                     )
-            if self.server_certificate_file is not None and self.server_certificate_sha256:
-                yield "server_certificate_sha256", "give the pinned certificate as a file or as a fingerprint, not both"
+        if self.server_certificate_file is not None and self.server_certificate_sha256:
+            yield "server_certificate_sha256", "give the pinned certificate as a file or as a fingerprint, not both"
         if self.server_certificate_sha256 and not FINGERPRINT.fullmatch(self.server_certificate_sha256):
             yield "server_certificate_sha256", "must be 64 hexadecimal digits in lower case"
         if bool(self.user_name) != (self.password_file is not None):
             yield "user_name", "user_name and password_file go together"
-        if self.user_name and self.security_mode != "SignAndEncrypt":
-            yield "user_name", 'a password is only sent encrypted: set security_mode = "SignAndEncrypt"'
         if (self.user_certificate_file is None) != (self.user_private_key_file is None):
             yield "user_certificate_file", "user_certificate_file and user_private_key_file go together"
         if self.user_certificate_file is not None:

@@ -1,10 +1,12 @@
 """A second foreign stack, open62541: what the source does against node-opcua it does here too."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from agent.ingest.lifecycle import State
 from agent.ingest.opcua.security.certificate import ensure_certificate
@@ -14,6 +16,7 @@ from tests.foreign.server import OPEN62541, ForeignServer, foreign_server
 from tests.foreign.test_events import events
 from tests.foreign.test_history import KEPT, away, check_complete, wait_filled
 from tests.foreign.test_security import connecting, replace_while_connected
+from tests.ingest.opcua.security.certificates import certificate, key, written_out
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
 
@@ -177,3 +180,20 @@ async def test_an_outage_is_filled(tmp_path: Path) -> None:
         found = sorted((one.time_ns, one.value) for one in stored(tmp_path, "element") if one.quality == 0)
         recorded = [(one.time_ns, one.value[2]) for one in server.record("array")]
         assert found == [one for one in recorded if found[0] <= one <= found[-1]]
+
+
+async def test_a_certificate_that_the_parser_refuses_is_pinned(tmp_path: Path) -> None:
+    """A server whose certificate has `critical FALSE` written out: values come over an encrypted connection."""
+    pki = tmp_path / "server" / "pki"
+    pki.mkdir(parents=True)
+    found = certificate(uri="urn:bsfg:foreign:open62541", now=datetime.now(UTC))
+    (pki / "server.der").write_bytes(written_out(found))
+    der, form = serialization.Encoding.DER, serialization.PrivateFormat.TraditionalOpenSSL
+    own_key = key("server", 2048).private_bytes(der, form, serialization.NoEncryption())
+    (pki / "server.key").write_bytes(own_key)
+    policy = "Basic256Sha256"
+    async with (
+        foreign_server(tmp_path / "server", OPEN62541, **server_options(tmp_path, policy)) as server,
+        ingesting(opcua(server, tmp_path, "count", **secured(server, tmp_path, policy))) as run,
+    ):
+        await run.wait_good("f/count", 3)

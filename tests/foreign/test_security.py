@@ -117,6 +117,31 @@ async def test_an_unknown_server_learns_no_password_and_users_are_refused_in_the
             await run.wait_good("f/count", 3)
 
 
+async def test_a_password_is_encrypted_by_its_token_policy_where_the_channel_does_not(tmp_path: Path) -> None:
+    """A server with a None endpoint only: values come to a user whose password is encrypted for its certificate, which
+    a person has accepted before; one that takes the password in the open is refused without sending it."""
+    (tmp_path / "password").write_text("secret")
+    (tmp_path / "password").chmod(0o600)
+    user = {"user_name": "op", "password_file": tmp_path / "password"}
+    open_channel = {"security_policy": "None", "security_mode": "None", "insecure": True, **user}
+    options = {
+        "policies": ["None", "Basic256Sha256"],
+        "only_tokens": True,
+        "variables": [COUNT],
+        "users": {"op": "secret"},
+    }
+    async with foreign_server(tmp_path / "server", **options) as server:
+        stranger = secured(server, tmp_path, **open_channel, trust_folder=tmp_path / "trust")
+        assert "is not trusted" in await refusal(stranger)
+        async with ingesting(secured(server, tmp_path, **open_channel)) as run:
+            await run.wait_good("f/count", 3)
+    options["allow_unencrypted"], options["policies"] = True, ["None"]
+    async with foreign_server(tmp_path / "bare", **options) as server:
+        text = await refusal(secured(server, tmp_path, **open_channel))
+        assert "takes the password only unencrypted" in text
+        assert (await server.status())["sessions"] == 0
+
+
 async def test_values_come_over_every_policy(tmp_path: Path) -> None:
     """Signed and encrypted with each policy, at a server that offers nothing less: as a user with a password, and as
     one with a certificate, which is refused as that until the server trusts it."""

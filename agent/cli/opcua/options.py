@@ -152,7 +152,7 @@ def connection_of(options: dict[str, Any]) -> Connection:
         Path(f"tags.d/{name}.csv"),
         security_policy=policy or DEFAULT_POLICY,
         security_mode=mode or DEFAULT_MODE,
-        trust_folder=None if options["insecure"] else pki,
+        trust_folder=None if options["insecure"] and not options["user_name"] else pki,
         **options,
     )
     if wanted.user_name and wanted.password_file is None:

@@ -81,7 +81,7 @@ def _list(folder: TrustFolder, *, as_json: bool) -> None:
                 shown = {"list": name, "file": str(one.file), "subject": details.subject, "sha1": details.sha1}
                 click.echo(json.dumps({**shown, "sha256": details.sha256, "days_left": round(days, 1)}))
                 continue
-            left = f"{days:.0f} days left" if days > 0 else "ended"
+            left = "can only be pinned" if details.fault else f"{days:.0f} days left" if days > 0 else "ended"
             click.echo(printable(f"{name:<9} {details.sha1}  {details.subject}, {left}"))
     if not as_json:
         lists = len(folder.revocation_lists())

@@ -27,7 +27,7 @@ from agent.ingest.opcua.security.certificate import (
     own_certificate,
     read_certificate,
 )
-from agent.ingest.opcua.security.channel import judge_server, mode_name, policy_name, presented_by
+from agent.ingest.opcua.security.channel import choose_endpoint, judge_server, mode_name, policy_name, presented_by
 from agent.ingest.opcua.security.client import StepTrackingClient, offered_endpoints
 from agent.ingest.opcua.security.refusal import NAME_UNKNOWN, Failure, Identity, Step, explain
 from agent.ingest.opcua.security.trust_folder import TrustFolder
@@ -70,6 +70,7 @@ class Probe:
     confirm: Callable[[Verdict], bool]
     is_over: bool = False
     _endpoints: list[ua.EndpointDescription] = field(default_factory=list)
+    _are_hidden: bool = False
 
     async def steps(self) -> AsyncIterator[ProbeStep]:
         """The steps, each when it ends. Afterwards `settings` are those that were used."""
@@ -98,7 +99,15 @@ class Probe:
 
     async def _ask(self) -> ProbeStep:
         """TCP, Hello and GetEndpoints. A failure names the one that failed."""
-        self._endpoints = await offered_endpoints(StepTrackingClient(self.settings), self.settings)
+        try:
+            self._endpoints = await offered_endpoints(StepTrackingClient(self.settings), self.settings)
+        except SourceError:
+            if self.settings.server_certificate_file is None:
+                raise
+            self._are_hidden = True
+            return ProbeStep(
+                "endpoints", Outcome.NOTE, "not shown without security; the file of its certificate is given"
+            )
         lines = [_endpoint_line(each) for each in self._endpoints]
         server = self._endpoints[0].Server if self._endpoints else None
         if server is None:
@@ -116,18 +125,13 @@ class Probe:
                 return ProbeStep("policy", Outcome.NOTE, "no signing and no encryption, as asked for with --insecure")
             return failed("policy", f"{settings.url} does not offer connections without security", "omit --insecure")
         wanted = (settings.security_policy, settings.security_mode)
-        if wanted in offered:
+        if wanted in offered or self._are_hidden:
             return ProbeStep("policy", Outcome.OK, f"{wanted[0]}, {wanted[1]}")
         if not self.is_chosen:
             for policy, mode in _PREFERRED:
-                if settings.user_name and mode != "SignAndEncrypt":
-                    continue  # a source may not send a password without encryption
                 if (policy, mode) in offered:
                     self.settings = replace(settings, security_policy=policy, security_mode=mode)
                     return ProbeStep("policy", Outcome.OK, f"{policy}, {mode}")
-        if settings.user_name and any(mode == "Sign" for _, mode in offered):
-            todo = "enable SignAndEncrypt at the server, or log in by certificate (--user-certificate, --user-key)"
-            return failed("policy", f"{settings.url} only signs, and a password is only sent encrypted", todo)
         names = ", ".join(sorted({policy for policy, _ in offered}))
         todo = f"enable one of {', '.join(dict.fromkeys(policy for policy, _ in _PREFERRED))} at the server"
         if "None" in offered_policies(self._endpoints):
@@ -158,14 +162,9 @@ class Probe:
     async def _server(self) -> ProbeStep | None:
         """The server's certificate: trusted already, or now after confirmation."""
         settings = self.settings
-        if settings.security_policy == "None":
+        if self._are_hidden or (settings.security_policy == "None" and not settings.user_name):
             return None
-        endpoint = next(
-            each
-            for each in self._endpoints
-            if (policy_name(each), mode_name(each)) == (settings.security_policy, settings.security_mode)
-        )
-        presented = presented_by(settings, endpoint)
+        presented = presented_by(settings, choose_endpoint(settings, self._endpoints))
         file = settings.server_certificate_file
         pinned = None if file is None else read_certificate(file)
         verdict = await asyncio.to_thread(judge_server, settings, presented, pinned)
@@ -293,7 +292,7 @@ def section(settings: OpcuaSourceSettings, tags_file: str) -> str:
         *("user_name", "password_file", "user_certificate_file", "user_private_key_file"),
     ):
         value = getattr(settings, name)
-        if settings.security_policy == "None" and name in _SECURED_ONLY:
+        if settings.security_policy == "None" and name in (_OWN if settings.user_name else _OWN | _SERVERS):
             continue
         if settings.server_certificate_sha256 and name == "trust_folder":
             continue
@@ -302,10 +301,8 @@ def section(settings: OpcuaSourceSettings, tags_file: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-_SECURED_ONLY = {
-    *("certificate_file", "private_key_file", "trust_folder", "crl_required", "application_uri"),
-    *("server_certificate_file", "server_certificate_sha256"),
-}
+_OWN = {"certificate_file", "private_key_file", "application_uri"}
+_SERVERS = {"trust_folder", "crl_required", "server_certificate_file", "server_certificate_sha256"}
 
 
 def check_settings(settings: OpcuaSourceSettings) -> None:

@@ -1,25 +1,35 @@
 """The contents of a certificate: thumbprints, validity, names and uses.
 
 Core: takes bytes, returns values. Servers show the SHA-1 thumbprint of a certificate (OPC 10000-4, 7.2 "Thumbprint"),
-so every message has it. Pins use SHA-256.
+so every message has it. Pins use SHA-256. The parser is stricter than the programs that made the certificates of many
+devices (`critical FALSE` written out, a serial number with a leading zero); a pin needs only the hash and the key.
 """
 
 from __future__ import annotations
 
+import binascii
 import hashlib
+import warnings
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, load_der_public_key
+from cryptography.utils import CryptographyDeprecationWarning
+
+# What it will refuse one day is read as long as it can be, and then as what it refuses today.
+warnings.filterwarnings("ignore", "Parsed a serial number", CryptographyDeprecationWarning)
 
 CHAIN_MAX = 10  # certificates in a ServerCertificate field; a chain to a root has two to four
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """One certificate. Times are UTC. `key_bits` is 0 for a key that is not RSA."""
+    """One certificate. Times are UTC. `key_bits` is 0 for a key that is not RSA. `fault`: why the parser refuses it;
+    then only `der`, the thumbprints and `key_bits` are known."""
 
     der: bytes
     subject: str
@@ -32,6 +42,7 @@ class CertificateFacts:
     host_names: tuple[str, ...]
     key_bits: int
     is_self_issued: bool
+    fault: str = ""
 
     @property
     def thumbprints(self) -> str:
@@ -41,6 +52,8 @@ class CertificateFacts:
     @property
     def validity(self) -> str:
         """The time of validity, for messages."""
+        if self.fault:
+            return "unknown"
         return f"{self.not_before:%Y-%m-%d %H:%M} to {self.not_after:%Y-%m-%d %H:%M} UTC"
 
     def days_left(self, now: datetime) -> float:
@@ -54,8 +67,14 @@ def parse_certificate(data: bytes) -> x509.Certificate:
 
 
 def facts_of(data: bytes) -> CertificateFacts:
-    """The facts of a certificate in PEM or DER. Raises ValueError."""
-    certificate = parse_certificate(data)
+    """The facts of a certificate in PEM or DER. Raises ValueError if not even its key can be found."""
+    try:
+        return _parsed(parse_certificate(data))
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, UnsupportedAlgorithm) as error:
+        return _unparsed(_der_of(data), str(error))
+
+
+def _parsed(certificate: x509.Certificate) -> CertificateFacts:
     der = certificate.public_bytes(Encoding.DER)
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -80,12 +99,59 @@ def facts_of(data: bytes) -> CertificateFacts:
     )
 
 
+def _unparsed(der: bytes, fault: str) -> CertificateFacts:
+    key, size = public_key_of(der), _der_size(der)
+    if size != len(der):
+        raise ValueError("is not one certificate")
+    return CertificateFacts(
+        der=der,
+        subject="unreadable",
+        issuer="unreadable",
+        sha1=hashlib.sha1(der, usedforsecurity=False).hexdigest().upper(),
+        sha256=hashlib.sha256(der).hexdigest(),
+        not_before=datetime.min.replace(tzinfo=UTC),
+        not_after=datetime.max.replace(tzinfo=UTC),
+        uris=(),
+        host_names=(),
+        key_bits=key.key_size if isinstance(key, rsa.RSAPublicKey) else 0,
+        is_self_issued=False,
+        fault=fault,
+    )
+
+
+def _der_of(data: bytes) -> bytes:
+    begin, end = b"-----BEGIN CERTIFICATE-----", b"-----END"
+    return binascii.a2b_base64(data.split(begin)[1].split(end)[0]) if begin in data else data
+
+
+def public_key_of(der: bytes) -> PublicKeyTypes:
+    """The public key of a certificate, found by its place (RFC 5280, 4.1). Raises ValueError."""
+    try:
+        fields = _elements(_elements(der)[0])
+        place = 6 if fields[0][:1] == b"\xa0" else 5  # a version before the serial number
+        return load_der_public_key(fields[place])
+    except (IndexError, UnsupportedAlgorithm) as error:
+        raise ValueError("has no key that can be read") from error
+
+
+def _elements(data: bytes) -> list[bytes]:
+    """The elements of a DER sequence."""
+    rest, found = data[_head_size(data) : _der_size(data)], []
+    while rest:
+        size = _der_size(rest)
+        found.append(rest[:size])
+        rest = rest[size:]
+    return found
+
+
 def split_chain(data: bytes) -> list[bytes]:
     """The certificates of a ServerCertificate field, the server's own first (OPC 10000-6, 6.2.6). Raises ValueError."""
     found: list[bytes] = []
     while data:
         if len(found) == CHAIN_MAX:
             raise ValueError(f"holds more than {CHAIN_MAX} certificates")
+        if data[0] != 0x30:
+            raise ValueError("is no certificate")
         size = _der_size(data)
         if size > len(data):
             raise ValueError("is cut short")
@@ -95,10 +161,13 @@ def split_chain(data: bytes) -> list[bytes]:
 
 
 def _der_size(data: bytes) -> int:
-    """The number of bytes of the DER sequence at the beginning."""
-    if len(data) < 2 or data[0] != 0x30:
+    """The number of bytes of the DER element at the beginning."""
+    head = _head_size(data)
+    return head + (data[1] if head == 2 else int.from_bytes(data[2:head], "big"))
+
+
+def _head_size(data: bytes) -> int:
+    """The number of bytes of its tag and length."""
+    if len(data) < 2:
         raise ValueError("is no certificate")
-    if data[1] < 0x80:
-        return 2 + data[1]
-    count = data[1] & 0x7F
-    return 2 + count + int.from_bytes(data[2 : 2 + count], "big")
+    return 2 if data[1] < 0x80 else 2 + (data[1] & 0x7F)

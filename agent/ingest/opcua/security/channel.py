@@ -3,21 +3,23 @@
 Without an expected certificate the library accepts any one, so here it is always given. The certificate that the server
 presents without security is judged before anything else is sent (`trust_list`), and the channel is encrypted for
 exactly that one. An unknown one is refused, with its thumbprint and what to do. There is no fallback to a weaker
-policy. A key or password that everybody on the machine may read is not used.
+policy. A password is only sent encrypted: by the channel, or by the token policy for that certificate. A key or
+password that everybody on the machine may read is not used.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 from asyncua import ua
 from asyncua.client.client import Client
-from asyncua.crypto import security_policies, uacrypto
+from asyncua.crypto import security_policies
 from asyncua.ua.uaerrors import UaError
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
 from agent.ingest.errors import ServerCertificateChanged, SourceRefused
 from agent.ingest.opcua.security.certificate import (
@@ -28,7 +30,12 @@ from agent.ingest.opcua.security.certificate import (
     read_key_of,
     read_secret,
 )
-from agent.ingest.opcua.security.certificate_facts import CertificateFacts, parse_certificate, split_chain
+from agent.ingest.opcua.security.certificate_facts import (
+    CertificateFacts,
+    parse_certificate,
+    public_key_of,
+    split_chain,
+)
 from agent.ingest.opcua.security.refusal import Identity
 from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
 from agent.ingest.opcua.security.trust_list import Presented, TrustList, Verdict, judge
@@ -36,15 +43,70 @@ from agent.settings.sources import OpcuaSourceSettings
 
 SHOWN_DIGITS = 16  # of a thumbprint in a line for people; `bsfg opcua trust` takes them, and none can be forged
 Endpoints = Callable[[], Awaitable[list[ua.EndpointDescription]]]
+_TOKEN_POLICIES = {  # that encrypt a password; also those that are too old for a channel, but asyncua has them
+    *("Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss", "Basic256", "Basic128Rsa15"),
+}
+_TOKEN_URIS = {getattr(security_policies, f"SecurityPolicy{name}").URI for name in _TOKEN_POLICIES}
 
 
-async def secure(client: Client, settings: OpcuaSourceSettings, endpoints: Endpoints, password: str = "") -> Identity:
-    """Set up signing and encryption for a server whose certificate is accepted. `endpoints` reads what the server
-    offers.
+@dataclass(frozen=True, slots=True)
+class ServerKey:
+    """A server's certificate as the library's policies use it. The library would parse it strictly."""
+
+    der: bytes
+
+    def public_key(self) -> PublicKeyTypes:
+        """Its key."""
+        return public_key_of(self.der)
+
+    def public_bytes(self, _: object) -> bytes:
+        """Its DER form."""
+        return self.der
+
+
+class SecuredClient(Client):
+    """The library's client for a server whose certificate was accepted as `server_key`. A password is encrypted for
+    that one, whatever the session shows, or by the channel."""
+
+    server_key: ServerKey | None = None
+
+    def server_policy(self, token_type: ua.UserTokenType) -> ua.UserTokenPolicy:
+        policy, encryption = token_policy(self._policy_ids, token_type, self.security_policy.URI)
+        if policy is None:
+            return super().server_policy(token_type)
+        return replace(policy, SecurityPolicyUri=encryption or security_policies.SecurityPolicyNone.URI)
+
+    def _add_user_auth(self, params: ua.ActivateSessionParameters, username: str | None, password: str | None) -> None:
+        encryption = self.server_policy(ua.UserTokenType.UserName).SecurityPolicyUri
+        is_encrypted = encryption in _TOKEN_URIS
+        url, mode = self.server_url.geturl(), self.security_policy.Mode
+        if refusal := password_refusal(url, mode, encryption if is_encrypted else ""):
+            raise refusal
+        super()._add_user_auth(params, username, password)
+
+    def _encrypt_password(self, password: str, policy_uri: str) -> tuple[bytes, str]:
+        assert self.server_key is not None, "a user is set together with the certificate"
+        nonce: bytes | None = self._server_nonce
+        secret = ua.ua_binary.Primitives.Bytes.pack(password.encode() + (nonce or b""))
+        key = self.server_key.public_key()
+        data, uri = security_policies.encrypt_asymmetric(key, secret, policy_uri)  # type: ignore[no-untyped-call]
+        return bytes(data), str(uri)
+
+
+async def secure(
+    client: SecuredClient, settings: OpcuaSourceSettings, endpoints: Endpoints, password: str = ""
+) -> Identity:
+    """Set up signing and encryption for a server whose certificate is accepted; without a security policy, only the
+    user, whose password is encrypted for that certificate. `endpoints` reads what the server offers.
 
     `password` is used if there is no `password_file`. Returns our identity. Raises SourceRefused, and what `endpoints`
     raises.
     """
+    if settings.security_policy == "None":
+        user = _set_user(client, settings, password)
+        server = await _server_certificate(settings, endpoints)
+        client.server_key = ServerKey(server.der)
+        return Identity(settings.url, "None", user=user)
     certificate, key_file = settings.certificate_file, settings.private_key_file
     assert certificate is not None, "checked with the settings"
     assert key_file is not None, "checked with the settings"
@@ -52,40 +114,64 @@ async def secure(client: Client, settings: OpcuaSourceSettings, endpoints: Endpo
     own = own_certificate(settings)
     key = read_key_of(own, key_file)
     user = _set_user(client, settings, password)
-    pinned = None if settings.server_certificate_file is None else read_certificate(settings.server_certificate_file)
-    found = await _offered(endpoints, pinned)
-    server = pinned
-    if found is not None:
-        endpoint = choose_endpoint(settings, found)
-        _check_user(settings, endpoint)
-        server = await asyncio.to_thread(_accepted, settings, presented_by(settings, endpoint), pinned)
-    assert server is not None, "without a pinned certificate the server's answer is needed"
-    form = serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    await client.set_security(
-        getattr(security_policies, f"SecurityPolicy{settings.security_policy}"),
-        uacrypto.CertProperties(own.der, "der"),
-        uacrypto.CertProperties(key.private_bytes(*form), "der"),
-        server_certificate=uacrypto.CertProperties(server.der, "der"),
-        mode=ua.MessageSecurityMode[settings.security_mode],
-    )
+    server = await _server_certificate(settings, endpoints)
+    client.server_key = ServerKey(server.der)
+    policy = getattr(security_policies, f"SecurityPolicy{settings.security_policy}")
+    mode = ua.MessageSecurityMode[settings.security_mode]
+    client.security_policy = policy(client.server_key, parse_certificate(own.der), key, mode)
+    client.uaclient.set_security(client.security_policy)
     file = await asyncio.to_thread(file_to_import, certificate)
     return Identity(settings.url, settings.security_policy, own, str(file), user)
+
+
+async def _server_certificate(settings: OpcuaSourceSettings, endpoints: Endpoints) -> CertificateFacts:
+    """The server's certificate, which the settings accept. Raises SourceRefused, and what `endpoints` raises."""
+    pinned = None if settings.server_certificate_file is None else read_certificate(settings.server_certificate_file)
+    found = await _offered(endpoints, pinned)
+    if found is None:
+        assert pinned is not None, "without a pinned certificate the server's answer is needed"
+        return pinned
+    endpoint = choose_endpoint(settings, found)
+    _check_user(settings, endpoint)
+    return await asyncio.to_thread(_accepted, settings, presented_by(settings, endpoint), pinned)
+
+
+def token_policy(
+    offered: Iterable[ua.UserTokenPolicy], kind: ua.UserTokenType, security_policy_uri: str
+) -> tuple[ua.UserTokenPolicy | None, str]:
+    """The policy of a server for a kind of user, and the URI by which it encrypts; empty if it does not. Of several the
+    first that encrypts. `security_policy_uri`, of the connection, is used by a policy that names none."""
+    found = [(each, each.SecurityPolicyUri or security_policy_uri) for each in offered if each.TokenType == kind]
+    encrypting = [(each, uri) for each, uri in found if uri in _TOKEN_URIS]
+    return encrypting[0] if encrypting else (found[0][0] if found else None, "")
+
+
+def password_refusal(url: str, mode: ua.MessageSecurityMode, encryption_uri: str) -> SourceRefused | None:
+    """Why a password is not sent over this connection, by this token policy."""
+    if encryption_uri or mode is ua.MessageSecurityMode.SignAndEncrypt:
+        return None
+    text = f"{url} takes the password only unencrypted ({mode.name.rstrip('_')}), so that the network could read it"
+    return SourceRefused(
+        f"{text}; at the server, enable SignAndEncrypt, or a user token policy that encrypts (Basic256Sha256)"
+    )
 
 
 def choose_endpoint(
     settings: OpcuaSourceSettings, endpoints: Sequence[ua.EndpointDescription]
 ) -> ua.EndpointDescription:
     """The endpoint with the policy and mode of the settings. Raises SourceRefused."""
-    mode = ua.MessageSecurityMode[settings.security_mode]
-    uri = getattr(security_policies, f"SecurityPolicy{settings.security_policy}").URI
+    wanted = (settings.security_policy, settings.security_mode)
     # Endpoints with https have other certificates.
     ours = [each for each in endpoints if str(each.EndpointUrl).startswith("opc.tcp:")]
-    for endpoint in ours:
-        if endpoint.SecurityMode == mode and endpoint.SecurityPolicyUri == uri and endpoint.ServerCertificate:
+    fitting = [each for each in ours if (policy_name(each), mode_name(each)) == wanted]
+    for endpoint in fitting:
+        if endpoint.ServerCertificate:
             return endpoint
+    if fitting and settings.security_policy == "None":
+        text = f"{settings.url} shows no certificate for which the password could be encrypted"
+        raise SourceRefused(f"{text}; give it one at the server, or use it without user_name")
     offered = ", ".join(sorted({f"{policy_name(e)}/{mode_name(e)}" for e in ours})) or "nothing"
-    wanted = f"{settings.security_policy}/{settings.security_mode}"
-    raise SourceRefused(f"{settings.url} does not offer {wanted}; it offers {offered}")
+    raise SourceRefused(f"{settings.url} does not offer {'/'.join(wanted)}; it offers {offered}")
 
 
 def policy_name(endpoint: ua.EndpointDescription) -> str:
@@ -204,17 +290,17 @@ def _not_accepted(settings: OpcuaSourceSettings, verdict: Verdict) -> str:
 
 
 async def _offered(endpoints: Endpoints, pinned: CertificateFacts | None) -> list[ua.EndpointDescription] | None:
-    """The endpoints of the server. None if it does not give them without security, which is no problem if its
-    certificate is pinned."""
+    """The endpoints of the server. None if it does not give them without security, which is no problem if the file of
+    its certificate is pinned."""
     try:
         return await endpoints()
-    except UaError:
+    except (UaError, ConnectionError):
         if pinned is None:
             raise
         return None
 
 
-def _set_user(client: Client, settings: OpcuaSourceSettings, password: str) -> str:
+def _set_user(client: SecuredClient, settings: OpcuaSourceSettings, password: str) -> str:
     """Set the user of the client. Returns its name for messages, empty for anonymous. Raises SourceRefused."""
     if settings.user_certificate_file is not None:
         assert settings.user_private_key_file is not None, "checked with the settings"
@@ -241,7 +327,12 @@ def _check_user(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription)
     ours = ua.UserTokenType.UserName if settings.user_name else ua.UserTokenType.Anonymous
     if settings.user_certificate_file is not None:
         ours = ua.UserTokenType.Certificate
-    taken = {token.TokenType for token in endpoint.UserIdentityTokens or ()}
+    tokens = endpoint.UserIdentityTokens or ()
+    taken = {token.TokenType for token in tokens}
     if taken and ours not in taken:
         names = ", ".join(kinds[kind] for kind in kinds if kind in taken) or "other kinds of user only"
         raise SourceRefused(f"{settings.url} accepts no {kinds[ours].partition(' (')[0]}; it accepts {names}")
+    if ours is ua.UserTokenType.UserName and taken:
+        _, encryption = token_policy(tokens, ours, str(endpoint.SecurityPolicyUri))
+        if refusal := password_refusal(settings.url, endpoint.SecurityMode, encryption):
+            raise refusal

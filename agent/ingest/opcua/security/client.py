@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from asyncua import ua
-from asyncua.client.client import Client
 from asyncua.client.ua_client import UaClientState
 from asyncua.crypto import uacrypto
 from asyncua.ua import uaerrors
@@ -25,7 +24,7 @@ from cryptography.exceptions import InvalidSignature
 
 from agent.concurrency import timeout
 from agent.ingest.errors import SourceBusy, SourceError, SourceLost, SourceRefused
-from agent.ingest.opcua.security.channel import secure
+from agent.ingest.opcua.security.channel import SecuredClient, secure
 from agent.ingest.opcua.security.refusal import (
     CLOSED,
     NAME_UNKNOWN,
@@ -90,7 +89,7 @@ class SessionKey:
     policies: Sequence[ua.UserTokenPolicy]
 
 
-class StepTrackingClient(Client):
+class StepTrackingClient(SecuredClient):
     """The library's client. `step` is the present step of connecting, or the one that failed."""
 
     step = Step.TCP
@@ -204,9 +203,9 @@ async def connect(
 ) -> None:
     """Connect by the settings. `endpoint_client` reads the endpoints of the server without security. `password` is used
     if there is no `password_file`. Raises SourceRefused and SourceLost."""
-    identity, at = Identity(settings.url, settings.security_policy), endpoint_client
+    identity, at = Identity(settings.url, "None"), endpoint_client  # which asks without security
     try:
-        if settings.security_policy != "None":
+        if settings.security_policy != "None" or settings.user_name:
             offered = partial(ask_endpoints, endpoint_client)
             identity = await secure(client, settings, offered, password)
         at = client

@@ -15,7 +15,7 @@ from agent.ingest.errors import SourceRefused
 from agent.ingest.opcua.security.certificate import own_certificate, read_certificate, read_key_of, read_secret
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts
 from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
-from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.settings.sources import OpcuaSourceSettings, SourceSettings
 
 WARN_DAYS = 30  # before our certificate expires, because every server has to trust the new one
 RENEW = "`bsfg opcua certificate --renew` makes the next one"
@@ -48,7 +48,7 @@ def first_certificate_to_end(source: SourceSettings, now: datetime) -> tuple[flo
 
 
 def _is_secured(source: SourceSettings) -> TypeGuard[OpcuaSourceSettings]:
-    return not isinstance(source, ModbusSourceSettings) and source.security_policy != "None"
+    return isinstance(source, OpcuaSourceSettings) and (source.security_policy != "None" or bool(source.user_name))
 
 
 def _findings_of(source: OpcuaSourceSettings, now: datetime) -> list[FileFinding]:
@@ -62,9 +62,9 @@ def _findings_of(source: OpcuaSourceSettings, now: datetime) -> list[FileFinding
 
 def _findings(source: OpcuaSourceSettings, now: datetime) -> Iterator[FileFinding]:
     certificate, key = source.certificate_file, source.private_key_file
-    assert certificate is not None, "checked with the settings"
-    assert key is not None, "checked with the settings"
-    if certificate.exists() != key.exists():
+    if certificate is None or key is None:  # no security policy, but perhaps a password
+        pass
+    elif certificate.exists() != key.exists():
         found, missing = (certificate, key) if certificate.exists() else (key, certificate)
         yield FileFinding(f"{missing}: is missing, but {found} exists; restore it, or remove that", is_problem=True)
     elif certificate.exists():

@@ -86,6 +86,8 @@ def explain(failure: Failure, identity: Identity, session_s: float = 0) -> Expla
     if status == SWAPPED:
         text = f"{identity.url} presents another certificate in the session than before, or cannot sign with its key"
         return Explanation(True, f"{text}; something between may answer in its place: find out what is at this address")
+    if failure.step is Step.CHANNEL and identity.policy == "None" and status in {*_POLICY, *_HIDDEN}:
+        return _nothing_unsecured(status, identity)
     if status in _POLICY:
         text = f"{identity.url} refuses the security policy {identity.policy} ({status})"
         return Explanation(True, f"{text}; choose one that `bsfg opcua test {identity.url}` lists")
@@ -103,6 +105,16 @@ def explain(failure: Failure, identity: Identity, session_s: float = 0) -> Expla
         return Explanation(False, text, is_busy=True)
     what = f"{status} {failure.detail}".strip()
     return Explanation(False, f"no connection to {identity.url}: {what} while {failure.step.value}")
+
+
+def _nothing_unsecured(status: str, identity: Identity) -> Explanation:
+    """The server does not even say without security what it offers, so `bsfg opcua test` cannot list it."""
+    text = f"{identity.url} answers nothing without security, not even which policies it offers ({status})"
+    todo = "export its certificate there, and set server_certificate_file (--server-certificate of `bsfg opcua test`)"
+    if status == CLOSED:  # or the server goes down
+        text = f"no connection to {identity.url}: {CLOSED} while {Step.CHANNEL.value}; if that remains, it may answer"
+        text += " nothing without security"
+    return Explanation(status != CLOSED, f"{text}; {todo} and security_policy to the one that it has")
 
 
 def _not_reached(failure: Failure, identity: Identity) -> Explanation:

@@ -77,6 +77,9 @@ def judge(presented: Presented, accepted: TrustList, now: datetime) -> Verdict:
         if facts.sha256 == accepted.pinned_sha256:
             return Verdict(facts, Trust.PINNED)
         return Verdict(facts, None, "is not the pinned one", is_unknown=True)
+    if facts.fault:
+        why = f"is not written by the rules of X.509 ({facts.fault})"
+        return Verdict(facts, None, why, is_unknown=True, also_why="can only be pinned")
     problem = next(_problems(facts, parse_certificate(presented.chain[0]), presented, now), None)
     trust = Trust.TRUSTED
     if facts.sha256 not in accepted.trusted:
@@ -155,7 +158,7 @@ def _is_for_host(facts: CertificateFacts, host: str) -> bool:
 def _issue_problem(chain: Sequence[bytes], accepted: TrustList, now: datetime) -> _Problem | None:
     """Why no valid chain leads from the server's certificate to one in issuers/; None if one does."""
     found: _Problem = _UNKNOWN_ISSUER
-    presented = [parse_certificate(each) for each in chain]
+    presented = [parse_certificate(each) for each in chain if not facts_of(each).fault]
     for way in islice(_ways([presented[0]], presented[1:], accepted.issuers), WAYS_MAX):
         problems = (
             problem for child, issuer in pairwise(way) for problem in _link_problems(child, issuer, accepted, now)

@@ -252,8 +252,9 @@ async function serverOptions(options, port) {
         securityPolicies: policies.map((policy) => SecurityPolicy[policy]),
         securityModes: [
             ...(policies.includes("None") ? [MessageSecurityMode.None] : []),
-            ...(secured.length ? [MessageSecurityMode.Sign, MessageSecurityMode.SignAndEncrypt] : []),
+            ...(secured.length && !options.only_tokens ? [MessageSecurityMode.Sign, MessageSecurityMode.SignAndEncrypt] : []),
         ],
+        allowUnsecurePassword: options.allow_unencrypted ?? false,
         allowAnonymous: options.anonymous ?? Object.keys(users).length === 0,
         userManager: { isValidUser: (name, password) => name in users && users[name] === password },
         maxConnectionsPerEndpoint: limits.connections ?? 50,

@@ -87,5 +87,11 @@ def der(found: x509.Certificate | x509.CertificateRevocationList) -> bytes:
     return found.public_bytes(Encoding.DER)
 
 
+def written_out(found: x509.Certificate) -> bytes:
+    """The DER form with `critical FALSE` written out where it was true, as some programs do for FALSE; the parser
+    refuses it."""
+    return der(found).replace(b"\x01\x01\xff", b"\x01\x01\x00")
+
+
 def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])

@@ -13,7 +13,7 @@ from asyncua.crypto import security_policies
 
 from agent.ingest.errors import SourceRefused
 from agent.ingest.opcua.security.certificate_facts import facts_of
-from agent.ingest.opcua.security.channel import choose_endpoint, judge_server, secure
+from agent.ingest.opcua.security.channel import choose_endpoint, judge_server, password_refusal, secure, token_policy
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.security.trust_list import Presented, Trust
 from agent.settings.sources import OpcuaSourceSettings
@@ -69,14 +69,14 @@ async def test_no_password_is_sent_to_an_endpoint_that_takes_none(tmp_path: Path
     password = tmp_path / "password"
     password.touch(mode=0o600)
     password.write_text("secret")
-    client: Any = SimpleNamespace(set_user=lambda _: None, set_password=lambda _: None, set_security=AsyncMock())
+    client: Any = SimpleNamespace(set_user=lambda _: None, set_password=lambda _: None, security_policy=None)
     taken = endpoint(users=(ua.UserTokenType.Anonymous, ua.UserTokenType.Certificate))
     folder = TrustFolder(tmp_path / "trust")
     folder.add("trusted", der(ISSUED))
     used = settings(tmp_path, user_name="bsfg", password_file=password, trust_folder=tmp_path / "trust")
     with pytest.raises(SourceRefused, match="accepts no user names; it accepts anonymous users, user certificates"):
         await secure(client, used, AsyncMock(return_value=[taken]))
-    client.set_security.assert_not_called()
+    assert client.security_policy is None
 
 
 @pytest.mark.parametrize("is_required", [True, False])
@@ -100,3 +100,34 @@ def test_a_pinned_certificate_is_the_only_one(tmp_path: Path) -> None:
     assert judge_server(used, presented).trust is Trust.TRUSTED
     assert judge_server(replace(used, server_certificate_sha256="0" * 64), presented).trust is None
     assert judge_server(used, presented, facts_of(der(AUTHORITY))).trust is None
+
+
+URIS = {
+    name: getattr(security_policies, f"SecurityPolicy{name}").URI
+    for name in ("None", "Basic256Sha256", "Basic128Rsa15")
+}
+
+
+@pytest.mark.parametrize(
+    "mode, channel, tokens, used",
+    [
+        (ua.MessageSecurityMode.None_, "None", ["", "Basic256Sha256"], "Basic256Sha256"),
+        (ua.MessageSecurityMode.None_, "None", ["Basic128Rsa15"], "Basic128Rsa15"),
+        (ua.MessageSecurityMode.None_, "None", [""], None),
+        (ua.MessageSecurityMode.None_, "None", ["None"], None),
+        (SIGN, "Basic256Sha256", ["None"], None),
+        (SIGN, "Basic256Sha256", [""], "Basic256Sha256"),
+        (ENCRYPT, "Basic256Sha256", ["None"], ""),
+    ],
+)
+def test_a_password_is_encrypted_by_the_token_or_by_the_channel(
+    mode: ua.MessageSecurityMode, channel: str, tokens: list[str], used: str | None
+) -> None:
+    """A token policy without a name has that of the channel; of several the one that encrypts is used. If neither
+    encrypts, the refusal says what to enable."""
+    kind = ua.UserTokenType.UserName
+    offered = [ua.UserTokenPolicy(TokenType=kind, SecurityPolicyUri=URIS.get(name, "")) for name in tokens]
+    _, encryption = token_policy(offered, kind, URIS[channel])
+    refused = password_refusal("opc.tcp://plc", mode, encryption)
+    assert encryption == URIS.get(used or "", "")
+    assert ("takes the password only unencrypted" in str(refused)) == (used is None)

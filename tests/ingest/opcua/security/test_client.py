@@ -18,7 +18,8 @@ from asyncua.ua import ua_binary, uaerrors
 from asyncua.ua.object_ids import ObjectIds
 from cryptography.exceptions import InvalidSignature
 
-from agent.ingest.errors import SourceLost, SourceRefused
+from agent.ingest.errors import SourceError, SourceLost, SourceRefused
+from agent.ingest.opcua.explore.probe import Probe
 from agent.ingest.opcua.security.certificate import ensure_certificate
 from agent.ingest.opcua.security.certificate_facts import facts_of
 from agent.ingest.opcua.security.client import StepTrackingClient
@@ -85,16 +86,16 @@ async def listening(serve: Serve) -> AsyncIterator[tuple[asyncio.Server, int]]:
 
 
 @asynccontextmanager
-async def gate(port: int, refusal: bytes, *, falls: bool = False) -> AsyncIterator[int]:
-    """A proxy before a server that answers a secured OpenSecureChannel itself, with these bytes, and closes the
-    connection; with `falls` it takes no connection from then on. Yields its port."""
+async def gate(port: int, refusal: bytes, *, falls: bool = False, policy: bytes = SECURE_URI) -> AsyncIterator[int]:
+    """A proxy before a server that answers an OpenSecureChannel with this policy itself, with these bytes, and closes
+    the connection; with `falls` it takes no connection from then on. Yields its port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", port)
 
         async def forth() -> None:
             while data := await reader.read(65536):
-                if data.startswith(b"OPN") and SECURE_URI in data:
+                if data.startswith(b"OPN") and policy in data:
                     if falls:
                         server.close()
                     writer.write(refusal)
@@ -153,6 +154,27 @@ async def test_a_server_that_goes_down_is_not_said_to_refuse_us(plc: tuple[Progr
     async with gate(program.port, b"", falls=True) as port:
         with pytest.raises(SourceLost, match="closes the connection while the secure channel is opened"):
             async with open_session(secured(port, tmp_path, pinned)):
+                pass
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("answer", [b"", error_message(uaerrors.BadSecurityPolicyRejected.code)])
+async def test_a_server_that_refuses_to_be_asked_without_security(
+    plc: tuple[Program, Path], tmp_path: Path, answer: bytes
+) -> None:
+    """Its certificate's file is what is needed, as a fingerprint gives no key; with it the source and the test connect.
+    The test does not say to list what it cannot list."""
+    program, pinned = plc
+    async with gate(program.port, answer, policy=b"SecurityPolicy#None") as port:
+        settings = secured(port, tmp_path, pinned)
+        async with open_session(settings):
+            pass
+        probe = Probe(settings, "", is_chosen=False, confirm=lambda _: False)
+        assert [step.outcome.value async for step in probe.steps()][:4] == ["ok", "note", "ok", "ok"]
+        assert probe.is_over
+        unknown = dataclasses.replace(settings, server_certificate_file=None, server_certificate_sha256="0" * 64)
+        with pytest.raises(SourceError, match="set server_certificate_file"):
+            async with open_session(unknown):
                 pass
 
 

@@ -72,6 +72,16 @@ def test_what_may_pass_by_itself_is_no_refusal(failure: Failure, words: str, own
     assert words in found.text
 
 
+@pytest.mark.parametrize("status", ["BadSecurityPolicyRejected", "BadSecurityChecksFailed", CLOSED])
+def test_a_server_that_shows_nothing_without_security_needs_its_file(status: str) -> None:
+    """No advice to list its policies, which needs the same answer. A closed connection may also be a server that goes
+    down."""
+    found = explain(Failure(Step.CHANNEL, status), Identity(URL, "None"))
+    assert found.is_refusal is (status != CLOSED)
+    assert "set server_certificate_file" in found.text
+    assert "lists" not in found.text
+
+
 def test_without_a_certificate_of_ours_no_hint_names_a_trust_list() -> None:
     """Security None has no certificate to trust."""
     found = explain(Failure(Step.SESSION, CLOSED), Identity(URL, "None"))

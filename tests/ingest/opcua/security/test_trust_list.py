@@ -1,14 +1,16 @@
 """Which server certificates are accepted, and which reason an operator reads for the others."""
 
+import hashlib
+import ssl
 from datetime import timedelta
 
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from agent.ingest.opcua.security.certificate_facts import facts_of
+from agent.ingest.opcua.security.certificate_facts import facts_of, public_key_of
 from agent.ingest.opcua.security.trust_list import Presented, Trust, TrustList, Verdict, judge
-from tests.ingest.opcua.security.certificates import NOW, URI, certificate, der, revocation_list
+from tests.ingest.opcua.security.certificates import NOW, URI, certificate, der, revocation_list, written_out
 
 AUTHORITY = certificate("authority", is_authority=True, days=(-100, 100))
 ISSUED = certificate(issuer="authority")
@@ -165,3 +167,25 @@ def test_a_clock_that_was_never_set_is_reported_as_that() -> None:
     text = refused(judge(shown(ISSUED), trusting(ISSUED), NOW - timedelta(days=20_000)))
     assert "this machine's clock says 197" in text
     assert "timedatectl" in text
+
+
+def test_a_certificate_that_the_parser_refuses_can_be_pinned_and_nothing_else() -> None:
+    """Its hash and its key are found, in PEM as in DER; in trusted/ it could not be checked."""
+    found = certificate()
+    data = written_out(found)
+    pem = ssl.DER_cert_to_PEM_cert(data).encode()
+    facts = facts_of(pem)
+    assert (facts.der, facts.sha256) == (data, hashlib.sha256(data).hexdigest())
+    assert "EncodedDefault" in facts.fault
+    assert public_key_of(data) == found.public_key()
+    presented = Presented((data,), URI, "plc")
+    assert judge(presented, TrustList(pinned_sha256=facts.sha256), NOW).trust is Trust.PINNED
+    verdict = judge(presented, TrustList(trusted=frozenset([facts.sha256])), NOW)
+    assert (verdict.trust, verdict.is_unknown, verdict.also_why) == (None, True, "can only be pinned")
+
+
+@pytest.mark.parametrize("data", [b"", b"0", b"hello", written_out(certificate())[:-1], b"0\x03\x02\x01\x00"])
+def test_bytes_without_a_key_are_no_certificate(data: bytes) -> None:
+    """The search for a key ends with a refusal."""
+    with pytest.raises(ValueError, match=r"."):
+        facts_of(data)
