@@ -2,11 +2,14 @@
 source waits."""
 
 import asyncio
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.concurrency import TaskGroup
 from agent.config import ConfigFile
 from agent.fact_store import FactStore
 from agent.fact_store.log import errors
@@ -15,8 +18,10 @@ from agent.local_socket import ComparePeer
 from agent.node import compare
 from agent.node.latest import save_peer_latest
 from agent.node.node import _SOURCE_RETRIES, Node, _first_reason
+from agent.node.reload_plan import plan_reload
 from agent.node.restore_proof import RestoreProof
 from agent.node.start import Start
+from agent.replication.pki import IdentityWatcher
 from agent.replication.protocol.messages import PeerLatest
 from agent.replication.protocol.token_bucket import Priority
 from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
@@ -180,6 +185,32 @@ def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> Non
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         asyncio.run(scenario(store))
     assert seen == ["first", "last", "ready"]
+
+
+def test_the_certificates_of_each_broker_are_watched_after_each_reload(tmp_path: Path) -> None:
+    """A reload adds a broker, the next one removes the first: the watcher has the identities of the brokers that are
+    there, whatever was there when it began."""
+    names = ("first", "second")
+    brokers = [BrokerSettings(name, "host", tmp_path / "ca", tmp_path / f"{name}.pem", tmp_path) for name in names]
+    lists = [NodeSettings(IdentitySettings("idmz", tmp_path), broker=tuple(some)) for some in (brokers[:1], brokers)]
+    lists.append(replace(lists[0], broker=tuple(brokers[1:])))
+
+    async def scenario(store: FactStore) -> None:
+        node = Node(store, Start(lists[0]), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        watcher = IdentityWatcher(node._identities)
+        async with TaskGroup() as group:
+            node._group = group
+            node._runtimes["first"].start(group)
+            for before, after in pairwise(lists):
+                await node._carry_out(plan_reload(before, after), {})
+                assert [one.files[1] for one in watcher._identities] == [one.cert_file for one in after.broker]
+                assert watcher._identities == [one.identity for one in node._runtimes.values()]
+            assert node._readiness is not None
+            node._readiness.cancel()
+            node._runtimes["second"].stop()
+
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        asyncio.run(scenario(store))
 
 
 def test_a_wait_for_brokers_that_are_gone_ends(tmp_path: Path) -> None:

@@ -117,15 +117,23 @@ def test_a_limit_that_is_set_while_the_store_runs(tmp_path: Path) -> None:
 
 
 def test_the_limit_is_for_all_streams_of_a_zone(tmp_path: Path) -> None:
-    """Of two streams the one with the larger backlog loses, the other keeps all."""
-    with store_of(tmp_path, {"evil": HoldLimit(bytes_max=2_000)}, keep_hours=0) as store:
+    """Each of two streams is within the limit, both together are not: the one with the larger backlog loses, the other
+    keeps all, until it has the larger one."""
+    with store_of(tmp_path, {}, keep_hours=0) as store:
         done(store.consumers.register("evil.o", "evil", OTHER))
-        done(store.appends.append_samples(OTHER, samples(10)))
-        end = fill(store, 30)
-        done(store.consumers.confirm("idmz.t", end))
-        wait_until(lambda: first_offset(store) > 1, "the release")
-        wait_until(lambda: sum(one.bytes for one in store.streams()) <= 2_400, "the limit")
-        assert {one.name: one.first_offset for one in store.streams()}[OTHER] == 1
+        for _ in range(20):
+            done(store.appends.append_samples(OTHER, samples(10)))
+        done(store.consumers.confirm("idmz.t", fill(store, 30)))
+        size = {one.name: one.bytes for one in store.streams()}
+        limit = HoldLimit(bytes_max=size[TELEMETRY] + size[OTHER] // 2)
+        store.set_limits(0, [StreamSettings(name, keep_hours=0) for name in size], {"evil": limit})
+        wait_until(lambda: sum(one.bytes for one in store.streams()) <= limit.bytes_max + 400, "the limit")
+        first = {one.name: one.first_offset for one in store.streams()}
+        assert first[TELEMETRY] > 1 == first[OTHER]
+        for _ in range(30):
+            done(store.appends.append_samples(OTHER, samples(10)))
+        wait_until(lambda: sum(one.bytes for one in store.streams()) <= limit.bytes_max + 400, "the limit again")
+        assert next(one.first_offset for one in store.streams() if one.name == OTHER) > 1
 
 
 def test_hours_end_a_hold_too(tmp_path: Path, clock: Clock) -> None:

@@ -49,6 +49,22 @@ def test_a_bad_sample_is_no_reading() -> None:
     assert fall.counted == 1
 
 
+def test_a_counter_that_left_the_map_begins_anew() -> None:
+    """Of three counters one leaves the map and returns, one gets another modulus, and one goes on. Only the one that
+    goes on is compared with its reading before: what the others counted meanwhile is not known."""
+    tracker = CounterTracker(dict.fromkeys((1, 2, 3), 256), lambda _: (0, None))
+
+    def falls(second: int, value: int) -> list[int]:
+        rows = SampleColumns([1, 2, 3], [second * 10**9] * 3, [value] * 3, [0] * 3)
+        return [fall.tag for fall in tracker.falls(rows)]
+
+    assert falls(1, 250) == []
+    tracker.keep({2: 65_536, 3: 256})
+    tracker.keep({1: 256, 2: 65_536, 3: 256})
+    assert falls(2, 4) == [3]
+    assert falls(3, 5) == []
+
+
 def test_the_fact_of_a_wrap() -> None:
     """It names both readings and their times, and what was counted; repeated, it has the same id."""
     (fall,) = book(256).falls(samples(250, 4))

@@ -267,3 +267,27 @@ def test_a_new_identity_takes_over_only_when_the_broker_accepts_it(
         assert broker.connections[0].is_closed
 
     scenario(monkeypatch, broker, play, identity)
+
+
+def test_a_connection_that_breaks_while_a_new_identity_is_refused_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice: the broker that drops the connection in use also refuses the new identity. The link notices both and
+    connects again."""
+
+    class Breaking(Broker):
+        async def open(self, *given: Any) -> Standing:
+            if self.attempts[:1] != [None]:
+                self.connections[-1].closed.set_result(ConnectionLost("b", "reset"))
+                await asyncio.sleep(0)
+            return await super().open(*given)
+
+    refused = ConnectionRefused("b", "unknown")
+    broker, identity = Breaking(None, refused, None, refused, None), Offering()
+
+    async def play(link: Link) -> None:
+        for count in (1, 2):
+            await link.wait_up()
+            identity.offer()
+            await wait_until_async(lambda: len(broker.connections) == count + 1, "a new connection", 5)  # noqa: B023
+
+    scenario(monkeypatch, broker, play, identity)
+    assert broker.happened.count("down: " + str(ConnectionLost("b", "reset"))) == 2

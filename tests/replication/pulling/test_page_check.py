@@ -35,10 +35,12 @@ DEFINITION = b'{"predicate":"value_sampled","subject":"tag:a"}'
 ORIGINS = frozenset({"plant-a"})
 
 
-def sealed(zone: str = "plant-a", stream: str = STREAM, count: int = 10) -> Batch:
+def sealed(zone: str = "plant-a", stream: str = STREAM, count: int = 10, first: int = 1) -> Batch:
     """One batch of a plant."""
     rows = [(1, number, float(number), 0) for number in range(count)]
-    return seal_samples(Link(stream, Origin(zone, EPOCH)), rows, Definitions().extended(DEFINITION))
+    return seal_samples(
+        Link(stream, Origin(zone, EPOCH), first, bytes([first > 1] * 16)), rows, Definitions().extended(DEFINITION)
+    )
 
 
 def entry(zone: str = "plant-a", body: bytes = DEFINITION) -> DefinitionEntry:
@@ -255,3 +257,15 @@ def test_sequences_are_those_that_were_asked_for(first: int, fields: dict[str, o
     assert [one.batch for one in good] == [batch]
     with pytest.raises(PageRefused, match=re.escape(said)):
         check_sequences(of_sequences(batch, first, **fields), [batch.sealed], "plant-a", request, ORIGINS)
+
+
+def test_a_repair_brings_batches_of_the_asked_origin_only() -> None:
+    """The second batch is at its place in the chain of another zone whose facts this peer may also bring: it would be
+    put back among facts that it does not belong to."""
+    batch, foreign = sealed(), sealed("plant-b", first=11)
+    request = FetchSequences(
+        stream=STREAM, origin=str(batch.header.origin), first_sequence=1, last_sequence=20, limit=100
+    )
+    both = of_sequences(batch, batches=[(1, 10, len(batch.sealed)), (11, 20, len(foreign.sealed))])
+    with pytest.raises(PageRefused, match="batch at sequence 11 is another than the page says"):
+        check_sequences(both, [batch.sealed, foreign.sealed], "plant-a", request, ORIGINS | {"plant-b"})

@@ -177,6 +177,22 @@ def test_a_slow_answer_is_awaited_longer_each_time() -> None:
     assert driver.core.deadline_ms == driver.now_ms + PATIENCE.wait_ms + 500
 
 
+def test_each_time_out_asks_for_a_smaller_page_and_each_quick_one_for_a_larger() -> None:
+    """A page that is too large for the line would never arrive. The sizes of two time-outs and of two quick pages, and
+    of a time-out after these."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    for _ in range(2):
+        driver(Tick(), 5_000)
+        driver(Tick(), 400)
+    for first in (1, 11):
+        driver.answer(page(first, first + 9, more=True))
+        driver(Appended())
+    driver(Tick(), 5_000)
+    driver(Tick(), 400)
+    assert [fetch.bytes_max // 1024 for fetch in driver.fetches] == [256, 128, 64, 128, 256, 128]
+
+
 @pytest.mark.parametrize("first", [1, 10, 12, 30])
 def test_a_page_at_another_position_is_a_failure(first: int) -> None:
     """A page that does not start at the position is not stored; if it answers the newest request, that is a failure."""

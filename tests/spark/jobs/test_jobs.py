@@ -3,6 +3,7 @@
 import random
 import re
 import threading
+from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -191,11 +192,11 @@ def instant(second: int) -> Sample:
     return Sample(1, NOON_NS + second * SECOND_NS, 5.0)
 
 
-def samples_lost(number: int, first: str, last: str, reason: str) -> Message:
-    """A loss of the pressure that its source has declared, of January 2026."""
+def samples_lost(number: int, first: str, last: str, reason: str, tags: Sequence[str] = (PRESSURE,)) -> Message:
+    """A loss of these tags that their source has declared, of January 2026."""
     lost = {
         "count": 20, "count_exact": True, "first_time": f"2026-01-{first}Z", "last_time": f"2026-01-{last}Z",
-        "reason": reason, "tags": [PRESSURE],
+        "reason": reason, "tags": list(tags),
     }  # fmt: skip
     labels = {"shift": "early", "line": "1"} if number == 0 else {}
     envelope = Envelope(f"gap-{number}", "enterprise", "*", NOON_NS // 1_000_000, labels=labels)
@@ -224,12 +225,14 @@ def holed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     expired = operational_fact(
         origin, making.TELEMETRY, "facts_expired", {"reason": "ttl", "origins": [about]}, "1", NOON_NS // 1_000_000
     )
-    losses = (
-        ("01T12:10:00", "01T12:20:00", "source_lost"),
-        ("01T12:34:00", "01T12:40:00", "queue_full"),  # two that touch within an expected interval, later one first
+    losses: tuple[tuple[Any, ...], ...] = (
+        ("01T12:10:00", "01T12:20:00", "source_lost", ()),  # of all tags
+        # Two that touch within an expected interval, later one first. It names as many tags as a node names at most.
+        ("01T12:34:00", "01T12:40:00", "queue_full", [f"tag:other/{number}" for number in range(20)]),
         ("01T12:30:30", "01T12:33:00", "source_lost"),
         ("02T12:10:30", "02T12:14:00", "source_lost"),  # two that leave more than an expected interval
         ("02T12:15:30", "02T12:20:00", "source_lost"),
+        ("01T12:50:00", "02T12:00:00", "source_lost", ["tag:line-1/count"]),  # of another tag
     )
     with FactStore.open(folder / "facts.db", "enterprise") as opened:
         declared = [samples_lost(number, *one) for number, one in enumerate(losses)]

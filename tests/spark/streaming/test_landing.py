@@ -1,10 +1,13 @@
 """What tasks write and tables take, without a JVM: each fact once, and everything that is missing has a row."""
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import deltalake
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
 from hypothesis import given
@@ -17,14 +20,17 @@ from agent.ingest import gap
 from agent.message import Sample
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.landing import tables
-from pyspark_bsfg.landing.files import FileWriter
+from pyspark_bsfg.landing.files import FilesSink, FileWriter
 from pyspark_bsfg.landing.identities import Identities
-from pyspark_bsfg.landing.lander import FACTS_SCHEMA
+from pyspark_bsfg.landing.lander import FACTS_SCHEMA, Lander, incidents_of
 from pyspark_bsfg.landing.manifest import DECLARING, UNREAD, File, Format, Incident, Manifest, missing, runs, unread
 from pyspark_bsfg.landing.tables import Table, table
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import LANDED, TABLE
 from pyspark_bsfg.source import BsfgDataSource
+from pyspark_bsfg.streaming.checkpoint import Binding, write_binding
+from pyspark_bsfg.streaming.offsets import StreamOffset
+from pyspark_bsfg.transports import StoreFile
 from tests.spark import making
 from tests.spark.making import NOON_NS, SECOND_NS
 from tests.spark.streaming.feeding import gap as gap_of
@@ -248,6 +254,69 @@ def test_losses_are_found_by_their_offsets(tmp_path: Path) -> None:
     found = written(tmp_path / "out", record_batches(path))
     holes = missing(OffsetRange(1, 20), found.seen)
     assert (found.rows, holes) == (15, [OffsetRange(6, 10)])
+
+
+class Frame:
+    """In the place of a DataFrame: this process writes its facts, as a task does."""
+
+    def __init__(self, path: Path, last_offset: int) -> None:
+        found = [pa.table(one) for one in record_batches(path)]
+        self._batches = [one.filter(pc.field("offset") <= last_offset).combine_chunks().to_batches() for one in found]
+
+    write = property(lambda self: self)
+
+    def format(self, _: str) -> "Frame":
+        return self
+
+    def mode(self, _: str) -> "Frame":
+        return self
+
+    def options(self, **asked: Any) -> "Frame":
+        self._writer = FilesSink(asked).writer(TABLE, overwrite=False)
+        return self
+
+    def save(self) -> None:
+        self._writer.commit([self._writer.write(iter(chain(*self._batches)))])
+
+
+@FORMATS
+def test_incidents_land_once_though_a_job_dies_before_their_facts(
+    tmp_path: Path, kind: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job dies between its two commits, twice, and is planned with a longer batch each time. Each of the three
+    losses has one row, and each fact is in the table once."""
+    path, folder, checkpoint = tmp_path / "facts.db", tmp_path / "lake" / "facts", tmp_path / "checkpoint"
+    with FactStore.open(path, "enterprise", settings=making.AT_ONCE) as store:
+        store.appends.define(making.DEFINITIONS).result()
+        for number in (1, 2, 3):
+            store.appends.append_samples(making.TELEMETRY, [Sample(1, NOON_NS, float(number))] * 9).result()
+            store.appends.append_messages(making.TELEMETRY, [gap_of(number)]).result()
+        start = StreamOffset(store.origin.epoch.hex(), 0)
+    write_binding(checkpoint, Binding("app", "store", making.TELEMETRY, "", start))
+
+    def run(last_offset: int) -> None:
+        planned = json.dumps(start._replace(offset=last_offset).to_json())
+        (checkpoint / "offsets").mkdir(exist_ok=True)
+        (checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{planned}")
+        lander = Lander(checkpoint, StoreFile(str(path)), making.TELEMETRY, folder, kind)
+        lander(Frame(path, last_offset), 0)  # type: ignore[arg-type]
+
+    def dying(target: Any, *given: Any) -> None:
+        if target._folder == folder:
+            raise JobRefused("killed")
+        commit(target, *given)
+
+    sink: Any = tables._Delta if kind == "delta" else tables._Folders
+    commit = sink.commit
+    with monkeypatch.context() as broken:
+        broken.setattr(sink, "commit", dying)
+        for last_offset in (10, 20):
+            with pytest.raises(JobRefused, match="killed"):
+                run(last_offset)
+    run(30)
+    incidents = landed_rows(tables.paths(incidents_of(folder)), ("what", "offset"))
+    assert incidents == [("samples_lost", 10), ("samples_lost", 20), ("samples_lost", 30)]
+    assert [offset for (offset,) in landed_rows(tables.paths(folder), ("offset",))] == [*range(1, 31)]
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.lists(st.integers(1, 60), unique=True))
