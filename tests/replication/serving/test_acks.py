@@ -11,9 +11,6 @@ from agent.append_contract import AppendOutcome
 from agent.fact_store.append.acks import is_in_sync
 from agent.fact_store.log.lifecycle import Lifecycle
 from agent.message import Envelope, Fact, Message
-from agent.replication.protocol.errors import PeerRefused
-from agent.replication.protocol.messages import FetchFacts
-from agent.settings.store import StreamSettings
 from tests.replication.nodes import STREAM, Node, define
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -48,20 +45,3 @@ def keeps_up(plant: Node) -> bool:
     """Whether the consumer was known to be at the end just now."""
     followers = plant.store.consumers.followers(STREAM)
     return [is_in_sync(one, LAG_NS, time.monotonic_ns()) for one in followers] == [True]
-
-
-async def test_a_local_stream_exported_by_mistake(broker: Mosquitto, tmp_path: Path) -> None:
-    """The configuration refuses it. If it is exported all the same, the store refuses, and the requester gets a code of
-    the table."""
-    stream = StreamSettings(STREAM, write_class="local")
-    plant = Node.open(broker, "plant-a", tmp_path, streams=[stream])
-    idmz = Node.open(broker, "idmz", tmp_path)
-    plant.serve({"idmz": [STREAM]})
-    asker = idmz.requester("plant-a")
-    async with plant.running(), idmz.running():
-        with pytest.raises(PeerRefused) as raised:
-            await asker.ask(FetchFacts(consumer_name="idmz.t", stream=STREAM, limit=1), 5)
-    assert raised.value.code == "stream_not_exported"
-    assert plant.store.consumers.all() == []
-    plant.store.close()
-    idmz.store.close()

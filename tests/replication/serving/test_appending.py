@@ -3,7 +3,6 @@ configured rights."""
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,19 @@ from agent import local_socket
 from agent.batch import open_messages, parse
 from agent.local_socket.serving import RequestHandler
 from agent.message import Envelope, Fact, Message
-from agent.replication.mqtt.requester import Requester, ask_once
+from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import (
     AcquireLease,
     AppendAnswer,
     AppendedEntry,
     AppendFact,
-    FetchFacts,
-    GetBounds,
     LeaseAnswer,
     NewFact,
     NewMessage,
 )
-from agent.replication.serving.outcomes import Reply
 from agent.settings.store import StreamSettings
-from tests.replication.nodes import STREAM, Node, access, sealed
+from tests.replication.nodes import STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto
 
 pytestmark = pytest.mark.system
@@ -184,91 +180,3 @@ async def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mos
             answer = (await asker.ask(AcquireLease(stream=ORDERS, producer="idmz.mes", lease_after=after), 5)).answer
             assert isinstance(answer, LeaseAnswer)
             assert (answer.lease_epoch, answer.lease_in_force) == expected
-
-
-@pytest.mark.parametrize(
-    "wrong, code, why",
-    [
-        (request(message("a"), stream="facts.audit"), "append_not_allowed", "facts.audit"),
-        (request(message("a"), stream=STREAM), "append_not_allowed", "telemetry"),
-        (request(message("a"), message("b", zone="plant-a")), "bad_request", "messages[1]: from_zone"),
-        (request(message("a"), message("b", zone="enterprise")), "bad_request", "messages[1]: from_zone"),
-        (request(message("a"), message("")), "bad_request", "messages[1]: message_id"),
-        (request(message("a", subject="ORDER")), "bad_request", "messages[0]: subject"),
-        (request(message("a", b'{"k":1,"k":2}')), "bad_request", "messages[0]: object: has a key twice"),
-        (request(message("a", base_offset=1)), "bad_request", "base_offset"),
-        (request(message("a", producer="idmz.mes")), "bad_request", "lease_epoch"),
-        (request(message("a"), stream=PRIVATE, acks="all"), "bad_request", "local"),
-        (request(), "bad_request", "messages"),
-    ],
-)
-async def test_an_invalid_message_refuses_its_whole_request(
-    broker: Mosquitto, tmp_path: Path, wrong: AppendFact, code: str, why: str
-) -> None:
-    """The refusal names the message and nothing is stored; the next request is carried out."""
-    async with serve(broker, tmp_path) as (plant, asker):
-        with pytest.raises(PeerRefused) as refused:
-            await asker.ask(wrong, 5)
-        assert (refused.value.code, refused.value.retryable) == (code, False)
-        assert why in refused.value.message
-        assert plant.store.streams() == []
-        assert [one.outcome for one in await outcomes(asker, request(message("a")))] == ["applied"]
-
-
-async def test_a_zone_that_only_appends_reads_nothing(broker: Mosquitto, tmp_path: Path) -> None:
-    """A peer that may append and not read is answered, and it can read no stream, not even the one to which it
-    appends."""
-    plant, idmz = Node.open(broker, "plant-a", tmp_path, streams=STREAMS), Node.open(broker, "idmz", tmp_path)
-    plant.serve({}, {"idmz": [ORDERS]})
-    asker = idmz.requester("plant-a")
-    async with plant.running(), idmz.running():
-        assert [one.outcome for one in await outcomes(asker, request(message("a")))] == ["applied"]
-        for asked in (GetBounds(stream=ORDERS), FetchFacts(consumer_name="idmz.x", stream=ORDERS, limit=1)):
-            with pytest.raises(PeerRefused) as refused:
-                await asker.ask(asked, 5)
-            assert refused.value.code == "stream_not_exported"
-    plant.store.close()
-    idmz.store.close()
-
-
-async def test_a_lost_answer_is_asked_for_again_and_stored_once(broker: Mosquitto, tmp_path: Path) -> None:
-    """The first answer is lost: the same request again is answered with the message's offset, and the log has it
-    once."""
-    plant = Node.open(broker, "plant-a", tmp_path, streams=STREAMS)
-    server = plant.serve({}, {"idmz": [ORDERS]})
-    append, lost = server._handlers[AppendFact], list[Reply]()
-
-    async def lose_the_first(caller: Any, asked: AppendFact) -> Any:
-        outcome = await append(caller, asked)
-        if not lost:
-            assert isinstance(outcome, Reply)
-            lost.append(outcome)
-            await asyncio.Event().wait()  # the answer never goes out
-        return outcome
-
-    server._handlers[AppendFact] = lose_the_first
-    async with plant.running():
-        answer = (await ask_once(access(broker, "idmz"), "plant-a", request(message("a")), 0.5)).answer
-    assert isinstance(answer, AppendAnswer)
-    (before,) = lost
-    assert isinstance(before.answer, AppendAnswer)
-    assert [(one.outcome, one.offset) for one in before.answer.outcomes] == [("applied", 1)]
-    assert [(one.outcome, one.offset) for one in answer.outcomes] == [("noop_already_applied", 1)]
-    assert plant.store.end_offset(ORDERS) == 1
-    plant.store.close()
-
-
-async def test_a_full_store_is_a_retryable_refusal(broker: Mosquitto, tmp_path: Path) -> None:
-    """At its limit a stream refuses with `store_full`, which is retryable; what was stored before stays."""
-    full = StreamSettings(ORDERS, bytes_max=1024 * 1024, on_full="refuse")
-
-    async def fill(asker: Requester, limit: int) -> None:
-        for number in range(limit):
-            noise = f'"{os.urandom(28_000).hex()}"'.encode()
-            await outcomes(asker, request(message(f"m{number}", noise)))
-
-    async with serve(broker, tmp_path, [full]) as (plant, asker):
-        with pytest.raises(PeerRefused) as refused:
-            await fill(asker, 100)
-        assert (refused.value.code, refused.value.retryable) == ("store_full", True)
-        assert 10 < plant.store.end_offset(ORDERS) < 100

@@ -195,15 +195,6 @@ async def test_a_confirmation_that_the_store_refuses_is_refused() -> None:
             await task
 
 
-async def test_a_confirmation_of_another_epoch_never_reaches_the_store() -> None:
-    """It would release facts that were never read."""
-    async with play() as (store, consumers):
-        for request in (receipt(epoch="11" * 16), receipt(offset=21)):
-            outcome = await consumers.confirm(ONE, request)
-            assert isinstance(outcome, Refuse)
-        assert "confirm" not in store.names()
-
-
 @pytest.mark.parametrize("operation", ["fetch", "confirm"])
 async def test_a_fenced_instance_confirms_nothing(operation: str) -> None:
     """The lease is decided, durably, before a confirmation is passed on or a page is read."""
@@ -330,42 +321,6 @@ async def test_a_page_read_ahead_reports_a_failed_confirmation() -> None:
         with pytest.raises(FencedError):
             await task
         assert "seen" not in store.names()
-
-
-async def test_a_page_from_the_frontier_waits_for_its_confirmation() -> None:
-    """Without `after_offset` nothing is read before the frontier is durable, and the page begins there."""
-    async with play() as (store, consumers):
-        task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM, after_offset=None)))
-        assert await stands(task)
-        assert store.names() == ["confirm", "hasten"]
-        store.futures["confirm"].set_result(15)
-        assert page_of(await task).runs() == [(16, 20)]
-
-
-async def test_an_empty_page_waits_for_its_confirmation() -> None:
-    """The requester waits for it at the end of the log."""
-    async with play() as (store, consumers):
-        task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM, after_offset=20)))
-        assert await stands(task)
-        store.futures["confirm"].set_result(10)
-        assert page_of(await task).runs() == []
-
-
-async def test_a_parked_fetch_is_woken_by_a_commit_and_shows_its_lease_again() -> None:
-    """Another instance has taken the lease while it was parked: the store fences it, and it gets no page."""
-    async with play() as (store, consumers):
-        task = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))
-        assert await stands(task)
-        assert consumers.parked() == 1
-        assert store.asked[-1] == ("seen", True, True)
-        store.held, store.end = Registered("idmz", STREAM, 10, Lease(4, "two")), 25
-        consumers.committed(asyncio.get_running_loop(), {STREAM: 25})
-        assert await stands(task)
-        assert consumers.parked() == 0
-        assert store.asked[-1] == ("hold_lease", NAME, LeaseClaim("one", 3))
-        store.futures["hold_lease"].set_exception(FencedError())
-        with pytest.raises(FencedError):
-            await task
 
 
 async def test_confirmations_that_wait_together_share_a_commit() -> None:

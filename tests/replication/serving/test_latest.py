@@ -137,25 +137,6 @@ async def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mos
         assert [each.offset for each in (await ask(asker)).values if each.subject == "tag:line1/t4"] == [21]
 
 
-@pytest.mark.system
-async def test_subjects_and_prefix_narrow_the_answer(broker: Mosquitto, tmp_path: Path) -> None:
-    """Other tags are left out; a stream that is not exported and limits out of range are refused by name."""
-    async with serve(broker, tmp_path) as (_plant, asker):
-        named = await ask(asker, subjects=["tag:line1/t3", "tag:line1/t0", "tag:line2/secret"])
-        assert [each.subject for each in named.values] == ["tag:line1/t0", "tag:line1/t3"]
-        assert (await ask(asker, prefix="tag:line2/")).values == []
-        assert len((await ask(asker, prefix="tag:line1/")).values) == len(VALUES)
-        for wrong, code in (
-            (GetLatest(stream="facts.secret"), "stream_not_exported"),
-            (GetLatest(stream=STREAM, limit=0), "limit_out_of_range"),
-            (GetLatest(stream=STREAM, bytes_max=2**24), "limit_out_of_range"),
-            (GetLatest(stream=STREAM, fresh_ms=-1), "limit_out_of_range"),
-        ):
-            with pytest.raises(PeerRefused) as refused:
-                await asker.ask(wrong, 5)
-            assert refused.value.code == code
-
-
 def empty_context(packet_bytes_max: int = 1_000_000) -> Context:
     """The context of a server with an empty store, without a connection."""
     link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=packet_bytes_max))

@@ -1,26 +1,20 @@
 """FetchRange: any division of a log into ranges gives every fact once, with any limits, and changes nothing at the
 server."""
 
-import asyncio
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.batch import Origin, open_samples, parse
+from agent.batch import Origin
 from agent.pages import Hole, Page, StoredBatch
-from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.codec import decode_request, encode_request
-from agent.replication.protocol.errors import MalformedMessage, PeerRefused
-from agent.replication.protocol.messages import FetchRange, RangeAnswer
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import FetchRange
 from agent.replication.serving.admission import LogView, admit_range
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import ReadPlan, select_page
-from agent.settings.store import StoreSettings
-from tests.replication.nodes import STREAM, Node
+from tests.replication.nodes import STREAM
 from tests.replication.stored import stored
-from tests.support.mosquitto import Mosquitto
 
 EPOCH = "00" * 16
 LOG = LogView(EPOCH, 100)
@@ -110,39 +104,3 @@ def test_pages_of_a_range_cover_it_exactly(parts: list[tuple[int, str]], data: s
         assert page.last_offset > position
         position = page.last_offset
     assert covered == list(until)
-
-
-@pytest.mark.system
-async def test_parallel_tasks_read_every_fact_once(broker: Mosquitto, tmp_path: Path) -> None:
-    """Three tasks read a third each, over a real broker, and slice batches of 100 at the ends of their ranges; no
-    consumer is registered. Ranges beyond the log are refused, and a range at its end is empty."""
-
-    async def read(asker: Requester, first: int, last: int) -> list[float]:
-        values = list[float]()
-        while first <= last:
-            reply = await asker.ask(FetchRange(stream=STREAM, first_offset=first, last_offset=last, limit=70), 5)
-            page = reply.answer
-            assert isinstance(page, RangeAnswer)
-            covered = page.covered()
-            if covered is None:
-                break
-            for data in reply.batches:
-                values += open_samples(parse(data)).values  # type: ignore[arg-type]
-            assert page.more == (covered[1] < min(last, page.end_offset))
-            first = covered[1] + 1
-        return values
-
-    plant = Node.open(broker, "plant-a", tmp_path, StoreSettings(batch_facts_target=100))
-    idmz = Node.open(broker, "idmz", tmp_path)
-    plant.serve({"idmz": [STREAM]})
-    asker = idmz.requester("plant-a")
-    await plant.append(0, 300)
-    async with plant.running(), idmz.running():
-        parts = await asyncio.gather(*(read(asker, first, last) for first, last in ((1, 99), (100, 233), (234, 900))))
-        assert [value for part in parts for value in part] == [float(number) for number in range(300)]
-        assert plant.store.consumers.all() == []
-        with pytest.raises(PeerRefused, match="offset_beyond_log"):
-            await read(asker, 302, 400)
-        assert await read(asker, 301, 400) == []
-    plant.store.close()
-    idmz.store.close()

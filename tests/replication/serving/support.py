@@ -1,0 +1,103 @@
+"""A server of plant-a over a link that the test plays: idmz sends requests and reads the answers."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.fact_store import FactStore
+from agent.message import Envelope
+from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
+from agent.replication.mqtt.carrier import Access, Incoming
+from agent.replication.mqtt.link import Link
+from agent.replication.protocol.codec import decode_answer, encode_request
+from agent.replication.protocol.messages import (
+    ErrorAnswer,
+    ErrorBody,
+    NewFact,
+    NewMessage,
+    Request,
+)
+from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.serving.server import Server
+from agent.settings.store import StreamSettings
+from agent.signing.keys import ZoneSigner
+from agent.signing.messages import MessageProof, split_answer
+from tests.replication.nodes import STREAM, define, samples
+from tests.waiting import wait_until_async
+
+ANSWER_TO = response_topic("plant-a", "idmz", "1")
+ORDERS = "orders"
+
+
+class Peer:
+    """idmz as the server's link shows it: the other end of the connection, which records the answers."""
+
+    packet_bytes_max = 1_000_000
+    outgoing_bytes = 0
+
+    def __init__(self) -> None:
+        self.link = Link(Access("b", "plant-a", "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
+        self.link.connection = self  # type: ignore[assignment]
+        self.answers = list[Any]()
+        self.proofs = list[tuple[bytes, MessageProof | None]]()
+
+    def publish_answer(self, topic: str, payload: bytes, _correlation: bytes) -> None:
+        assert topic == ANSWER_TO
+        assert len(payload) <= self.packet_bytes_max
+        self.proofs.append(split_answer(payload))
+        self.answers.append(decode_answer(self.proofs[-1][0])[0])
+
+    def send(self, request: Request | bytes, *, expiry_s: int | None = 10) -> None:
+        """Deliver a request as the broker does."""
+        payload = request if isinstance(request, bytes) else encode_request(request)
+        self.link._dispatch(Incoming(request_topic("plant-a", "idmz"), payload, ANSWER_TO, bytes(16), expiry_s, False))
+
+    async def ask(self, request: Request | bytes, *, expiry_s: int | None = 10) -> Any:
+        """Deliver a request. Returns its answer."""
+        count = len(self.answers)
+        self.send(request, expiry_s=expiry_s)
+        await wait_until_async(lambda: len(self.answers) > count, "an answer")
+        return self.answers[-1]
+
+    async def refusal(self, request: Request | bytes, *, expiry_s: int | None = 10) -> ErrorBody:
+        """Deliver a request that is refused. Returns the error."""
+        answer = await self.ask(request, expiry_s=expiry_s)
+        assert isinstance(answer, ErrorAnswer), request
+        return answer.error
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    folder: Path,
+    appends: Mapping[str, frozenset[str]] | None = None,
+    streams: Sequence[StreamSettings] = (),
+    signer: ZoneSigner | None = None,
+    **settings: Any,
+) -> AsyncIterator[tuple[Server, Peer]]:
+    """A server of plant-a that exports its telemetry to idmz, and accepts its appends."""
+    peer, exports = Peer(), {"idmz": frozenset({STREAM})}
+    with FactStore.open(folder / "facts.db", "plant-a", streams=streams, signer=signer) as store:
+        server = Server(peer.link, store, exports, STORE_ERRORS, REFUSAL_CODES, appends=appends, **settings)  # type: ignore[arg-type]
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            running = group.create_task(server.run())
+            await wait_until_async(lambda: server._group is not None, "the server")
+            yield server, peer
+            running.cancel()
+
+
+async def filled(server: Server, facts: int) -> Any:
+    """The server's store, with so many facts in one batch."""
+    store: Any = server._store
+    await define(store, "line1/temperature")
+    await asyncio.wrap_future(store.appends.append_samples(STREAM, samples(0, facts)))
+    return store
+
+
+def new_message(message_id: str, content: bytes = b"1", zone: str = "idmz", **fields: Any) -> NewMessage:
+    """A message as idmz might append it."""
+    fact = NewFact(subject="batch:B-1", predicate="done", object=msgspec.Raw(content))
+    return NewMessage(envelope=Envelope(message_id, zone, "*", 1_700_000_000_000), fact=fact, **fields)
