@@ -10,7 +10,7 @@ pytestmark = pytest.mark.system
 
 
 def test_what_it_does_rightly_is_taken(site: Site) -> None:
-    """Its batches are pulled, stored and relayed, its requests are answered, its appends are stored."""
+    """Its batches are pulled, stored and relayed, its requests are answered, its appends are stored, its cursor and its lease are those of the page."""
     attacker = site.attacker
     site.fresh_evil()
     attacker.append(EVIL, STREAM, [message(1), message(2, "null")])
@@ -19,6 +19,12 @@ def test_what_it_does_rightly_is_taken(site: Site) -> None:
     page = attacker.ask(EVIL, IDMZ, "FetchRange", **whole)
     assert page["status"] == "ok"
     assert page["omitted"], "its own facts are left out"
+    name = f"{EVIL}.second"
+    page = attacker.ask(EVIL, IDMZ, "FetchFacts", consumer_name=name, stream=STREAM, limit=100)
+    confirmed = attacker.ask(EVIL, IDMZ, "ConfirmReceipt", consumer_name=name, offset=1, epoch=page["epoch"])
+    assert confirmed["cursor_advanced_to"] == 1
+    assert attacker.ask(EVIL, IDMZ, "GetCursor", consumer_name=name)["frontier"] == 1
+    assert attacker.ask(EVIL, IDMZ, "AcquireLease", stream=STREAM, producer=f"{EVIL}.mes")["lease_epoch"] == 1
     new = {
         "envelope": {"message_id": "appended", "from_zone": EVIL, "to_zone": "*", "produced_at_unix_ms": 1},
         "fact": {"subject": "order:line1/77", "predicate": "step_completed", "object": {"b": 1, "a": 2}},

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -43,6 +43,7 @@ class Broker:
         self.connections = list[Standing]()
         self.happened = list[str]()
         self.subscribing: asyncio.Future[None] | None = None
+        self.tries = list[int]()  # as passed to each back-off
 
     async def open(self, *_: Any) -> Standing:
         error = self.attempts.pop(0) if self.attempts else None
@@ -53,54 +54,43 @@ class Broker:
         return self.connections[-1]
 
 
-def scenario(
-    monkeypatch: pytest.MonkeyPatch, broker: Broker, play: Callable[[Link], Any], identity: Any = None
-) -> list[int]:
-    """Run a link at this broker while `play` runs. Returns the number of tries that was passed to each back-off."""
-    tries = list[int]()
+@contextlib.asynccontextmanager
+async def running(monkeypatch: pytest.MonkeyPatch, broker: Broker, identity: Any = None) -> AsyncIterator[Link]:
+    """A link at this broker, which notes what its watchers are told."""
 
     def backoff_ms(_least_ms: int, _most_ms: int, count: int, _chance: float) -> int:
-        tries.append(count)
+        broker.tries.append(count)
         return 0
 
     monkeypatch.setattr(link_module, "backoff_ms", backoff_ms)
     monkeypatch.setattr(link_module.Connection, "open", broker.open)
-
-    async def run() -> None:
-        link = Link(ACCESS, identity=identity)
-        link.route("bsfg/1/plant-a/idmz/rsp/1", lambda _: None)
-        link.watch(lambda: broker.happened.append("up"), lambda reason: broker.happened.append(f"down: {reason}"))
-        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-            running = group.create_task(link.run(), name="link")
-            await play(link)
-            running.cancel()
-
-    asyncio.run(run())
-    return tries
+    link = Link(ACCESS, identity=identity)
+    link.route("bsfg/1/plant-a/idmz/rsp/1", lambda _: None)
+    link.watch(lambda: broker.happened.append("up"), lambda reason: broker.happened.append(f"down: {reason}"))
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        task = group.create_task(link.run(), name="link")
+        yield link
+        task.cancel()
 
 
-def test_back_off_grows_until_a_session_is_established(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_back_off_grows_until_a_session_is_established(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each failure makes the next wait longer; an established session resets the back-off."""
     away = BrokerUnreachable("b", "away")
     broker = Broker(away, away, away, None, away, None)
-
-    async def play(link: Link) -> None:
+    async with running(monkeypatch, broker) as link:
         await link.wait_up()
         broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
         await wait_until_async(lambda: len(broker.connections) == 2, "the second connection")
         await link.wait_up()
         assert link.statistics().connects == 2
         assert link.statistics().failures == 4
-
-    tries = scenario(monkeypatch, broker, play)
-    assert tries == [0, 1, 2, 0, 1]
+    assert broker.tries == [0, 1, 2, 0, 1]
 
 
-def test_users_of_a_link_are_notified(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_users_of_a_link_are_notified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Watchers are called after each connect once its topics are subscribed, and at its end with the reason."""
     broker = Broker()
-
-    async def play(link: Link) -> None:
+    async with running(monkeypatch, broker) as link:
         broker.subscribing = asyncio.get_running_loop().create_future()
         await wait_until_async(lambda: broker.happened == ["subscribed"], "the subscription")
         assert not link.statistics().is_up
@@ -113,14 +103,11 @@ def test_users_of_a_link_are_notified(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "gone" in broker.happened[2]
         assert broker.connections[0].is_closed
 
-    scenario(monkeypatch, broker, play)
 
-
-def test_waiting_for_a_link_waits_while_it_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_for_a_link_waits_while_it_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the loss of a connection until the next one is subscribed. Who begins to watch then is notified at once."""
     broker = Broker()
-
-    async def play(link: Link) -> None:
+    async with running(monkeypatch, broker) as link:
         await link.wait_up()
         broker.subscribing = asyncio.get_running_loop().create_future()
         broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
@@ -134,35 +121,29 @@ def test_waiting_for_a_link_waits_while_it_is_down(monkeypatch: pytest.MonkeyPat
         link.watch(lambda: late.append("up"), late.append)
         assert late == ["up"]
 
-    scenario(monkeypatch, broker, play)
 
-
-def test_each_outage_is_counted_and_logged_for_itself(
+async def test_each_outage_is_counted_and_logged_for_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Refusals of two outages do not add up to a broker that needs a person. The reason of an outage is logged once,
     and again in the next."""
     refused = ConnectionRefused("b", "no")
     broker = Broker(*[refused] * (REFUSALS_UNTIL_ERROR - 1), None, refused, None)
-
-    async def play(link: Link) -> None:
+    async with running(monkeypatch, broker) as link:
         await link.wait_up()
         broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
         await wait_until_async(lambda: len(broker.connections) == 2, "the second connection")
-
-    scenario(monkeypatch, broker, play)
     messages = [one.message for one in caplog.records]
     assert messages.count("broker_unreachable") == 2
     assert "broker_refuses_us" not in messages
 
 
-def test_a_broker_that_refuses_us_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_refuses_us_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several refusals in a row need a person; a single refusal does not, and an unreachable broker does not."""
     refused = ConnectionRefused("b", "no")
     broker = Broker(*[refused] * REFUSALS_UNTIL_ERROR, BrokerUnreachable("b", "away"))
     needs = list[tuple[int, bool]]()
-
-    async def play(link: Link) -> None:
+    async with running(monkeypatch, broker) as link:
         note_failure = link._note_failure
 
         def noted(error: ReplicationError) -> None:
@@ -171,19 +152,16 @@ def test_a_broker_that_refuses_us_needs_a_person(monkeypatch: pytest.MonkeyPatch
 
         link._note_failure = noted  # type: ignore[method-assign]
         await link.wait_up()
-
-    scenario(monkeypatch, broker, play)
     assert needs == [(1, False), (2, False), (3, True), (4, False)]
 
 
-def test_an_identity_that_was_mended_needs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_identity_that_was_mended_needs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unusable files need a person until they are mended: not if the broker is away next, and not at the first loss of
     the connection made with them."""
     unusable = PkiError("the certificate expired", "renew it")
     broker = Broker(unusable, BrokerUnreachable("b", "away"), unusable, None)
     needs = list[bool]()
-
-    async def play(link: Link) -> None:
+    async with running(monkeypatch, broker) as link:
         note_failure = link._note_failure
 
         def noted(error: ReplicationError) -> None:
@@ -197,8 +175,6 @@ def test_an_identity_that_was_mended_needs_nobody(monkeypatch: pytest.MonkeyPatc
         await link.wait_up()
         broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
         await wait_until_async(lambda: len(needs) >= 5, "the loss")
-
-    scenario(monkeypatch, broker, play)
     assert needs[:5] == [True, False, True, False, False]
 
 
@@ -242,15 +218,14 @@ class Offering:
 
 
 @pytest.mark.parametrize("error", [ConnectionRefused("b", "unknown"), BrokerUnreachable("b", "full")])
-def test_a_new_identity_takes_over_only_when_the_broker_accepts_it(
+async def test_a_new_identity_takes_over_only_when_the_broker_accepts_it(
     monkeypatch: pytest.MonkeyPatch, error: ReplicationError
 ) -> None:
     """The new identity is tried on a second connection; the present connection is closed only when the broker has
     accepted the new one. A broker that cannot be reached has not refused it."""
     broker, identity = Broker(None, error, None), Offering()
     is_refused = isinstance(error, ConnectionRefused)
-
-    async def play(link: Link) -> None:
+    async with running(monkeypatch, broker, identity) as link:
         await link.wait_up()
         identity.offer()
         await wait_until_async(lambda: not broker.attempts[:-1], "the attempt")
@@ -266,10 +241,10 @@ def test_a_new_identity_takes_over_only_when_the_broker_accepts_it(
         await wait_until_async(lambda: link.connection is broker.connections[1], "the change")  # type: ignore[comparison-overlap]
         assert broker.connections[0].is_closed
 
-    scenario(monkeypatch, broker, play, identity)
 
-
-def test_a_connection_that_breaks_while_a_new_identity_is_refused_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_breaks_while_a_new_identity_is_refused_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Twice: the broker that drops the connection in use also refuses the new identity. The link notices both and
     connects again."""
 
@@ -282,12 +257,9 @@ def test_a_connection_that_breaks_while_a_new_identity_is_refused_is_replaced(mo
 
     refused = ConnectionRefused("b", "unknown")
     broker, identity = Breaking(None, refused, None, refused, None), Offering()
-
-    async def play(link: Link) -> None:
+    async with running(monkeypatch, broker, identity) as link:
         for count in (1, 2):
             await link.wait_up()
             identity.offer()
             await wait_until_async(lambda: len(broker.connections) == count + 1, "a new connection", 5)  # noqa: B023
-
-    scenario(monkeypatch, broker, play, identity)
     assert broker.happened.count("down: " + str(ConnectionLost("b", "reset"))) == 2

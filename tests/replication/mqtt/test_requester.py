@@ -123,6 +123,7 @@ async def test_an_answer_is_delivered_to_its_request(monkeypatch: pytest.MonkeyP
         scene.deliver(two, answer_of("second"))
         scene.deliver(one, answer_of("first"))
         assert ((await first).answer.store_zone, (await second).answer.store_zone) == ("first", "second")
+        assert (await first).bytes == len(answer_of("first"))
         assert scene.unsolicited == 0
 
 
@@ -166,8 +167,9 @@ async def test_a_late_answer_does_not_reach_the_next_request(monkeypatch: pytest
     """After its time-out a request is over: its answer has no effect, and the next request waits for its own."""
     async with play(monkeypatch) as scene:
         late, one = await scene.ask(timeout_s=0.001)
-        with pytest.raises(TransportError, match="no answer in"):
+        with pytest.raises(TransportError, match="no answer in") as raised:
             await late
+        assert raised.value.retryable
         following, two = await scene.ask()
         scene.deliver(one, answer_of("late"))
         await asyncio.sleep(0)
@@ -212,14 +214,17 @@ async def test_an_answer_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyP
             await asking
 
 
-async def test_an_error_answer_becomes_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code, is_retryable", [("busy", True), ("stream_not_exported", False)])
+async def test_an_error_answer_becomes_an_exception(
+    monkeypatch: pytest.MonkeyPatch, code: str, *, is_retryable: bool
+) -> None:
     """Code, hint and whether to retry come from the peer's answer."""
     async with play(monkeypatch) as scene:
         asking, sent = await scene.ask()
-        scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", "busy", "nine requests wait"))
-        with pytest.raises(PeerRefused, match=r"plant-a refused \(busy\): nine requests wait") as raised:
+        scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", code, "nine requests wait"))
+        with pytest.raises(PeerRefused, match=rf"plant-a refused \({code}\): nine requests wait") as raised:
             await asking
-        assert raised.value.retryable
+        assert (raised.value.code, raised.value.retryable) == (code, is_retryable)
 
 
 async def test_the_peers_answer_is_awaited_behind_unproven_ones(monkeypatch: pytest.MonkeyPatch) -> None:

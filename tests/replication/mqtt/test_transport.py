@@ -13,12 +13,11 @@ import pytest
 
 from agent.replication import pki
 from agent.replication.mqtt.carrier import Access, Incoming
-from agent.replication.mqtt.transport import OUTGOING_BYTES_MAX, Connection
+from agent.replication.mqtt.transport import Connection
 from agent.replication.protocol.errors import (
     BrokerUnreachable,
     ConnectionLost,
     ConnectionRefused,
-    OutgoingFull,
     TransportError,
 )
 from agent.replication.protocol.topics import request_topic, response_topic
@@ -35,12 +34,6 @@ MINE = response_topic("plant-a", "idmz", "test")
 def context(ca_file: Path, issued: pki.Issued) -> ssl.SSLContext:
     """TLS with these files."""
     return pki.client_context(ca_file, issued.cert_file, issued.key_file)
-
-
-def flood(connection: Connection) -> None:
-    """Publish four times the capacity of the queue."""
-    for _ in range(4 * OUTGOING_BYTES_MAX // 500_000):
-        connection.publish_answer(MINE, bytes(500_000), bytes(16))
 
 
 def why_not(wanted: Access) -> TransportError:
@@ -205,25 +198,3 @@ async def test_large_messages_both_ways(broker: Mosquitto) -> None:
     ]
     await client.close()
     await server.close()
-
-
-def test_frozen_broker_fills_a_bounded_queue(tmp_path: Path) -> None:
-    """With a broker that reads nothing, publishing fails before memory grows; pending calls fail when the broker
-    dies."""
-
-    async def run(broker: Mosquitto) -> None:
-        connection = await Connection.open(access(broker, "idmz"), lambda _: None)
-        await connection.subscribe([MINE])
-        await asyncio.to_thread(broker.freeze)
-        waiting = connection.publish_request(ASK, b"{}", MINE, bytes(16), 10)
-        with pytest.raises(OutgoingFull):
-            flood(connection)
-        await asyncio.to_thread(broker.kill)
-        with pytest.raises(ConnectionLost):
-            await waiting
-        assert isinstance(await connection.closed, ConnectionLost)
-        with pytest.raises(ConnectionLost):
-            connection.publish_answer(MINE, b"", bytes(16))
-
-    with Mosquitto.started(tmp_path) as broker:
-        asyncio.run(run(broker))
