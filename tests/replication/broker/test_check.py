@@ -1,6 +1,5 @@
 """bsfg broker check against sound, weak and unreachable brokers."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ from paho.mqtt import client as mqtt
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from agent.replication import pki
 from agent.replication.broker.check import check_broker
 from agent.replication.broker.diagnosis import Diagnostic, Outcome
-from tests.replication.broker.zones import LINKS, NOW, ZONES, Zones, target_of
+from tests.replication.broker.zones import LINKS, ZONES, Zones, target_of
 from tests.support.mosquitto import Mosquitto
 
 
@@ -97,33 +95,3 @@ def test_check_names_a_missing_link(tmp_path: Path) -> None:
         ):
             bad = [diagnostic.what for diagnostic in _diagnostics(broker, zone) if diagnostic.outcome is Outcome.BAD]
             assert [each for each in bad if each.startswith(what)], bad
-
-
-@pytest.mark.system
-def test_check_reports_why_it_cannot_connect(tmp_path: Path) -> None:
-    """No broker, a broker of another name, a refused certificate, files of another zone: each has its own message."""
-    with Mosquitto.started(tmp_path) as broker:
-        other = tmp_path / "other"
-        pki.create_authority(other, NOW)
-        foreign = pki.issue_zone(other, "idmz", NOW)
-        both = tmp_path / "both.pem"
-        both.write_bytes(broker.ca_file.read_bytes() + foreign.ca_file.read_bytes())
-        stranger = {"cert_file": foreign.cert_file, "key_file": foreign.key_file, "ca_file": both}
-        for change, says in (
-            ({"zone": "plant-a"}, "common name"),
-            (stranger, "refuses our certificate"),
-            ({"ca_file": foreign.ca_file}, "was signed by"),
-        ):
-            (diagnostic,) = _diagnostics(broker, "idmz", **change)
-            assert diagnostic.outcome is Outcome.BAD
-            assert says in diagnostic.what
-            assert diagnostic.hint
-        wrong_name = pki.issue_broker(broker.pki_folder, "elsewhere", ["broker.elsewhere"], NOW)
-        shutil.copy(wrong_name.cert_file, broker.files.cert_file)
-        shutil.copy(wrong_name.key_file, broker.files.key_file)
-        broker.restart()
-        (diagnostic,) = _diagnostics(broker, "idmz")
-        assert "is not trusted" in diagnostic.what
-        broker.stop()
-        (diagnostic,) = _diagnostics(broker, "idmz")
-        assert "cannot be reached" in diagnostic.what

@@ -48,6 +48,13 @@ EVERY_TOPIC = [
     for serving in ZONES
     for asking in ZONES
     for topic in (f"bsfg/1/{serving}/{asking}/req", f"bsfg/1/{serving}/{asking}/rsp/x")
+] + [
+    "bsfg/1/plant-a/idmz/rsp/x/y",
+    "bsfg/1/plant-a/idmz/rsp",
+    "bsfg/2/plant-a/idmz/rsp/x",
+    "elsewhere",
+    "$SYS/broker/uptime",
+    "$CONTROL/dynamic-security/v1",
 ]
 # For each zone, who can send it something it may read, and where.
 FENCE = {

@@ -138,8 +138,11 @@ async def test_each_outage_is_counted_and_logged_for_itself(
     assert "broker_refuses_us" not in messages
 
 
-async def test_a_broker_that_refuses_us_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several refusals in a row need a person; a single refusal does not, and an unreachable broker does not."""
+async def test_a_broker_that_refuses_us_needs_a_person(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Several refusals in a row need a person, which is logged once; a single refusal does not, and an unreachable
+    broker does not."""
     refused = ConnectionRefused("b", "no")
     broker = Broker(*[refused] * REFUSALS_UNTIL_ERROR, BrokerUnreachable("b", "away"))
     needs = list[tuple[int, bool]]()
@@ -153,6 +156,7 @@ async def test_a_broker_that_refuses_us_needs_a_person(monkeypatch: pytest.Monke
         link._note_failure = noted  # type: ignore[method-assign]
         await link.wait_up()
     assert needs == [(1, False), (2, False), (3, True), (4, False)]
+    assert [one.message for one in caplog.records].count("broker_refuses_us") == 1
 
 
 async def test_an_identity_that_was_mended_needs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

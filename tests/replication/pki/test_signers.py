@@ -2,10 +2,7 @@
 signers."""
 
 import json
-import socket
-import ssl
 import subprocess
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,11 +18,8 @@ from agent.settings.signing import OriginSettings, SigningSettings
 from agent.signing.certificates import FACT_SIGNING, Refusal, RefusalReason, Signer, SignerTrust, signer_of
 from agent.signing.files import load_identity, load_trust, read_compromises
 from tests.replication.pki.site import NOW, make_site
-from tests.signing.signers import CLIENT, Made, make
-from tests.support.mosquitto import HOST, Mosquitto
 
 NOW_MS = round(NOW.timestamp() * 1000)
-CONNACK = b"\x20"
 
 
 def der_of(file: Path) -> bytes:
@@ -111,72 +105,6 @@ def test_openssl_refuses_a_client_that_a_facts_authority_issued(signers: Path, t
             subprocess.run(command, check=True, capture_output=True)
         verify = ["openssl", "verify", "-purpose", "sslclient", "-CAfile", files[0], files[3]]
         assert (subprocess.run(verify, capture_output=True, check=False).returncode == 0) is is_good, folder
-
-
-DATES = {"begins": NOW - timedelta(days=1), "ends": NOW + timedelta(days=9)}
-FACTS_CA = make("facts", is_ca=True, **DATES)
-PLAIN_CA = make("plain", is_ca=True, usages=(), **DATES)
-
-
-@pytest.fixture(scope="module")
-def trusting_broker(signers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
-    """A real broker whose operator has added facts authorities to the zones' authorities by mistake."""
-    folder = tmp_path_factory.mktemp("broker")
-    with Mosquitto.started(folder, zones=("plant-a", "idmz"), links=("plant-a:idmz",)) as broker:
-        zones_ca, config = broker.files.folder / "zones-ca.pem", broker.files.config_file
-        assert f"cafile {zones_ca}" in config.read_text()
-        lines = [line for line in config.read_text().splitlines() if not line.startswith("crlfile")]
-        config.write_text("\n".join(lines) + "\n")  # a facts authority has no list, and every authority would need one
-        added = [(signers / "facts/ca.pem").read_bytes(), FACTS_CA.pem, PLAIN_CA.pem]
-        zones_ca.write_bytes(zones_ca.read_bytes() + b"".join(added))
-        broker.restart()
-        yield broker
-
-
-def hello(broker: Mosquitto, cert_file: Path, key_file: Path) -> bytes:
-    """The broker's answer to an MQTT CONNECT with this identity; empty if it closes the connection."""
-    context = ssl.create_default_context(cafile=str(broker.ca_file))
-    context.load_cert_chain(cert_file, key_file)
-    connect = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
-    with socket.create_connection((HOST, broker.port), timeout=20) as plain:
-        try:
-            with context.wrap_socket(plain, server_hostname=HOST) as channel:
-                channel.sendall(connect)
-                return channel.recv(4)
-        except (ssl.SSLError, ConnectionError):
-            return b""
-
-
-@pytest.mark.system
-def test_mosquitto_refuses_a_signer_as_a_client(trusting_broker: Mosquitto, signers: Path) -> None:
-    """A broker that trusts the facts authority by mistake refuses a signing key as a client, and admits the zone."""
-    mine = trusting_broker.identity("plant-a")
-    assert hello(trusting_broker, mine.cert_file, mine.key_file)[:1] == CONNACK
-    node = signers / "plant-a/signers"
-    assert hello(trusting_broker, node / "plant-a.pem", node / "plant-a.key") == b""
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(
-    "authority, usage, is_admitted",
-    [
-        (FACTS_CA, FACT_SIGNING, False),
-        (FACTS_CA, CLIENT, False),
-        (PLAIN_CA, FACT_SIGNING, False),
-        (PLAIN_CA, CLIENT, True),
-    ],
-    ids=["signer of a facts authority", "client of a facts authority", "signer of any authority", "control"],
-)
-def test_mosquitto_refuses_either_usage(
-    trusting_broker: Mosquitto, tmp_path: Path, authority: Made, usage: x509.ObjectIdentifier, is_admitted: bool
-) -> None:
-    """The usage of the certificate alone is refused, and that of its authority alone too. A client of an authority
-    without a usage is admitted, so the refusal is not about an unknown authority."""
-    made = make("plant-a", authority, usages=(usage,), **DATES)
-    (tmp_path / "pem").write_bytes(made.pem)
-    (tmp_path / "key").write_bytes(made.key_pem)
-    answer = hello(trusting_broker, tmp_path / "pem", tmp_path / "key")
-    assert answer[:1] == (CONNACK if is_admitted else b"")
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
