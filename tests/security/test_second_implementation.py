@@ -10,7 +10,8 @@ pytestmark = pytest.mark.system
 
 
 def test_what_it_does_rightly_is_taken(site: Site) -> None:
-    """Its batches are pulled, stored and relayed, its requests are answered, its appends are stored, its cursor and its lease are those of the page."""
+    """Its batches are pulled, stored and relayed, its requests are answered, its appends are stored, its cursor and its
+    lease are those of the page."""
     attacker = site.attacker
     site.fresh_evil()
     attacker.append(EVIL, STREAM, [message(1), message(2, "null")])

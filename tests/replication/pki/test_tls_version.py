@@ -48,8 +48,8 @@ def handshake(client: ssl.SSLContext, server: ssl.SSLContext, host: str = "local
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_a_node_refuses_a_broker_below_tls_1_3(made: Path, version: ssl.TLSVersion) -> None:
-    """A broker that offers at most TLS 1.2 gets no session, although certificate, authority and host name are right; nor
-    does one of another name."""
+    """A broker that offers at most TLS 1.2 gets no session, although certificate, authority and host name are right;
+    nor does one of another name."""
     mine = pki.client_context(made / "ca.pem", made / "zones/idmz.pem", made / "zones/idmz.key")
     server = server_context(made, version)
     if version is ssl.TLSVersion.TLSv1_3:
