@@ -20,7 +20,7 @@ class DiskCalls:
             sync(descriptor)
 
         monkeypatch.setattr(os, "fsync", synced)
-        for name in ("rename", "replace"):
+        for name in ("rename", "replace", "link"):
             monkeypatch.setattr(os, name, self._naming(getattr(os, name)))
 
     def _naming(self, call: Callable[..., None]) -> Callable[..., None]:

@@ -8,7 +8,6 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,32 +15,12 @@ import pytest
 from agent.fact_store.artifacts import artifact_files
 from agent.fact_store.artifacts.artifact_files import ArtifactFiles
 from agent.fact_store.log.errors import StoreError, StoreFull
-from tests.fact_store.durability.power import Call, parse, paths_of, record, require_strace
-from tests.fact_store.putting import CHUNK, blob, name_of
+from tests.fact_store.artifacts.putting import CHUNK, blob, name_of, put
 from tests.sim import first_seed, patient, scaled
 
 ROOT = Path(__file__).parents[3]
 COUNT = 40
 ROUNDS = scaled(12, 300)
-
-
-def put(store: ArtifactFiles, content: bytes, chunk: int = CHUNK) -> None:
-    """Put bytes from wherever an earlier attempt ended."""
-    digest = name_of(content)
-    held = store.put_chunk("plant", digest, len(content), 0, b"")
-    while not held.is_complete:
-        held = store.put_chunk(
-            "plant", digest, len(content), held.received, content[held.received : held.received + chunk]
-        )
-
-
-def error_of(store: ArtifactFiles, content: bytes) -> StoreError | None:
-    """The error of putting an artifact; None for none."""
-    try:
-        put(store, content)
-    except StoreError as error:
-        return error
-    return None
 
 
 def wrong_ones(store: ArtifactFiles) -> list[str]:
@@ -56,7 +35,7 @@ def test_a_killed_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
     seed = first_seed()
     rng, folder, resumed = random.Random(seed), tmp_path / "artifacts", 0
     for _ in range(ROUNDS):
-        command = [sys.executable, "-m", "tests.fact_store.putting", str(folder), str(seed), str(COUNT)]
+        command = [sys.executable, "-m", "tests.fact_store.artifacts.putting", str(folder), str(seed), str(COUNT)]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             said = process.stdout.readline()
@@ -112,7 +91,11 @@ def test_each_call_fails_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         store.folder.parent.mkdir()
         with monkeypatch.context() as patch:
             calls = FailingCalls(patch, at, number)
-            error = error_of(store, content)
+            try:
+                put(store, content)
+                error = None
+            except StoreError as raised:
+                error = raised
         if calls.calls < at:
             break
         failed += error is not None
@@ -122,54 +105,3 @@ def test_each_call_fails_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert store.verify(name_of(content))
         assert store.bytes_used() == len(content)
     assert failed > 10
-
-
-def test_a_write_that_ends_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that wrote half of a chunk before it was full: the written bytes count, and the next ones are
-    requested."""
-    store, content = ArtifactFiles(tmp_path / "artifacts"), blob(1, 1)
-    store.put_chunk("plant", name_of(content), len(content), 0, content[:1000])
-    (partial,) = (tmp_path / "artifacts" / "partial").glob("*/*")
-
-    def half_written(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
-    monkeypatch.setattr(artifact_files, "SYNC_BYTES", 1500)
-    monkeypatch.setattr(artifact_files, "_sync", half_written)
-    with pytest.raises(StoreFull):
-        store.put_chunk("plant", name_of(content), len(content), 1000, content[1000:2000])
-    monkeypatch.undo()
-    os.truncate(partial, 1700)
-    assert store.put_chunk("plant", name_of(content), len(content), 0, b"").received == 1700
-    put(store, content)
-    assert store.verify(name_of(content))
-
-
-def names_given(calls: list[Call]) -> Iterator[tuple[int, Path, Path]]:
-    """When which file got its final name."""
-    for at, call in enumerate(calls):
-        if call.name.startswith("link"):
-            old, new = paths_of(call)
-            yield at, Path(old), Path(new)
-
-
-def test_a_complete_artifact_was_synced(tmp_path: Path) -> None:
-    """Recorded by strace: a file is synced after its last byte and before it gets its name, and its folders after that
-    and before the answer. So a power cut leaves the complete file, or no such name."""
-    require_strace(tmp_path)
-    folder, log = tmp_path / "state" / "artifacts", tmp_path / "log"
-    folder.parent.mkdir()
-    record((sys.executable, "-m", "tests.fact_store.putting", str(folder), "7", "5"), ROOT, log)
-    calls = [call for call in parse(log) if call.result >= 0]
-    given = list(names_given(calls))
-    assert len(given) == 5
-    for at, old, new in given:
-        touched = [(number, call.name) for number, call in enumerate(calls) if paths_of(call)[:1] == [str(old)]]
-        before = [name for number, name in touched if number < at and name != "openat"]
-        assert before[-1] == "fsync", f"{old.name} got its name unsynced"
-        answered = next(number for number, call in enumerate(calls) if number > at and call.words.startswith("1<"))
-        synced = {paths_of(call)[0] for call in calls[at:answered] if call.name == "fsync"}
-        assert str(new.parent) in synced, "it was answered before its name was durable"
-    first_answer = next(number for number, call in enumerate(calls) if call.words.startswith("1<"))
-    early = {paths_of(call)[0] for call in calls[:first_answer] if call.name == "fsync"}
-    assert {str(folder.parent), str(folder)} <= early, "folders are durable in the one above them"

@@ -1,7 +1,6 @@
 """Artifacts: stored once by digest, chunk by chunk, resumable and verified; found in the facts that refer to them."""
 
 import errno
-import hashlib
 import os
 import random
 import time
@@ -39,22 +38,10 @@ from agent.fact_store.log.errors import (
 )
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.pages import ArtifactProgress, ArtifactReference
+from tests.fact_store.artifacts.putting import name_of, put
 from tests.support.disk_calls import DiskCalls
 
 BLOB = random.Random(1).randbytes(3 * CHUNK_BYTES_MAX + 17)
-
-
-def digest_of(blob: bytes) -> str:
-    """The digest of some bytes."""
-    return "sha256:" + hashlib.sha256(blob).hexdigest()
-
-
-def put(store: ArtifactFiles, blob: bytes, digest: str, chunk: int = CHUNK_BYTES_MAX) -> ArtifactProgress:
-    """Send bytes as a sender without state does: from 0, then from wherever the answer says."""
-    held = store.put_chunk("plant", digest, len(blob), 0, b"")
-    while not held.is_complete:
-        held = store.put_chunk("plant", digest, len(blob), held.received, blob[held.received : held.received + chunk])
-    return held
 
 
 def refused(error: type[StoreError], store: ArtifactFiles, *arguments: object, zone: str = "plant") -> None:
@@ -97,13 +84,16 @@ def test_invalid_chunks(size: int, offset: int, length: int) -> None:
         decide_chunk(None, size, offset, length, 1000)
 
 
-def test_an_artifact_round_trips(tmp_path: Path) -> None:
-    """What was put in chunks is read in chunks, the same bytes, and sending it again writes nothing."""
-    store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
-    assert put(store, BLOB, digest).is_complete
+def test_an_artifact_round_trips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was put in chunks is read in chunks, the same bytes, and sending it again writes nothing. A power cut leaves
+    the whole file, or none of its name."""
+    calls, store, digest = DiskCalls(monkeypatch), ArtifactFiles(tmp_path), name_of(BLOB)
+    assert put(store, BLOB).is_complete
     (stored,) = tmp_path.glob("??/*")
+    calls.check_durable(stored)
+    calls.check_synced(tmp_path)
     before = stored.stat().st_ino
-    assert put(store, BLOB, digest).is_complete
+    assert put(store, BLOB).is_complete
     assert stored.stat().st_ino == before
     found = b""
     while len(found) < len(BLOB):
@@ -123,7 +113,7 @@ def test_a_transfer_goes_on_where_it_stopped(
     """Whatever the chunks, and wherever the receiving process was replaced, the artifact becomes complete."""
     folder = tmp_path_factory.mktemp("artifacts")
     blob = random.Random(sum(cuts)).randbytes(sum(cuts))
-    digest, offset = digest_of(blob), 0
+    digest, offset = name_of(blob), 0
     store = ArtifactFiles(folder)
     for number, cut in enumerate(cuts):
         if number == stops:
@@ -137,11 +127,11 @@ def test_a_transfer_goes_on_where_it_stopped(
 
 def test_wrong_bytes_never_become_an_artifact(tmp_path: Path) -> None:
     """Bytes without the announced digest are refused with the last chunk, and removed."""
-    store, digest = ArtifactFiles(tmp_path), digest_of(b"right")
+    store, digest = ArtifactFiles(tmp_path), name_of(b"right")
     refused(ArtifactMismatch, store, digest, 5, 0, b"wrong")
     assert store.size_of(digest) is None
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert put(store, b"right", digest).is_complete
+    assert put(store, b"right").is_complete
 
 
 def test_bad_names_sizes_and_full_disks_are_refused(tmp_path: Path) -> None:
@@ -150,13 +140,13 @@ def test_bad_names_sizes_and_full_disks_are_refused(tmp_path: Path) -> None:
     store = ArtifactFiles(tmp_path, ArtifactLimits(1000))
     for name in ("sha256:../../etc/passwd", "sha256:" + "A" * 64, "md5:" + "a" * 32, ""):
         refused(ArtifactRefused, store, name, 5, 0, b"right")
-    refused(ArtifactTooLarge, store, digest_of(b"x"), 1001, 0, b"x")
-    put(store, b"right", digest_of(b"right"))
-    refused(ArtifactRefused, store, digest_of(b"right"), 6, 0, b"right!")
+    refused(ArtifactTooLarge, store, name_of(b"x"), 1001, 0, b"x")
+    put(store, b"right")
+    refused(ArtifactRefused, store, name_of(b"right"), 6, 0, b"right!")
     full = ArtifactFiles(tmp_path / "full", ArtifactLimits(free_min=2**62))
-    refused(ArtifactsFull, full, digest_of(b"right"), 5, 0, b"right")
+    refused(ArtifactsFull, full, name_of(b"right"), 5, 0, b"right")
     with pytest.raises(ArtifactMissing, match="not here"):
-        store.read_chunk(digest_of(b"left"), 0, 10)
+        store.read_chunk(name_of(b"left"), 0, 10)
 
 
 def test_bytes_whose_sync_failed_are_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,19 +156,19 @@ def test_bytes_whose_sync_failed_are_sent_again(tmp_path: Path, monkeypatch: pyt
     def fail(_descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    store, digest = ArtifactFiles(tmp_path), digest_of(b"right")
-    put(store, b"other", digest_of(b"other"))  # the folders are there
+    store, digest = ArtifactFiles(tmp_path), name_of(b"right")
+    put(store, b"other")  # the folders are there
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fail)
         refused(StoreUnavailable, store, digest, 5, 0, b"right")
     assert store.put_chunk("plant", digest, 5, 0, b"").received == 0
-    assert put(store, b"right", digest).is_complete
+    assert put(store, b"right").is_complete
 
 
 def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) -> None:
     """Whatever prefix of a transfer is left, and whatever its last bytes became, a second attempt completes it. No
     other bytes get the name."""
-    store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
+    store, digest = ArtifactFiles(tmp_path), name_of(BLOB)
     for length, is_spoilt in (
         (0, False),
         (1, False),
@@ -193,10 +183,10 @@ def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) ->
         again = ArtifactFiles(tmp_path)
         if is_spoilt:
             with pytest.raises(ArtifactMismatch):
-                put(again, BLOB, digest)
+                put(again, BLOB)
             assert again.size_of(digest) is None
         assert put_some.received <= 1
-        assert put(again, BLOB, digest).is_complete
+        assert put(again, BLOB).is_complete
         assert again.verify(digest)
         for path in (*tmp_path.glob("??/*"), *tmp_path.glob("partial/*/*")):
             path.unlink()
@@ -228,16 +218,16 @@ def test_an_artifact_needs_room_for_all_missing_bytes(
 def test_all_artifacts_together_have_a_limit(tmp_path: Path) -> None:
     """An artifact beyond it is refused before a byte is written, also after a restart, until unreferenced ones are
     swept."""
-    put(ArtifactFiles(tmp_path), b"a" * 600, digest_of(b"a" * 600))
+    put(ArtifactFiles(tmp_path), b"a" * 600)
     store = ArtifactFiles(tmp_path, ArtifactLimits(total_max=1000))
-    refused(ArtifactsFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
-    put(store, b"c" * 300, digest_of(b"c" * 300))
-    store.put_chunk("plant", digest_of(b"d" * 100), 100, 0, b"d" * 50)
+    refused(ArtifactsFull, store, name_of(b"b" * 401), 401, 0, b"b" * 100)
+    put(store, b"c" * 300)
+    store.put_chunk("plant", name_of(b"d" * 100), 100, 0, b"d" * 50)
     assert store.bytes_used() == 950
     assert store.sweep(-1, 3600) == 3
     assert store.bytes_used() == 0
-    put(store, b"b" * 401, digest_of(b"b" * 401))
-    refused(ArtifactTooLarge, store, digest_of(b"e" * 1001), 1001, 0, b"e")
+    put(store, b"b" * 401)
+    refused(ArtifactTooLarge, store, name_of(b"e" * 1001), 1001, 0, b"e")
 
 
 def test_bytes_lacking_for_a_refused_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,52 +236,47 @@ def test_bytes_lacking_for_a_refused_artifact(tmp_path: Path, monkeypatch: pytes
     now_s = 1_000.0
     monkeypatch.setattr(artifact_files.time, "monotonic", lambda: now_s)
     store = ArtifactFiles(tmp_path, ArtifactLimits(total_max=1000))
-    put(store, b"a" * 700, digest_of(b"a" * 700))
+    put(store, b"a" * 700)
     assert store.lacking() == ("", 0)
-    refused(ArtifactTooLarge, store, digest_of(b"e" * 1001), 1001, 0, b"e")
+    refused(ArtifactTooLarge, store, name_of(b"e" * 1001), 1001, 0, b"e")
     assert store.lacking() == ("", 0)
-    refused(ArtifactsFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
+    refused(ArtifactsFull, store, name_of(b"b" * 401), 401, 0, b"b" * 100)
     assert store.lacking() == ("artifacts_total_bytes_max", 101)
     now_s += artifact_files.REFUSED_S + 1
     assert store.lacking() == ("", 0)
-    refused(ArtifactsFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
+    refused(ArtifactsFull, store, name_of(b"b" * 401), 401, 0, b"b" * 100)
     assert store.lacking() == ("artifacts_total_bytes_max", 101)
     assert store.sweep(-(10**10), -(10**10)) == 1
     assert store.lacking() == ("", 0)
-    refused(ArtifactsFull, put_beside(store, 700), digest_of(b"b" * 401), 401, 0, b"b" * 100)
+    put(store, b"a" * 700)
+    refused(ArtifactsFull, store, name_of(b"b" * 401), 401, 0, b"b" * 100)
     assert store.sweep(-(10**10), -(10**10)) == 1
-    put(store, b"b" * 401, digest_of(b"b" * 401))
-    put(store, b"c" * 599, digest_of(b"c" * 599))
+    put(store, b"b" * 401)
+    put(store, b"c" * 599)
     assert store.lacking() == ("", 0), "it is full of what had waited"
-
-
-def put_beside(store: ArtifactFiles, size: int) -> ArtifactFiles:
-    """Put one more artifact into the store."""
-    put(store, b"a" * size, digest_of(b"a" * size))
-    return store
 
 
 def test_another_size_starts_another_transfer(tmp_path: Path) -> None:
     """A sender that announces another size starts its own transfer; the digest decides which size is right."""
-    store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
+    store, digest = ArtifactFiles(tmp_path), name_of(BLOB)
     store.put_chunk("plant", digest, len(BLOB) + 5, 0, BLOB[:10])
-    assert put(store, BLOB, digest).is_complete
+    assert put(store, BLOB).is_complete
 
 
 def test_orphans_go_and_what_is_referenced_stays(tmp_path: Path) -> None:
     """Old unreferenced artifacts and abandoned transfers are swept; young ones and referenced ones stay."""
-    kept, orphan, young = (digest_of(one) for one in (b"kept", b"orphan", b"young"))
+    kept, orphan, young = (name_of(one) for one in (b"kept", b"orphan", b"young"))
     store = ArtifactFiles(tmp_path, is_referenced=lambda digest: digest == kept)
     for blob in (b"kept", b"orphan", b"young"):
-        put(store, blob, digest_of(blob))
-    store.put_chunk("plant", digest_of(b"half"), 4, 0, b"ha")
+        put(store, blob)
+    store.put_chunk("plant", name_of(b"half"), 4, 0, b"ha")
     for path in tmp_path.rglob("*"):
         if path.is_file() and not path.name.startswith(young.removeprefix("sha256:")):
             os.utime(path, (1000, 1000))
     assert store.sweep(3600, 10**10) == 2
     assert set(store.digests()) == {kept, young}
     assert store.size_of(orphan) is None
-    assert store.put_chunk("plant", digest_of(b"half"), 4, 0, b"").received == 0
+    assert store.put_chunk("plant", name_of(b"half"), 4, 0, b"").received == 0
 
 
 def message(content: object, media_type: str | None = "application/pdf") -> Message:
@@ -319,7 +304,7 @@ def test_references_are_found_at_any_depth() -> None:
 
 def test_too_many_references_are_refused_where_they_are_appended() -> None:
     """In a fact that is appended here; a fact from another zone's log is stored with all its references."""
-    many = message([{"digest": digest_of(bytes([one])), "size": 1} for one in range(REFERENCES_MAX + 1)])
+    many = message([{"digest": name_of(bytes([one])), "size": 1} for one in range(REFERENCES_MAX + 1)])
     with pytest.raises(ArtifactRefused, match="65 artifacts, at most 64"):
         checked_references(many)
     assert len(references_in(many)) == 65
@@ -331,8 +316,8 @@ def flood(store: ArtifactFiles, zone: str, size: int, count: int) -> list[str]:
     for number in range(count):
         blob = f"{zone} {number}".encode().ljust(size)
         with suppress(ArtifactQuota):
-            store.put_chunk(zone, digest_of(blob), size, 0, blob)
-            taken.append(digest_of(blob))
+            store.put_chunk(zone, name_of(blob), size, 0, blob)
+            taken.append(name_of(blob))
     return taken
 
 
@@ -344,28 +329,28 @@ def test_a_zone_that_floods_reaches_its_own_quota_only(tmp_path: Path) -> None:
     assert len(flood(store, "evil", CHUNK_BYTES_MAX, 20)) == 10
     assert store.unreferenced() == {"evil": 10 * CHUNK_BYTES_MAX}
     again = ArtifactFiles(tmp_path, limits)
-    refused(ArtifactQuota, again, digest_of(b"x"), 1, 0, b"x", zone="evil")
-    assert put(again, BLOB, digest_of(BLOB)).is_complete
+    refused(ArtifactQuota, again, name_of(b"x"), 1, 0, b"x", zone="evil")
+    assert put(again, BLOB).is_complete
     tiny = ArtifactFiles(tmp_path / "tiny", limits)
     assert len(flood(tiny, "evil", 10, 1000)) == 10 * CHUNK_BYTES_MAX // CHARGE_BYTES_MIN
     begun = ArtifactFiles(tmp_path / "begun", limits)
     for number in range(20):
         with suppress(ArtifactQuota):
-            begun.put_chunk("evil", digest_of(b"%d" % number), 3 * CHUNK_BYTES_MAX, 0, b"x")
+            begun.put_chunk("evil", name_of(b"%d" % number), 3 * CHUNK_BYTES_MAX, 0, b"x")
     assert len(list((tmp_path / "begun/partial/evil").iterdir())) == 3, "the whole is charged with its first byte"
 
 
 def test_a_transfer_is_charged_once(tmp_path: Path) -> None:
     """An artifact as large as the quota is taken chunk by chunk, also over a restart; then the zone may bring no
     more."""
-    limits, digest = ArtifactLimits(unreferenced_max=len(BLOB)), digest_of(BLOB)
+    limits, digest = ArtifactLimits(unreferenced_max=len(BLOB)), name_of(BLOB)
     for _ in range(2):
         store = ArtifactFiles(tmp_path, limits)
         held = store.put_chunk("plant", digest, len(BLOB), 0, b"")
         chunk = BLOB[held.received : held.received + CHUNK_BYTES_MAX]
         assert store.put_chunk("plant", digest, len(BLOB), held.received, chunk).received > held.received
-    assert put(store, BLOB, digest).is_complete
-    refused(ArtifactQuota, store, digest_of(b"x"), 1, 0, b"x")
+    assert put(store, BLOB).is_complete
+    refused(ArtifactQuota, store, name_of(b"x"), 1, 0, b"x")
 
 
 def test_many_transfers_at_once_take_bounded_memory(tmp_path: Path) -> None:
@@ -375,9 +360,9 @@ def test_many_transfers_at_once_take_bounded_memory(tmp_path: Path) -> None:
         [b"%03d" % number * 1000 for number in range(3 * artifact_files.RUNNING_MAX)],
     )
     for blob in blobs:
-        assert store.put_chunk("plant", digest_of(blob), len(blob), 0, blob[:1000]).received == 1000
+        assert store.put_chunk("plant", name_of(blob), len(blob), 0, blob[:1000]).received == 1000
     assert len(store._running) <= artifact_files.RUNNING_MAX
-    assert all(put(store, blob, digest_of(blob)).is_complete for blob in blobs)
+    assert all(put(store, blob).is_complete for blob in blobs)
 
 
 def test_a_name_from_an_earlier_life_is_durable_before_a_fact_refers_to_it(
@@ -385,12 +370,12 @@ def test_a_name_from_an_earlier_life_is_durable_before_a_fact_refers_to_it(
 ) -> None:
     """An earlier life may have been killed between the name and its sync. A fact that is stored and refers to an
     artifact would be left without it by a power cut."""
-    digest = digest_of(b"right")
-    put(ArtifactFiles(tmp_path), b"right", digest)
+    digest = name_of(b"right")
+    put(ArtifactFiles(tmp_path), b"right")
     for is_put_again in (False, True):
         calls, store = DiskCalls(monkeypatch), ArtifactFiles(tmp_path)
         if is_put_again:
-            assert put(store, b"right", digest).is_complete
+            assert put(store, b"right").is_complete
         else:
             store.claim(ArtifactReference(digest, 5))
         calls.check_synced(tmp_path / digest.removeprefix("sha256:")[:2])
@@ -408,18 +393,18 @@ def test_what_a_fact_refers_to_is_no_longer_charged(tmp_path: Path, monkeypatch:
         assert flood(store, f"plant{number % 2}", CHUNK_BYTES_MAX, number + 1)[-1:], number
         referenced.update(store.digests())
     flood(store, "evil", CHUNK_BYTES_MAX, 2)
-    refused(ArtifactQuota, store, digest_of(b"x"), 1, 0, b"x", zone="evil")
-    referenced.add(digest_of(b"x"))
-    assert store.put_chunk("evil", digest_of(b"x"), 1, 0, b"x").is_complete
+    refused(ArtifactQuota, store, name_of(b"x"), 1, 0, b"x", zone="evil")
+    referenced.add(name_of(b"x"))
+    assert store.put_chunk("evil", name_of(b"x"), 1, 0, b"x").is_complete
 
 
 def test_a_zone_cannot_spoil_what_another_sends(tmp_path: Path) -> None:
     """Wrong bytes under a digest that another zone is sending stay with the zone that sent them; once the artifact is
     complete they are gone."""
-    store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
+    store, digest = ArtifactFiles(tmp_path), name_of(BLOB)
     store.put_chunk("plant", digest, len(BLOB), 0, BLOB[:1000])
     store.put_chunk("evil", digest, len(BLOB), 0, b"?" * 5000)
-    assert put(store, BLOB, digest).is_complete
+    assert put(store, BLOB).is_complete
     assert [path.parent.name for path in tmp_path.glob("partial/*/*")] == ["plant"]
     assert store.put_chunk("evil", digest, len(BLOB), 5000, b"?").is_complete
 
@@ -427,15 +412,15 @@ def test_a_zone_cannot_spoil_what_another_sends(tmp_path: Path) -> None:
 def test_orphans_go_sooner_than_what_a_fact_once_referred_to(tmp_path: Path) -> None:
     """An artifact that no fact ever referred to goes after the orphans' hours. One whose facts were released goes after
     its own hours."""
-    referenced = {digest_of(b"released")}
+    referenced = {name_of(b"released")}
     store = ArtifactFiles(tmp_path, is_referenced=referenced.__contains__)
     for blob in (b"released", b"orphan"):
-        put(store, blob, digest_of(blob))
+        put(store, blob)
     assert store.sweep(3600, 7200) == 0
     referenced.clear()
     now_s = time.time()
     assert store.sweep(3600, 7200, now_s + 4000) == 1
-    assert list(store.digests()) == [digest_of(b"released")]
+    assert list(store.digests()) == [name_of(b"released")]
     assert store.sweep(3600, 7200, now_s + 8000) == 1
     assert store.bytes_used() == 0
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -445,7 +430,7 @@ def test_artifacts_are_private(tmp_path: Path) -> None:
     """Files and folders are the owner's alone, whatever the folder above and the umask allow."""
     before = os.umask(0)
     try:
-        put(ArtifactFiles(tmp_path / "artifacts"), BLOB, digest_of(BLOB))
+        put(ArtifactFiles(tmp_path / "artifacts"), BLOB)
     finally:
         os.umask(before)
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "artifacts").rglob("*")}

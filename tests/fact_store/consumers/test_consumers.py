@@ -19,15 +19,6 @@ from tests.fact_store.making import OPERATIONAL, TELEMETRY, done, failed, plant,
 NAME = "idmz.facts.telemetry"
 
 
-def test_invariant_6_in_the_store(tmp_path: Path) -> None:
-    """Confirm 1, 2, 3, 5, 6 and the frontier is 3; then 4 and it is 6 (ADR-0004, counted from 1)."""
-    with plant(tmp_path) as store:
-        done(store.appends.append_samples(TELEMETRY, samples(10)))
-        done(store.consumers.register(NAME, "idmz", TELEMETRY))
-        frontiers = [done(store.consumers.confirm(NAME, offset, offset)) for offset in (1, 2, 3, 5, 6, 4)]
-        assert frontiers == [1, 2, 3, 3, 3, 6]
-
-
 def test_invariant_11_positions_survive_a_restart(tmp_path: Path) -> None:
     """Frontiers and ranges beyond them are there after a restart, for each consumer; one that was online is offline."""
     with plant(tmp_path) as store:

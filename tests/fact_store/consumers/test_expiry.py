@@ -219,13 +219,6 @@ def test_a_consumer_that_does_not_return_is_removed(tmp_path: Path, monkeypatch:
         assert done(store.consumers.register(NAME, "idmz", TELEMETRY)).frontier == 0
 
 
-def test_now_removes_a_consumer_at_once(tmp_path: Path) -> None:
-    """With `now` a consumer has no time to return. Its removal takes one commit."""
-    with plant(tmp_path) as store:
-        assert done(store.consumers.remove(NAME, now=True)) is Lifecycle.DELETED
-        assert state(store) is None
-
-
 def test_a_local_stream_has_no_readers_elsewhere(tmp_path: Path) -> None:
     """write_class local: another zone cannot register, whatever is exported; the node's own programs can."""
     with plant(tmp_path, dataclasses.replace(PATIENT, name="facts.private", write_class="local")) as store:

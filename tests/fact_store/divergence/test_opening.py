@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import FactStore, StoreReader
+from agent.fact_store import FactStore
 from agent.fact_store.log.errors import (
     StoreDamaged,
     StoreForeign,
     StoreLocked,
     StoreMissing,
-    StoreTooNew,
     StoreUnusable,
 )
 from agent.fact_store.sqlite import connection, migrations
@@ -133,20 +132,6 @@ def test_other_programs_files(tmp_path: Path) -> None:
         with pytest.raises(error, match=path.name):
             FactStore.open(path, "plant")
         assert path.read_bytes() == before
-
-
-def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
-    """A store migrated by a newer program is refused by writer and reader with advice, and not changed."""
-    with plant(tmp_path):
-        pass
-    path = tmp_path / "facts.db"
-    with by_hand(path) as found:
-        found.execute(
-            "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('bsfg', '9999_new', '')"
-        )
-    for opening in (lambda: FactStore.open(path, "plant"), lambda: StoreReader(path)):
-        with pytest.raises(StoreTooNew, match=r"9999_new, this program knows up to 0.*install that version"):
-            opening()
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:

@@ -168,13 +168,6 @@ def parse(log: Path) -> list[Call]:
     return sorted(calls, key=lambda call: call.begin)
 
 
-def paths_of(call: Call) -> list[str]:
-    """The files that a call refers to: its names, or that of its descriptor."""
-    if call.name in _NAMING:
-        return [_unhex(one) for one in _STRING.findall(call.words)[:2]]
-    return [path] if (path := _descriptor(call.words)) else []
-
-
 class Disk:
     """The store's folder as the recorded calls change it: what is durable, and what is pending."""
 
@@ -287,15 +280,12 @@ def walk(calls: list[Call], store: Path) -> Iterator[Disk]:
             yield disk
 
 
-def crashes(log: Path, store: Path, states: int, rng: random.Random, since: bytes = b"") -> Iterator[Crash]:
-    """At most `states` different disks, spread evenly over all moments of a recorded program after it has said `since`,
-    and over the kinds."""
+def crashes(log: Path, store: Path, states: int, rng: random.Random) -> Iterator[Crash]:
+    """At most `states` different disks, spread evenly over all moments of a recorded program and over the kinds."""
     calls = parse(log)
-    share = states / sum(since in disk.said for disk in walk(calls, store))
+    share = states / sum(1 for _ in walk(calls, store))
     seen, due = set[object](), 0.0
     for moment, disk in enumerate(walk(calls, store)):
-        if since not in disk.said:
-            continue
         due += share
         for _ in range(4 * int(due)):
             kind = rng.choice(KINDS)

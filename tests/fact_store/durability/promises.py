@@ -7,7 +7,7 @@ so a number says it all:
     D n              definitions up to n          S n              samples up to value n
     M n              messages up to id-n          P n              batches of north up to n, with the position n
     R name           consumer registered          C name a b f     offsets a to b confirmed, frontier answered f
-    E error          something failed with it     G word           a migration begins, is done
+    E error          something failed with it
 
 `Promises` hears those lines; `broken` compares a store with them and returns every complaint, `lost: ...` where
 something acknowledged is not there and `wrong: ...` where the store contradicts itself. A store may hold more than was
@@ -70,8 +70,6 @@ class Promises:
                     self.frontiers[words[0]] = max(self.frontiers.get(words[0], 0), frontier)
                 case "E":
                     self.errors += words
-                case "G":
-                    pass  # a mark in the recording
                 case _:
                     raise AssertionError(f"{line!r} is no acknowledgement")
 

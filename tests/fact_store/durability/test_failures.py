@@ -4,15 +4,13 @@ returns."""
 import contextlib
 import os
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from agent.fact_store import FactStore, StoreReader
+from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreBusy, StoreClosed, StoreDamaged, StoreError, StoreFailed, StoreFull
 from agent.fact_store.log.records import Appended
 from agent.fact_store.sqlite.connection import connect
@@ -20,7 +18,6 @@ from agent.settings.store import StoreSettings
 from tests.fact_store.durability.faults import Faults, broken_error, busy_error, disk_error, full_error
 from tests.fact_store.making import (
     AT_ONCE,
-    EVERYTHING,
     LIMIT_S,
     OPERATIONAL,
     TELEMETRY,
@@ -195,66 +192,6 @@ def test_an_error_in_the_writer_fails_the_store(tmp_path: Path, monkeypatch: pyt
             assert isinstance(failed(future), StoreFailed)
         assert isinstance(store.ended.exception(LIMIT_S), StoreFailed)
         assert told == [IndexError]
-
-
-WRITER = """
-import resource, sys
-from pathlib import Path
-from agent.fact_store import FactStore
-from agent.fact_store.log.errors import StoreError
-from agent.message import Sample, TagDefinition
-from agent.settings.store import StoreSettings
-store = FactStore.open(Path(sys.argv[1]), "plant", settings=StoreSettings(commit_interval_ms=0))
-store.appends.define([TagDefinition("tag:line1/t1")]).result()
-resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
-for n in range(100_000):
-    try:
-        end = store.appends.append_samples("facts.telemetry", [Sample(1, n, str(n) * 100, 0)]).result().last_offset
-    except StoreError as error:
-        print(type(error).__name__, store.ended.exception(20) is not None, flush=True)
-        break
-    print(end, flush=True)
-"""
-
-
-def test_the_kernel_refuses_a_write(tmp_path: Path) -> None:
-    """A real write that fails (a file size limit): the store ends with StoreFailed, and every acknowledged fact is
-    there."""
-    path = tmp_path / "facts.db"
-    ran = subprocess.run(
-        [sys.executable, "-c", WRITER, str(path)], capture_output=True, text=True, timeout=100, check=True
-    )
-    *acknowledged, last = ran.stdout.splitlines()
-    assert last == "StoreFailed True"
-    reader = StoreReader(path)
-    assert reader.end_offset(TELEMETRY) >= int(acknowledged[-1]) > 10
-    reader.close()
-    with plant(tmp_path) as store:
-        assert store.end_offset(TELEMETRY) >= int(acknowledged[-1])
-        chain_is_whole(store)
-
-
-def test_bit_rot_is_not_taken_for_facts(tmp_path: Path) -> None:
-    """SQLite does not notice a flipped bit in a stored batch. The reader does, and names the hole."""
-    with plant(tmp_path) as store:
-        done(store.appends.append_samples(TELEMETRY, samples(2000)))
-        body = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches[0].sealed
-    path = tmp_path / "facts.db"
-    data = bytearray(path.read_bytes())
-    at = data.find(body[200:240])
-    assert at > 0
-    data[at] ^= 0x10
-    path.write_bytes(bytes(data))
-    found = connect(f"{path.as_uri()}?mode=ro")
-    assert found.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-    found.close()
-    reader = StoreReader(path)
-    page = reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
-    reader.close()
-    assert not any(
-        one.first_offset <= hole.first_offset <= one.last_offset for one in page.batches for hole in page.holes
-    )
-    assert [hole.reason for hole in page.holes] == ["damaged"]
 
 
 def test_housekeeping_does_not_spin_on_a_full_disk(tmp_path: Path) -> None:

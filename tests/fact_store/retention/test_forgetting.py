@@ -18,17 +18,13 @@ from agent.message import Sample
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import EVERYTHING, TELEMETRY, done, samples, tag
 from tests.fact_store.retention.forgetting import CONSUMER, RUN, SETTINGS, STREAMS, run_of
+from tests.fact_store.retention.support import first_offset
 from tests.sim import first_seed, scaled
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 ROUNDS = scaled(8, 200)
 FLOOR = 10_000_000
-
-
-def first_offset(store: FactStore) -> int:
-    """The oldest offset that is still here."""
-    return next((one.first_offset for one in store.streams() if one.name == TELEMETRY), 1)
 
 
 def is_contiguous(store: FactStore, first: int) -> int:

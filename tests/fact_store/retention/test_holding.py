@@ -15,12 +15,10 @@ from agent.message import Sample
 from agent.pages import Hole
 from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
 from tests.fact_store.making import AT_ONCE, EVERYTHING, LIMIT_S, TELEMETRY, done, samples, tag
-from tests.fact_store.retention.test_retention import Clock, clock, fill, first_offset, notices
+from tests.fact_store.retention.support import HOUR_NS, Clock, fill, first_offset, notices
 from tests.waiting import wait_until
 
-__all__ = ["clock"]
 OTHER = "facts.other"
-HOUR_NS = 3_600_000_000_000
 
 
 def backlog(size: int, before: int = 0) -> Backlog:

@@ -1,102 +1,45 @@
-"""Retention in a real store: confirmed facts are released, losses are recorded, a full stream refuses and recovers."""
+"""Release in a real store: what every consumer has confirmed goes, and what its time has overtaken is recorded."""
 
 import json
-import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from itertools import pairwise
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent import batch
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.catalog import StreamState
-from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.retention import housekeeping as housekeeping_module
 from agent.fact_store.retention.reclaim import Reclaimer
-from agent.fact_store.writer import writer as writer_module
-from agent.message import Fact, Sample
 from agent.pages import Hole, PeerPosition
-from agent.settings.store import StoreSettings, StreamSettings
+from agent.settings.store import StreamSettings
 from tests.fact_store.durability.faults import Faults, full_error
 from tests.fact_store.making import (
     AT_ONCE,
     EPOCH,
     EVERYTHING,
-    LIMIT_S,
     OPERATIONAL,
     TELEMETRY,
     Elsewhere,
     done,
-    failed,
     message,
     parsed,
     samples,
     tag,
 )
+from tests.fact_store.retention.support import (
+    HOUR_NS,
+    Clock,
+    fill,
+    first_offset,
+    noise,
+    notices,
+    rows,
+    store_of,
+)
 from tests.waiting import wait_until
-
-HOUR_NS = 3_600_000_000_000
-
-
-class Clock:
-    """A monotonic clock moved by the test; the writer's waits use the real one."""
-
-    def __init__(self) -> None:
-        self.ahead_ns = 0
-
-    def __call__(self) -> int:
-        return self.real() + self.ahead_ns
-
-    real = staticmethod(writer_module.time.monotonic_ns)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The store's age runs by this clock."""
-    found = Clock()
-    monkeypatch.setattr(writer_module.Writer, "age_ms", lambda self: self._age.now_ms(found()))
-    return found
-
-
-@contextmanager
-def store_of(folder: Path, settings: StoreSettings = AT_ONCE, **stream: object) -> Iterator[FactStore]:
-    """A store whose telemetry has these settings."""
-    streams = [StreamSettings(TELEMETRY, **stream)]  # type: ignore[arg-type]
-    with FactStore.open(folder / "facts.db", "plant", settings=settings, streams=streams) as store:
-        done(store.appends.define([tag(1)]))
-        yield store
-
-
-def first_offset(store: FactStore) -> int:
-    """The oldest offset that is still here."""
-    return next((one.first_offset for one in store.streams() if one.name == TELEMETRY), 1)
-
-
-def fill(store: FactStore, batches: int, facts: int = 10) -> int:
-    """So many batches; the end offset."""
-    for _ in range(batches):
-        done(store.appends.append_samples(TELEMETRY, samples(facts)))
-    return store.end_offset(TELEMETRY)
-
-
-def notices(store: FactStore | StoreReader) -> list[Fact]:
-    """The operational facts in the stream."""
-    page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
-    parsed = [batch.parse(one.sealed) for one in page.batches]
-    return [
-        message.fact for one in parsed if one.header.kind is batch.Kind.MESSAGES for message in batch.open_messages(one)
-    ]
-
-
-def rows(folder: Path) -> int:
-    """Batches in the closed store's table, served or not."""
-    with closing(sqlite3.connect(folder / "facts.db")) as connection:
-        return int(connection.execute("SELECT count(*) FROM batch").fetchone()[0])
 
 
 def test_invariant_8_truncation_stays_below_every_frontier(tmp_path: Path) -> None:
@@ -167,60 +110,6 @@ def test_released_facts_are_read_by_no_path(tmp_path: Path, monkeypatch: pytest.
     assert rows(tmp_path) == 3
 
 
-def test_a_page_without_facts_passes_a_full_stream(tmp_path: Path) -> None:
-    """While a stream is full, a peer's page of holes alone moves its position: it brings nothing that needs room."""
-    with store_of(tmp_path, bytes_max=200_000) as store:
-        large = [Sample(1, 1, os.urandom(50_000))]
-        while (error := store.appends.append_samples(TELEMETRY, large).exception(LIMIT_S)) is None:
-            pass
-        assert isinstance(error, StoreFull)
-        position, put = PeerPosition(EPOCH, 20), store.inbound.put_batches
-        done(put("north", TELEMETRY, [], [], position, holes=[(1, 20, "expired")]))
-        assert store.inbound.peer_position("north", TELEMETRY) == position
-        north = Elsewhere("north")
-        page = parsed([north.seal(5)])
-        assert isinstance(failed(put("north", TELEMETRY, page, north.received(), PeerPosition(EPOCH, 25))), StoreFull)
-
-
-def events(caplog: pytest.LogCaptureFixture, name: str) -> list[Any]:
-    """The log records of an event."""
-    return [one for one in caplog.records if one.getMessage() == name]
-
-
-@pytest.mark.parametrize("is_asked_again", [True, False])
-def test_refused_appends_name_the_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_asked_again: bool
-) -> None:
-    """While a stream is full, the statistics say why, what to do and since when, and the log says it once, not with
-    each append. With room again, and no append, both say so too; other streams do not count."""
-    caplog.set_level("INFO")
-    monkeypatch.setattr(writer_module, "REFUSED_NS", 0)
-    with store_of(tmp_path, bytes_max=200_000, keep_hours=0) as store:
-        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
-        assert store.statistics().appends_refused == ""
-        while (
-            error := store.appends.append_samples(TELEMETRY, [Sample(1, 1, os.urandom(50_000))]).exception(LIMIT_S)
-        ) is None:
-            pass
-        failed(store.appends.append_samples(TELEMETRY, samples(1)))
-        done(store.appends.append_message(OPERATIONAL, message("another stream")))
-        assert isinstance(error, StoreFull)
-        found = store.statistics()
-        assert (found.appends_refused, found.refused_remedy) == (error.why, error.hint)
-        assert found.refused_since_unix_ms is not None
-        (line,) = events(caplog, "appends_refused")
-        assert (line.stream, line.reason, line.hint) == (TELEMETRY, error.why, error.hint)
-        wait_until(lambda: events(caplog, "store_near_limit"), "a limit that is near")
-        percent = events(caplog, "store_near_limit")[0].percent
-        assert percent == round(percent, 1)
-        done(store.consumers.confirm("idmz.a", store.end_offset(TELEMETRY)))
-        if is_asked_again:
-            done(store.appends.append_samples(TELEMETRY, samples(1)))
-        wait_until(lambda: events(caplog, "appends_stored_again"), "the store to say that it takes appends")
-        assert not store.statistics().appends_refused
-        assert [one.refused for one in events(caplog, "appends_stored_again")] == [2]
-
-
 def test_what_is_left_keeps_its_marks(tmp_path: Path, clock: Clock) -> None:
     """With released facts only their marks go. Those of the facts that are left say when these were recorded; without
     them nothing would expire while facts come in."""
@@ -257,15 +146,6 @@ def test_a_batch_that_came_late_outlives_later_ones(tmp_path: Path) -> None:
         )
         assert again.duplicate_facts == 3
         assert not list(verify_store(store.path, VerifyCounts(), lambda *_: None, is_quick=False))
-
-
-def test_without_a_consumer_nothing_goes_before_its_time(tmp_path: Path, clock: Clock) -> None:
-    """Facts without any consumer stay until their time to live is over, whatever `keep_hours` is."""
-    with store_of(tmp_path, keep_hours=0, ttl_hours=10) as store:
-        fill(store, 3)
-        clock.ahead_ns = 9 * HOUR_NS
-        fill(store, 1)
-        assert first_offset(store) == 1
 
 
 def test_expiry_is_recorded_in_the_log_and_as_an_incident(tmp_path: Path, clock: Clock) -> None:
@@ -311,94 +191,12 @@ def test_time_switched_off_does_not_count(tmp_path: Path, clock: Clock) -> None:
         wait_until(lambda: first_offset(store) == 21, "the first facts to expire, six and five hours old")
 
 
-def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
-    """At its limit a stream refuses appends with advice, of samples and of messages; acknowledged facts stay,
-    confirmations and reads work, and once confirmed facts are released, appends are stored again by themselves."""
-    with store_of(tmp_path, bytes_max=1024 * 1024, keep_hours=24) as store:
-        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
-        rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(8)]
-        acknowledged = 0
-        while not isinstance(error := store.appends.append_samples(TELEMETRY, rows_).exception(), StoreFull):
-            assert error is None
-            acknowledged += len(rows_)
-        assert TELEMETRY in str(error)
-        assert str(error).endswith("(bsfg consumer list), free space, or raise its bytes_max")
-        assert error.retryable
-        assert isinstance(failed(store.appends.append_message(TELEMETRY, message("a"))), StoreFull)
-        assert store.end_offset(TELEMETRY) == acknowledged
-        page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
-        assert page.batches[-1].last_offset == acknowledged
-        assert done(store.consumers.confirm("idmz.a", acknowledged)) == acknowledged
-        assert done(store.appends.append_samples(TELEMETRY, rows_)).first_offset == acknowledged + 1
-        assert notices(store) == []
-
-
-def test_limits_are_replaced_while_the_store_runs(tmp_path: Path) -> None:
-    """A stream that refused takes facts again when its limit is raised, and drops its oldest when it may; the forecast
-    goes by the new limits, and so does the limit of the whole file."""
-    with store_of(tmp_path, bytes_max=1024 * 1024) as store:
-        rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(8)]
-        while store.appends.append_samples(TELEMETRY, rows_).exception() is None:
-            pass
-        store.set_limits(0, [StreamSettings(TELEMETRY, bytes_max=2 * 1024 * 1024)], {})
-        assert store.space().streams[0].bytes_max == 2 * 1024 * 1024
-        end = done(store.appends.append_samples(TELEMETRY, rows_)).last_offset
-        store.set_limits(0, [StreamSettings(TELEMETRY, bytes_max=1024 * 1024, on_full="drop_oldest")], {})
-        assert done(store.appends.append_samples(TELEMETRY, rows_)).first_offset == end + 1
-        wait_until(lambda: first_offset(store) > 1, "the oldest to go")
-        store.set_limits(8 * 1024 * 1024, [], {})
-        assert store.space().bytes_max == 8 * 1024 * 1024
-        assert store.policy(TELEMETRY) == StreamSettings(TELEMETRY)
-
-
-def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With on_full = drop_oldest all appends are stored; the loss is recorded piece by piece without gap or overlap,
-    and the stream stays about at its limit. The log reports the first loss once."""
-    with store_of(tmp_path, bytes_max=1024 * 1024, on_full="drop_oldest") as store:
-        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
-        for _ in range(100):
-            rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(4)]
-            done(store.appends.append_samples(TELEMETRY, rows_))
-        released = first_offset(store) - 1
-        assert released > 200
-        held = next(one.bytes for one in store.streams() if one.name == TELEMETRY)
-        assert held < 1.3 * 1024 * 1024
-        expired = [incident for incident in store.incidents() if incident.kind == "facts_expired"]
-        assert expired[0].count > 1
-        assert [record.message for record in caplog.records].count("facts_expired") == 1
-        about = [json.loads(fact.object_json) for fact in notices(store)]
-        assert {one["reason"] for one in about} == {"full"}
-        for one, following in pairwise(about):
-            assert following["first_offset"] == one["last_offset"] + 1
-
-
-def test_confirmed_facts_of_every_stream_give_way_first(tmp_path: Path) -> None:
-    """Two streams share a full store, and all facts of one are confirmed. Appends to it are never refused, and the
-    other, with drop_oldest, loses nothing."""
-    settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
-    streams = [StreamSettings(TELEMETRY), StreamSettings(OPERATIONAL, on_full="drop_oldest")]
-    with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
-        done(store.appends.define([tag(1)]))
-        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
-        done(store.consumers.register("idmz.b", "idmz", OPERATIONAL))
-        for n in range(300):
-            rows_ = [Sample(1, one, os.urandom(3_000)) for one in range(8)]
-            if n < 20 or n % 20 == 0:
-                done(store.appends.append_samples(OPERATIONAL, rows_[:1]))
-            done(store.consumers.confirm("idmz.a", done(store.appends.append_samples(TELEMETRY, rows_)).last_offset))
-        assert first_offset(store) > 1000
-        (kept,) = [one for one in store.streams() if one.name == OPERATIONAL]
-        assert (kept.first_offset, kept.end_offset) == (1, 34)
-        assert store.incidents() == []
-
-
 def test_released_space_returns_to_the_file_system(tmp_path: Path) -> None:
     """After a large release the file shrinks while the store stays open, and the remaining facts read as before."""
     with store_of(tmp_path, keep_hours=0) as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         for _ in range(60):
-            rows_ = [Sample(1, n, os.urandom(60_000)) for n in range(20)]
-            done(store.appends.append_samples(TELEMETRY, rows_))
+            done(store.appends.append_samples(TELEMETRY, noise(20, 60_000)))
         end = store.end_offset(TELEMETRY)
         before = (tmp_path / "facts.db").stat().st_size
         assert before > 64 * 1024 * 1024
@@ -447,43 +245,6 @@ def test_a_peers_backlog_does_not_count_as_inflow(tmp_path: Path, clock: Clock) 
     clock.ahead_ns = 0
     with store_of(tmp_path) as store:
         assert store.space().streams[0].inflow_bytes_per_s == pytest.approx(found.inflow_bytes_per_s, rel=0.1)
-
-
-def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
-    """A peer's page needs room as a local append does. If it is refused, it stays at the peer and is taken when there
-    is room."""
-    elsewhere = Elsewhere("north")
-    with store_of(tmp_path, bytes_max=1024 * 1024) as store:
-        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
-        rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(8)]
-        while store.appends.append_samples(TELEMETRY, rows_).exception() is None:
-            pass
-        sealed, end_offset = elsewhere.seal(3), store.end_offset(TELEMETRY)
-        with pytest.raises(StoreFull):
-            elsewhere.put(store, [sealed])
-        assert store.end_offset(TELEMETRY) == end_offset
-        done(store.consumers.confirm("idmz.a", end_offset))
-        assert elsewhere.put(store, [sealed]).stored_facts == 3
-
-
-def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path) -> None:
-    """Confirmed facts kept for local readers take no room from unconfirmed facts, also in another stream."""
-    settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
-    streams = [StreamSettings(TELEMETRY, keep_hours=24), StreamSettings(OPERATIONAL, on_full="drop_oldest")]
-    with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
-        done(store.appends.define([tag(1)]))
-        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
-        done(store.consumers.register("idmz.b", "idmz", OPERATIONAL))
-        for n in range(15):
-            noise = [Sample(1, n, os.urandom(60_000)), Sample(1, n, os.urandom(60_000))]
-            done(store.appends.append_samples(TELEMETRY, noise))
-        done(store.consumers.confirm("idmz.a", store.end_offset(TELEMETRY)))
-        for n in range(20):
-            done(store.appends.append_samples(OPERATIONAL, [Sample(1, n, os.urandom(30_000))]))
-        (kept,) = [one for one in store.streams() if one.name == OPERATIONAL]
-        assert (kept.first_offset, kept.end_offset) == (1, 20)
-        assert first_offset(store) > 1
-        assert store.incidents() == []
 
 
 def test_a_deletion_that_failed_is_done_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

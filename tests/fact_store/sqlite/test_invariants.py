@@ -4,12 +4,8 @@ who holds them."""
 import random
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from agent.batch import open_samples, parse
 from agent.fact_store import FactStore
-from agent.fact_store.log.frontier import Confirmed, confirm_range
 from agent.pages import PeerPosition, ReceivedDefinition
 from tests.fact_store.making import (
     AT_ONCE,
@@ -29,17 +25,6 @@ from tests.fact_store.making import (
 )
 
 CONSUMER = "idmz.facts.telemetry"
-RANGES = st.lists(st.tuples(st.integers(1, 100), st.integers(0, 30)), max_size=30)
-
-
-@given(RANGES)
-def test_invariant_7_the_frontier_never_moves_back(ranges: list[tuple[int, int]]) -> None:
-    """Whatever is confirmed, in whatever order, twice or overlapping: each frontier is at least the one before."""
-    confirmed = Confirmed(0)
-    for first, more in ranges:
-        after = confirm_range(confirmed, first, min(first + more, 100), 100)
-        assert after.frontier >= confirmed.frontier
-        confirmed = after
 
 
 def test_invariant_9_a_page_comes_again_until_it_is_confirmed(tmp_path: Path) -> None:
@@ -57,18 +42,6 @@ def test_invariant_9_a_page_comes_again_until_it_is_confirmed(tmp_path: Path) ->
         assert store.read(TELEMETRY, known.frontier, 20, EVERYTHING) == first
         frontier = done(store.consumers.confirm(CONSUMER, 20))
         assert store.read(TELEMETRY, frontier, 20, EVERYTHING).batches[0].first_offset == 21
-
-
-def test_invariant_10_a_page_keeps_to_its_limit(tmp_path: Path) -> None:
-    """No batch is read beyond the limit's last fact, and where nothing is new the page is empty."""
-    with plant(tmp_path) as store:
-        for n in range(10):
-            done(store.appends.append_samples(TELEMETRY, samples(7, 1 + 7 * n)))
-        for limit in range(1, 80):
-            page = store.read(TELEMETRY, 0, limit, EVERYTHING)
-            assert all(one.first_offset <= limit for one in page.batches)
-            assert page.batches[-1].last_offset >= min(limit, 70)
-        assert store.read(TELEMETRY, 70, 10, EVERYTHING).batches == []
 
 
 def test_invariant_13_reading_changes_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,14 @@
+"""The clock of a store's age, for tests of this folder."""
+
+import pytest
+
+from agent.fact_store.writer import writer as writer_module
+from tests.fact_store.retention.support import Clock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The store's age runs by this clock."""
+    found = Clock()
+    monkeypatch.setattr(writer_module.Writer, "age_ms", lambda self: self._age.now_ms(found()))
+    return found

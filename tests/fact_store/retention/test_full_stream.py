@@ -1,0 +1,162 @@
+"""A stream at its limit refuses and recovers, or drops its oldest facts and records that."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.fact_store import FactStore
+from agent.fact_store.log.errors import StoreFull
+from agent.fact_store.writer import writer as writer_module
+from agent.pages import PeerPosition
+from agent.settings.store import StoreSettings, StreamSettings
+from tests.fact_store.making import (
+    EPOCH,
+    EVERYTHING,
+    OPERATIONAL,
+    TELEMETRY,
+    Elsewhere,
+    done,
+    failed,
+    message,
+    samples,
+    tag,
+)
+from tests.fact_store.retention.support import (
+    fill_up,
+    first_offset,
+    noise,
+    notices,
+    store_of,
+)
+from tests.waiting import wait_until
+
+
+def events(caplog: pytest.LogCaptureFixture, name: str) -> list[Any]:
+    """The log records of an event."""
+    return [one for one in caplog.records if one.getMessage() == name]
+
+
+@pytest.mark.parametrize("is_asked_again", [True, False])
+def test_refused_appends_name_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_asked_again: bool
+) -> None:
+    """While a stream is full, the statistics say why, what to do and since when, and the log says it once, not with
+    each append. With room again, and no append, both say so too; other streams do not count."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(writer_module, "REFUSED_NS", 0)
+    with store_of(tmp_path, bytes_max=200_000, keep_hours=0) as store:
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
+        assert store.statistics().appends_refused == ""
+        error = fill_up(store, noise(1, 50_000))
+        failed(store.appends.append_samples(TELEMETRY, samples(1)))
+        done(store.appends.append_message(OPERATIONAL, message("another stream")))
+        found = store.statistics()
+        assert (found.appends_refused, found.refused_remedy) == (error.why, error.hint)
+        assert found.refused_since_unix_ms is not None
+        (line,) = events(caplog, "appends_refused")
+        assert (line.stream, line.reason, line.hint) == (TELEMETRY, error.why, error.hint)
+        wait_until(lambda: events(caplog, "store_near_limit"), "a limit that is near")
+        percent = events(caplog, "store_near_limit")[0].percent
+        assert percent == round(percent, 1)
+        done(store.consumers.confirm("idmz.a", store.end_offset(TELEMETRY)))
+        if is_asked_again:
+            done(store.appends.append_samples(TELEMETRY, samples(1)))
+        wait_until(lambda: events(caplog, "appends_stored_again"), "the store to say that it takes appends")
+        assert not store.statistics().appends_refused
+        assert [one.refused for one in events(caplog, "appends_stored_again")] == [2]
+
+
+def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
+    """At its limit a stream refuses appends with advice, of samples and of messages; acknowledged facts stay,
+    confirmations and reads work, and once confirmed facts are released, appends are stored again by themselves."""
+    with store_of(tmp_path, bytes_max=1024 * 1024, keep_hours=24) as store:
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
+        rows_ = noise(8, 30_000)
+        error, acknowledged = fill_up(store, rows_), store.end_offset(TELEMETRY)
+        assert TELEMETRY in str(error)
+        assert str(error).endswith("(bsfg consumer list), free space, or raise its bytes_max")
+        assert error.retryable
+        assert isinstance(failed(store.appends.append_message(TELEMETRY, message("a"))), StoreFull)
+        page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
+        assert page.batches[-1].last_offset == acknowledged
+        assert done(store.consumers.confirm("idmz.a", acknowledged)) == acknowledged
+        assert done(store.appends.append_samples(TELEMETRY, rows_)).first_offset == acknowledged + 1
+        assert notices(store) == []
+
+
+def test_limits_are_replaced_while_the_store_runs(tmp_path: Path) -> None:
+    """A stream that refused takes facts again when its limit is raised, and drops its oldest when it may; the forecast
+    goes by the new limits, and so does the limit of the whole file."""
+    with store_of(tmp_path, bytes_max=1024 * 1024) as store:
+        rows_ = noise(8, 30_000)
+        fill_up(store, rows_)
+        store.set_limits(0, [StreamSettings(TELEMETRY, bytes_max=2 * 1024 * 1024)], {})
+        assert store.space().streams[0].bytes_max == 2 * 1024 * 1024
+        end = done(store.appends.append_samples(TELEMETRY, rows_)).last_offset
+        store.set_limits(0, [StreamSettings(TELEMETRY, bytes_max=1024 * 1024, on_full="drop_oldest")], {})
+        assert done(store.appends.append_samples(TELEMETRY, rows_)).first_offset == end + 1
+        wait_until(lambda: first_offset(store) > 1, "the oldest to go")
+        store.set_limits(8 * 1024 * 1024, [], {})
+        assert store.space().bytes_max == 8 * 1024 * 1024
+        assert store.policy(TELEMETRY) == StreamSettings(TELEMETRY)
+
+
+def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With on_full = drop_oldest all appends are stored; the loss is recorded piece by piece without gap or overlap,
+    and the stream stays about at its limit. The log reports the first loss once."""
+    with store_of(tmp_path, bytes_max=1024 * 1024, on_full="drop_oldest") as store:
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
+        for _ in range(100):
+            done(store.appends.append_samples(TELEMETRY, noise(4, 30_000)))
+        released = first_offset(store) - 1
+        assert released > 200
+        held = next(one.bytes for one in store.streams() if one.name == TELEMETRY)
+        assert held < 1.3 * 1024 * 1024
+        expired = [incident for incident in store.incidents() if incident.kind == "facts_expired"]
+        assert expired[0].count > 1
+        assert [record.message for record in caplog.records].count("facts_expired") == 1
+        about = [json.loads(fact.object_json) for fact in notices(store)]
+        assert {one["reason"] for one in about} == {"full"}
+        for one, following in pairwise(about):
+            assert following["first_offset"] == one["last_offset"] + 1
+
+
+def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
+    """A peer's page needs room as a local append does. If it is refused, it stays at the peer and is taken when there
+    is room; a page of holes alone needs none, and moves the position."""
+    elsewhere = Elsewhere("north")
+    with store_of(tmp_path, bytes_max=1024 * 1024) as store:
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
+        rows_ = noise(8, 30_000)
+        fill_up(store, rows_)
+        sealed, end_offset = elsewhere.seal(3), store.end_offset(TELEMETRY)
+        with pytest.raises(StoreFull):
+            elsewhere.put(store, [sealed])
+        assert store.end_offset(TELEMETRY) == end_offset
+        position = PeerPosition(EPOCH, 20)
+        done(store.inbound.put_batches("south", TELEMETRY, [], [], position, holes=[(1, 20, "expired")]))
+        assert store.inbound.peer_position("south", TELEMETRY) == position
+        done(store.consumers.confirm("idmz.a", end_offset))
+        assert elsewhere.put(store, [sealed]).stored_facts == 3
+
+
+def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path) -> None:
+    """Confirmed facts kept for local readers take no room from unconfirmed facts, also in another stream."""
+    settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
+    streams = [StreamSettings(TELEMETRY, keep_hours=24), StreamSettings(OPERATIONAL, on_full="drop_oldest")]
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
+        done(store.appends.define([tag(1)]))
+        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
+        done(store.consumers.register("idmz.b", "idmz", OPERATIONAL))
+        for _ in range(15):
+            done(store.appends.append_samples(TELEMETRY, noise(2, 60_000)))
+        done(store.consumers.confirm("idmz.a", store.end_offset(TELEMETRY)))
+        for _ in range(20):
+            done(store.appends.append_samples(OPERATIONAL, noise(1, 30_000)))
+        (kept,) = [one for one in store.streams() if one.name == OPERATIONAL]
+        assert (kept.first_offset, kept.end_offset) == (1, 20)
+        assert first_offset(store) > 1
+        assert store.incidents() == []
