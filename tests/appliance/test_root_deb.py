@@ -199,27 +199,6 @@ def test_from_the_stick_to_values_upgrade_and_removal(gateway: Gateway, deb: Pat
 
 
 @ONE
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "ls opt/bsfg.package/program/lib/python3*/site-packages/cryptography* 2>/dev/null | grep -q .",
-        "ls opt/bsfg.package/program/lib/python3*/site-packages/zstandard* 2>/dev/null | grep -q .",
-        "ls opt/bsfg-.part/lib/python3*/site-packages/agent/__pycache__/*.pyc 2>/dev/null | grep -q .",
-    ],
-    ids=["unpacking", "nearly unpacked", "compiling"],
-)
-def test_a_killed_installation_is_finished_by_the_second_try(gateway: Gateway, deb: Path, moment: str) -> None:
-    """dpkg killed in the midst: there is no program in parts, dpkg names the package, and a second try installs it."""
-    put_on_stick(gateway, deb)
-    gateway.kill_when(f"dpkg -i {STICK}/{deb.name}", moment)
-    assert gateway.try_("test -e /opt/bsfg").status == 1
-    assert "bsfg" in gateway.run("dpkg --audit")
-    do(gateway, "interrupted")
-    assert "bsfg, version" in gateway.run("bsfg --version")
-    assert gateway.run("dpkg --audit") == ""
-
-
-@ONE
 def test_the_newest_of_the_stick_is_installed(gateway: Gateway, deb: Path, tmp_path: Path) -> None:
     """`dpkg -i bsfg_*.deb` with several on the stick, the newest amid the others: it is installed and its node runs,
     whatever the order, and an older one and one for another Debian are each refused before anything is unpacked."""

@@ -141,36 +141,3 @@ def test_two_nodes_under_the_unit(gateway: Gateway, deb: Path, tmp_path: Path) -
         reload_with_a_result(gateway)
         root_spoils_nothing(gateway)
         check_knows_a_taken_port(gateway)
-
-
-ANSWERS = '''zone = "plant-a"
-[[modbus]]
-name = "boiler"
-host = "127.0.0.1"
-port = {port}
-address_base = 0
-tags = """
-tag,unit_id,table,register,type
-boiler/pressure,1,holding,10,uint16
-"""
-'''
-
-
-@ONE
-def test_setup_leads_to_values(gateway: Gateway, deb: Path, tmp_path: Path) -> None:
-    """From the stick to the first values by two commands, without a network and without a file edited; a second run
-    changes nothing, and what root made is readable by the node alone."""
-    put_on_stick(gateway, deb)
-    with gateway.boot(), boiler(gateway, tmp_path) as device:
-        gateway.run(f"dpkg -i {STICK}/{deb.name}")
-        gateway.run(f"cat >/var/tmp/answers.toml <<'END'\n{ANSWERS.format(port=device.port)}END")
-        printed = gateway.run("bsfg setup --answers /var/tmp/answers.toml")
-        assert "$ systemctl enable --now bsfg@plant-a" in printed
-        assert re.search(r"boiler/pressure +\d+", printed), "the first value"
-        assert "connect it with another zone" in printed.partition("left to do:")[2]
-        before = pid(gateway, "plant-a")
-        again = gateway.run("bsfg setup --answers /var/tmp/answers.toml")
-        assert "$ systemctl reload bsfg@plant-a" in again
-        assert "added to" not in again
-        assert pid(gateway, "plant-a") == before
-        assert gateway.run("find /var/lib/bsfg -not -user bsfg; find /etc/bsfg -not -group bsfg") == ""

@@ -1,15 +1,12 @@
 """The data source without a JVM, called as Spark calls it, on stores that a real fact store wrote."""
 
-import gc
 import logging
 import os
 import pickle
 import re
 import sqlite3
-import weakref
 from contextlib import closing
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +18,12 @@ from pyspark.sql.types import StructType
 from agent.batch import Origin
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreDamaged
-from agent.message import Sample, TagDefinition
+from agent.message import Sample
 from agent.settings.store import StreamSettings
 from agent.signing.keys import SigningKey, ZoneSigner
-from pyspark_bsfg import FACTS, BsfgDataSource, dictionary
-from pyspark_bsfg.dictionary import Dictionary
+from pyspark_bsfg import FACTS, BsfgDataSource
 from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.ranges import OffsetRange
-from pyspark_bsfg.reader import exempt_imports
 from pyspark_bsfg.schema import arrow_schema, projection
 from pyspark_bsfg.transports import StoreFile, reading
 from tests.spark import making
@@ -125,51 +120,6 @@ def test_a_count_by_headers_stands_alone(path: Path) -> None:
     for name in ("offset", "tag", "value"):
         with pytest.raises(OptionError, match=f"column {name} was requested with facts"):
             read(path, projection(["zone", name, "facts"]))
-
-
-def test_definitions_are_parsed_once_a_process() -> None:
-    """A later task, and another store with the same tags, get definitions that are parsed already. The oldest ones go,
-    so that a worker that has read many stores does not keep them all."""
-    body = making.DEFINITIONS[0].to_json()
-    first, later = Dictionary(), Dictionary()
-    for one in (first, later):
-        one.put(Origin("plant-a", bytes(16)), [body])
-    assert later._definitions[0] is first._definitions[0]
-    many = [TagDefinition(f"tag:line-1/t{n}").to_json() for n in range(dictionary._DEFINITIONS_KEPT)]
-    Dictionary().put(Origin("plant-b", bytes(16)), many)
-    last = Dictionary()
-    last.put(Origin("plant-a", bytes(16)), [body])
-    assert last._definitions == first._definitions
-    assert last._definitions[0] is not first._definitions[0]
-
-
-@pytest.mark.parametrize("is_task", [True, False])
-def test_what_was_imported_is_left_out_of_collections_once(path: Path, is_task: bool) -> None:
-    """The first read of a worker, or its first plan, freezes what is there; what later tasks leave behind is still
-    collected."""
-    reader = BsfgDataSource({"path": str(path)}).reader(StructType([FACTS["offset"]]))
-    parts = reader.partitions()
-
-    class Left:
-        pass
-
-    def work() -> None:
-        assert list(reader.read(parts[0])) if is_task else reader.partitions()
-
-    exempt_imports.cache_clear()
-    gc.unfreeze()
-    try:
-        work()
-        assert gc.get_freeze_count() > 10_000
-        left = Left()
-        left.itself = left  # type: ignore[attr-defined]
-        gone = weakref.ref(left)
-        del left
-        work()
-        gc.collect()
-        assert gone() is None
-    finally:
-        gc.unfreeze()
 
 
 def test_facts_of_several_zones_keep_their_identity(tmp_path: Path) -> None:
@@ -365,18 +315,6 @@ def test_access_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, re
     )
     with pytest.raises(StoreUnreadable, match=words):
         read(path)
-
-
-def test_tasks_are_offset_ranges(path: Path) -> None:
-    """What Spark schedules is plain numbers; an empty store gives one task that reads nothing."""
-    reader = BsfgDataSource({"path": str(path), "maxfactsperpartition": "100"}).reader(FACTS)
-    parts = reader.partitions()
-    assert len(parts) == -(-(len(RUN) + 500) // 100)
-    assert all(left.last + 1 == right.first for left, right in pairwise(parts))
-    [nothing] = (
-        BsfgDataSource({"path": str(path), "startingoffsets": "3", "endingoffsets": "3"}).reader(FACTS).partitions()
-    )
-    assert list(reader.read(nothing)) == []
 
 
 def test_arrow_is_what_spark_compares_with() -> None:

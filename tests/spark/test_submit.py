@@ -1,14 +1,10 @@
-"""Jobs as people start them: with spark-submit and a zip, on this host's cores and on a real cluster."""
+"""Jobs as people start them: with spark-submit and a zip, on this host's cores (a cluster: test_cluster.py)."""
 
-import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -23,12 +19,10 @@ from pyspark_bsfg import pack
 from tests.spark import making
 from tests.spark.making import NOON_NS, QUICK_JVM, SECOND_NS
 from tests.spark.streaming.dying import land_toml
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
 
 SPARK_HOME = Path(pyspark.__file__).parent
-START_S_MAX = 90.0
 ENVIRONMENT = {
     name: value
     for name, value in os.environ.items()
@@ -92,65 +86,3 @@ def packed(folder: Path) -> Path:
     assert "No module named 'agent'" in absent.stderr
     assert pack.main([str(folder / "bsfg.zip")]) == 0
     return python
-
-
-# --- a cluster: make spark-cluster-test -------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def started(folder: Path, name: str, *arguments: str) -> Iterator[Path]:
-    """A daemon of Spark in a process of its own; its log."""
-    log = folder / f"{name.rpartition('.')[2]}.log"
-    command = [SPARK_HOME / "bin" / "spark-class", name, "--host", "127.0.0.1"]
-    daemon = {
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
-        "SPARK_WORKER_DIR": str(folder / "work"),
-    }
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [*command, "--port", "0", "--webui-port", "0", *arguments],
-            stdout=out, stderr=out, env=ENVIRONMENT | daemon,
-        )  # fmt: skip
-    try:
-        yield log
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-@pytest.fixture
-def master(java: str, tmp_path: Path) -> Iterator[str]:
-    """The address of a standalone cluster with one worker of one core, all on loopback."""
-    assert java, "found before Spark looks for it"
-    with started(tmp_path, "org.apache.spark.deploy.master.Master") as log:
-        found: list[Any] = []
-
-        def is_up() -> bool:
-            found[:] = re.findall(r"Starting Spark master at (spark://\S+)", log.read_text("utf-8"))
-            return bool(found)
-
-        wait_until(is_up, f"a master: {log.read_text('utf-8')}", START_S_MAX)
-        worker = ("--cores", "1", "--memory", "900m", found[0])
-        with started(tmp_path, "org.apache.spark.deploy.worker.Worker", *worker) as of_worker:
-            is_registered = lambda: "Successfully registered" in of_worker.read_text("utf-8")  # noqa: E731
-            wait_until(is_registered, f"a worker: {of_worker.read_text('utf-8')}", START_S_MAX)
-            yield found[0]
-
-
-@pytest.mark.skipif("SPARK_CLUSTER" not in os.environ, reason="a cluster: make spark-cluster-test")
-def test_a_cluster_reads_with_what_the_zip_holds(master: str, damaged: Path, tmp_path: Path) -> None:
-    """`--master` is honoured: the tasks run in an executor of the cluster, whose log names the damaged facts. The
-    executor, too, has no code of ours but that of --py-files."""
-    python = packed(tmp_path)
-    job = tmp_path / "job.py"
-    job.write_text("import sys\nfrom pyspark_bsfg.__main__ import main\nsys.exit(main())\n")
-    options = ("--master", master, "--conf", "spark.executor.memory=600m", "--conf", "spark.ui.enabled=false")
-    options += ("--conf", "spark.sql.shuffle.partitions=1", "--py-files", str(tmp_path / "bsfg.zip"))
-    status, lines = submit(tmp_path, python, *options, job, settings(tmp_path, damaged))
-    assert status == 0, "\n".join(lines)
-    made = json.loads(lines[-1])
-    assert (made["jobs"]["land"]["facts_landed"], made["jobs"]["land"]["facts_missing"]) == (900, 100)
-    assert (made["jobs"]["rollup 1d"]["facts"], made["master"]) == (900, master)
-    of_executors = [path.read_text("utf-8") for path in (tmp_path / "work").glob("app-*/*/stderr")]
-    assert any("facts 301 to 400 of facts.telemetry are missing: damaged" in text for text in of_executors)

@@ -11,7 +11,6 @@ from agent.fact_store import FactStore, StoreReader
 from agent.message import Envelope, Fact, Message
 from agent.pages import PeerPosition
 from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, done, sealed_in
-from tests.system.faults import KINDS, Fault, drawn, fault_table
 from tests.system.outside import Acknowledged, Seen, _unkept, complaints, last_batch
 
 Told = tuple[dict[str, Path], list[Seen], list[Acknowledged]]
@@ -154,26 +153,3 @@ def test_a_duplicate_message_is_reported(good: Told) -> None:
         log = sealed_in(reader, OPERATIONAL)
     assert not list(_unkept("here", log, good[2]))
     assert "here holds plant-4 2 times" in list(_unkept("here", [*log, log[-1]], good[2]))
-
-
-def test_a_seed_brings_the_same_faults_again() -> None:
-    """Rounds depend on the seed only, every kind is equally often first, and no fault hits a process that another one
-    has stopped."""
-    rounds = drawn(7, 60, 3)
-    assert rounds == drawn(7, 60, 3) != drawn(8, 60, 3)
-    assert [sum(faults[0].kind == kind for faults in rounds) for kind in KINDS] == [10] * len(KINDS)
-    assert {len(faults) for faults in rounds} == {1, 2}
-    for first, second in (faults for faults in rounds if len(faults) == 2):
-        same_victim = first.victim == second.victim
-        assert second.at_s > first.at_s + first.lasts_s if same_victim else second.at_s >= first.at_s
-
-
-def test_the_fault_table_counts_every_fault() -> None:
-    """Each fault is counted, and a round's recovery time is listed with every kind of fault in it."""
-    kill, freeze = Fault("kill idmz", 0, 1), Fault("freeze broker", 0, 1)
-    lines = fault_table([(kill,), (kill, freeze)], [1.0, 3.0]).splitlines()
-    rows = {line[:16].rstrip(): line[16:].split() for line in lines}
-    assert rows["kill idmz"] == ["2", "1.00", "3.00"]
-    assert rows["freeze broker"] == ["1", "3.00", "3.00"]
-    assert rows["kill broker"] == ["0", "-", "-"]
-    assert rows["all rounds"] == ["3", "1.00", "3.00"]

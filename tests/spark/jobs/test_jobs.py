@@ -23,16 +23,13 @@ from agent.message import Envelope, Fact, Message, Sample, canonical_json
 from pyspark_bsfg.__main__ import run
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import clean, rollup
-from pyspark_bsfg.jobs.derived import derived
 from pyspark_bsfg.jobs.settings import Counter, Settings
-from pyspark_bsfg.landing.tables import table_files
 from pyspark_bsfg.landing.views import views
-from tests.sim import IS_LONG, first_seed
+from tests.sim import first_seed
 from tests.spark import making
 from tests.spark.jobs import oracle
 from tests.spark.jobs.oracle import EPOCH, Told
 from tests.spark.making import BAD, NOON_NS, SECOND_NS, UNCERTAIN
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -347,57 +344,3 @@ def test_days_of_another_time_zone_follow_its_clocks(spark: SparkSession, tmp_pa
         (date(2026, 3, 29), 23, 24.0, 46.0, 35.0, 23 * 3600.0, None),
         (date(2026, 3, 30), 24, 47.0, 70.0, None, 0.0, None),
     ]
-
-
-def test_a_date_that_would_shrink_is_kept(spark: SparkSession, holed: Path) -> None:
-    """Files of the landed table that somebody took away do not take facts out of what was computed: the date is kept
-    and named, until fewer are accepted."""
-    jobs(spark, holed, "land", "clean")
-    before = rows(holed / "lake" / "clean")
-    [batch] = (holed / "lake" / "facts").glob("batch=*")
-    moved = batch / "date=2026-01-02"
-    moved.rename(holed / "taken")
-    try:
-        [kept] = jobs(spark, holed, "clean")["clean"]["kept"]
-        assert (kept["date"], kept["facts"], kept["found"]) == ("2026-01-02", 4, 0)
-        assert rows(holed / "lake" / "clean") == before
-        settings = Settings.of(toml(holed))
-        run(spark, settings, ("clean",), threading.Event(), is_fewer_accepted=True)
-        assert len(rows(holed / "lake" / "clean")) == len(before) - 4
-    finally:
-        (holed / "taken").rename(moved)
-
-
-@pytest.mark.skipif(not IS_LONG, reason="the parts are tested one by one: make spark-stream-test")
-def test_following_lands_and_refreshes_until_it_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
-    """With --follow facts that come are landed, and the other tables follow them, small files merged meanwhile, in both
-    formats; a signal ends the run with everything that was landed in order."""
-    making.store(tmp_path / "facts.db", [[instant(second) for second in range(0, 600, 30)]])
-    for kind in ("parquet", "delta"):
-        folder, stop, wrong = tmp_path / kind, threading.Event(), []
-        text = toml(folder).replace(f"{folder}/facts.db", f"{tmp_path}/facts.db")
-        text = text.replace("compact_files = 0", "compact_files = 3\nevery_s = 0").replace('"parquet"', f'"{kind}"')
-
-        def cleaned(of: Path = folder) -> int:
-            return sum(part.facts for part in derived(of / "lake" / "clean").parts.values())
-
-        def feed(ended: threading.Event = stop, found: list[BaseException] = wrong) -> None:
-            try:
-                with FactStore.open(tmp_path / "facts.db", "enterprise") as opened:
-                    for _ in range(4):
-                        wait_until(lambda: cleaned() == opened.end_offset(making.TELEMETRY), "clean", 120)
-                        more = [instant(second) for second in range(5)]
-                        opened.appends.append_samples(making.TELEMETRY, more).result()
-                    wait_until(lambda: cleaned() == opened.end_offset(making.TELEMETRY), "the last", 120)
-            except BaseException as error:  # noqa: BLE001  raised again in the test
-                found.append(error)
-            ended.set()
-
-        feeder = threading.Thread(target=feed)
-        feeder.start()
-        done = run(spark, Settings.of(text), ("land", "clean"), stop, is_following=True)
-        feeder.join()
-        assert not wrong
-        assert len(rows(folder / "lake" / "clean")) == done["land"]["facts_landed"] >= 40
-        assert sum(count for _, count in table_files(folder / "lake" / "facts")) == done["land"]["facts_landed"]
-        assert len(table_files(folder / "lake" / "facts")) < 5

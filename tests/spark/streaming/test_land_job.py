@@ -24,9 +24,7 @@ from pyspark_bsfg.jobs import land
 from pyspark_bsfg.jobs.land import Order
 from pyspark_bsfg.landing import tables
 from pyspark_bsfg.landing.lander import Totals, incidents_of
-from pyspark_bsfg.landing.manifest import Format
 from pyspark_bsfg.landing.tables import paths
-from pyspark_bsfg.streaming.receipts import Receipts
 from tests.sim import IS_LONG
 from tests.spark import making
 from tests.spark.making import NOON_NS, TELEMETRY
@@ -39,14 +37,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
 
 FACTS = 1200  # with one declared gap
 LONG = pytest.mark.skipif(not IS_LONG, reason="a shorter one has the same promise: make spark-stream-test")
-FORMATS = pytest.mark.parametrize("kind", ["delta", pytest.param("parquet", marks=LONG)])
 
 
-def order(folder: Path, kind: Format = "delta", checkpoint: str = "checkpoint", **options: object) -> Order:
+def order(folder: Path, checkpoint: str = "checkpoint", **options: object) -> Order:
     """Land what is there, in batches of 700: a batch costs a second of two cores."""
     texts = {"path": folder / "facts.db", "maxOffsetsPerTrigger": 700, **options}
     given = {name: str(value) for name, value in texts.items()}
-    return Order(given, folder / "lake" / "facts", folder / checkpoint, kind, is_available_now=True)
+    return Order(given, folder / "lake" / "facts", folder / checkpoint, is_available_now=True)
 
 
 def run(spark: SparkSession, asked: Order) -> Totals:
@@ -68,16 +65,14 @@ def recorded(folder: Path, facts: int = FACTS) -> list[tuple[Any, ...]]:
     return [("enterprise", TELEMETRY, epoch, n, n, float(n) if n % 1000 else None) for n in numbers]
 
 
-def crashing(commit: Callable[..., Any], *, is_before: bool) -> Callable[..., Any]:
-    """As `commit`, but the job ends before or after it adds the second batch of facts, as if it were killed: nothing is
+def crashing(commit: Callable[..., Any]) -> Callable[..., Any]:
+    """As `commit`, but the job ends after it has added the second batch of facts, as if it were killed: nothing is
     repeated or tidied up."""
     calls = 0
 
     def wrapped(table: Any, *arguments: Any) -> Any:
         nonlocal calls
         calls += not str(table._folder).endswith("_incidents")
-        if calls == 2 and is_before:
-            raise JobRefused("killed")
         answer = commit(table, *arguments)
         if calls == 2:
             raise JobRefused("killed")
@@ -86,35 +81,20 @@ def crashing(commit: Callable[..., Any], *, is_before: bool) -> Callable[..., An
     return wrapped
 
 
-@pytest.mark.parametrize(
-    "kind, step",
-    [
-        ("delta", "after_sink"),
-        pytest.param("parquet", "after_sink", marks=LONG),
-        pytest.param("delta", "before_sink", marks=LONG),
-        pytest.param("delta", "before_confirm", marks=LONG),
-    ],
-)
 def test_each_fact_lands_once_through_a_crash(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Format, step: str
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job dies at its second batch: before the table has it, after that and before Spark's checkpoint, and after
-    that and before the node is told. The cursor is then not beyond the table. A second run lands the rest: each fact
-    once, the gap once, all confirmed; although the store releases at once what is confirmed."""
-    asked = order(tmp_path, kind, consumer=CONSUMER, startingOffsets="cursor")
+    """The job dies at its second batch, when the table has it and Spark's checkpoint does not (test_kills.py: at every
+    step, in both formats). The cursor is then not beyond the table. A second run lands the rest: each fact once, the
+    gap once, all confirmed; although the store releases at once what is confirmed."""
+    asked = order(tmp_path, consumer=CONSUMER, startingOffsets="cursor")
     with node(tmp_path) as store:
         store.consumers.register(CONSUMER, "enterprise", TELEMETRY).result()
         append(store, 1, FACTS)
         with monkeypatch.context() as broken:
-            if step == "before_confirm":
-                broken.setattr(Receipts, "confirm", lambda _: False)
-                broken.setattr("pyspark_bsfg.streaming.reader.BsfgStreamReader.commit", lambda *_: None)
+            broken.setattr(tables._Delta, "commit", crashing(tables._Delta.commit))
+            with pytest.raises(JobRefused, match="killed"):
                 run(spark, asked)
-            else:
-                sink = tables._Delta if kind == "delta" else tables._Folders
-                broken.setattr(sink, "commit", crashing(sink.commit, is_before=step == "before_sink"))
-                with pytest.raises(JobRefused, match="killed"):
-                    run(spark, asked)
         state = store.consumers.get(CONSUMER)
         assert state is not None
         assert state.frontier <= landed_until(tmp_path / "lake" / "facts")
@@ -126,14 +106,13 @@ def test_each_fact_lands_once_through_a_crash(
     assert landed_rows(paths(incidents_of(asked.folder)), ("what", "offset")) == [("samples_lost", 1000)]
 
 
-@FORMATS
-def test_what_cannot_be_read_has_a_row(spark: SparkSession, tmp_path: Path, kind: Format) -> None:
+def test_what_cannot_be_read_has_a_row(spark: SparkSession, tmp_path: Path) -> None:
     """Damaged and released facts do not stop the job; each range is a row of the incidents with its reason."""
     path = tmp_path / "facts.db"
     making.store(path, [[Sample(1, NOON_NS, float(n))] * 50 for n in range(20)])
-    asked = order(tmp_path, kind)
+    asked = order(tmp_path)
     making.damage(path, 601)
-    totals = run(spark, order(tmp_path, kind, startingOffsets=1))
+    totals = run(spark, order(tmp_path, startingOffsets=1))
     assert (totals.facts_landed, totals.facts_missing, totals.end_offset) == (950, 50, 1000)
     rows = landed_rows(paths(incidents_of(asked.folder)), ("what", "last_offset", "detail", "offset"))
     assert rows == [("facts_unread", 650, '{"reason": "damaged", "count": 50}', 601)]

@@ -43,14 +43,6 @@ def test_every_option_is_documented() -> None:
         assert f"`{name}`" in page
 
 
-def test_the_page_for_users_of_kafka_counts_its_commands() -> None:
-    """Lines that are typed; a text up to END belongs to the command before it."""
-    page = (ROOT / "docs" / "how-to" / "spark-for-kafka-users.md").read_text("utf-8")
-    typed = re.sub(r"<<'END'\n.*?^    END$", "", page, flags=re.DOTALL | re.MULTILINE)
-    commands = re.findall(r"^    \S.*", typed, re.MULTILINE)
-    assert f"with {len(commands)} commands" in page, commands
-
-
 @pytest.mark.spark
 @pytest.mark.system
 @pytest.mark.timeout(300)
