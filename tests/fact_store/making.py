@@ -1,9 +1,10 @@
 """Common parts of the store's tests: an origin elsewhere that seals honest batches, samples, messages, and short
 waits."""
 
+import sqlite3
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -80,6 +81,20 @@ def plant(folder: Path, settings: StoreSettings = AT_ONCE, name: str = "facts.db
     with FactStore.open(folder / name, "plant", settings=settings) as store:
         done(store.appends.define([tag(1)]))
         yield store
+
+
+@contextmanager
+def past_the_triggers(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to a closed store that changes what no program may, as a disk does."""
+    with closing(sqlite3.connect(path)) as connection:
+        triggers = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        yield connection
+        for _, sql in triggers:
+            connection.execute(sql)
+        connection.commit()
 
 
 def read_file(store: FactStore | StoreReader, stream: str, after_offset: int = 0) -> Page:

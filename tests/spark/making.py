@@ -21,6 +21,7 @@ from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import FACTS, arrow_schema
 from pyspark_bsfg.transports import Asked, HoleLog, StoreFile, record_batches
+from tests.fact_store.making import past_the_triggers
 
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a short life is half as long without the second compiler
 AT_ONCE = StoreSettings(commit_interval_ms=0)
@@ -153,15 +154,13 @@ def release(path: Path, offset: int) -> None:
 
 def damage(path: Path, first_offset: int) -> None:
     """The disk changes the batch that begins there."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("DROP TRIGGER IF EXISTS batch_update_refused")
+    with past_the_triggers(path) as connection:
         connection.execute("UPDATE batch SET body = zeroblob(length(body)) WHERE first_offset = ?", (first_offset,))
 
 
 def garble(path: Path, first_offset: int) -> None:
     """A batch that no program of ours sealed: its header and digest are right, its content is none."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("DROP TRIGGER IF EXISTS batch_update_refused")
+    with past_the_triggers(path) as connection:
         [(body,)] = connection.execute("SELECT body FROM batch WHERE first_offset = ?", (first_offset,)).fetchall()
         header = open_header(body)
         body = body[:header] + bytes(len(body) - header)
@@ -177,6 +176,5 @@ def open_header(body: bytes) -> int:
 
 def lose(path: Path, first_offset: int) -> None:
     """The disk loses the row of the batch that begins there."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("DROP TRIGGER IF EXISTS batch_delete_refused")
+    with past_the_triggers(path) as connection:
         connection.execute("DELETE FROM batch WHERE first_offset = ?", (first_offset,))

@@ -26,6 +26,7 @@ from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable, StreamU
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import arrow_schema, projection
 from pyspark_bsfg.transports import StoreFile, reading
+from tests.fact_store.making import past_the_triggers
 from tests.spark import making
 from tests.spark.making import NOON_NS, OPERATIONAL, TELEMETRY, VALUES
 
@@ -270,10 +271,8 @@ def test_a_missing_definition_is_named(tmp_path: Path) -> None:
     """A tag number that the store cannot explain is an error, not a NULL."""
     path = tmp_path / "facts.db"
     making.store(path, [RUN])
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("DROP TRIGGER definition_delete_refused")
-    connection.execute("DELETE FROM definition WHERE number = 3")
-    connection.close()
+    with past_the_triggers(path) as connection:
+        connection.execute("DELETE FROM definition WHERE number = 3")
     with pytest.raises(StoreUnreadable, match=r"has 2 tag definitions, a batch needs 3"):
         next(making.batches_of(path, OffsetRange(1, 1)))
 

@@ -24,6 +24,7 @@ from tests.fact_store.making import (
     done,
     failed,
     parsed,
+    past_the_triggers,
     sealed_in,
     values_in,
 )
@@ -41,15 +42,9 @@ def filled(folder: Path, batches: int = 5) -> Elsewhere:
 
 
 def edited(folder: Path, statement: str, *values: object) -> None:
-    """Change rows as the disk might, past the triggers."""
-    with closing(sqlite3.connect(folder / "facts.db")) as connection:
-        triggers = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
-        for name, _ in triggers:
-            connection.execute(f"DROP TRIGGER {name}")
+    """Change rows as the disk might."""
+    with past_the_triggers(folder / "facts.db") as connection:
         connection.execute(statement, values)
-        for _, sql in triggers:
-            connection.execute(sql)
-        connection.commit()
 
 
 def body_of(sealed: bytes) -> bytes:

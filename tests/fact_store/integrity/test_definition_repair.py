@@ -16,7 +16,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import FactsRefused, ForkError, StoreDamaged
 from agent.pages import ReceivedDefinition
-from tests.fact_store.making import TELEMETRY, Elsewhere, done, failed, tag
+from tests.fact_store.making import TELEMETRY, Elsewhere, done, failed, past_the_triggers, tag
 
 TAGS = 4
 Hurt = Callable[[sqlite3.Connection], object]
@@ -53,17 +53,8 @@ def held(folder: Path, hurt: Hurt) -> Elsewhere:
     origin = Elsewhere("plant-b", tags=TAGS)
     with FactStore.open(folder / "facts.db", "idmz") as store:
         origin.put(store, [origin.seal(10)], 10)
-    with closing(sqlite3.connect(folder / "facts.db")) as connection:
-        names = ("definition_update_refused", "definition_delete_refused")
-        triggers = [
-            connection.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,)).fetchone()[0] for name in names
-        ]
-        for name in names:
-            connection.execute(f"DROP TRIGGER {name}")
+    with past_the_triggers(folder / "facts.db") as connection:
         hurt(connection)
-        for trigger in triggers:
-            connection.execute(trigger)
-        connection.commit()
     return origin
 
 

@@ -10,7 +10,18 @@ from click.testing import CliRunner
 
 from agent.cli import bsfg
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, Elsewhere, done, message, plant, samples, tag
+from tests.fact_store.making import (
+    EPOCH,
+    OPERATIONAL,
+    TELEMETRY,
+    Elsewhere,
+    done,
+    message,
+    past_the_triggers,
+    plant,
+    samples,
+    tag,
+)
 
 
 def filled(folder: Path) -> Path:
@@ -81,12 +92,8 @@ def test_a_whole_store_has_no_damage(tmp_path: Path) -> None:
 def test_every_kind_of_damage_is_named(tmp_path: Path, statement: str, named: str) -> None:
     """One change in one table at a time; verify names it, quick or not, and no range that it names is empty."""
     path = filled(tmp_path)
-    with closing(sqlite3.connect(path)) as found:
-        for (trigger,) in found.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
-            found.execute(f"DROP TRIGGER {trigger}")
-        found.execute("PRAGMA ignore_check_constraints = ON")
-        found.execute(statement)
-        found.commit()
+    with past_the_triggers(path) as connection:
+        connection.execute(statement)
     assert any(named in one for one in damages(path, is_quick=True)), damages(path)
     found_damages = list(verify_store(path, VerifyCounts(), lambda *_: None, is_quick=False))
     assert found_damages
@@ -99,13 +106,9 @@ def test_a_chain_forged_in_itself_is_broken(tmp_path: Path) -> None:
     forger = Elsewhere("north", "facts.north", EPOCH)
     forger.seal(5)
     other = forger.seal(5, salt=7)
-    with closing(sqlite3.connect(path)) as found:
-        found.execute("DROP TRIGGER batch_update_refused")
-        found.execute(
-            "UPDATE batch SET body = ?, digest = ? WHERE first_offset = 6 AND stream = (SELECT id FROM stream WHERE name = 'facts.north')",
-            (other[:-16], other[-16:]),
-        )
-        found.commit()
+    change = "UPDATE batch SET body = ?, digest = ? WHERE first_offset = 6 AND stream = (SELECT id FROM stream WHERE name = 'facts.north')"
+    with past_the_triggers(path) as connection:
+        connection.execute(change, (other[:-16], other[-16:]))
     assert any("chain is broken" in one for one in damages(path))
 
 
