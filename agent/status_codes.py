@@ -15,6 +15,11 @@ TAG_REMOVED = 0x808D_8000
 BadOutOfService too, and such a tag is bad, not removed."""
 
 
+def is_good(code: int) -> bool:
+    """Whether the severity, the upper two bits, is Good. The other bits say more about a value that is good."""
+    return not code >> 30
+
+
 def status_name(code: int) -> str:
     """The name of a status, such as Good or BadTimeout, with `+Overflow` if the server's queue overflowed before the
     value. A code without a name gives its severity and its number."""

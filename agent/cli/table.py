@@ -19,6 +19,7 @@ from agent.escaping import csv_cell, printable
 
 ALIGNED_ROWS = 1000
 CELL_CHARACTERS_MAX = 80
+LAST_CELL_CHARACTERS_MAX = 400  # nothing stands behind it, and it often holds a reason
 
 Form = Literal["table", "csv", "json"]
 
@@ -39,10 +40,11 @@ def lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Form) -> 
 
 def _aligned(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> Iterator[str]:
     first = list(itertools.islice(rows, ALIGNED_ROWS))
+    limits = [CELL_CHARACTERS_MAX] * (len(columns) - 1) + [LAST_CELL_CHARACTERS_MAX]
     numbers = [
         bool(first) and all(type(row[n]) in {int, float, type(None)} for row in first) for n in range(len(columns))
     ]
-    cells = [list(map(_cell, row)) for row in first]
+    cells = [list(map(_cell, row, limits)) for row in first]
     widths = [max(map(_width, column)) for column in zip(columns, *cells, strict=True)]
 
     def line(texts: Sequence[str]) -> str:
@@ -53,18 +55,18 @@ def _aligned(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> Iterator[
         return "  ".join(padded).rstrip()
 
     yield line(columns)
-    yield line(["-" * width for width in widths])
+    yield line(["-" * min(width, CELL_CHARACTERS_MAX) for width in widths])
     yield from map(line, cells)
-    yield from (line(list(map(_cell, row))) for row in rows)
+    yield from (line(list(map(_cell, row, limits))) for row in rows)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, characters_max: int) -> str:
     """A value as one line of limited length."""
     if value is None:
         return ""
     text = f"x'{value.hex()}'" if isinstance(value, bytes) else str(value)
     text = printable(text)
-    return text if len(text) <= CELL_CHARACTERS_MAX else text[: CELL_CHARACTERS_MAX - 3] + "..."
+    return text if len(text) <= characters_max else text[: characters_max - 3] + "..."
 
 
 def _width(text: str) -> int:

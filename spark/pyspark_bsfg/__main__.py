@@ -130,6 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made: dict[str, Any] = {}
     try:
         spark = session(PROGRAM)
+        # What fails is raised and said once below; Spark's log says it at each attempt, in 40 lines of Java.
+        spark.sparkContext.setLogLevel("FATAL")
         try:
             with _signals(stop):
                 made["jobs"] = run(

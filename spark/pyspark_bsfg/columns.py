@@ -38,6 +38,7 @@ BY_RUN = frozenset(("offset", "stream", "zone", "epoch", "sequence", "verified",
 _COUNTING = pa.array(range(FACTS_MAX + FACTS_MAX_PER_GROUP + 1), pa.int64())
 _COUNTING_32 = _COUNTING.cast(pa.int32())
 LABELS = pa.map_(pa.string(), pa.string())
+NOT_GOOD = pa.scalar(1 << 30, pa.int64())  # the least quality whose severity, the top two bits, is not Good
 _THOUSAND = 1000
 _DIGITS = [f"{number:03}".encode() for number in range(_THOUSAND)]
 
@@ -291,6 +292,7 @@ class _SampleColumns:
             "value_text": lambda: self._values.texts(places),
             "value_type": lambda: picked(self._values.value_type, places),
             "quality": lambda: picked(self._once("quality"), places),
+            "is_good": lambda: pc.less(picked(self._once("quality"), places), NOT_GOOD),
             "object_json": lambda: pa.nulls(count, pa.string()),
             "labels": lambda: pa.nulls(count, LABELS),
             **{name: (lambda: pa.nulls(count, pa.string())) for name in ENVELOPE},
@@ -336,6 +338,7 @@ def _message_columns(messages: Sequence[Message]) -> Makers:
         "value_text": lambda: pa.nulls(count, pa.string()),
         "value_type": lambda: pa.repeat(pa.scalar("message"), count),
         "quality": lambda: pa.nulls(count, pa.int64()),
+        "is_good": lambda: pa.nulls(count, pa.bool_()),
         "object_json": texts([str(one.fact.object_json, "utf-8") for one in messages]),
         "labels": lambda: pa.array([list(one.envelope.labels.items()) for one in messages], LABELS),
         **{name: texts([getattr(one.envelope, name) for one in messages]) for name in ENVELOPE},

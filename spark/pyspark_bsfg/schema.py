@@ -15,7 +15,8 @@ made. Spark does not tell a Python data source which columns a query needs. Core
     value_int       integers and booleans exactly; NULL above int64
     value_text      text, JSON, bytes in base64, and unsigned integers above int64 in decimal
     value_type      double int uint bool string bytes json none, or message; `uint` only for what int64 cannot hold
-    quality         OPC UA StatusCode, 0 is Good; a long because it is unsigned; NULL for a message, which has none
+    quality         OPC UA StatusCode; a long because it is unsigned; NULL for a message, which has none
+    is_good         whether the severity of the quality is Good; its other bits say more, as in GoodOverload
     unit            of the tag's definition
     object_json     of a message: its object, canonical JSON; NULL for a sample, whose columns say the same
 
@@ -38,6 +39,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import (
+    BooleanType,
     DataType,
     DateType,
     DoubleType,
@@ -68,6 +70,7 @@ FACTS = StructType([
     StructField("value_text", StringType()),
     StructField("value_type", StringType(), nullable=False),
     StructField("quality", LongType()),
+    StructField("is_good", BooleanType()),
     StructField("unit", StringType()),
     StructField("object_json", StringType()),
 ])  # fmt: skip
@@ -82,6 +85,7 @@ SHARED = ("stream", "zone", "epoch", "verified")
 
 # Spark compares the first record batch with this exactly: names, order, types and nullability.
 _ARROW: dict[type[DataType], Any] = {
+    BooleanType: pa.bool_(),
     LongType: pa.int64(),
     StringType: pa.string(),
     DoubleType: pa.float64(),

@@ -4,8 +4,10 @@ import json
 import re
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,31 @@ def test_scan_distinguishes_silent_units(bsfg: Bsfg) -> None:
         assert re.search(
             r"unit 2 at .* does not answer within 200 ms; which units are there: bsfg modbus scan", done.stderr
         )
+
+
+class _Garbling(socketserver.BaseRequestHandler):
+    """Answers with the unit and bytes that are no answer to any request."""
+
+    def handle(self) -> None:
+        while request := self.request.recv(260):
+            self.request.sendall(bytes([request[6], 0x41, *range(1, 9)]))
+
+
+def test_units_that_answer_wrongly_are_not_silent(bsfg: Bsfg) -> None:
+    """Each is listed with its bytes, whole, and the advice is about how the device is spoken to; so is the reason of a
+    value."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Garbling) as server:
+        thread = threading.Thread(target=server.serve_forever, name="device")
+        thread.start()
+        device, quick = f"tcp://127.0.0.1:{server.server_address[1]}", ("--timeout-ms", "200", "--pause-ms", "0")
+        units = bsfg("modbus", "scan", device, *quick, "--units", "1-2")
+        value = bsfg("modbus", "read", device, *quick, "--base", "0", "holding:0")
+        server.shutdown()
+        thread.join()
+    assert "unit 2   sends 02 41 01 02 03 04 05 06 07 08, 10 bytes" in units.stdout
+    assert "none of 2 units answers a read; 2 of them send something else: check whether it speaks" in units.stderr
+    assert (units.returncode, value.returncode) == (1, 1)
+    assert "01 41 01 02 03 04 05 06 07 08, 10 bytes that are no answer to a read of 1 holding values" in value.stdout
 
 
 def test_read_gives_each_value_or_the_reason(device: str, bsfg: Bsfg) -> None:

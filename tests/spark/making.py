@@ -110,6 +110,7 @@ def row(sample: Sample, offset: int, origin: Origin, sequence: int, stream: str 
         "value_text": text,
         "value_type": kind,
         "quality": sample.quality,
+        "is_good": sample.quality < 0x4000_0000,
         "unit": definition.unit or None,
         "object_json": None,
     }
@@ -125,6 +126,7 @@ def message_row(one: Message, offset: int, origin: Origin, sequence: int, stream
         "predicate": one.fact.predicate,
         "value_type": "message",
         "quality": None,
+        "is_good": None,
         "unit": None,
         "object_json": one.fact.object_json.decode(),
     }

@@ -87,8 +87,8 @@ def _row(one: RegisterAnswer, base: int) -> tuple[str, ...]:
     place = f"{at.table.value} {register_text(at.table, at.address, base)}"
     words = "" if is_bits else " ".join(f"{word:04X}" for word in one.words)
     remark = " (no value?)" if is_suspicious(at.kind, one.value) else ""
-    value = one.why or value_text(one.value) + remark
-    return place, at.kind.name, "" if is_bits else at.kind.order_name, value, words
+    value = "" if one.why else value_text(one.value) + remark
+    return place, at.kind.name, "" if is_bits else at.kind.order_name, value, one.why or words
 
 
 def _json_object(one: RegisterAnswer, base: int) -> dict[str, object]:

@@ -82,18 +82,22 @@ def _units(target: Target, unit_ids: Sequence[int], *, as_json: bool) -> None:
     found: list[FoundUnit] = asyncio.run(find_units(target.settings, unit_ids, progress))
     progress.end()
     if as_json:
-        units = [{"unit_id": one.unit_id, "how": one.how} for one in found]
+        units = [{"unit_id": one.unit_id, "how": one.how, "is_answer": not one.is_garbled} for one in found]
         click.echo(json.dumps({"asked": list(unit_ids), "units": units}))
     for one in () if as_json else found:
         click.echo(printable(f"unit {one.unit_id:<3} {one.how}"))
-    if not found:
-        click.echo(
-            f"none of {len(unit_ids)} units answers; ask others with --units, or wait longer (--timeout-ms)", err=True
-        )
+    right = sum(not one.is_garbled for one in found)
+    if not right:
+        todo = "ask others with --units, or wait longer (--timeout-ms)"
+        if found:
+            is_serial = target.settings.transport == "rtu"
+            todo = "--baud-rate and --parity" if is_serial else "whether it speaks tcp:// or rtu+tcp://"
+            todo = f"{len(found)} of them send something else: check {todo}"
+        click.echo(f"none of {len(unit_ids)} units answers a read; {todo}", err=True)
         sys.exit(1)
     if not as_json:
-        click.echo(f"{len(found)} of {len(unit_ids)} units answer")
-        if len(found) == len(unit_ids) > 1:
+        click.echo(f"{right} of {len(unit_ids)} units answer")
+        if right == len(unit_ids) > 1:
             click.echo(
                 "all of them: this device may answer for any unit; look for registers (TABLE:REGISTER-LAST --unit N)"
             )

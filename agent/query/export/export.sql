@@ -16,6 +16,7 @@ CREATE TABLE facts (
     value_text TEXT,
     unit TEXT,
     quality INTEGER,
+    is_good INTEGER,
     source_time TEXT NOT NULL,
     source_time_ns INTEGER NOT NULL,
     object_json TEXT,
@@ -29,7 +30,7 @@ CREATE TABLE facts (
 );
 
 -- insert_fact: one fact
-INSERT INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- index_offset: made at the end, when it costs a sort and not a search for each row
 CREATE UNIQUE INDEX facts_by_offset ON facts (stream, "offset");

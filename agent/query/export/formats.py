@@ -111,7 +111,7 @@ class ParquetForm:
             pa.field("ts", pa.timestamp("us", tz="UTC"), nullable=False),
             pa.field("source_time_ns", whole, nullable=False), pa.field("value", pa.float64()),
             pa.field("value_int", whole), pa.field("value_text", text), pa.field("value_type", text, nullable=False),
-            pa.field("quality", whole), pa.field("unit", text), pa.field("object_json", text),
+            pa.field("quality", whole), pa.field("is_good", pa.bool_()), pa.field("unit", text), pa.field("object_json", text),
         ])  # fmt: skip
         self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
         self._columns: dict[str, list[Any]] = {name: [] for name in self._schema.names}
@@ -121,6 +121,7 @@ class ParquetForm:
         times_ns = facts.column("source_time_ns")
         made: dict[str, Sequence[Any]] = {
             "tag": facts.column("subject"),
+            "is_good": [None if flag is None else bool(flag) for flag in facts.column("is_good")],
             "ts": [time_ns // 1000 for time_ns in times_ns],
             "value": [_double(value) for value in values],
             "value_int": [int(value) if _is_whole(value) else None for value in values],  # type: ignore[arg-type]

@@ -10,7 +10,7 @@
     value                        REAL, INTEGER (also for a bool), TEXT (also for JSON), BLOB; NULL if there is none
     value_type                   double int uint bool string bytes json none; NULL for a message
     value_text                   the exact value as text if `value` cannot hold it: integers above int64, NaN, minus zero
-    unit quality                 of the sample; quality is the OPC UA StatusCode, 0 is Good
+    unit quality is_good         of the sample; quality is the OPC UA StatusCode, is_good its severity
     source_time source_time_ns   source time, ISO 8601 in UTC and in ns since 1970; for a message when it was produced
     object_json                  of a message, canonical JSON; NULL for a sample, whose columns have the same content
     message_id                   the producer's own, or computed for a sample
@@ -34,10 +34,11 @@ from agent.columns import Unpacked
 from agent.fact_store import Verified
 from agent.message import Json, Message, TagDefinition, Value, sample_message_id, time_text
 from agent.query.scan.bounds import INT64_MAX
+from agent.status_codes import is_good
 
 COLUMNS = (
     "stream", "offset", "zone", "epoch", "sequence", "kind", "subject", "predicate", "tag", "value", "value_type",
-    "value_text", "unit", "quality", "source_time", "source_time_ns", "object_json", "message_id", "from_zone",
+    "value_text", "unit", "quality", "is_good", "source_time", "source_time_ns", "object_json", "message_id", "from_zone",
     "to_zone", "correlation_id", "causation_id", "labels_json", "verified",
 )  # fmt: skip
 _QUIET_NAN = struct.pack("<d", math.nan)
@@ -103,6 +104,8 @@ class Facts:
                 return samples.times_ns_at(self.places)
             case "quality":
                 return samples.qualities_at(self.places)
+            case "is_good":
+                return [int(is_good(quality)) for quality in samples.qualities_at(self.places)]
             case "tag":
                 return list(map(samples.all_tags().__getitem__, self.places))
             case "subject" | "predicate" | "unit":

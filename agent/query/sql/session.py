@@ -31,6 +31,7 @@ from agent.query.scan import (
     value_text,
     value_type,
 )
+from agent.status_codes import is_good
 
 if TYPE_CHECKING:
     import apsw
@@ -136,7 +137,7 @@ class SqlSession:
             yield (
                 *row.tag,
                 *((sql_value(known.value), value_type(known.value), value_text(known.value)) if known else (None, None, None)),
-                *((known.unit or None, known.quality, time_text(known.source_time_ns)) if known else (None, None, None)),
+                *((known.unit or None, known.quality, is_good(known.quality), time_text(known.source_time_ns)) if known else [None] * 4),
                 row.source or None, as_of, row.staleness_ms, row.mode,
                 *((known.arrival.stream, known.arrival.offset, known.ahead_ms) if known else (None, None, None)),
             )  # fmt: skip

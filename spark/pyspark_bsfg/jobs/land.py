@@ -105,7 +105,7 @@ def run(
                 if found := _FINAL.search(str(error)):
                     raise JobRefused(found[1]) from error
                 if order.is_available_now and failures >= ATTEMPTS_MAX:
-                    raise
+                    raise JobRefused(f"{_reason(error)} (tried {failures} times)") from error
                 pause_s = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
                 log.warning("the query failed and starts again in %s s: %s", pause_s, _reason(error))
                 restarts += 1
@@ -133,7 +133,8 @@ def _follow(query: StreamingQuery, between: Callable[[], None], stop: threading.
 
 
 def _reason(error: Exception) -> str:
-    """The last line of a Python trace within Spark's text, or its first line."""
+    """The last line of a Python trace within Spark's text, without a class of ours, or its first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]+(?:Error|Gone|Unreadable|Refused|Exception): ", line)]
-    return (named or lines or [type(error).__name__])[-1 if named else 0][:500]
+    line = (named or lines or [type(error).__name__])[-1 if named else 0]
+    return re.sub(r"^pyspark_bsfg\.errors\.\w+: ", "", line)[:500]

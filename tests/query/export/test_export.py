@@ -68,14 +68,14 @@ def from_csv(path: Path) -> Iterator[Row]:
         for cells in csv.DictReader(file):
             row = {name: cell_text(text) for name, text in cells.items()}
             found: Row = {name: text or None for name, text in row.items()}
-            for name in ("offset", "sequence", "tag", "quality", "source_time_ns"):
+            for name in ("offset", "sequence", "tag", "quality", "is_good", "source_time_ns"):
                 found[name] = int(row[name]) if row[name] else None
             yield found | {"exact": value_of_text(found["value_type"], row["value"])}
 
 
 def from_jsonl(path: Path) -> Iterator[Row]:
     """A JSON lines file's rows."""
-    names = ("tag", "unit", "quality", "object_json", "message_id")
+    names = ("tag", "unit", "quality", "is_good", "object_json", "message_id")
     for line in path.read_text("utf-8").split("\n")[:-1]:
         row = dict.fromkeys(names) | json.loads(line)
         kind, value = row.get("value_type"), row.get("value")
@@ -136,6 +136,7 @@ def test_every_format_keeps_each_value_to_the_bit(
     for row, fact in zip(back, facts, strict=True):
         assert bits(row["exact"]) == fact["exact"]
         assert [row[name] for name in names] == [fact[name] for name in names]
+        assert row["is_good"] == (None if fact["quality"] is None else fact["quality"] < 0x4000_0000)
         if fact["kind"] == "message" or form == "parquet":
             assert row["message_id"] == fact["message_id"]
         if form != "parquet":

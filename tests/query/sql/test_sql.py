@@ -58,7 +58,7 @@ def test_select_star_leaves_out_hidden_columns(session: SqlSession) -> None:
     shown = session.ask("select * from facts limit 1").columns
     assert set(COLUMNS) - set(shown) == {
         "epoch", "value_text", "message_id", "from_zone", "to_zone", "correlation_id", "causation_id", "labels_json",
-        "verified",
+        "verified", "is_good",
     }  # fmt: skip
 
 

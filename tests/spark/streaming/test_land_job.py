@@ -188,6 +188,20 @@ def test_a_query_that_fails_is_started_again(
         run(spark, order(tmp_path, checkpoint="new", startingOffset=1))
 
 
+def test_a_failure_that_stays_is_one_sentence(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a trace of Java or Python around it."""
+    monkeypatch.setattr(land, "BACK_OFF_S", (0,))
+    monkeypatch.setattr(land, "ATTEMPTS_MAX", 2)
+    with pytest.raises(JobRefused) as refused:
+        run(spark, order(tmp_path))
+    said = str(refused.value)
+    assert said.startswith(f"{tmp_path}/facts.db does not exist on this host")
+    assert said.endswith("(tried 2 times)")
+    assert len(said.splitlines()) == 1
+
+
 @LONG
 def test_the_benchmark_compares_what_it_says(spark: SparkSession, tmp_path: Path) -> None:
     """`bsfg bench spark` in small: every source is read each way, a count that is wrong ends it, ratios are

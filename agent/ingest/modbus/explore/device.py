@@ -18,7 +18,7 @@ from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.explore.interpretation import ranges_to_try
 from agent.ingest.modbus.explore.register_scan import RegisterScan
-from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
+from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent
 from agent.ingest.modbus.plan import Limits, Read, plan_reads
 from agent.ingest.modbus.refusal import SILENT, quality_of, reason
 from agent.message import Value
@@ -58,10 +58,11 @@ class RegisterAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FoundUnit:
-    """A unit that answers, and how it answers."""
+    """A unit that answers, and how it answers. `is_garbled`: with bytes that are no answer."""
 
     unit_id: int
     how: str
+    is_garbled: bool = False
 
 
 @asynccontextmanager
@@ -117,8 +118,8 @@ def _lacking(words: Mapping[int, int], refused: Mapping[tuple[int, int], str]) -
 
 
 async def find_units(settings: ModbusSourceSettings, unit_ids: Sequence[int], progress: Progress) -> list[FoundUnit]:
-    """The units that answer. If the device closes the connection at a unit that it does not have, a new one is opened.
-    Raises SourceLost if there is no connection."""
+    """The units that answer, rightly or not. If the device closes the connection at a unit that it does not have, a new
+    one is opened. Raises SourceLost if there is no connection."""
     found: list[FoundUnit] = []
     left = list(unit_ids)
     while left:
@@ -133,6 +134,8 @@ async def find_units(settings: ModbusSourceSettings, unit_ids: Sequence[int], pr
                     found.append(
                         FoundUnit(unit_id, f"answers, and refuses the first holding register ({reason(error.code)})")
                     )
+                except UnitGarbled as error:
+                    found.append(FoundUnit(unit_id, error.sent, is_garbled=True))
                 except UnitSilent:
                     pass
                 except SourceLost:

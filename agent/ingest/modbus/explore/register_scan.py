@@ -4,7 +4,8 @@ into quarters, down to pairs and single registers.
 A missing register costs up to 1.7 reads and an existing one almost none, so the number of reads is limited; the
 remaining registers are reported as unknown, not as missing. Parts begin at even distances from the first register,
 because some devices refuse to read half of a 32-bit value. If all parts of a refused range are answered, it was refused
-for its length: from then on no read is longer than its parts. Core.
+for its length, or because the device does not read across a border between two of them: reads of the parts' length
+across each border tell these apart. If they are answered, no read is longer than the parts from then on. Core.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ Span = tuple[int, int]
 
 @dataclass(slots=True)
 class _Range:
-    """A range to be read, and the refused range that it is part of."""
+    """A range to be read, and the refused range that it is part of. `is_across`: it is read across a border of parts
+    that are known."""
 
     first: int
     end: int
     whole: _Range | None = None
     open_parts: int = 0
     is_answered: bool = True  # all its parts so far
+    is_across: bool = False
 
     @property
     def count(self) -> int:
@@ -41,6 +44,8 @@ class RegisterScan:
         assert reads_max >= 1, "a scan makes at least one read"
         self._reads_max = reads_max
         self.count_max = count_max  # of one read; it shrinks if the device accepts less
+        self._answered_max = 0  # the longest read
+        self._refused_pairs = 0  # of registers that exist
         self._pending: deque[_Range] = deque()  # bounded by the 65,536 addresses of a table
         self._now: _Range | None = None
         self._found: list[Span] = []
@@ -66,6 +71,10 @@ class RegisterScan:
     def answered(self) -> None:
         """The range was read."""
         done = self._take()
+        self._answered_max = max(self._answered_max, done.count)
+        if done.is_across:
+            self._close_across(done)
+            return
         if self._found and self._found[-1][1] == done.first:
             self._found[-1] = (self._found[-1][0], done.end)
         else:
@@ -75,6 +84,12 @@ class RegisterScan:
     def refused(self, why: str) -> None:
         """The range was refused. `why` is counted if it is a single register."""
         done = self._take()
+        if done.is_across:
+            while self._pending and self._pending[0].whole is done.whole:
+                self._pending.popleft()
+            assert done.whole is not None, "it was refused"
+            self._close(done.whole, is_answered=False)  # for this border
+            return
         if done.count == 1:
             self.refusals[why] += 1
             self._close(done, is_answered=False)
@@ -89,12 +104,12 @@ class RegisterScan:
     @property
     def unknown(self) -> list[Span]:
         """The ranges that were not read because the limit of reads was reached."""
-        return list(_joined((one.first, one.end) for one in self._pending))
+        return list(_joined((one.first, one.end) for one in self._pending if not one.is_across))
 
     @property
     def addresses_left(self) -> int:
         """The number of addresses that are not known yet."""
-        return sum(one.count for one in self._pending)
+        return sum(one.count for one in self._pending if not one.is_across)
 
     @property
     def _length(self) -> int:
@@ -121,9 +136,36 @@ class RegisterScan:
         whole.is_answered = whole.is_answered and is_answered
         if whole.open_parts:
             return
-        if whole.is_answered and whole.count <= self.count_max:
-            self.count_max, self.too_long = _part_of(whole.count), whole.count  # refused for its length alone
-        self._close(whole, is_answered=whole.is_answered)
+        if not whole.is_answered or whole.count > self.count_max:
+            self._close(whole, is_answered=whole.is_answered)
+        elif self._answered_max >= whole.count:
+            self._close(whole, is_answered=False)  # not for its length
+        else:
+            self._read_across(whole)
+
+    def _read_across(self, whole: _Range) -> None:
+        """All parts of a refused range are answered: read across their borders, at even distances if possible."""
+        length = _part_of(whole.count)
+        if length == 1:  # no read of one register crosses a border; two pairs are not divided by chance
+            self._refused_pairs += 1
+            if self._refused_pairs > 1:
+                self.count_max, self.too_long = 1, 2
+            self._close(whole, is_answered=self._refused_pairs > 1)
+            return
+        back = max(1, length // 4 * 2)
+        firsts = [min(border - back, whole.end - length) for border in range(whole.first + length, whole.end, length)]
+        whole.open_parts = len(firsts)
+        across = [_Range(first, first + length, whole, is_across=True) for first in firsts]
+        self._pending.extendleft(reversed(across))
+
+    def _close_across(self, done: _Range) -> None:
+        """A read across a border was answered. With the last one, the range was refused for its length."""
+        whole = done.whole
+        assert whole is not None, "it was refused"
+        whole.open_parts -= 1
+        if not whole.open_parts:
+            self.count_max, self.too_long = done.count, whole.count
+            self._close(whole, is_answered=True)
 
 
 def _part_of(count: int) -> int:

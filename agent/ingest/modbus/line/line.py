@@ -50,7 +50,11 @@ class UnitUnheard(UnitSilent):
 
 
 class UnitGarbled(UnitSilent):
-    """A unit sent bytes that are not an answer to the request."""
+    """A unit sent bytes that are not an answer to the request. `sent` says which."""
+
+    def __init__(self, where: str, sent: str) -> None:
+        super().__init__(f"{where} {sent}")
+        self.sent = sent
 
 
 class ReadRefused(IngestError):
@@ -263,10 +267,8 @@ class Line:
             return UnitUnheard(f"unit {unit_id} at {self._where} {why}")
         shown = received[:GARBAGE_BYTES_SHOWN].hex(" ")
         more = " ..." if len(received) > GARBAGE_BYTES_SHOWN else ""
-        return UnitGarbled(
-            f"unit {unit_id} at {self._where} is asked for {read.count} {read.table.value} values and sends "
-            f"{len(received)} bytes that are no answer to that: {shown}{more}"
-        )
+        sent = f"sends {shown}{more}, {len(received)} bytes that are no answer to a read of {read.count}"
+        return UnitGarbled(f"unit {unit_id} at {self._where}", f"{sent} {read.table.value} values")
 
     # --- the connection -----------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """A scan against devices made up here: what exists is found exactly, within a number of reads."""
 
 from collections.abc import Collection
+from itertools import accumulate
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,13 +11,16 @@ from agent.ingest.modbus.explore.register_scan import RegisterScan, Span
 existing = st.frozensets(st.integers(0, 120))
 
 
-def scanned(scan: RegisterScan, registers: Collection[int], longest: int = 1_000) -> list[Span]:
-    """Carry a scan out on a device with these registers, which takes reads up to this length. Returns the reads."""
+def scanned(
+    scan: RegisterScan, registers: Collection[int], longest: int = 1_000, borders: Collection[int] = ()
+) -> list[Span]:
+    """Carry a scan out on a device with these registers, which takes reads up to this length, and none across a border.
+    Returns the reads."""
     reads = []
     while (span := scan.next_range()) is not None:
         reads.append(span)
         first, end = span
-        if end - first > longest:
+        if end - first > longest or any(first < border < end for border in borders):
             scan.refused("too long")
         elif all(address in registers for address in range(first, end)):
             scan.answered()
@@ -74,6 +78,24 @@ def test_a_device_that_takes_short_reads_is_learned_once() -> None:
     assert scan.found == [(0, 1_000)]
     assert (scan.too_long, scan.count_max) == (124, 32)
     assert len(reads) < 40
+
+
+@given(st.lists(st.integers(4, 60), min_size=1, max_size=20))
+def test_a_device_with_borders_is_not_said_to_take_short_reads(sizes: list[int]) -> None:
+    """Registers in areas that no read may cross: all are found, and no length is blamed."""
+    borders = list(accumulate(sizes))
+    scan = RegisterScan(0, 1_000, 100, 10_000)
+    scanned(scan, range(1_000), borders=borders)
+    assert scan.found == [(0, 1_000)]
+    assert (scan.too_long, scan.count_max) == (0, 100)
+
+
+@given(st.integers(1, 99), st.integers(0, 1))
+def test_the_length_that_a_device_takes_is_found(longest: int, first: int) -> None:
+    """The hint is true of it: that length is answered, and the other one is refused."""
+    scan = RegisterScan(first, 1_000, 100, 10_000)
+    scanned(scan, range(1_000), longest)
+    assert scan.count_max <= longest < scan.too_long
 
 
 def test_values_of_two_registers_are_found_whole() -> None:
