@@ -14,6 +14,10 @@ TAG_REMOVED = 0x808D_8000
 """Of the last fact of a tag that was removed from the tag files: BadOutOfService with StructureChanged. Devices report
 BadOutOfService too, and such a tag is bad, not removed."""
 
+CLOCK_UNCERTAIN = 0x4000_8000
+"""Of a value that is good but for its time, which came from a clock of its node that is not believed: Uncertain with
+StructureChanged, which no source sends. The lower 16 bits hold the flags of the value, too."""
+
 
 def is_good(code: int) -> bool:
     """Whether the severity, the upper two bits, is Good. The other bits say more about a value that is good."""
@@ -22,8 +26,11 @@ def is_good(code: int) -> bool:
 
 def status_name(code: int) -> str:
     """The name of a status, such as Good or BadTimeout, with `+Overflow` if the server's queue overflowed before the
-    value. A code without a name gives its severity and its number."""
+    value, and `+Clock` if its time came from a clock that is not believed. A code without a name gives its severity and
+    its number."""
     name = _names().get(code >> 16)
+    if code & 0xFFFF_8000 == CLOCK_UNCERTAIN:
+        return "Uncertain+Clock"
     if name is None:
         return f"{('Good', 'Uncertain', 'Bad', 'Bad')[code >> 30]} 0x{code:08X}"
     return f"{name}+Overflow" if code & OVERFLOW_BITS == OVERFLOW_BITS else name

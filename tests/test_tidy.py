@@ -73,14 +73,14 @@ CORES = tuple(
         "agent/fact_store/integrity": "row_checks",
         "agent/fact_store/log": (
             "artifact_reference catalog frontier held_ranges lifecycle operational_facts page_assembly records "
-            "store_age tail_cache timeline wall_clock"
+            "store_age tail_cache timeline"
         ),
         "agent/fact_store/read": "forecast",
         "agent/fact_store/retention": "fullness holding retention",
         "agent/fact_store/sqlite": "message_filter",
         "agent/hardware": "conduits fit profile udev",
         "agent/health": "address consumer_lag flash metrics page problems verdict watchdog",
-        "agent/ingest": "gap lifecycle probe_result sampling",
+        "agent/ingest": "clock gap lifecycle probe_result sampling",
         "agent/ingest/modbus": (
             "address block columns counters decode no_value plan poll_grid refusal refusal_search refused_spans "
             "sweep units"

@@ -53,6 +53,7 @@ def text(found: dict[str, Any]) -> str:
             f"{stream['bytes'] / 1e6:.1f} MB{_room(stream)}"
         )
     lines += _artifacts(found["store"])
+    lines += [f"  clock     {one['zone']:<24} {one['text']}" for one in found["clock_changes"]]
     for consumer in found["consumers"]:
         lines.append(
             f"  consumer  {consumer['name']:<24} {consumer['state']}, confirmed to {consumer['frontier']:,}, "

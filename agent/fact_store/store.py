@@ -325,6 +325,12 @@ class FactStore:
             self._seen.record(stream, self.end_offset(stream), generation)
         return page
 
+    @property
+    def recorded_unix_ms(self) -> int:
+        """When the last facts were recorded here, at most a minute too early, by the wall clock of then; 0: never."""
+        streams = self._writer.catalog.streams.values()
+        return max(((one.mark_ms or 0, one.mark_unix_ms) for one in streams), default=(0, 0))[1]
+
     def held(self, stream: str) -> dict[Origin, tuple[HeldRange, ...]]:
         """The ranges of sequences of each origin that are held in a stream, or were held until their release, with the
         digests at both ends of each range; from memory."""

@@ -100,6 +100,14 @@ class Problem(Enum):
     CONFIG_WAITS = ProblemKind(
         *(_G, "Some settings of node.toml are read only at a start."), "systemctl restart bsfg@{zone}"
     )
+    CLOCK_UNSET = ProblemKind(
+        *(_B, "The clock of this machine was never set. Certificates are refused, good values are uncertain."),
+        "set the clock (timedatectl set-time), or see why the time server does not (timedatectl timesync-status)",
+    )
+    CLOCK_NOT_BELIEVED = ProblemKind(
+        *(_L, "The clock of this machine is probably wrong. Good values with its times are uncertain."),
+        "set the clock (timedatectl set-time), or see why the time server does not (timedatectl timesync-status)",
+    )
     CERTIFICATE_ENDED = ProblemKind(
         *(_B, "The certificate with which this node connects to its brokers has expired; they refuse it."),
         "at the authority: bsfg pki renew {zone} --same-key; copy the new certificate over that file",
@@ -219,6 +227,9 @@ EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
         {P.STORE_FILL, P.STORE_FULL_SOON, P.APPENDS_FAILED, P.APPENDS_SLOW, P.ARTIFACTS_FULL, P.PAGE_WAITS}
         | {P.PEER_LAG, P.PEER_CATCHES_UP}
     ),
+    P.CLOCK_UNSET: frozenset(
+        {P.IDENTITY_REFUSED, P.CERTIFICATE_ENDED, P.BROKER_REFUSES, P.DEVICE_CLOCK_OFF, P.SOURCE_REFUSED}
+    ),
     P.IDENTITY_REFUSED: frozenset({P.CERTIFICATE_ENDS, P.CERTIFICATE_ENDED, *_NO_BROKER}),
     P.CERTIFICATE_ENDED: frozenset(_NO_BROKER),
     **dict.fromkeys(
@@ -235,7 +246,7 @@ EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
 }
 """The consequences of each problem that has some. A cause of a part (`of_node` is False) explains only what depends on
 that part: a stopped broker explains the lag of the peers at that broker."""
-OF_NODE = frozenset({P.APPENDS_REFUSED, P.CERTIFICATE_ENDED, P.STORE_DAMAGED, P.ARTIFACTS_FULL})
+OF_NODE = frozenset({P.APPENDS_REFUSED, P.CLOCK_UNSET, P.CERTIFICATE_ENDED, P.STORE_DAMAGED, P.ARTIFACTS_FULL})
 """Problems of the node as a whole, which explain their consequences wherever these are."""
 
 

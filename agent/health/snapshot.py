@@ -511,6 +511,23 @@ class IntegrityStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockChangeStatus:
+    """The last change of the clock of a zone whose facts are here, within a day."""
+
+    zone: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClockStatus:
+    """The node's clock. `doubt`: why it is not believed (agent/ingest/clock.py), empty if it is; `newest_unix_ms`: the
+    newest time that was believed."""
+
+    doubt: Annotated[str, Gauge("bsfg_clock_not_believed", "1 while times of this node's clock are not believed.")] = ""
+    newest_unix_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NotInForceStatus:
     """A part of node.toml that was wrong at the start. `is_kept`: it goes on as it was last in force; otherwise the
     node runs without it."""
@@ -550,6 +567,8 @@ class NodeSnapshot:
     certificate_file: str = ""
     """That certificate."""
     integrity: IntegrityStatus = IntegrityStatus()
+    clock: ClockStatus = ClockStatus()
+    clock_changes: tuple[ClockChangeStatus, ...] = ()
     config_changed: bool = False
     """node.toml has changed since the node last read it."""
     config_refused: str = ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from math import inf
 
 from agent.health.problems import Level, Problem, Reason, order_by_cause
@@ -167,6 +168,7 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     yield from _judge("log_mb", log_mb, Problem.LOG_HELD, "store", f"its write-ahead log has {log_mb:,.0f} MB")
     yield from _artifact_reasons(store)
     yield from _integrity_reasons(snapshot.integrity)
+    yield from _clock_reasons(snapshot)
     days = snapshot.certificate_days_left
     text = _certificate_text(snapshot.certificate_file or "certificate", days)
     problem = Problem.CERTIFICATE_ENDS if days is None or days > 0 else Problem.CERTIFICATE_ENDED
@@ -180,6 +182,19 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
         yield from _judge("append_failures", percent, Problem.APPENDS_FAILED, "store", text, zone=zone)
     p99 = requests.append_latency.quantile_s(0.99)
     yield from _judge("append_p99", p99, Problem.APPENDS_SLOW, "store", f"99 % of appends take up to {p99} s")
+
+
+def _clock_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
+    doubt, now_ms = snapshot.clock.doubt, snapshot.taken_unix_ms
+    shows = f"not believed: it shows {datetime.fromtimestamp(now_ms // 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
+    if doubt == "before_build":
+        text = f"{shows}, before this version was made; no value with its time is called good until it is set"
+        yield _reason(Problem.CLOCK_UNSET, "clock", text, alert=True)
+    elif doubt:
+        behind = f"{duration((snapshot.clock.newest_unix_ms - now_ms) / 1000)} before its newest facts"
+        why = behind if doubt == "behind" else "and may have stood still while the machine was off"
+        text = f"{shows}, {why}; values are called uncertain until it is set, for a day at most"
+        yield _reason(Problem.CLOCK_NOT_BELIEVED, "clock", text)
 
 
 def _certificate_text(file: str, days: float | None) -> str:

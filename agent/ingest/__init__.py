@@ -13,6 +13,16 @@ stays free of the protocol libraries, because reading a tag file needs none.
 The package drops no value without a fact that says so. It never writes to a device.
 """
 
+from agent.ingest.clock import (
+    CLOCK_PREDICATE,
+    JUMP_NS,
+    ClockBelief,
+    ClockChange,
+    ClockMemory,
+    ClockReading,
+    Span,
+    clock_message,
+)
 from agent.ingest.errors import Problem, SourceError, StoredUnreadable, TagMapError
 from agent.ingest.gap import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS
 from agent.ingest.lifecycle import DeclaredGap, Newest, State

@@ -17,6 +17,7 @@ from typing import Any
 
 from agent.columns import SampleColumns
 from agent.ingest import quality as status
+from agent.ingest.clock import mark_doubted
 from agent.ingest.gap import TAGS_NAMED_MAX, Gap, TagGap
 from agent.ingest.lifecycle import Newest
 from agent.ingest.recorder import Recorder
@@ -100,7 +101,10 @@ class Delivery:
 
     async def deliver(self, samples: SampleColumns, now_ns: int, returned_ns: int | None = None) -> None:
         """Record the samples that the rules let through (see `Sampler.select`). Waits while the store refuses."""
-        columns = self.sampler.select_columns(samples, now_ns, returned_ns)
+        # Before the rules: a value that stands is recorded again as good when the clock is believed.
+        spans = self.recorder.doubted()
+        columns = self.sampler.select_columns(mark_doubted(samples, spans), now_ns, returned_ns)
+        columns = mark_doubted(columns, spans)  # and those that have got the time of their return
         if self._on_value is not None and not all(map(status.is_bad, columns.qualities)):
             on_value, self._on_value = self._on_value, None
             on_value(now_ns)
@@ -173,7 +177,7 @@ class Delivery:
 
     async def _record(self, rows: list[Sample]) -> None:
         if rows:
-            self._hand_in(SampleColumns.of(rows))
+            self._hand_in(mark_doubted(SampleColumns.of(rows), self.recorder.doubted()))
             await self.recorder.settle()
 
     def _hand_in(self, columns: SampleColumns) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from agent.ingest.clock import BUILT_NS
 from agent.ingest.gap import GAP_INTERVAL_S, SOURCE_LOST
 from agent.message import Sample
 
@@ -110,7 +111,6 @@ AHEAD_NS = 120 * 1_000_000_000  # a mark may be a minute old, and a clock a minu
 REPORTED_LATE_NS = int((GAP_INTERVAL_S + 2.0) * 1e9)
 # After this time, the events of an outage are recorded or declared (opcua/rescue: RESCUE_S).
 EVENTS_LATE_NS = 60 * 1_000_000_000
-CLOCK_LEAST_NS = 1_577_836_800 * 1_000_000_000  # 2020: if our clock shows less, it was never set
 
 
 class Newest(NamedTuple):
@@ -192,7 +192,7 @@ def _stop_of(newest: Sequence[Newest], undelivered_ns: int) -> Stop:
 
 
 def _is_ahead(one: Newest) -> bool:
-    return one.recorded_ns > CLOCK_LEAST_NS and one.sample.source_time_ns > one.recorded_ns + AHEAD_NS
+    return one.recorded_ns > BUILT_NS and one.sample.source_time_ns > one.recorded_ns + AHEAD_NS
 
 
 REASONS_PER_OUTAGE_MAX = 20  # an error with another text each time must not fill the log

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agent.columns import SampleColumns
+from agent.ingest.clock import Span
 from agent.ingest.gap import GAP_INTERVAL_S, GAP_PREDICATE, OUTAGE_REASONS, STORE_REJECTED, Gap, GapLog, gap_message
 from agent.ingest.ports import Refusals, StorePort
 from agent.ingest.quality import is_bad
@@ -68,8 +69,10 @@ class Recorder:
         refusals: Refusals,
         operational_stream: str,
         gap_predicate: str = GAP_PREDICATE,
+        doubted: Callable[[], Sequence[Span]] = tuple,
     ) -> None:
-        self.source, self.zone = source, zone
+        """`doubted` gives the times of this node's clock that are not believed."""
+        self.source, self.zone, self.doubted = source, zone, doubted
         self._store, self._refusals = store, refusals
         self._operational_stream, self._gap_predicate = operational_stream, gap_predicate
         self._flights: deque[_Flight] = deque()  # bounded by IN_FLIGHT_SAMPLES_MAX through `record`

@@ -403,6 +403,10 @@ class Sampler:
                 return sample
             assert seen is not None, "seeded"
             if sample.source_time_ns <= seen.source_time_ns and _is_repeated(sample, seen):
+                if _is_ahead(
+                    state, sample, returned_ns
+                ):  # otherwise the stored time would stay the newest until it has come
+                    return sample._replace(source_time_ns=returned_ns)
                 self.counts.duplicates += 1  # unchanged since an outage, after which it was recorded with a later time
                 return None
         assert seen is not None, "a live tag has been seen"
@@ -433,8 +437,11 @@ class Sampler:
         is_first, was_lost = state.condition != _LIVE, state.condition == _LOST
         state.condition, state.is_seeded = _LIVE, False
         if is_first and state.recorded_ns and sample.source_time_ns <= state.recorded_ns:
+            is_ahead = _is_ahead(state, sample, returned_ns)
             returned_ns -= self._lags_ns.get(sample.tag, 0)
-            sample = sample._replace(source_time_ns=max(returned_ns, state.recorded_ns + 1))
+            sample = sample._replace(
+                source_time_ns=returned_ns if is_ahead else max(returned_ns, state.recorded_ns + 1)
+            )
         if self._returns is not None:
             after_ns = 0 if seen is None else seen.source_time_ns
             lost_ns = state.recorded_ns if was_lost else 0
@@ -445,6 +452,12 @@ class Sampler:
         state.value, state.quality, state.recorded_ns = sample.value, sample.quality, sample.source_time_ns
         state.recorded_seen_ns = now_ns
         state.held = None
+
+
+def _is_ahead(state: _State, sample: Sample, now_ns: int) -> bool:
+    """Whether the last fact of a tag has a time that has not come, unlike this sample of it: the clock that gave it was
+    set back since."""
+    return state.recorded_ns > now_ns + LAG_NS_MIN >= sample.source_time_ns
 
 
 def _is_repeated(sample: Sample, seen: Sample) -> bool:

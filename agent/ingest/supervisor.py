@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 from agent.concurrency import TaskGroup, end_if_cancelled, timeout
 from agent.file_watch import PATIENT, WatchTimes
 from agent.ingest import quality
+from agent.ingest.clock import Span
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, UnknownSource
 from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, SOURCE_LOST
@@ -567,11 +568,13 @@ class Ingest:
         find_removed: FindRemoved | None = None,
         problems: Mapping[str, Sequence[Problem]] = MappingProxyType({}),
         keep_files: KeepFiles = lambda _: None,
+        doubted: Callable[[], Sequence[Span]] = tuple,
     ) -> None:
         """`problems` are those of the tag files that are not in force; the map of such a source is an earlier one, or
-        empty. `keep_files` is called in a thread with the tag files that come into force."""
+        empty. `keep_files` is called in a thread with the tag files that come into force. `doubted` gives the times of
+        this node's clock that are not believed."""
         self._recorder_of = partial(
-            Recorder, zone=zone, store=store, refusals=refusals, operational_stream=operational_stream
+            Recorder, zone=zone, store=store, refusals=refusals, operational_stream=operational_stream, doubted=doubted
         )
         self._stored, self._memory, self._watch_times = stored, memory, watch_times
         self._find_removed, self._keep_files = find_removed, keep_files

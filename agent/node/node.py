@@ -33,6 +33,7 @@ from agent.ingest import LEARNED, Ingest, RemovedTag, SourceMemory, TagFile
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.node import compare
 from agent.node.broker_runtime import BrokerRuntime, SharedParts
+from agent.node.clock import NodeClock
 from agent.node.latest import facts_at_peers
 from agent.node.looking import Looking
 from agent.node.reload import Reloader
@@ -109,6 +110,7 @@ class Node:
         self._notifier = notify.Notifier.from_environment(os.environ, os.getpid())
         self._telemetry = Telemetry()
         self._trust = TrustFiles.opened(settings, store)
+        self._clock = NodeClock(store, settings.node.state_dir)
         stored = StoredSamples(store.reader, lambda: store.origin)
         self._ingest = Ingest(
             *(settings.node.zone, settings.sources, start.tag_maps, store.appends, _SOURCE_RETRIES),
@@ -117,6 +119,7 @@ class Node:
             find_removed=self._find_removed,
             problems=start.tag_problems,
             keep_files=self._in_force.keep_files,
+            doubted=self._clock.doubted,
         )
         self._reloader = Reloader(
             *(settings, file, self._trust, self._carry_out, reload_asked),
@@ -129,7 +132,8 @@ class Node:
         self._runtimes = {broker.name: BrokerRuntime(settings, broker, self._shared) for broker in settings.broker}
         self._identities = [one.identity for one in self._runtimes.values()]
         self._collector = StatusCollector(
-            store, self._runtimes, self._ingest, self._telemetry, self._reloader, self._shared.freshness
+            *(store, self._runtimes, self._ingest, self._telemetry, self._reloader, self._shared.freshness),
+            clock=self._clock,
         )
         self._group: TaskGroup | None = None
         self._readiness: asyncio.Task[None] | None = None
@@ -149,6 +153,7 @@ class Node:
                 # It ends the group when the store has failed at its disk: no part may go on without it.
                 start(_until(asyncio.wrap_future(self._store.ended)), name="store"),
                 start(_until(failed_assertion), name="assertions"),
+                start(self._clock.run(), name="clock"),
                 start(self._collector.run(), name="status"),
                 start(
                     server.serve(

@@ -22,6 +22,8 @@ from agent.health.consumer_lag import LagSamples, PullLag
 from agent.health.snapshot import (
     BrokerStatus,
     CatchUpStatus,
+    ClockChangeStatus,
+    ClockStatus,
     ComparisonStatus,
     ConsumerStatus,
     EventStatus,
@@ -44,6 +46,7 @@ from agent.health.watchdog import Progress
 from agent.ingest import Ingest
 from agent.ingest.opcua.security.file_check import first_certificate_to_end
 from agent.node.broker_runtime import BrokerRuntime
+from agent.node.clock import ClockChanges, NodeClock
 from agent.node.reload import Reloader
 from agent.replication.pulling import Asking, PullStatistics
 from agent.signing.freshness import Freshness, OriginView
@@ -68,6 +71,7 @@ class _FromDisk:
     artifact_limit: str = ""
     artifact_unreferenced: tuple[UnreferencedStatus, ...] = ()
     source_certificates: Mapping[str, tuple[float, Path]] = field(default_factory=dict)
+    clock_changes: tuple[ClockChangeStatus, ...] = ()
 
 
 class StatusCollector:
@@ -82,12 +86,14 @@ class StatusCollector:
         reloader: Reloader,
         freshness: Freshness,
         clock_s: Callable[[], float] = time.monotonic,
+        clock: NodeClock | None = None,
     ) -> None:
         self._reloader = reloader
         self._freshness = freshness
         self._store = store
         self._runtimes, self._ingest = runtimes, ingest
         self._telemetry = telemetry
+        self._clock, self._clock_changes = clock, ClockChanges(store.reader)
         self._clock_s = clock_s
         self._started_unix_ms = _now_unix_ms()
         self._lags: dict[tuple[str, str], PullLag] = {}
@@ -158,6 +164,8 @@ class StatusCollector:
                 for one in self._telemetry.statistics()
             ),
             **self._certificate(),
+            clock=ClockStatus() if self._clock is None else self._clock.status(),
+            clock_changes=self._from_disk.clock_changes,
             config_changed=self._reloader.is_file_changed,
             config_refused=self._reloader.refused,
             config_not_in_force=tuple(_status(NotInForceStatus, one) for one in self._reloader.not_in_force),
@@ -265,6 +273,7 @@ class StatusCollector:
             self._from_disk.artifact_limit, self._from_disk.artifact_bytes_lacking = artifacts.lacking()
             by_zone = sorted(artifacts.unreferenced().items())
             self._from_disk.artifact_unreferenced = tuple(UnreferencedStatus(*one) for one in by_zone)
+            self._from_disk.clock_changes = self._clock_changes.read(time.time_ns())
             space = self._store.space()
         except StoreError as error:
             self._note("space", error)

@@ -7,6 +7,7 @@ import pytest
 from agent.health.problems import Level
 from agent.health.snapshot import (
     CatchUpStatus,
+    ClockStatus,
     ComparisonStatus,
     ConsumerStatus,
     IntegrityStatus,
@@ -40,6 +41,9 @@ CASES = [
     ("fill 51", {"store_fill_percent": 51.0}, (Level.FULL, False, "store")),
     ("fill unknown", {"store_fill_percent": None}, None),
     ("fill 81", {"store_fill_percent": 81.0}, (Level.FULL, True, "store")),
+    ("clock 1970", {"clock": ClockStatus("before_build")}, (Level.BROKEN, True, "clock")),
+    ("clock behind", {"clock": ClockStatus("behind", 2**41)}, (Level.LATE, False, "clock")),
+    ("clock unconfirmed", {"clock": ClockStatus("unconfirmed")}, (Level.LATE, False, "clock")),
     ("certificate 31", {"certificate_days_left": 31.0}, None),
     ("certificate 29", {"certificate_days_left": 29.0}, (Level.BROKEN, False, "certificate")),
     ("certificate 8", {"certificate_days_left": 8.0}, (Level.BROKEN, False, "certificate")),

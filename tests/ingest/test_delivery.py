@@ -10,6 +10,7 @@ from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Message, Sample, TagDefinition
+from agent.status_codes import CLOCK_UNCERTAIN
 from tests.ingest.fakes import Busy, FakeStore
 
 S = 1_000_000_000
@@ -48,6 +49,25 @@ async def test_tags_that_stay_keep_number_and_state() -> None:
     assert store.of("b") == [Sample(2, 10 * S, 1.0), Sample(2, 12 * S, 2.0)]
     assert store.of("a") == [Sample(1, 10 * S, 1.0), Sample(1, 11 * S, None, TAG_REMOVED)]
     assert store.of("c") == [Sample(3, 12 * S, 3.0)]
+
+
+async def test_a_value_that_stands_is_good_when_the_clock_is_believed() -> None:
+    """Samples, repeats and returns with times of a clock that is not believed are uncertain; then the value is recorded
+    again, although the rule asks for changes only."""
+    store, spans = FakeStore(), [(0, 50 * S)]
+    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational", doubted=lambda: spans)
+    wanted = [tag("a", SamplingRule(deadband=0, max_interval_ns=5 * S))]
+    delivery = Delivery("plc", wanted, await recorder.define([one.definition for one in wanted]), recorder)
+    delivery.seed({1: Newest(Sample(1, 70 * S, None, BAD_COMMUNICATION_ERROR), 60 * S)})
+    await delivery.deliver(SampleColumns.of([Sample(1, 60 * S, 1.0)]), 10 * S)
+    assert store.of("a")[-1] == Sample(1, 70 * S + 1, 1.0), "times of the source are its own"
+    for at_s in (10, 11):
+        await delivery.deliver(SampleColumns.of([Sample(1, at_s * S, 1.0)]), at_s * S)
+    await delivery.deliver_due(16 * S)
+    await delivery.deliver(SampleColumns.of([Sample(1, 71 * S, 1.0)]), 71 * S)
+    await recorder.drain()
+    found = [(one.source_time_ns // S, one.quality) for one in store.of("a")[1:]]
+    assert found == [(10, CLOCK_UNCERTAIN), (16, CLOCK_UNCERTAIN), (71, 0)]
 
 
 async def test_what_a_rule_held_back_is_recorded_when_the_rule_ends() -> None:

@@ -53,6 +53,18 @@ def test_deadbands(rule: SamplingRule, values: list[Value], recorded: list[Value
     assert fed(sampler(rule), *values) == recorded
 
 
+@pytest.mark.parametrize("rule", [SamplingRule(), SamplingRule(deadband=0)])
+@pytest.mark.parametrize("stored", [Sample(TAG, 9_000 * S, 1), Sample(TAG, 9_000 * S, None, BAD)])
+def test_a_value_stored_by_a_clock_that_was_set_back_is_recorded_again(rule: SamplingRule, stored: Sample) -> None:
+    """At the next start, with the time of now, although it has not changed: otherwise its time, which has not come,
+    would stay the newest. A server whose times go on is not concerned."""
+    for given_s, kept_s in ((1_800, [1_800]), (100, [1_800]), (9_000, [] if stored.value else [9_000])):
+        one = sampler(rule)
+        one.seed(TAG, stored, 9_000 * S)
+        found = one.select([Sample(TAG, given_s * S, 1)], 1_800 * S)
+        assert [sample.source_time_ns // S for sample in found] == kept_s
+
+
 def test_nan_is_recorded_once() -> None:
     """NaN differs from a number and equals itself."""
     found = fed(sampler(SamplingRule(deadband=1)), 1.0, math.nan, math.nan, 2.0)

@@ -38,7 +38,7 @@ from agent.fact_store.divergence.quarantine import (
     suspect_reason,
 )
 from agent.fact_store.divergence.witness import LiveWitness, read_witness
-from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreUnusable, clock_set_back, is_clock_behind
+from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreUnusable
 from agent.fact_store.sqlite import (
     QUERIES,
     Connect,
@@ -264,11 +264,6 @@ def _mark_open(transaction: Transaction, connection: sqlite3.Connection, *, was_
     catalog = transaction.catalog
     for stream in catalog.streams.values():  # 0054: in the last life a stream may have been served to its end
         connection.execute(QUERIES["end_timelines"], (stream.end_offset, stream.id))
-    newest_unix_ms = max((stream.mark_unix_ms for stream in catalog.streams.values()), default=0)
-    if is_clock_behind(newest_unix_ms, transaction.now_unix_ms):
-        why = clock_set_back(newest_unix_ms, transaction.now_unix_ms)
-        log.warning("clock_behind", extra={"reason": why})
-        transaction.add_incident("clock", "at opening", why)
 
 
 @contextmanager

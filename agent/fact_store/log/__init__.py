@@ -86,4 +86,3 @@ from agent.fact_store.log.timeline import (
     number_of,
     why_other_timeline,
 )
-from agent.fact_store.log.wall_clock import ClockReading, clock_set_back, is_clock_behind

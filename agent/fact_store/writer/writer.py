@@ -47,7 +47,6 @@ from agent.fact_store.log import (
     NEVER_NS,
     AgeClock,
     Catalog,
-    ClockReading,
     ForkError,
     Refused,
     Reseal,
@@ -121,7 +120,6 @@ class Writer:
         self._data_version = connection.execute(QUERIES["data_version"]).fetchone()[0]
         self._age = AgeClock(catalog.age_ms, time.monotonic_ns())
         self._witness = witness
-        self._clock = _read_clocks()
         self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms, holds)
         self._committed_ns = -NEVER_NS
         self._pace = CommitPace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
@@ -332,12 +330,10 @@ class Writer:
         try:
             execute(QUERIES["begin"])
             self._check_only_writer()  # inside the transaction: from here on no other connection can commit
-            clock = _read_clocks()
+            now_unix_ms = time.time_ns() // 1_000_000
             transaction = Transaction(
-                self._connection, self.catalog, self._index, clock.unix_ms, self.age_ms(), self.signer
+                self._connection, self.catalog, self._index, now_unix_ms, self.age_ms(), self.signer
             )
-            if jump_ms := self._clock.jump_ms(clock):
-                transaction.add_incident("clock", "while the node ran", self._clock.jump_text(clock))
             outcomes = self._perform(transaction, group)
             self.housekeeping.work(transaction, time.monotonic_ns(), is_idle=group.is_empty)
             execute(QUERIES["commit"])
@@ -345,9 +341,6 @@ class Writer:
         except sqlite3.Error as error:
             self._roll_back(group, error)
             return
-        if jump_ms:
-            log.warning("clock_jumped", extra={"jump_ms": jump_ms})
-        self._clock = clock
         ends_before = self.catalog.streams
         self.catalog = transaction.catalog  # before the answers: a caller that has its answer can read its facts
         self.signer = transaction.signer
@@ -509,10 +502,6 @@ class Writer:
             else:
                 return
         close_and_keep_log(self._path, self._connection)
-
-
-def _read_clocks() -> ClockReading:
-    return ClockReading(time.time_ns() // 1_000_000, time.monotonic_ns())
 
 
 def _run_call(transaction: Transaction, housekeeping: Housekeeping, call: Call) -> Any:

@@ -1,14 +1,18 @@
 """The clock of the node is set while it reads a device, whose samples have the node's time."""
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent.ingest.clock import BUILT_NS
+from agent.status_codes import CLOCK_UNCERTAIN
 from tests.foreign.modbus.device import QUICK, modbus_device, source, words_map
-from tests.foreign.plant import source_node
+from tests.foreign.plant import NodeProcess, source_node
 from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("libmodbus")]
@@ -24,32 +28,50 @@ def library(tmp_path: Path) -> Path:
     return built
 
 
+class Clock:
+    """The wall clock of the node and its commands."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def set(self, seconds: int) -> None:
+        """Move it to this distance from the right time."""
+        new = self.file.with_suffix(".new")
+        new.write_text(f"{seconds}\n")
+        new.rename(self.file)
+
+
+@pytest.fixture
+def clock(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that a test sets."""
+    found = Clock(tmp_path / "clock")
+    found.set(0)
+    monkeypatch.setenv("WALL_CLOCK", str(found.file))
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    return found
+
+
+def meter(port: int, folder: Path) -> dict[str, object]:
+    """The section of a device in node.toml."""
+    tags_file = source(port, folder, words_map(0, 1)).tags_file
+    where = {"name": "meter", "host": "127.0.0.1", "port": port, "tags_file": str(tags_file)}
+    return {**where, "address_base": 0, **QUICK}
+
+
 @pytest.mark.parametrize("start_s, then_s", [(0, -7200), (100 - int(time.time()), 0)], ids=["set back", "1970"])
 async def test_the_newest_value_after_the_clock_was_set(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_s: int, then_s: int
+    clock: Clock, tmp_path: Path, start_s: int, then_s: int
 ) -> None:
     """The clock is set back two hours, or the node starts in 1970 and the time arrives later: `latest` shows what the
     device counted on, and no more than a minute old; so it does after a restart with the same clock."""
-    clock = tmp_path / "clock"
-
-    def set_clock(seconds: int) -> None:
-        new = tmp_path / "clock.new"
-        new.write_text(f"{seconds}\n")
-        new.rename(clock)
-
     with modbus_device(tmp_path / "device") as device:
         device.count(1, "holding", 0, 0)
-        settings = source(device.port, tmp_path, words_map(0, 1))
-        told = {"name": "meter", "host": "127.0.0.1", "port": device.port, "tags_file": str(settings.tags_file)}
-        told = {**told, "address_base": 0, **QUICK}
-        monkeypatch.setenv("WALL_CLOCK", str(clock))
-        monkeypatch.setenv("LD_PRELOAD", str(library))  # for the node and its commands
         for clocks in ((start_s, then_s), (then_s,)):
-            set_clock(clocks[0])
-            async with source_node(tmp_path, "modbus", told) as node:
+            clock.set(clocks[0])
+            async with source_node(tmp_path, "modbus", meter(device.port, tmp_path)) as node:
                 await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
                 for seconds in clocks:
-                    set_clock(seconds)
+                    clock.set(seconds)
                     asked = device.status()["requests"]
                     await wait_until_async(lambda n=asked: device.status()["requests"] > n + 10, "polls")
                     code, row = await node.bsfg("latest", "--json", "f/0")
@@ -58,3 +80,65 @@ async def test_the_newest_value_after_the_clock_was_set(
                     assert found["value"] > asked
                     assert abs(found["age_ms"]) < 60_000
                     assert not found["ahead_ms"]
+
+
+async def rows(node: NodeProcess, statement: str) -> list[dict[str, Any]]:
+    """The rows of a statement."""
+    code, text = await node.bsfg("sql", "--json", statement)
+    assert code == 0, text
+    return [json.loads(line) for line in text.splitlines()]
+
+
+HOW_TO = Path(__file__).parents[3] / "docs/operate/integrity.md"
+SAMPLES = "select quality, source_time_ns from facts where kind = 'sample' order by offset"
+CHANGES = "select object_json from facts where predicate = 'clock_set' order by offset"
+
+
+async def wait_quality(node: NodeProcess, quality: int) -> None:
+    """Until the last sample has this quality."""
+    while (await rows(node, SAMPLES))[-1]["quality"] != quality:
+        pass
+
+
+async def test_no_value_is_good_before_the_time_arrives(clock: Clock, tmp_path: Path) -> None:
+    """A node starts in 1970, runs, and the time arrives: the samples until then are uncertain, those after it good; a
+    fact says by how much the clock was wrong; status names the clock first, as long as it is wrong, and afterwards what
+    happened. Set back by two hours, the samples are uncertain again, and a restart changes nothing about that."""
+    started_s = time.time()
+    began_s = 100 - int(started_s)
+    clock.set(began_s)
+    with modbus_device(tmp_path / "device") as device:
+        device.count(1, "holding", 0, 0)
+        told = meter(device.port, tmp_path)
+        async with source_node(tmp_path, "modbus", told) as node:
+            await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
+            await wait_quality(node, CLOCK_UNCERTAIN)
+            code, text = await node.bsfg("status")
+            assert code == 1
+            assert "! clock: not believed: it shows 1970-01-01 00:0" in text.splitlines()[1]
+            assert "Uncertain+Clock" in (await node.bsfg("latest", "f/0"))[1]
+            clock.set(0)
+            await wait_quality(node, 0)
+            for sample in await rows(node, SAMPLES):
+                assert sample["quality"] == (CLOCK_UNCERTAIN if sample["source_time_ns"] < BUILT_NS else 0)
+            (change,) = [json.loads(one["object_json"]) for one in await rows(node, CHANGES)]
+            assert change["believed"]
+            assert abs(change["offset_ms"] / 1000 + began_s) < 2
+            assert change["doubted_since"] < "1971" > change["from_time"]
+            (statement,) = re.findall("```sql\n(.*?)```", HOW_TO.read_text("utf-8"), re.DOTALL)
+            right = [one["right_time_ns"] / 1e9 for one in await rows(node, statement)]
+            assert len(right) > 5
+            assert started_s - 1 < min(right) < max(right) < time.time()
+            code, text = await node.bsfg("status")
+            assert code == 0
+            assert "plant-a                  set forward by " in text
+            clock.set(-7200)
+            await wait_quality(node, CLOCK_UNCERTAIN)
+        async with source_node(tmp_path, "modbus", told) as node:
+            await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
+            await wait_quality(node, CLOCK_UNCERTAIN)
+            code, text = await node.bsfg("status")
+            assert code == 0, "it passes by itself"
+            assert "before its newest facts; values are called uncertain" in " ".join(text.split())
+            assert "set back by 2 h at " in text
+            assert all(one["quality"] for one in (await rows(node, SAMPLES))[-5:])

@@ -23,14 +23,13 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.file_replace import sync_folder, write_file
+from agent.ingest.clock import BUILT_NS
 from agent.ingest.errors import SourceRefused
-from agent.ingest.lifecycle import CLOCK_LEAST_NS
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, parse_certificate
 from agent.settings.sources import OpcuaSourceSettings
 
 KEY_BITS = 2048  # the minimum of Basic256Sha256 and the maximum of old devices
 LIFETIME_DAYS = 3650  # the life of a gateway; its end is reported like that of any certificate
-CLOCK_LEAST = datetime.fromtimestamp(CLOCK_LEAST_NS / 1e9, UTC)
 CLOCK_SLACK_DAYS = 1  # for devices whose clock is behind
 
 
@@ -235,7 +234,7 @@ def _self_signed(key: rsa.RSAPrivateKey, application_uri: str) -> x509.Certifica
         decipher_only=False,
     )
     now = datetime.now(UTC)
-    if now < CLOCK_LEAST:
+    if now.timestamp() * 1e9 < BUILT_NS:
         text = f"our certificate is not made while this machine's clock says {now:%Y-%m-%d %H:%M} UTC: it was never set"
         raise SourceRefused(f"{text}; set it (timedatectl), and the node goes on by itself")
     return (

@@ -1,0 +1,204 @@
+"""The belief in the node's clock: what is doubted, until when, what is recorded about it, and which samples are
+good."""
+
+import json
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.columns import SampleColumns
+from agent.ingest.clock import (
+    BEHIND_NS,
+    BUILT_NS,
+    DOUBTED_NS_MAX,
+    STARTING_NS_MAX,
+    ClockBelief,
+    ClockChange,
+    ClockMemory,
+    ClockReading,
+    Doubt,
+    clock_message,
+    mark_doubted,
+)
+from agent.message import Sample, time_text
+from agent.status_codes import CLOCK_UNCERTAIN, status_name
+
+S = 1_000_000_000
+HOUR = 3_600 * S
+NOW = BUILT_NS + 1_000 * HOUR
+RUN = 500 * HOUR  # since the start of the machine
+UNKNOWN = ClockMemory()
+KNOWN = ClockMemory(NOW, NOW - RUN)  # of a process that has just ended
+
+
+def belief(*, wall_ns: int = NOW, boot_ns: int = RUN, memory: ClockMemory = UNKNOWN, **more: bool) -> ClockBelief:
+    """A start with this clock."""
+    return ClockBelief(memory, ClockReading(wall_ns, boot_ns, **more), 0)
+
+
+@pytest.mark.parametrize(
+    "wall_ns, boot_ns, memory, more, doubt",
+    [
+        (NOW, RUN, UNKNOWN, {}, None),  # a first start: nothing speaks against it
+        (60 * S, 60 * S, UNKNOWN, {}, Doubt.BEFORE_BUILD),
+        (BUILT_NS - 1, RUN, UNKNOWN, {"is_synchronised": True}, Doubt.BEFORE_BUILD),
+        (NOW + 9 * S, RUN + 9 * S, KNOWN, {}, None),  # the process alone was restarted
+        (NOW + 9 * S, RUN + 9 * S, KNOWN._replace(has_server=True), {}, None),
+        (NOW - HOUR, 60 * S, KNOWN, {}, Doubt.BEHIND),
+        (NOW - HOUR, 60 * S, KNOWN, {"is_synchronised": True}, None),  # the earlier one was ahead
+        (NOW + 90 * S, 60 * S, KNOWN, {}, Doubt.UNCONFIRMED),  # it goes on from the last stop
+        (NOW + 90 * S, 60 * S, KNOWN, {"has_kept_time": True}, None),  # off for half a minute
+        (NOW + 90 * S, 60 * S, KNOWN, {"is_synchronised": True}, None),
+        (NOW + HOUR, 60 * S, KNOWN, {}, None),  # it went on while the machine was off
+        (NOW + HOUR, 60 * S, KNOWN._replace(has_server=True), {}, Doubt.UNCONFIRMED),
+        (NOW + 9 * S, RUN + 99 * S, KNOWN, {}, Doubt.UNCONFIRMED),  # it lost 90 s while no process ran
+        (NOW + 99 * S, RUN + 9 * S, KNOWN, {}, None),  # it was set forward while no process ran
+    ],
+)
+def test_what_is_doubted_at_a_start(
+    wall_ns: int, boot_ns: int, memory: ClockMemory, more: dict[str, bool], doubt: Doubt | None
+) -> None:
+    """Before the build, before the newest time believed, or where a clock that stood still would be."""
+    found = belief(wall_ns=wall_ns, boot_ns=boot_ns, memory=memory, **more)
+    assert found.doubt is doubt
+    assert bool(found.spans(boot_ns)) == (doubt is not None)
+
+
+def test_the_times_that_the_store_recorded_count_as_believed() -> None:
+    """Without the file of the last process, too."""
+    reading = ClockReading(NOW, RUN)
+    assert ClockBelief(UNKNOWN, reading, NOW + BEHIND_NS).doubt is None
+    assert ClockBelief(UNKNOWN, reading, NOW + BEHIND_NS + 1).doubt is Doubt.BEHIND
+
+
+def test_a_doubt_about_a_start_ends() -> None:
+    """By a time server, by hand, or after a day; one that the clock is behind also when its time comes. A clock before
+    the build stays doubted."""
+    known = KNOWN._replace(has_server=True)
+    for boot_ns, moved_ns, is_synchronised, offset_ns in (
+        (90 * S, 0, True, 0),
+        (90 * S, HOUR, False, HOUR),
+        (60 * S + DOUBTED_NS_MAX, 0, False, None),
+    ):
+        found = belief(wall_ns=NOW + 5 * S, boot_ns=60 * S, memory=known)
+        assert found.take(ClockReading(NOW + 34 * S, 89 * S)) is None
+        wall_ns = NOW - 55 * S + boot_ns + moved_ns
+        change = found.take(ClockReading(wall_ns, boot_ns, is_synchronised))
+        assert change == ClockChange(NOW - 55 * S, wall_ns - moved_ns, wall_ns, offset_ns, None)
+        assert found.spans(boot_ns) == [(NOW - 55 * S, wall_ns - moved_ns)]
+        assert found.memory == ClockMemory(wall_ns, wall_ns - boot_ns, has_server=True)
+    behind = belief(wall_ns=NOW - HOUR, boot_ns=60 * S, memory=known)
+    assert behind.take(ClockReading(NOW - 1, 60 * S + HOUR - 1)) is None
+    assert behind.take(ClockReading(NOW, 60 * S + HOUR)) is not None
+    assert behind.doubt is None
+    never = belief(wall_ns=S, boot_ns=S)
+    assert never.take(ClockReading(2 * DOUBTED_NS_MAX, 2 * DOUBTED_NS_MAX, is_synchronised=True)) is None
+    assert never.doubt is Doubt.BEFORE_BUILD
+
+
+def test_a_clock_that_is_set_while_the_node_runs_is_one_change() -> None:
+    """Forwards it is believed; back it is behind, until a time server says that it is right: then the former clock was
+    wrong, and this one is followed after the next start. A second of correction is no change."""
+    found = belief()
+    assert found.take(ClockReading(NOW + 2 * S, RUN + S)) is None
+    assert found.is_settled(NOW + 2 * S, RUN + S)
+    assert not found.is_settled(NOW + HOUR, RUN + S)
+    change = found.take(ClockReading(NOW + HOUR, RUN + S))
+    assert change == ClockChange(None, NOW + S, NOW + HOUR, HOUR - S, None)
+    assert found.take(ClockReading(NOW - HOUR, RUN + S)) == ClockChange(
+        None, NOW + HOUR, NOW - HOUR, -2 * HOUR, Doubt.BEHIND
+    )
+    assert found.spans(RUN + S) == [(NOW - HOUR, NOW - HOUR + 2 * S)]
+    change = found.take(ClockReading(NOW - HOUR + S, RUN + 2 * S, is_synchronised=True))
+    assert change == ClockChange(NOW - HOUR, NOW - HOUR + S, NOW - HOUR + S, 0, None)
+    assert belief(wall_ns=NOW - HOUR + 2 * S, boot_ns=RUN + 3 * S, memory=found.memory).doubt is None
+
+
+def test_samples_between_two_looks_at_the_clock_are_doubted() -> None:
+    """They have been read since it was set."""
+    found = belief()
+    found.take(ClockReading(9 * S, RUN + 3 * S))
+    assert found.spans(RUN + 3 * S) == [(6 * S, 11 * S)]
+
+
+def test_a_restart_before_the_time_arrives_keeps_what_was_believed() -> None:
+    """The times that a doubted clock gave do not count as believed at the next start."""
+    first = belief(wall_ns=NOW - HOUR, boot_ns=STARTING_NS_MAX, memory=KNOWN)
+    first.take(ClockReading(NOW - HOUR + S, STARTING_NS_MAX + S))
+    second = belief(wall_ns=NOW - HOUR + 2 * S, boot_ns=STARTING_NS_MAX + 2 * S, memory=first.memory)
+    assert second.doubt is Doubt.BEHIND
+    assert second.spans(0)[0][0] == NOW - HOUR - STARTING_NS_MAX, "the samples of the first process are among them"
+
+
+SECONDS = st.integers(0, 3_000)
+TIMES = st.one_of(st.integers(0, 10_000), st.integers(-20_000, 20_000).map(lambda s: NOW // S + s))
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["pass", "set", "sample", "deliver", "restart"]), SECONDS, TIMES), max_size=40
+)
+
+
+@given(start_s=TIMES, steps=STEPS)
+def test_no_good_sample_has_a_time_that_is_not_believed(start_s: int, steps: list[tuple[str, int, int]]) -> None:
+    """However the clock is set and whenever samples are delivered: none is good with a time before the build, or with
+    one more than two minutes before the newest good time. A clock that shows more than all before is believed."""
+    boot_ns = RUN
+    offset_ns = start_s * S - boot_ns
+    found = ClockBelief(UNKNOWN, ClockReading(start_s * S, boot_ns), 0)
+    taken = deque[int]()
+    newest_ns = high_ns = 0
+    is_looked_at = True
+    for kind, passed_s, to_s in steps:
+        match kind:
+            case "pass":
+                boot_ns += passed_s * S // 100
+            case "set" if is_looked_at:  # the node looks once a second
+                high_ns = max(high_ns, boot_ns + offset_ns)
+                offset_ns, is_looked_at = to_s * S - boot_ns, False
+            case "sample":
+                taken.append(boot_ns + offset_ns)
+            case "restart":
+                taken.clear()
+                found = ClockBelief(found.memory, ClockReading(boot_ns + offset_ns, boot_ns), newest_ns)
+                is_looked_at = True
+            case "deliver":
+                found.take(ClockReading(boot_ns + offset_ns, boot_ns))
+                is_looked_at = True
+                rows = SampleColumns.of([Sample(1, time_ns, 1) for time_ns in taken])
+                taken.clear()
+                marked = mark_doubted(rows, found.spans(boot_ns))
+                for time_ns, quality in zip(marked.source_times_ns, marked.qualities, strict=True):
+                    if quality == 0:
+                        assert time_ns >= max(BUILT_NS, newest_ns - BEHIND_NS)
+                        newest_ns = max(newest_ns, time_ns)
+        if is_looked_at and boot_ns + offset_ns > max(high_ns, BUILT_NS + DOUBTED_NS_MAX):
+            found.take(ClockReading(boot_ns + offset_ns, boot_ns))
+            assert found.doubt in (None, Doubt.UNCONFIRMED)
+
+
+def test_marking_changes_good_samples_of_the_spans_only() -> None:
+    """A bad or uncertain sample keeps its status, and a good one its flags."""
+    rows = [Sample(1, 10, 1), Sample(1, 20, 1, 0x480), Sample(1, 20, 1, 0x80050000), Sample(1, 20, 1, 0x40940500)]
+    columns = SampleColumns.of(rows)
+    assert mark_doubted(columns, [(11, 20)]).qualities == [0, CLOCK_UNCERTAIN | 0x480, 0x80050000, 0x40940500]
+    assert mark_doubted(columns, []) is columns
+    assert status_name(CLOCK_UNCERTAIN | 0x480) == "Uncertain+Clock"
+
+
+def test_the_fact_of_a_change() -> None:
+    """It says how to correct the times, and is dated by the clock that is believed."""
+    arrived = clock_message(ClockChange(5 * S, 65 * S, NOW, NOW - 65 * S, None), "plant-a")
+    assert (arrived.fact.subject, arrived.fact.predicate) == ("clock:plant-a", "clock_set")
+    assert arrived.envelope.produced_at_unix_ms == NOW // 1_000_000
+    assert json.loads(arrived.fact.object_json) == {
+        "believed": True,
+        "doubt": None,
+        "doubted_since": "1970-01-01T00:00:05Z",
+        "from_time": "1970-01-01T00:01:05Z",
+        "offset_ms": (NOW - 65 * S) // 1_000_000,
+        "to_time": time_text(NOW),
+    }
+    back = clock_message(ClockChange(None, NOW, NOW - HOUR, -HOUR, Doubt.BEHIND), "plant-a")
+    assert back.envelope.produced_at_unix_ms == NOW // 1_000_000
+    assert json.loads(back.fact.object_json)["doubt"] == "behind"
