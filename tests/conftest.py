@@ -20,6 +20,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.sim import IS_LONG
+from tests.support import entropy
 from tests.support.memory import memory_folder
 from tests.support.virtual_time import run_virtual
 
@@ -29,10 +30,10 @@ settings.register_profile("bsfg", deadline=None, derandomize=not IS_LONG, suppre
 settings.load_profile("bsfg")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Refuse an interpreter without asserts, replace every BSFG_ variable before a test can read one, and handle
     Ctrl-C, which a shell's background jobs and their children ignore. Drop asyncio's log lines about slow callbacks,
-    because a stalled machine causes them, too."""
+    because a stalled machine causes them, too. Random numbers are fresh only in `make test-long` and `make sim`."""
     if sys.flags.optimize:
         pytest.exit("python -O removes the asserts that the product and its tests rely on", returncode=2)
     for name in [name for name in os.environ if name.startswith("BSFG_")]:
@@ -43,6 +44,8 @@ def pytest_configure() -> None:
     logging.getLogger("asyncio").addFilter(lambda record: not str(record.msg).startswith("Executing "))
     # In debug mode asyncio keeps ten frames of each callback, which took a third of the cost of that mode.
     vars(asyncio.constants)["DEBUG_STACK_DEPTH"] = 1
+    if not IS_LONG and config.option.markexpr != "system":
+        config.pluginmanager.register(entropy)
 
 
 SHARE_SPARK = (
