@@ -8,7 +8,7 @@ import pytest
 
 from agent import file_watch
 from agent.file_watch import WatchTimes, watch_files
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 
 async def test_a_changed_file_is_read_when_it_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,7 @@ async def test_a_changed_file_is_read_when_it_is_quiet(tmp_path: Path, monkeypat
         happened.append("settle")
 
     monkeypatch.setattr(file_watch, "_settle", settle)
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         watching = group.create_task(watch_files("tags", lambda: [file], look, WatchTimes(reread_s=60.0)))
         await wait_until_async(lambda: happened == ["look"], "the first look")
         file.write_text("changed")

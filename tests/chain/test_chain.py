@@ -25,13 +25,10 @@ from tests.foreign.modbus.device import HOST, LIBMODBUS, ModbusDevice, modbus_de
 from tests.foreign.server import NODE_OPCUA, ForeignServer
 from tests.replication.nodes import write_node_toml
 from tests.spark.making import QUICK_JVM
-from tests.waiting import wait_until
-
-pytestmark = [pytest.mark.timeout(300)]
+from tests.waiting import LIMIT_S, wait_until
 
 PLANT, ENTERPRISE, LAKE = "plant-a", "enterprise", "lake"
 TELEMETRY = "facts.telemetry"
-LIMIT_S = 60.0
 COUNTERS = ("first", "second")  # at the server; a fact for each change
 REGISTERS = (10, 11)  # at the device; each holds how often it was read
 

@@ -92,7 +92,7 @@ def test_consumer_list_shows_the_lease() -> None:
     run("consumer", "add", "local.mes", "--stream", STREAM)
     with FactStore.open(Path("state/facts.db"), "plant-a") as store:
         for instance in ("5f3a", "77c1"):
-            store.consumers.hold_lease("idmz.ops", LeaseClaim(instance, 0)).result(20)
+            store.consumers.hold_lease("idmz.ops", LeaseClaim(instance, 0)).result()
         known = store.consumers.get("idmz.ops")
     assert known is not None
     epoch = known.registered_unix_ms + 2

@@ -9,7 +9,7 @@ from tests.docs.one_machine import PAGES, Site
 from tests.ingest.fakes import running
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300), pytest.mark.in_order]
+pytestmark = [pytest.mark.system, pytest.mark.in_order]
 TYPED = ("survive-an-outage", "move-the-store")
 TYPED += ("add-a-plant", "replace-a-gateway")
 

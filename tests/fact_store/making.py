@@ -14,13 +14,12 @@ from agent.fact_store import FactStore, StoreReader
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.pages import Page, PeerPosition, PutResult, ReceivedDefinition
 from agent.settings.store import StoreSettings
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 T = TypeVar("T")
 TELEMETRY = "facts.telemetry"
 OPERATIONAL = "facts.operational"
 EPOCH = bytes(range(16))
-LIMIT_S = 20.0
 # Samples are committed at once, not after the product's 250 ms, for which each append of a test would wait. How appends
 # are grouped over time is tested with the product's settings (append/test_group_commit.py, append/test_append.py).
 AT_ONCE = StoreSettings(commit_interval_ms=0)

@@ -11,7 +11,7 @@ from tests.foreign.server import ForeignServer, foreign_server
 from tests.support import command
 from tests.waiting import wait_until_async
 
-pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
 
 COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
 

@@ -14,8 +14,8 @@ from agent.hardware.conduits import Flow, render_conduits
 from agent.hardware.machine import read_serial_port
 from agent.hardware.udev import SerialPort, render_udev
 from tests.support.command import bsfg
+from tests.waiting import LIMIT_S
 
-LIMIT_S = 60
 NODE = """
 [node]
 zone = "plant-a"

@@ -11,8 +11,7 @@ import pytest
 
 from agent.health.notify import STATUS_CHARACTERS_MAX, Notifier, watch
 from agent.health.watchdog import NS_PER_S, Progress
-
-LIMIT_S = 30
+from tests.waiting import LIMIT_S
 
 
 class ServiceManager:

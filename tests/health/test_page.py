@@ -20,9 +20,9 @@ from agent.health.page import END_OF_REQUEST, REQUEST_BYTES_MAX, answer
 from agent.health.server import CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS_MAX, HealthPageUnavailable, note_port, serve
 from agent.health.snapshot import NodeSnapshot
 from agent.settings.node import HealthSettings, IdentitySettings
+from tests.waiting import LIMIT_S
 
 HOST = "127.0.0.1"
-LIMIT_S = 30
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST, STORE_REFUSED, 
 from agent.ingest.recorder import FAILURES_MAX, Recorder
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from tests.ingest.fakes import Busy, FakeStore
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 DEFINITION = TagDefinition("tag:a/b")
 
@@ -82,7 +82,7 @@ async def test_committed_waits_for_what_was_handed_in_before(monkeypatch: pytest
     await one.settle()
     one.hand_in("facts.telemetry", SampleColumns.of([Sample(1, 2, 2)]))  # not waited for: it came later
     queued[1].set_result(None)
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, LIMIT_S)
     await one.settle()
     queued[2].set_result(None)
     await one.drain()

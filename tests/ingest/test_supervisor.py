@@ -27,7 +27,7 @@ from agent.ingest.tags.tag_map import TagMap
 from agent.message import Sample, TagDefinition
 from tests.ingest.fakes import Busy, FakeStore
 from tests.ingest.plant import ingesting, modbus, opcua
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 TAG = "tag,table,register,type\nplant/x,holding,1,int16\n"
 
@@ -66,7 +66,7 @@ def test_our_own_mistake_ends_the_process(monkeypatch: pytest.MonkeyPatch, tmp_p
     lives(monkeypatch, death)
 
     async def scenario() -> None:
-        async with asyncio.timeout(20), ingesting(modbus(1, tmp_path, TAG)):
+        async with asyncio.timeout(LIMIT_S), ingesting(modbus(1, tmp_path, TAG)):
             await asyncio.Event().wait()
 
     with pytest.raises(BaseExceptionGroup) as ended:

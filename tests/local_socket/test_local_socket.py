@@ -29,7 +29,7 @@ from agent.settings.signing import SigningSettings
 from agent.settings.store import HoldLimit, StreamSettings
 from tests.signing.signers import make
 from tests.support.served_store import served_store
-from tests.waiting import wait_until, wait_until_async
+from tests.waiting import LIMIT_S, wait_until, wait_until_async
 
 FACT = Fact("batch:B-1", "step_completed", b'{"step":"mash"}')
 
@@ -439,7 +439,7 @@ class LongAnswers(RequestHandler):
 async def test_clients_that_left_take_no_place(tmp_path: Path) -> None:
     """Any number of clients come one after the other, and each is answered. After them silent clients take all places,
     and the next client gets the place of the oldest of these."""
-    async with served_store(tmp_path), asyncio.timeout(25):
+    async with served_store(tmp_path), asyncio.timeout(LIMIT_S):
         for _ in range(CONNECTIONS_MAX + server.WAITING_MAX + 5):
             assert isinstance(await local_socket.ask(tmp_path, local_socket.ListConsumers()), local_socket.Consumers)
         silent = []
@@ -603,7 +603,7 @@ def test_a_node_signs_with_its_key_and_records_without_it(tmp_path: Path) -> Non
         with open_store(settings) as store:
             fact = Fact("order:line1/77", "order_released", b"1")
             message = Message(Envelope(name, "plant-a", "*", 1_700_000_000_000), fact)
-            store.appends.append_message("facts.operational", message).result(20)
+            store.appends.append_message("facts.operational", message).result()
             found = [one.detail for one in store.incidents() if one.kind == "signing"]
             assert found == ([] if files["s.key"].exists() else found[:1])
             return [bool(one.head) for one in store.read("facts.operational", 0, 100, 2**30).batches]

@@ -21,7 +21,7 @@ from agent.node.node import Node, _first_assertion
 from agent.node.start import Start
 from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
 from tests.support import command
-from tests.waiting import wait_until, wait_until_async
+from tests.waiting import LIMIT_S, wait_until, wait_until_async
 
 
 def settings_of(folder: Path) -> NodeSettings:
@@ -148,7 +148,7 @@ async def test_a_store_that_fails_ends_the_node(tmp_path: Path) -> None:
         running = asyncio.create_task(node.run(asyncio.Event(), asyncio.get_running_loop().create_future()))
         await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
         store.ended.set_exception(StoreFailed("the disk", "replace it"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             with pytest.raises(ExceptionGroup) as caught:
                 await running
         assert caught.group_contains(StoreFailed)
@@ -192,6 +192,6 @@ async def ends(self):
 main()
 """
     command_line = [sys.executable, "-c", script, "run"]
-    ended = subprocess.run(command_line, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command_line, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert f'"event": "task_ended", "task": "{name}", "how": "returned"' in ended.stderr

@@ -61,8 +61,8 @@ def with_a_consumer_behind(folder: Path) -> FactStore:
     """A store with one message that a consumer has not confirmed."""
     store = FactStore.open(folder / "facts.db", "plant-a")
     envelope = Envelope("m1", "plant-a", "*", 1_700_000_000_000)
-    store.appends.append_message(STREAM, Message(envelope, Fact("batch:B-1", "done", b"1"))).result(20)
-    store.consumers.register("mes", "plant-a", STREAM, "oldest").result(20)
+    store.appends.append_message(STREAM, Message(envelope, Fact("batch:B-1", "done", b"1"))).result()
+    store.consumers.register("mes", "plant-a", STREAM, "oldest").result()
     return store
 
 
@@ -70,9 +70,9 @@ def test_a_consumers_age_counts_from_its_registration(tmp_path: Path) -> None:
     """The age counts neither from the source time of the facts, years ago, nor from their arrival before the consumer
     registered."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        store.appends.define([TagDefinition("tag:line1/t1")]).result(20)
-        store.appends.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0)]).result(20)
-        store.consumers.register("mes", "plant-a", "facts.telemetry", "oldest").result(20)
+        store.appends.define([TagDefinition("tag:line1/t1")]).result()
+        store.appends.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0)]).result()
+        store.consumers.register("mes", "plant-a", "facts.telemetry", "oldest").result()
         collector, kept = collector_of(store, tmp_path), ConsumerSpace("mes", "facts.telemetry", 100, 72.0, None)
         collector._from_disk.space = StoreSpace(0, None, None, None, (), (kept,))
         (consumer,) = collector.snapshot().consumers
@@ -91,8 +91,8 @@ def test_the_read_rate_of_a_consumer(tmp_path: Path) -> None:
         messages = [
             Message(Envelope(f"m{n}", "plant-a", "*", 1), Fact("batch:B-1", "done", b"1")) for n in range(2, 12)
         ]
-        store.appends.append_messages(STREAM, messages).result(20)
-        store.consumers.confirm("mes", 5).result(20)
+        store.appends.append_messages(STREAM, messages).result()
+        store.consumers.confirm("mes", 5).result()
         now_s = 102.0
         collector._sample_consumers()
         (consumer,) = collector.snapshot().consumers
@@ -238,7 +238,7 @@ def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:
     with with_a_consumer_behind(tmp_path) as store:
         (before,) = collector_of(store, tmp_path).progress()
         with pytest.raises(Exception, match="cannot be sealed"):  # counted as a full disk would be
-            store.appends.append_samples(STREAM, [Sample(9, 1, 1.0, 0)]).result(20)
+            store.appends.append_samples(STREAM, [Sample(9, 1, 1.0, 0)]).result()
         (after,) = collector_of(store, tmp_path).progress()
         assert after.counter > before.counter
         assert (store.statistics().appends_failed, after.counter) == (1, store.statistics().commits + 1)
@@ -247,8 +247,8 @@ def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:
 def test_samples_without_acknowledgement_are_counted(tmp_path: Path) -> None:
     """They are in the count, but not in the latency."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        store.appends.define([TagDefinition("tag:line1/t1")]).result(20)
-        store.appends.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0), Sample(1, 2, 2.0, 0)]).result(20)
+        store.appends.define([TagDefinition("tag:line1/t1")]).result()
+        store.appends.append_samples("facts.telemetry", [Sample(1, 1, 1.0, 0), Sample(1, 2, 2.0, 0)]).result()
         counted = store.statistics()
         assert (counted.facts_appended, sum(counted.append_latency.counts)) == (2, 0)
 

@@ -25,7 +25,7 @@ from agent.signing.messages import MessagePlace, sign_request, split_request
 from tests.fact_store.durability.faults import Faults, full_error
 from tests.fact_store.making import IN_MEMORY
 from tests.signing.signers import Made, make, signing_key
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 EAGER = WatchTimes(settle_s=0.01, settle_max_s=0.1, reread_s=0.2)
 LIFE: dict[str, Any] = {"begins": datetime(2020, 1, 1, tzinfo=UTC), "ends": datetime(2100, 1, 1, tzinfo=UTC)}
@@ -62,7 +62,7 @@ class Files:
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Watch as a node does."""
-        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
             watching = group.create_task(self.trust.run())
             yield
             watching.cancel()

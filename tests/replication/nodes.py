@@ -33,7 +33,7 @@ from agent.settings.peers import BrokerSettings
 from agent.settings.store import StoreSettings, StreamSettings
 from agent.signing.heads import HeadSigner
 from tests.support.mosquitto import Mosquitto
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 STREAM = "facts.telemetry"
 IMPATIENT = ReceiverSettings(wait_ms=200, answer_timeout_ms=500, backoff_ms_min=20, backoff_ms_max=500, blocked_ms=500)
@@ -139,7 +139,7 @@ class Node:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(LIMIT_S):
                     await self.link.wait_up()
                 yield self
             finally:
@@ -174,7 +174,7 @@ async def whole_node(folder: Path, broker: Mosquitto, zone: str, peer: str) -> A
         async with asyncio.TaskGroup() as group:
             group.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(LIMIT_S):
                     await node._runtimes["site"].link.wait_up()
                 yield file
             finally:

@@ -19,7 +19,7 @@ from tests.sim import scaled
 from tests.spark import making
 from tests.spark.making import BAD, SECOND_NS, TELEMETRY, UNCERTAIN, VALUES
 
-pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.system]
 
 # An hour before the clocks of Berlin go back, for four hours: 02:30 is there twice.
 BEGIN_NS = 1_792_882_800 * SECOND_NS  # 2026-10-24T23:00:00Z

@@ -20,7 +20,7 @@ from tests.spark import making
 from tests.spark.making import NOON_NS, SECOND_NS, VALUES
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.system]
 
 RUN = [Sample(1 + n % 3, NOON_NS + n * 1_000_100, value, n % 2) for n, value in enumerate(VALUES)]
 HOURS = [

@@ -20,7 +20,7 @@ from tests.spark import making
 from tests.spark.making import NOON_NS, QUICK_JVM, SECOND_NS
 from tests.spark.streaming.dying import land_toml
 
-pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.system]
 
 SPARK_HOME = Path(pyspark.__file__).parent
 ENVIRONMENT = {

@@ -13,8 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from agent.cli import main
-
-LIMIT_S = 60
+from tests.waiting import LIMIT_S
 
 
 def bsfg(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

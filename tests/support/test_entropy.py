@@ -22,6 +22,7 @@ def drawn() -> list[object]:
 
 @pytest.fixture(scope="module")
 def wide() -> str:
+    """Drawn in the setup of the first test only."""
     return secrets.token_hex(8)
 
 

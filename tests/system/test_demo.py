@@ -12,7 +12,7 @@ from agent.demo.layout import ZONES
 from agent.demo.scenario import Outcome, Timing, run_demo
 from agent.demo.view import View
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system]
 
 
 def children() -> set[str]:

@@ -17,7 +17,7 @@ from agent.demo.layout import TELEMETRY
 from agent.demo.scenario import RunningZones, run_zones
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system]
 
 LIMIT_S = 60.0
 

@@ -17,10 +17,10 @@ import pytest
 from agent.replication.broker.config import PeerLink, limits_for
 from agent.replication.broker.folder import render_unit_limits
 from tests.support.mosquitto import Mosquitto
+from tests.waiting import LIMIT_S
 
 SYSTEMD = Path(__file__).resolve().parents[2] / "systemd"
 PROGRAM = "/opt/bsfg/bin/bsfg"
-LIMIT_S = 60
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:

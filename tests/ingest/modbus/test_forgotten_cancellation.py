@@ -10,7 +10,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.lifecycle import State
 from agent.ingest.modbus.source import ModbusSource
 from tests.ingest.plant import ingesting, modbus
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 
 def test_a_source_stops_though_its_cancellation_became_an_error(
@@ -32,7 +32,7 @@ def test_a_source_stops_though_its_cancellation_became_an_error(
     monkeypatch.setattr(ModbusSource, "run", run)
 
     async def scenario() -> None:
-        async with asyncio.timeout(20), ingesting(modbus(1, tmp_path)) as running:
+        async with asyncio.timeout(LIMIT_S), ingesting(modbus(1, tmp_path)) as running:
             await wait_until_async(lambda: lives, "the first life")
         assert running.source("meter").state is State.STOPPED
 

@@ -23,6 +23,7 @@ from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
 from agent.ingest.modbus.plan import Read
 from agent.settings.sources import ModbusSourceSettings
 
+pytestmark = pytest.mark.system  # the device answers by the real clock
 FIVE = Read(1, Table.HOLDING, 10, 5, ())
 LONG = Read(1, Table.HOLDING, 0, 100, ())
 BEYOND = Read(1, Table.HOLDING, 99, 2, ())

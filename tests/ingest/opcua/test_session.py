@@ -43,6 +43,7 @@ from agent.ingest.quality import BAD_NOT_SUPPORTED
 from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.opcua.fake_session import FakeSession
+from tests.waiting import LIMIT_S
 
 S = 1_000_000_000
 SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
@@ -331,7 +332,7 @@ async def test_how_a_session_ends(monkeypatch: pytest.MonkeyPatch, *, is_stopped
                 raise asyncio.CancelledError
             raise SourceLost("gone")
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         with pytest.raises(asyncio.CancelledError if is_stopped else SourceLost):
             await life()
     kept = "deleted" if is_stopped else "kept"
@@ -345,7 +346,7 @@ async def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.Mon
         await asyncio.Event().wait()
 
     monkeypatch.setattr(session_module, "connect", never)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         with pytest.raises(SourceLost, match="no answer in time while"):
             async with open_session(replace(SETTINGS, request_timeout_ms=0)):
                 pass

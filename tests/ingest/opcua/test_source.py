@@ -55,7 +55,7 @@ from tests.ingest.opcua.fake_session import (
     opening,
     status_change,
 )
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 S = 1_000_000_000
 FLAT = {"allow_unwrapped": False, "flatten_subgroups": True}
@@ -557,7 +557,7 @@ async def test_items_are_tended_while_an_audit_waits(monkeypatch: pytest.MonkeyP
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: session.asked, "items")
         session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
-        await asyncio.wait_for(waiting.wait(), 10)
+        await asyncio.wait_for(waiting.wait(), LIMIT_S)
         session.refusals[2, ""] = BAD_NODE_ID_UNKNOWN
         source._delivery.offer_map(
             [tag(1), tag(2)], await source._delivery.recorder.define([tag(1).definition, tag(2).definition])

@@ -67,7 +67,7 @@ def test_facts_say_what_a_signature_proves(tmp_path: Path) -> None:
     compromised."""
     signer, file = ZoneSigner(SigningKey.generate(), b""), tmp_path / "facts.db"
     with FactStore.open(file, "plant", signer=signer) as store:
-        store.appends.append_message(OPERATIONAL, message("m")).result(20)
+        store.appends.append_message(OPERATIONAL, message("m")).result()
 
     def verified() -> list[tuple[Any, ...]]:
         with closing(StoreReader(file)) as reader, closing(SqlSession(reader, NOW_NS)) as asked:
@@ -75,7 +75,7 @@ def test_facts_say_what_a_signature_proves(tmp_path: Path) -> None:
 
     assert verified() == [("yes",)]
     with FactStore.open(file, "plant") as store:
-        store.set_compromised({signer.key_id: 0}).result(20)
+        store.set_compromised({signer.key_id: 0}).result()
     assert verified() == [("suspect",)]
 
 

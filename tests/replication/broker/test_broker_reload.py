@@ -28,7 +28,7 @@ from agent.replication.protocol.errors import NotAuthorized
 from agent.replication.protocol.messages import ListStreams
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import HOST, Mosquitto
-from tests.waiting import wait_until, wait_until_async
+from tests.waiting import LIMIT_S, wait_until, wait_until_async
 
 NOW = datetime.now(UTC)
 # Clean start, keep-alive 60 s, no properties, a client identifier from the broker (MQTT 5, 3.1).
@@ -206,7 +206,7 @@ def test_brokers_are_identified_by_their_configuration_file(tmp_path: Path, monk
         assert find_brokers(Path("mosquitto.conf")) == []
     finally:
         for each in started:
-            each.communicate(timeout=10)
+            each.communicate(timeout=LIMIT_S)
 
 
 def _resign_crl(folder: Path, target: Path) -> None:

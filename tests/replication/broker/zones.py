@@ -19,9 +19,8 @@ from agent.replication import pki
 from agent.replication.broker.config import PeerLink
 from agent.replication.broker.session import BrokerTarget
 from tests.support.mosquitto import HOST, Mosquitto
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
-LIMIT_S = 20.0
 BROKER = "private"  # the name under which the helper has its broker issued
 SUCCESS, NOBODY_LISTENS, NOT_AUTHORIZED = 0x00, 0x10, 0x87
 RETAIN_NOT_SUPPORTED, PACKET_TOO_LARGE, UNSPECIFIED = 0x9A, 0x95, 0x80

@@ -29,7 +29,7 @@ from agent.replication.protocol.errors import (
     PeerAbsent,
     TransportError,
 )
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 ACCESS = Access("b", "idmz", "host", 1, lambda: None)  # type: ignore[arg-type, return-value]
 PUBLISH = 0x30
@@ -134,7 +134,7 @@ async def test_all_waiting_callers_fail_when_the_connection_ends() -> None:
     connection._socket = None
     connection._end(ConnectionLost("b", "gone"))
     for future in (waiting, connection._connack):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             with pytest.raises(ConnectionLost, match="gone"):
                 await future
 
@@ -220,7 +220,7 @@ async def test_a_connection_is_up_with_what_came_with_its_handshake(
 
     monkeypatch.setattr(Connection, "_tick", tick)
     played.reads.append(lambda: accepts(opened[0]))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         connection = await Connection.open(ACCESS, lambda _: None)
     announced = played.connected["properties"]
     assert announced.MaximumPacketSize == INCOMING_BYTES_MAX
@@ -234,7 +234,7 @@ async def test_an_attempt_that_is_cancelled_leaves_no_socket(played: Played) -> 
     attempt = asyncio.create_task(Connection.open(ACCESS, lambda _: None))
     await asyncio.sleep(0)
     attempt.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         with pytest.raises(asyncio.CancelledError):
             await attempt
     played.may_connect.set()
@@ -247,7 +247,7 @@ async def test_an_attempt_that_is_cancelled_leaves_no_socket(played: Played) -> 
 async def test_a_broker_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """One that accepts TLS and no session, or a session and no subscription."""
     monkeypatch.setattr(transport, limit, 0.0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         if limit == "CONNACK_S_MAX":
             with pytest.raises(BrokerUnreachable, match="no CONNACK"):
                 await Connection.open(ACCESS, lambda _: None)
@@ -343,7 +343,7 @@ async def test_a_request_during_which_the_connection_ends_fails(
     connection = connected(monkeypatch)
     played.on_publish = lambda: connection._end(ConnectionLost("b", "broken pipe"))
     waiting = connection.publish_request("t", b"{}", "r", bytes(16), 1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         with pytest.raises(TransportError, match="broken pipe"):
             await waiting
 

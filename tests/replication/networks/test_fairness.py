@@ -26,7 +26,7 @@ from agent.settings.peers import PeerLimits
 from agent.settings.store import StoreSettings
 from tests.replication.nodes import STREAM, Node, access
 from tests.support.mosquitto import Mosquitto
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 pytestmark = pytest.mark.system
 
@@ -86,7 +86,7 @@ async def test_searches_of_one_zone_do_not_make_another_one_busy(shared: Mosquit
 
     def look_up(stream: str, _wanted: object, fresh_ms: int, _: int) -> LatestValues:
         begun.append("idmz" if fresh_ms == 1 else "evil")
-        assert may_go_on.acquire(timeout=20)
+        assert may_go_on.acquire(timeout=LIMIT_S)
         return LatestValues([], lambda _: pytest.fail(stream), 0, 7)
 
     plant, idmz = Node.open(shared, "plant-a", tmp_path), Node.open(shared, "idmz", tmp_path)

@@ -78,7 +78,7 @@ def smuggle(
         else []
     )
     position = PeerPosition(b"s" * 16, 1)
-    relay.inbound.put_batches("accomplice", STREAM, batches, [], position, heads=kept, signers=signers).result(10)
+    relay.inbound.put_batches("accomplice", STREAM, batches, [], position, heads=kept, signers=signers).result()
 
 
 def head(key: HeadSigner, batch: Batch) -> bytes:

@@ -11,10 +11,10 @@ import pytest
 from agent.replication.pki.problem import PkiError
 from agent.replication.pki.token import parse_address
 from tests.support.command import process
+from tests.waiting import LIMIT_S
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "operate" / "certificates.md"
 MODULES = (Path("/usr/lib/softhsm/libsofthsm2.so"), Path("/usr/lib64/pkcs11/libsofthsm2.so"))
-LIMIT_S = 60
 
 
 @pytest.fixture

@@ -247,7 +247,7 @@ async def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) 
             some = [*batches[:2], *batches[5:7], batches[8]]
             definitions = [ReceivedDefinition(origin, 1, body[0])]
             position = PeerPosition(origin.epoch, 900)
-            store.inbound.put_batches("plant-a", STREAM, [parse(one) for one in some], definitions, position).result(10)
+            store.inbound.put_batches("plant-a", STREAM, [parse(one) for one in some], definitions, position).result()
         plant.store.close()
         return batches
 
@@ -283,7 +283,7 @@ async def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: 
         with FactStore.open(tmp_path / "idmz.db", "idmz") as store:
             definitions = [ReceivedDefinition(origin, 1, body[0])]
             position = PeerPosition(origin.epoch, 1_000)
-            store.inbound.put_batches("plant-a", STREAM, forged, definitions, position).result(10)
+            store.inbound.put_batches("plant-a", STREAM, forged, definitions, position).result()
 
     await other_history()
     async with compared(broker, tmp_path, EVERYTHING) as (_plant, idmz):

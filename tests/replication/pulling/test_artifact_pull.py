@@ -15,6 +15,7 @@ from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import throttled_requester
 from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, LOST_OF_PAGE_MAX, ArtifactPull
 from agent.replication.pulling.throttled_requester import ThrottledRequester
+from tests.waiting import LIMIT_S
 
 EPOCH = "0" * 32
 BLOB = b"some report " * 100_000
@@ -240,7 +241,7 @@ def test_an_artifact_beyond_the_peers_quota_delays_no_other() -> None:
             super().__init__(retryable=True)
 
     files = Narrow()
-    assert not asyncio.run(asyncio.wait_for(pull_from(Peer(), files).fetch([]), 20))
+    assert not asyncio.run(asyncio.wait_for(pull_from(Peer(), files).fetch([]), LIMIT_S))
     assert files.bytes == BLOB
     assert len(files.offered) == 1
     assert files.reported == []

@@ -49,7 +49,7 @@ from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
 from tests.fact_store.making import Elsewhere, parsed, samples, tag
 from tests.replication.nodes import STREAM
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 
 class Peer:
@@ -85,7 +85,7 @@ class Peer:
 def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: PeerPosition | None = None) -> None:
     """Store batches of an origin with its definitions, as they come from plant-a."""
     where = position or PeerPosition(origin.origin.epoch, 0)
-    store.inbound.put_batches("plant-a", STREAM, parsed(sealed), origin.received(), where).result(20)
+    store.inbound.put_batches("plant-a", STREAM, parsed(sealed), origin.received(), where).result()
 
 
 @asynccontextmanager
@@ -95,7 +95,7 @@ async def comparing(
     """The comparison of idmz with plant-a, which may send its own facts."""
     peer = Peer(plant)
     settings = AntiEntropySettings(peer_zone, (STREAM,), frozenset({"plant-a"}))
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         serving = group.create_task(peer.server.run())
         await wait_until_async(lambda: peer.server._group is not None, "the server")
         yield AntiEntropy(ThrottledRequester(peer), idmz, settings, COMPARISON_ERRORS), peer  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
     def recorded(values: range) -> None:
         with FactStore.open(path, "idmz", unattended=True) as store:
             store.appends.define([tag(1)])
-            store.appends.append_samples(STREAM, samples(len(values), values.start)).result(20)
+            store.appends.append_samples(STREAM, samples(len(values), values.start)).result()
 
     recorded(range(1, 11))
     image = path.read_bytes()
@@ -149,7 +149,7 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
         bodies = enumerate(before.definitions(before.origin, 0, 1), 1)
         definitions = [ReceivedDefinition(before.origin, number, body) for number, body in bodies]
         position = PeerPosition(before.epoch, before.end_offset(STREAM))
-        plant.inbound.put_batches("idmz", STREAM, parsed(lost), definitions, position).result(20)
+        plant.inbound.put_batches("idmz", STREAM, parsed(lost), definitions, position).result()
         former = before.origin
     assert witness.exists()
     path.write_bytes(image)
@@ -439,7 +439,7 @@ class Inventor:
 
     async def compared(self, idmz: FactStore) -> Comparison:
         """The result of a comparison with repair with this peer, from which everything was pulled."""
-        idmz.inbound.put_batches("plant-a", STREAM, [], [], PeerPosition(bytes(16), 1)).result(20)
+        idmz.inbound.put_batches("plant-a", STREAM, [], [], PeerPosition(bytes(16), 1)).result()
         settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}))
         comparer = AntiEntropy(ThrottledRequester(self), idmz, settings, COMPARISON_ERRORS)  # type: ignore[arg-type]
         return await comparer.compare(STREAM, repair=True)

@@ -32,7 +32,7 @@ from agent.signing.keys import SigningKey, ZoneSigner
 from agent.signing.runs import check_head
 from tests.fact_store.making import AT_ONCE, TELEMETRY, done, parsed, tag
 from tests.signing.signers import NOW_MS, make
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 MADE = {zone: make(zone) for zone in ("plant", "idmz", "evil")}
 SIGNERS = {zone: ZoneSigner(SigningKey(made.key), made.der) for zone, made in MADE.items()}
@@ -360,7 +360,7 @@ async def test_a_watch_goes_on_whatever_a_question_comes_to(
     requester: Any = SimpleNamespace(ask=ask, peer_zone="plant", wait_up=up)
     running = asyncio.create_task(relay.watching(requester, "plant").run())
     waiting = asyncio.create_task(asked.wait())
-    await asyncio.wait([running, waiting], timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([running, waiting], timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
     assert waiting.done()
     running.cancel()
 

@@ -27,7 +27,7 @@ from agent.replication.pulling.throttled_requester import ThrottledRequester
 from tests.replication.nodes import STREAM, Node, whole_node
 from tests.replication.serving.test_latest import value
 from tests.support.mosquitto import Mosquitto
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 BASE_NS = 1_700_000_000_000_000_000
 TAGS = 5
@@ -210,7 +210,7 @@ async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.Monk
     await asyncio.sleep(0)
     assert not asked
     begun.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT_S):
         await seeding
     assert (asked, failures) == ([10.0, 15.0, 20.0], [0, 1])
     assert [one.asked_unix_ms for one in kept] == [15_000, 20_000]

@@ -67,7 +67,7 @@ def put(store: FactStore, judged: JudgedPage, last: int) -> None:
     """Store what was judged, as a pull does."""
     position = PeerPosition(b"p" * 16, last)
     proofs = {"heads": judged.heads, "signers": judged.signers, "declined": judged.declined}
-    store.inbound.put_batches("idmz", STREAM, judged.batches, [], position, **proofs).result(10)  # type: ignore[arg-type]
+    store.inbound.put_batches("idmz", STREAM, judged.batches, [], position, **proofs).result()  # type: ignore[arg-type]
 
 
 def test_a_certificate_comes_once_and_is_trusted_from_the_store_later(store: FactStore) -> None:
@@ -400,7 +400,7 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
         signers = judged.signers
         store.inbound.put_batches(
             peer, STREAM, judged.batches, [], PeerPosition(b"p" * 16, 1), heads=judged.heads, signers=signers
-        ).result(10)
+        ).result()
 
     false = [make("plant", key=PLANT.key).der for _ in range(2 * CERTIFICATES_OF_KEY_MAX)]
     bring("evil", PLANT.der)  # as its own, to lose it with its others

@@ -57,7 +57,7 @@ from agent.signing.messages import MessagePlace
 from agent.telemetry import Span, Telemetry
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
 from tests.replication.answers import encode_answer
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 PLACE = MessagePlace("plant", "idmz", "1", bytes(16))
 ONE, TWO = "1" * 32, "2" * 32
@@ -663,7 +663,7 @@ async def test_artifacts_come_before_the_facts() -> None:
 
         scene.puller._artifacts._requester.ask = ask
         await scene.answer(Peer().page(1, 1, sealed=sealed, definitions=[]))
-        await asyncio.wait_for(asked.wait(), 20)
+        await asyncio.wait_for(asked.wait(), LIMIT_S)
         assert scene.store.put == []
         brought.set_result(ConnectionLost("broker", "cut"))
         await wait_until_async(lambda: "cut" in scene.puller.statistics().page_waits, "the page to wait")

@@ -35,7 +35,7 @@ from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.settings.peers import CONSUMERS_BESIDE_STREAMS
 from tests.replication.consumers import Registered
 from tests.replication.stored import stored
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 STREAM, NAME = "facts.telemetry", "idmz.facts.telemetry"
 ONE, TWO = Caller("idmz", "one", b"12345678"), Caller("idmz", "two", b"87654321")
@@ -167,7 +167,7 @@ async def play() -> AsyncIterator[tuple[Store, Consumers]]:
     store = Store()
     link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
     context = Context(link, store, {"idmz": frozenset({STREAM})})  # type: ignore[arg-type]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         yield store, Consumers(context)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from agent.replication.serving.operations.context import Alarm, Context
 from agent.settings.peers import PeerLimits
+from tests.waiting import LIMIT_S
 
 
 class Calls:
@@ -76,7 +77,7 @@ async def test_an_answer_is_paid_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -
     context = Context(link, context_of().store, dict.fromkeys(limits, frozenset()), limits=limits)
     context.send("idmz", "topic", bytes(1_000_000), b"c" * 16)
     reading = asyncio.create_task(context.in_turn("idmz", lambda: "a page"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         await asyncio.sleep(0)  # it asks for its place
         assert await context.in_turn("erp", lambda: "another") == "another"
         ((delay_s, ring),) = calls.due.items()

@@ -14,6 +14,7 @@ from agent.replication.serving.reading import INLINE_FACTS_MAX, INLINE_PAUSE_FAC
 from agent.settings.store import StoreSettings
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
+from tests.waiting import LIMIT_S
 
 
 def test_large_pages_are_never_read_inline() -> None:
@@ -78,7 +79,7 @@ async def test_a_disk_that_has_to_be_waited_for_is_waited_for_in_threads(
             assert reply.answer.covered() == (first, first + 99)
 
         monkeypatch.setattr("agent.replication.serving.reading.INLINE_PAUSE_FACTOR", 0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             while not (disk.by and disk.by[-1]):  # this machine may be slow for a while, too
                 await ask(1)
         monkeypatch.setattr("agent.replication.serving.reading.INLINE_PAUSE_FACTOR", 10**6)

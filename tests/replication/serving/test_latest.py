@@ -42,7 +42,7 @@ from agent.replication.serving.server import Server
 from tests.replication.answers import encode_answer
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 BASE_NS = 1_700_000_000_000_000_000
 VALUES = (1.5, math.nan, -math.inf, 2**53 + 1, 2**64 - 1, True, "gr\u00fcn\n", b"\x00\xff", Json(b'{"a":[1,2]}'), None)
@@ -151,7 +151,7 @@ async def test_what_was_found_does_not_wait_without_a_limit(monkeypatch: pytest.
     monkeypatch.setattr(context, "_answer_ready_ms", lambda *_: None)
     searches = Latest(context, lambda *_: LatestValues([], value, 0, 7))
     caller, request = Caller("idmz", "one", bytes(16)), GetLatest(stream=STREAM)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         waiting = [asyncio.create_task(searches.get_latest(caller, request)) for _ in range(SEARCHES_WAITING_MAX + 1)]
         await wait_until_async(lambda: context.turns._queue.waiting("idmz") == len(waiting), "the answers")
         refused = await searches.get_latest(caller, request)
@@ -213,7 +213,7 @@ async def test_a_search_whose_time_comes_while_others_are_begun_is_not_forgotten
     await asyncio.sleep(0)
     assert alarms, "the search waits for something that comes"
     alarms.pop()()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         assert (await searching).found.queue_depth == 7
 
 

@@ -19,7 +19,6 @@ from tests.spark.making import AT_ONCE, NOON_NS, OPERATIONAL, SECOND_NS, TELEMET
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.system,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not IS_LONG, reason="half a minute of Spark: make spark-stream-test"),
 ]
 

@@ -33,7 +33,6 @@ def facts(tag: str, seconds: Sequence[int], problem: str | None = None) -> Itera
 
 @pytest.mark.spark
 @pytest.mark.system
-@pytest.mark.timeout(300)
 def test_facts_of_the_future_end_no_gap(spark: SparkSession) -> None:
     """A tag whose clock once was ahead is silent, or stale, since its last fact before now, and not missing until that
     future; one whose clock is a little ahead, and goes on, is alive."""

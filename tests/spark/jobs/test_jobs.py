@@ -31,7 +31,7 @@ from tests.spark.jobs import oracle
 from tests.spark.jobs.oracle import EPOCH, Told
 from tests.spark.making import BAD, NOON_NS, SECOND_NS, UNCERTAIN
 
-pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.system]
 
 PRESSURE, COUNT = "tag:line-1/pressure", "tag:line-1/count"
 HOUR_NS = 3600 * SECOND_NS

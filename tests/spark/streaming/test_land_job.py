@@ -33,7 +33,7 @@ from tests.spark.streaming.feeding import append
 from tests.spark.streaming.rows import landed_rows, landed_until
 from tests.spark.streaming.test_stream_reader import CONSUMER, node
 
-pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.system]
 
 FACTS = 1200  # with one declared gap
 LONG = pytest.mark.skipif(not IS_LONG, reason="a shorter one has the same promise: make spark-stream-test")

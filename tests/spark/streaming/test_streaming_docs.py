@@ -45,7 +45,6 @@ def test_every_option_is_documented() -> None:
 
 @pytest.mark.spark
 @pytest.mark.system
-@pytest.mark.timeout(300)
 def test_the_page_does_what_it_says(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

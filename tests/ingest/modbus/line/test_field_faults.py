@@ -22,6 +22,7 @@ from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.modbus.test_transports import cable
 from tests.waiting import wait_until_async
 
+pytestmark = pytest.mark.system  # the device answers or is late by the real clock
 UNITS = (1, 2, 3, 4, 5, 10, 17, 131)  # most of them are also numbers of functions
 
 
