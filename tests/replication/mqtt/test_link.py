@@ -12,7 +12,7 @@ from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.link import REFUSALS_UNTIL_ERROR, Link
 from agent.replication.pki import PkiError
 from agent.replication.protocol.errors import BrokerUnreachable, ConnectionLost, ConnectionRefused, ReplicationError
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 ACCESS = Access("b", "idmz", "host", 1, lambda: None)  # type: ignore[arg-type, return-value]
 
@@ -67,7 +67,7 @@ async def running(monkeypatch: pytest.MonkeyPatch, broker: Broker, identity: Any
     link = Link(ACCESS, identity=identity)
     link.route("bsfg/1/plant-a/idmz/rsp/1", lambda _: None)
     link.watch(lambda: broker.happened.append("up"), lambda reason: broker.happened.append(f"down: {reason}"))
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         task = group.create_task(link.run(), name="link")
         yield link
         task.cancel()

@@ -27,7 +27,7 @@ from agent.settings.store import StreamSettings
 from agent.signing.keys import ZoneSigner
 from agent.signing.messages import MessageProof, split_answer
 from tests.replication.nodes import STREAM, define, samples
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 ANSWER_TO = response_topic("plant-a", "idmz", "1")
 ORDERS = "orders"
@@ -82,7 +82,7 @@ async def serving(
     peer, exports = Peer(), {"idmz": frozenset({STREAM})}
     with FactStore.open(folder / "facts.db", "plant-a", streams=streams, signer=signer) as store:
         server = Server(peer.link, store, exports, STORE_ERRORS, REFUSAL_CODES, appends=appends, **settings)  # type: ignore[arg-type]
-        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
             running = group.create_task(server.run())
             await wait_until_async(lambda: server._group is not None, "the server")
             yield server, peer

@@ -38,7 +38,7 @@ from agent.replication.serving.operations import context as context_module
 from agent.replication.serving.server import Server
 from tests.replication.nodes import STREAM
 from tests.replication.serving.support import Peer, filled, serving
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 
 async def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ async def test_a_server_that_has_stopped_takes_no_request(tmp_path: Path) -> Non
 async def test_pages_being_read_take_no_thread_from_a_search(tmp_path: Path) -> None:
     """So many pages and one search for latest values are read at the same time."""
     async with serving(tmp_path) as (server, _):
-        together = threading.Barrier(READS_MAX + 1, timeout=20)
+        together = threading.Barrier(READS_MAX + 1, timeout=LIMIT_S)
         await asyncio.gather(*(server._context.in_executor(together.wait) for _ in range(READS_MAX + 1)))
 
 
