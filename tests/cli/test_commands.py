@@ -18,6 +18,7 @@ from tests.fact_store.making import AT_ONCE, TELEMETRY, done
 from tests.query.making import damage, everything
 from tests.support import command
 from tests.support.page import shown
+from tests.support.relay_store import ALARMS, relay_store
 
 
 @pytest.fixture
@@ -436,6 +437,21 @@ def test_latest_says_by_its_status_that_facts_are_damaged(bsfg: Bsfg, tmp_path: 
         found = bsfg("latest", *options, "--depth", "10", "--file", str(file))
         assert found.returncode == 1, options
         assert "5 to 6" in found.stderr
+
+
+def test_latest_chooses_among_zones_and_streams(bsfg: Bsfg, tmp_path: Path) -> None:
+    """Of a relay with two plants and two streams, of which both have a tag of one name and one is the newer."""
+    file = relay_store(tmp_path)
+    for options, expected in (
+        ((), {("plant-a", 14.0), ("plant-a", 3.0), ("plant-b", 8.0), ("plant-b", 3.0)}),
+        (("--zone", "plant-b"), {("plant-b", 8.0), ("plant-b", 3.0)}),
+        (("line1/temp",), {("plant-a", 3.0), ("plant-b", 8.0)}),
+        (("--stream", ALARMS), {("plant-a", 3.0), ("plant-a", None), ("plant-b", 3.0), ("plant-b", None)}),
+    ):
+        rows = bsfg("latest", *options, "--depth", "0", "--file", str(file), "--json").stdout.splitlines()
+        assert {(row["zone"], row["value"]) for row in map(json.loads, rows)} == expected, options
+        summed = json.loads(bsfg("latest", *options, "--summary", "--json", "--file", str(file)).stdout)
+        assert summed["tags"] == len(expected), options
 
 
 def test_latest_fits_a_terminal(bsfg: Bsfg, tmp_path: Path) -> None:

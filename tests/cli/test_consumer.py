@@ -14,6 +14,7 @@ from agent.fact_store import FactStore
 from agent.lease import LeaseClaim
 from agent.message import Envelope, Fact, Message
 from tests.support.page import shown
+from tests.support.relay_store import ALARMS, FRONTIERS, TELEMETRY, relay_store
 from tests.support.served_store import served_store
 
 STREAM = "facts.operational"
@@ -83,6 +84,29 @@ def test_consumer_list_shows_what_each_holds_back() -> None:
     _, behind = json.loads(run("consumer", "list", "--json").output)
     assert behind["behind_facts"] == 1
     assert behind["seen_unix_ms"] is not None
+
+
+def test_consumer_list_shows_each_of_four(tmp_path: Path) -> None:
+    """Of two streams and three zones, each with its own frontier and backlog. One that confirms and one that is removed
+    leave the others as they are."""
+    (tmp_path / "node.toml").write_text('[node]\nzone = "idmz"\n')
+    relay_store(tmp_path / "state")
+
+    def listed() -> dict[str, tuple[object, ...]]:
+        rows = json.loads(run("consumer", "list", "--json").output)
+        return {
+            one["name"]: tuple(one[name] for name in ("zone", "stream", "frontier", "behind_facts")) for one in rows
+        }
+
+    ends = {TELEMETRY: 24, ALARMS: 6}
+    expected = {name: (*about, ends[about[1]] - about[2]) for name, about in FRONTIERS.items()}
+    assert listed() == expected
+    run("confirm", "--consumer", "idmz.mes", "12")
+    expected["idmz.mes"] = ("idmz", TELEMETRY, 12, 12)
+    assert listed() == expected
+    run("consumer", "remove", "spark.facts.telemetry", "--now", "--force")
+    del expected["spark.facts.telemetry"]
+    assert listed() == expected
 
 
 def test_consumer_list_shows_the_lease() -> None:

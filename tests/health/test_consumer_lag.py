@@ -103,3 +103,22 @@ def test_the_ends_of_a_long_backlog_are_bounded() -> None:
         lag.sample(float(second), 0, second + 1, is_connected=True)
     assert len(lag._ends) <= ENDS_MAX + 1
     assert lag.sample(86_400.0, 0, 90_000, is_connected=True) == 86_400.0
+
+
+def test_consumers_of_two_streams_are_measured_by_their_own() -> None:
+    """Three consumers drain two streams at different paces; one is registered again later, and begins anew."""
+    lag, ends = LagSamples(), {STREAM: 100, "facts.alarms": 50}
+    for second in range(1, 5):
+        frontiers = {"fast": (STREAM, 20 * second), "slow": (STREAM, second), "other": ("facts.alarms", 5 * second)}
+        if second == 2:
+            del frontiers["fast"]
+        lag.sample(second, ends, frontiers)
+    assert {name: lag.rate(name) for name in ("fast", "slow", "other", "none")} == {
+        "fast": ReadRate(20.0, 1.0),
+        "slow": ReadRate(1.0, 96.0),
+        "other": ReadRate(5.0, 6.0),
+        "none": None,
+    }
+    lag.sample(5, {STREAM: 110, "facts.alarms": 50}, {})
+    assert [lag.age_s(stream, 50, 6) for stream in (STREAM, "facts.alarms")] == [None, 1.0]
+    assert [lag.age_s(STREAM, offset, 6) for offset in (100, 110)] == [2.0, 1.0]

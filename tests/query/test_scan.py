@@ -26,7 +26,10 @@ from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 from tests.query.exact import exact_value
 from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, damage, everything, naive
+from tests.support import relay_store as relay
+from tests.support.relay_store import ALARMS, HOLES, placed, relay_store
 
+MINUTE_NS = relay.MINUTE_NS
 NAMES = (
     "stream", "offset", "zone", "epoch", "sequence", "kind", "subject", "predicate", "tag", "unit", "quality",
     "source_time", "source_time_ns", "object_json", "message_id",
@@ -319,3 +322,26 @@ def test_a_store_with_an_older_schema_names_the_migrate_command(tmp_path: Path) 
     with pytest.raises(StoreUnusable, match="bsfg store migrate") as caught:
         StoreReader(file)
     assert not isinstance(caught.value, StoreDamaged)
+
+
+def test_bounds_choose_among_two_streams_and_two_plants(tmp_path: Path) -> None:
+    """By stream, zone, offset and time, forwards and backwards; the damaged batch is named where it is asked for."""
+    with closing(StoreReader(relay_store(tmp_path))) as reader:
+        everything_there = [(stream, *fact) for stream in (ALARMS, TELEMETRY) for fact in placed(stream)]
+        for bounds, expected in (
+            (Bounds(), everything_there),
+            (Bounds(streams=frozenset({ALARMS})), [one for one in everything_there if one[0] == ALARMS]),
+            (Bounds(zones=frozenset({"plant-b"})), [one for one in everything_there if one[2] == "plant-b"]),
+            (Bounds(offset_min=2, offset_max=5), [(ALARMS, *fact) for fact in placed(ALARMS) if 2 <= fact[0] <= 5]),
+            (Bounds(time_min_ns=relay.BASE_NS + 100 * MINUTE_NS), [(ALARMS, *fact) for fact in placed(ALARMS)]),
+        ):
+            scanner = Scanner(reader)
+            for newest_first in (False, True):
+                found = [
+                    (one["stream"], one["offset"], one["zone"], one["sequence"])
+                    for one in rows(scanner, bounds, newest_first=newest_first)
+                ]
+                assert found == (expected[::-1] if newest_first else expected), bounds
+            # By its header it is of plant-b, and earlier than the time.
+            is_asked = bounds in (Bounds(), Bounds(zones=frozenset({"plant-b"})))
+            assert scanner.counters.holes == [(TELEMETRY, HOLES[1])] * is_asked, bounds

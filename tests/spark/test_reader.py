@@ -15,7 +15,6 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
-from agent.batch import Origin
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreDamaged
 from agent.message import Sample
@@ -29,6 +28,8 @@ from pyspark_bsfg.transports import StoreFile, reading
 from tests.fact_store.making import past_the_triggers
 from tests.spark import making
 from tests.spark.making import NOON_NS, OPERATIONAL, TELEMETRY, VALUES
+from tests.support import relay_store as relay
+from tests.support.relay_store import relay_store
 
 RUN = [Sample(1 + n % 3, NOON_NS + n * 100, value, n % 2) for n, value in enumerate(VALUES)]
 
@@ -123,22 +124,29 @@ def test_a_count_by_headers_stands_alone(path: Path) -> None:
             read(path, projection(["zone", name, "facts"]))
 
 
-def test_facts_of_several_zones_keep_their_identity(tmp_path: Path) -> None:
-    """In a store that received from two plants each fact names its own zone, epoch, sequence and unit."""
-    path = tmp_path / "facts.db"
-    plants = [Origin("plant-a", b"a" * 16), Origin("plant-b", b"b" * 16)]
-    runs = [[Sample(1 + n % 3, NOON_NS + n, float(n)) for n in range(3)] for _ in range(4)]
-    expected = []
-    with FactStore.open(path, "enterprise") as opened:
-        sealed = [making.foreign(plant, runs) for plant in plants]
-        for number, run in enumerate(runs):
-            for plant, batches in zip(plants, sealed, strict=True):
-                making.put(opened, batches[number : number + 1], 3 * number + 3)
-                at, first = len(expected) + 1, 3 * number + 1
-                expected += [making.row(one, at + n, plant, first + n) for n, one in enumerate(run)]
-        # Read while the node that owns the store has it open.
-        found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in read(path)]
-    making.same(found, expected)
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_two_streams_of_two_plants_are_read_around_two_holes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tasks: int
+) -> None:
+    """Each fact that is there once, with the zone, tag, unit and time of its own plant; the hole is named with its
+    stream."""
+    path = relay_store(tmp_path)
+    for stream in (relay.TELEMETRY, relay.ALARMS):
+        found = [
+            tuple(
+                row[name] for name in ("offset", "zone", "epoch", "sequence", "tag", "unit", "value", "source_time_ns")
+            )
+            for row in read(path, stream=stream, numPartitions=tasks)
+        ]
+        expected = []
+        for offset, zone, sequence in relay.placed(stream):
+            tag, at_ns, value, _ = relay.sample(stream, sequence)
+            definition, epoch = relay.TAGS[zone][tag - 1], relay.PLANTS[zone].epoch.hex()
+            expected.append((offset, zone, epoch, sequence, definition.subject, definition.unit, value, at_ns))
+        assert found == expected
+    assert [
+        record.getMessage().partition(";")[0] for record in caplog.records if record.levelno == logging.WARNING
+    ] == [f"{path}: facts 13 to 14 of facts.telemetry are missing: damaged"]
 
 
 def test_messages_are_rows_of_the_same_schema(tmp_path: Path) -> None:

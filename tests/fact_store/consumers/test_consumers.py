@@ -13,8 +13,10 @@ from agent.fact_store.log.errors import (
 )
 from agent.fact_store.log.frontier import Confirmed
 from agent.fact_store.log.lifecycle import Lifecycle
+from agent.lease import LeaseClaim
 from agent.message import MessageError
 from tests.fact_store.making import OPERATIONAL, TELEMETRY, done, failed, plant, samples
+from tests.support.relay_store import ALARMS, FRONTIERS, opened, relay_store
 
 NAME = "idmz.facts.telemetry"
 
@@ -107,3 +109,39 @@ def test_a_confirmation_in_the_commit_of_its_facts(tmp_path: Path) -> None:
         appended = store.appends.append_samples(TELEMETRY, samples(3))
         confirmed = store.consumers.confirm(NAME, 3)
         assert (done(appended).last_offset, done(confirmed)) == (3, 3)
+
+
+def test_what_a_consumer_does_changes_no_other(tmp_path: Path) -> None:
+    """Of four consumers of two streams and three zones, only the one that confirms, takes a lease, is seen or is
+    removed differs afterwards, also after a restart."""
+    name, file = "idmz.mes", relay_store(tmp_path)
+    claim = LeaseClaim("one", 0)
+    with opened(file) as store:
+        steps = (
+            lambda: store.consumers.confirm(name, 10),
+            lambda: store.consumers.confirm(name, 12, 12),
+            lambda: store.consumers.hold_lease(name, claim),
+            lambda: store.consumers.remove(name, force=True),
+            lambda: store.consumers.register(name, "idmz", TELEMETRY, "end"),
+            lambda: store.consumers.remove(name, force=True, now=True),
+        )
+        before = {one.name: one for one in store.consumers.all()}
+        assert {one: (c.zone, c.stream, c.frontier) for one, c in before.items()} == FRONTIERS
+        for step in steps:
+            done(step())  # type: ignore[arg-type]
+            after = {one.name: one for one in store.consumers.all()}
+            assert [one for one in before if after.get(one) != before[one]] == [name]
+            before = after
+    with opened(file) as store:
+        assert {one.name: one.frontier for one in store.consumers.all()} == {
+            one: frontier for one, (_, _, frontier) in FRONTIERS.items() if one != name
+        }
+
+
+def test_the_limit_of_consumers_counts_those_of_a_zone_in_all_streams(tmp_path: Path) -> None:
+    """The enterprise has one in each of two streams; the consumers of other zones do not count."""
+    with opened(relay_store(tmp_path, is_holed=False)) as store:
+        for stream in (TELEMETRY, ALARMS):
+            refused = store.consumers.register("enterprise.more", "enterprise", stream, zone_max=2)
+            assert "enterprise has 2 consumers and may have 2" in str(failed(refused))
+        done(store.consumers.register("enterprise.more", "enterprise", ALARMS, zone_max=3))

@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ from agent.fact_store.log.records import StreamInfo
 from agent.fact_store.writer import writer
 from agent.pages import Hole, PeerPosition
 from tests.fact_store.making import EVERYTHING, TELEMETRY, Elsewhere, chain_is_whole, done, plant, samples, values_in
+from tests.support.relay_store import ALARMS, HOLES, PLANTS, relay_store
+
+AROUND = ((8, 12), (15, 20), (21, 24))
+"""The batches of the relay's telemetry: first and last offset."""
 
 
 def offsets(reader: StoreReader, after: int, facts: int = EVERYTHING, size: int = EVERYTHING, **more: int) -> list[int]:
@@ -224,3 +229,40 @@ def test_a_read_that_the_disk_failed_is_no_damage(tmp_path: Path) -> None:
         with pytest.raises(StoreUnusable, match="SQLITE_IOERR_READ") as raised:
             reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
         assert not isinstance(raised.value, StoreDamaged)
+
+
+def test_pages_of_two_streams_and_plants_lead_around_two_holes(tmp_path: Path) -> None:
+    """From each offset, at once and page by page: the batches behind it, and what is left of the holes. The other
+    stream has none. Of a plant, the holes are in its own sequences."""
+    with closing(StoreReader(relay_store(tmp_path))) as reader:
+        for after in range(25):
+            page = reader.read(TELEMETRY, after, EVERYTHING, EVERYTHING)
+            assert [one.first_offset for one in page.batches] == [at for at, end in AROUND if end > after]
+            left = [replace(hole, first_offset=max(hole.first_offset, after + 1)) for hole in HOLES]
+            assert [*page.holes] == [hole for hole in left if hole.last_offset > after]
+        assert [one.first_offset for one in reader.read(ALARMS, 0, EVERYTHING, EVERYTHING).batches] == [1, 3, 6]
+        assert not reader.read(ALARMS, 0, EVERYTHING, EVERYTHING).holes
+        after, batches, holes = 0, list[int](), list[Hole]()
+        while after < 24:
+            page = reader.read(TELEMETRY, after, 1, 1)
+            batches += [one.first_offset for one in page.batches]
+            holes += page.holes
+            after = max(one.last_offset for one in (*page.batches, *page.holes))
+        assert (batches, holes) == ([8, 15, 21], [*HOLES])
+        of_plants = {
+            (stream, zone): reader.read_sequences(
+                stream, origin, 1, 3 if stream == ALARMS else 9, EVERYTHING, EVERYTHING
+            )
+            for stream in (TELEMETRY, ALARMS)
+            for zone, origin in PLANTS.items()
+        }
+        assert {key: [one.first_offset for one in page.batches] for key, page in of_plants.items()} == {
+            (TELEMETRY, "plant-a"): [5],
+            (TELEMETRY, "plant-b"): [6],
+            (ALARMS, "plant-a"): [1],
+            (ALARMS, "plant-b"): [1, 3],
+        }
+        assert {key: page.holes for key, page in of_plants.items() if page.holes} == {
+            (TELEMETRY, "plant-a"): (Hole(1, 4, "expired"),),
+            (TELEMETRY, "plant-b"): (Hole(1, 3, "expired"), Hole(4, 5, "damaged")),
+        }

@@ -20,11 +20,9 @@ from tests.fact_store.making import (
     AT_ONCE,
     EPOCH,
     EVERYTHING,
-    OPERATIONAL,
     TELEMETRY,
     Elsewhere,
     done,
-    message,
     parsed,
     samples,
     tag,
@@ -39,6 +37,7 @@ from tests.fact_store.retention.support import (
     rows,
     store_of,
 )
+from tests.support.relay_store import opened, relay_store
 from tests.waiting import wait_until
 
 
@@ -64,25 +63,25 @@ def test_invariant_8_truncation_stays_below_every_frontier(tmp_path: Path) -> No
     assert rows(tmp_path) == 1
 
 
-def test_the_slowest_of_three_zones_decides_what_is_released(tmp_path: Path) -> None:
-    """Three zones at different offsets: what the slowest has confirmed is released, and no more; when it has passed the
-    second one, that one decides. Another stream, which its reader has not confirmed, keeps all its facts."""
-    with store_of(tmp_path, keep_hours=0) as store:
-        zones = {"idmz": 52, "enterprise": 23, "analytics": 74}
-        for zone in zones:
-            done(store.consumers.register(f"{zone}.all", zone, TELEMETRY))
-        done(store.consumers.register("idmz.messages", "idmz", OPERATIONAL))
-        done(store.appends.append_messages(OPERATIONAL, [message("m-1")]))
-        end = fill(store, 10)
-        for zone, offset in zones.items():
-            done(store.consumers.confirm(f"{zone}.all", offset))
-        wait_until(lambda: first_offset(store) == 21, "what all three have confirmed to go")
-        done(store.consumers.confirm("enterprise.all", 60))
-        wait_until(lambda: first_offset(store) == 51, "what the second zone has confirmed to go")
-        done(store.consumers.confirm("idmz.all", end))
-        wait_until(lambda: first_offset(store) == 61, "what the first zone has confirmed to go")
-        assert store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING).holes == ()
-        assert notices(store) == []
+def test_each_stream_is_released_up_to_its_own_slowest_consumer(tmp_path: Path) -> None:
+    """Three consumers of telemetry overtake each other; what is released follows the slowest of them, batch by batch,
+    and the other stream, which one of their zones reads too, stays."""
+    with opened(relay_store(tmp_path)) as store:
+
+        def released(first: int) -> None:
+            wait_until(lambda: first_offset(store) >= first, f"{first} to be the first")
+            done(store.appends.define([tag(9)]))
+            assert [one.first_offset for one in store.streams()] == [first, 1]
+
+        done(store.consumers.confirm("enterprise.facts.telemetry", 24))
+        done(store.consumers.confirm("idmz.mes", 22))
+        released(15)  # spark has 14
+        done(store.consumers.confirm("spark.facts.telemetry", 24))
+        released(21)  # idmz has 22, which is inside a batch
+        done(store.consumers.remove("idmz.mes", force=True, now=True))
+        released(25)
+        assert not store.incidents()
+        assert not notices(store)
 
 
 def test_released_facts_are_read_by_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
