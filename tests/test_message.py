@@ -178,7 +178,7 @@ def test_values_without_a_canonical_form_are_refused(value: Any) -> None:
 
 BAD_JSON = [
     b"", b"{", b"nul", b"NaN", b"[Infinity]", b"-Infinity", b'{"a":1,"a":2}', b'"\xff"', b"\xef\xbb\xbf1", b"[" * 100_000,
-    b"'a'", b"[1,]", b'"\x01"', b"1 2",
+    b"'a'", b"[1,]", b'"\x01"', b"1 2", b'"\xed\xa0\x80"', b'{"a":1,"\\u0061":2}',
 ]  # fmt: skip
 
 
@@ -211,15 +211,15 @@ RULES: dict[str, tuple[list[Any], list[Any]]] = {
     "produced_at_unix_ms": ([0, 2**43 - 1], [-1, 2**43, 1.0, True, "1", None]),
     "correlation_id": ([None, "x"], ["", 5, "a\tb"]),
     "causation_id": ([None, "x"], ["", 5]),
-    "object_media_type": ([None, "text/csv"], ["", 5]),
-    "object_schema": ([None, "x"], ["", 5]),
+    "object_media_type": ([None, "text/csv"], ["", 5, "text/csv\r\nX: 1"]),
+    "object_schema": ([None, "x"], ["", 5, "x" * 400_000]),
     "labels": (
         [{}, {"a": "b"}, {str(n): "x" for n in range(32)}],
         [{"": "x"}, {"a": ""}, {"a": 1}, {1: "a"}, {str(n): "x" for n in range(33)}, None, [("a", "b")], {"a": "b\n"}],
     ),
     "subject": (
         ["k:1", "tag:line-1/flow.pv", "order:erp/a/b", "k9_x:\u0021"],
-        ["", "k", "k:", ":1", "K:1", "k:a b", "k:\u00e4", "k:/x", "9k:1", "k:x\n", "k:" + "x" * 511, None],
+        ["", "k", "k:", ":1", "K:1", "k:a b", "k:\u00e4", "k:\u202e1", "k:/x", "9k:1", "k:x\n", "k:" + "x" * 511, None],
     ),
     "predicate": (
         ["p", "value_sampled", "p9_q", "p" * 512],
@@ -228,7 +228,7 @@ RULES: dict[str, tuple[list[Any], list[Any]]] = {
     "object_json": (
         [b"1", b"null", b'{"a":1}', b"10000000000000000", b"1e+21", b'"' + b"x" * 262_142 + b'"'],
         [
-            b"", b" 1", b"1.0", b"-0", b"1e21", b'{"b":1,"a":2}', b'{"a": 1}', b'"\\u0041"', b"9007199254740993",
+            b"", b" 1", b"1.0", b"-0", b"1e21", b'{"b":1,"a":2}', b'{"a": 1}', b'"\\u0041"', b'"\\ud800"', b"9007199254740993",
             b"1" * 5000, b"1e999", b'"' + b"x" * 262_143 + b'"', "1", None, *BAD_JSON,
         ],
     ),

@@ -299,7 +299,9 @@ def test_references_are_found_at_any_depth() -> None:
     expected = {ArtifactReference(one["digest"], 7), ArtifactReference(two["digest"], 9)}  # type: ignore[arg-type]
     assert set(references_in(message(content))) == expected
     assert references_in(message(content, None)) == ()
-    assert references_in(message({"digest": two["digest"], "size": True})) == ()
+    for size in (True, -1, 1e300):
+        assert references_in(message({"digest": two["digest"], "size": size})) == ()
+    assert references_in(message({"digest": "sha256:../../../../etc/passwd", "size": 1})) == ()
 
 
 def test_too_many_references_are_refused_where_they_are_appended() -> None:
