@@ -10,6 +10,7 @@ import msgspec
 
 from agent.fact_store import FactStore
 from agent.message import Envelope
+from agent.node.latest import latest_lookup
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
@@ -43,13 +44,15 @@ class Peer:
         self.link = Link(Access("b", "plant-a", "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
         self.link.connection = self  # type: ignore[assignment]
         self.answers = list[Any]()
+        self.batches = list[bytes]()  # of the last one
         self.proofs = list[tuple[bytes, MessageProof | None]]()
 
     def publish_answer(self, topic: str, payload: bytes, _correlation: bytes) -> None:
         assert topic == ANSWER_TO
         assert len(payload) <= self.packet_bytes_max
         self.proofs.append(split_answer(payload))
-        self.answers.append(decode_answer(self.proofs[-1][0])[0])
+        answer, self.batches = decode_answer(self.proofs[-1][0])
+        self.answers.append(answer)
 
     def send(self, request: Request | bytes, *, expiry_s: int | None = 10) -> None:
         """Deliver a request as the broker does."""
@@ -78,9 +81,11 @@ async def serving(
     signer: ZoneSigner | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[Server, Peer]]:
-    """A server of plant-a that exports its telemetry to idmz, and accepts its appends."""
+    """A server of plant-a that exports its telemetry to idmz, and accepts its appends. It looks for latest values in
+    its own store, as a node does."""
     peer, exports = Peer(), {"idmz": frozenset({STREAM})}
     with FactStore.open(folder / "facts.db", "plant-a", streams=streams, signer=signer) as store:
+        settings = {"look_up": latest_lookup(store.reader, lambda _: 0, lambda *_: []), **settings}
         server = Server(peer.link, store, exports, STORE_ERRORS, REFUSAL_CODES, appends=appends, **settings)  # type: ignore[arg-type]
         async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
             running = group.create_task(server.run())

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.batch import open_samples, parse
 from agent.fact_store.log.errors import StoreBusy, UnknownConsumer
 from agent.message import Sample
 from agent.replication.protocol.codec import encode_request
@@ -190,6 +191,20 @@ async def test_a_range_goes_on_while_a_fact_of_it_is_left(tmp_path: Path) -> Non
             request = FetchRange(stream=STREAM, first_offset=1, last_offset=last_offset, limit=limit)
             answer = await peer.ask(request)
             assert (answer.covered(), answer.more) == ((1, limit), more), request
+
+
+async def test_small_limits_slice(tmp_path: Path) -> None:
+    """A small limit gets a readable slice with exactly the requested facts."""
+    async with serving(tmp_path) as (server, peer):
+        for _ in range(3):
+            await filled(server, 100)
+        for after in range(0, 300, 7):
+            fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=7, after_offset=after)
+            last = min(after + 7, after // 100 * 100 + 100)  # the batch's own, where the limit is not inside it
+            assert (await peer.ask(fetch)).covered() == (after + 1, last)
+            (part,) = peer.batches
+            first = after % 100
+            assert open_samples(parse(part)).values == [float(n) for n in range(first, first + last - after)]
 
 
 async def test_sequences_and_digests_end_where_they_were_asked_to(tmp_path: Path) -> None:

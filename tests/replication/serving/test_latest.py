@@ -1,11 +1,10 @@
-"""GetLatest over a real broker: a peer gets exactly what a local search finds in the streams that it may read."""
+"""GetLatest: a peer gets exactly what a local search finds in the streams that it may read."""
 
 import asyncio
-import contextlib
 import json
 import math
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +14,11 @@ import pytest
 
 from agent.message import Json, Sample, TagDefinition
 from agent.node.latest import facts_at_peers
-from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.query.latest.latest_query import find_latest
 from agent.query.latest.latest_rows import latest_record
 from agent.query.scan.scanner import Scanner
-from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.codec import decode_answer
-from agent.replication.protocol.errors import MalformedMessage, PeerRefused
+from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import CLAIM_MAX, GetLatest, LatestAnswer, LatestEntry, TagKey
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.latest_page import (
@@ -40,20 +37,18 @@ from agent.replication.serving.operations.latest import Latest
 from agent.replication.serving.outcomes import Refuse, Reply
 from agent.replication.serving.server import Server
 from tests.replication.answers import encode_answer
-from tests.replication.nodes import STREAM, Node
-from tests.support.mosquitto import Mosquitto
+from tests.replication.nodes import STREAM
+from tests.replication.serving.support import Peer, serving
 from tests.waiting import LIMIT_S, wait_until_async
 
 BASE_NS = 1_700_000_000_000_000_000
 VALUES = (1.5, math.nan, -math.inf, 2**53 + 1, 2**64 - 1, True, "gr\u00fcn\n", b"\x00\xff", Json(b'{"a":[1,2]}'), None)
 
 
-@contextlib.asynccontextmanager
-async def serve(broker: Mosquitto, folder: Path) -> AsyncIterator[tuple[Node, Requester]]:
-    """plant-a with a tag for each kind of value in one stream, and others in a stream that idmz may not read."""
-    plant, idmz = Node.open(broker, "plant-a", folder), Node.open(broker, "idmz", folder)
-    plant.serve({"idmz": [STREAM]})
-    store = plant.store
+async def with_values(server: Server) -> Any:
+    """The server's store, with a tag for each kind of value in one stream, and others in a stream that idmz may not
+    read."""
+    store: Any = server._store
     names = [*(f"tag:line1/t{number}" for number in range(len(VALUES))), "tag:line2/silent", "tag:line2/secret"]
     tags = [TagDefinition(name, unit="degC", source="press") for name in names]
     await asyncio.wrap_future(store.appends.define(tags))
@@ -65,16 +60,12 @@ async def serve(broker: Mosquitto, folder: Path) -> AsyncIterator[tuple[Node, Re
         await asyncio.wrap_future(store.appends.append_samples(STREAM, rows))
     secret = Sample(len(names), BASE_NS, 1.0)
     await asyncio.wrap_future(store.appends.append_samples("facts.secret", [secret]))
-    asker = idmz.requester("plant-a")
-    async with plant.running(), idmz.running():
-        yield plant, asker
-    plant.store.close()
-    idmz.store.close()
+    return store
 
 
-async def ask(asker: Requester, **asked: Any) -> LatestAnswer:
+async def ask(peer: Peer, **asked: Any) -> LatestAnswer:
     """Request one page."""
-    answer = (await asker.ask(GetLatest(stream=STREAM, **asked), 5)).answer
+    answer = await peer.ask(GetLatest(stream=STREAM, **asked))
     assert isinstance(answer, LatestAnswer)
     return answer
 
@@ -86,32 +77,32 @@ def plain(values: list[LatestEntry]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.system
-async def test_remote_latest_equals_local_latest(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_remote_latest_equals_local_latest(tmp_path: Path) -> None:
     """Every type of value with its quality, times and staleness; tags without a value and tags of other streams are
     left out."""
-    async with serve(broker, tmp_path) as (plant, asker):
-        answer = await ask(asker)
-        found = find_latest(Scanner(plant.store.reader), BASE_NS, streams=frozenset([STREAM]))
+    async with serving(tmp_path) as (server, peer):
+        store = await with_values(server)
+        answer = await ask(peer)
+        found = find_latest(Scanner(store.reader), BASE_NS, streams=frozenset([STREAM]))
         rows = [dict(latest_record(row)) for row in found if row.latest]
         assert [row.pop("stream") for row in rows] == [STREAM] * len(VALUES)
         assert plain(answer.values) == [{**row, "staleness_ms": 0, "mode": "degraded"} for row in rows]
         assert all(each.staleness_ms > 1_000_000 for each in answer.values)
         assert {each.as_of for each in answer.values} == {"2023-11-14T22:13:19.00000001Z"}
         assert (answer.stream, answer.end_offset, answer.more, answer.queue_depth) == (STREAM, 20, False, 0)
-        fresh = await ask(asker, fresh_ms=30 * 86_400_000, limit=1)
+        fresh = await ask(peer, fresh_ms=30 * 86_400_000, limit=1)
         assert [each.mode for each in fresh.values] == ["degraded"]  # years ago
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("limits", [{"limit": 1}, {"limit": 3}, {"bytes_max": 1024}])
-async def test_pages_together_are_the_whole(broker: Mosquitto, tmp_path: Path, limits: dict[str, int]) -> None:
+async def test_pages_together_are_the_whole(tmp_path: Path, limits: dict[str, int]) -> None:
     """Requested page by page, limited by number or by bytes, the values are those of one large page, once."""
-    async with serve(broker, tmp_path) as (_plant, asker):
-        whole = await ask(asker)
+    async with serving(tmp_path) as (server, peer):
+        await with_values(server)
+        whole = await ask(peer)
         values, pages, after = list[LatestEntry](), 0, None
         while True:
-            page = await ask(asker, after=after, **limits)
+            page = await ask(peer, after=after, **limits)
             values += page.values
             pages += 1
             if not page.more:
@@ -121,20 +112,20 @@ async def test_pages_together_are_the_whole(broker: Mosquitto, tmp_path: Path, l
         assert pages > 2
 
 
-@pytest.mark.system
-async def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_later_pages_are_of_the_search_that_answered_the_first(tmp_path: Path) -> None:
     """A value appended between two pages is not in the second, which names the former end of the log; the next first
     page has it. A later page of an unknown query starts a search."""
-    async with serve(broker, tmp_path) as (plant, asker):
-        first = await ask(asker, limit=3)
+    async with serving(tmp_path) as (server, peer):
+        store = await with_values(server)
+        first = await ask(peer, limit=3)
         newer = Sample(5, BASE_NS + 1_000_000_000, 5.0)
-        await asyncio.wrap_future(plant.store.appends.append_samples(STREAM, [newer]))
-        later = await ask(asker, limit=3, after=first.last_after(None))
+        await asyncio.wrap_future(store.appends.append_samples(STREAM, [newer]))
+        later = await ask(peer, limit=3, after=first.last_after(None))
         assert (first.end_offset, later.end_offset) == (20, 20)
         assert "tag:line1/t4" in [each.subject for each in later.values if each.offset != 21]
-        unheard_of = await ask(asker, limit=3, after=first.last_after(None), prefix="tag:line1/")
+        unheard_of = await ask(peer, limit=3, after=first.last_after(None), prefix="tag:line1/")
         assert unheard_of.end_offset == 21
-        assert [each.offset for each in (await ask(asker)).values if each.subject == "tag:line1/t4"] == [21]
+        assert [each.offset for each in (await ask(peer)).values if each.subject == "tag:line1/t4"] == [21]
 
 
 def empty_context(packet_bytes_max: int = 1_000_000) -> Context:
@@ -239,45 +230,32 @@ async def test_a_search_is_counted_and_forgotten(monkeypatch: pytest.MonkeyPatch
     assert not searches._kept._searches
 
 
-@pytest.mark.system
-async def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_searches_wait_in_a_short_line(tmp_path: Path) -> None:
     """One search runs at a time; a few wait, another one is refused as busy, and those that waited are answered."""
     may_go_on, begun = threading.Event(), list[str]()
 
     def slow(stream: str, _wanted: object, *_: int) -> LatestValues:
         begun.append(stream)
-        assert may_go_on.wait(20)
+        assert may_go_on.wait(LIMIT_S)
         return LatestValues([], value, 0, 7)
 
-    plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
-    exports = {"idmz": frozenset([STREAM])}
-    plant.server = Server(plant.link, plant.store, exports, STORE_ERRORS, REFUSAL_CODES, look_up=slow)
-    asker = idmz.requester("plant-a")
-    async with plant.running(), idmz.running(), asyncio.TaskGroup() as group:
-        tasks = [group.create_task(ask(asker)) for _ in range(SEARCHES_WAITING_MAX + 1)]
-        await wait_until_async(lambda: plant.server.statistics().requests.get("GetLatest") == len(tasks), "all")
-        with pytest.raises(PeerRefused) as refused:
-            await ask(asker)
-        assert (refused.value.code, refused.value.retryable) == ("busy", True)
+    async with serving(tmp_path, look_up=slow) as (server, peer):
+        for _ in range(SEARCHES_WAITING_MAX + 1):
+            peer.send(GetLatest(stream=STREAM))
+        await wait_until_async(lambda: server.statistics().requests.get("GetLatest") == SEARCHES_WAITING_MAX + 1, "all")
+        error = await peer.refusal(GetLatest(stream=STREAM))
+        assert (error.code, error.retryable) == ("busy", True)
         assert len(begun) == 1
         may_go_on.set()
-    assert [task.result().queue_depth for task in tasks] == [7] * len(tasks)
-    plant.store.close()
-    idmz.store.close()
+        await wait_until_async(lambda: len(peer.answers) == SEARCHES_WAITING_MAX + 2, "the answers")
+    assert [answer.queue_depth for answer in peer.answers[1:]] == [7] * (SEARCHES_WAITING_MAX + 1)
 
 
-@pytest.mark.system
-async def test_a_node_without_latest_search_refuses_the_operation(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_node_without_latest_search_refuses_the_operation(tmp_path: Path) -> None:
     """Without a look-up of latest values, GetLatest is refused as an unknown operation."""
-    plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
-    plant.server = Server(plant.link, plant.store, {"idmz": frozenset([STREAM])}, STORE_ERRORS, REFUSAL_CODES)
-    asker = idmz.requester("plant-a")
-    async with plant.running(), idmz.running():
-        with pytest.raises(PeerRefused) as refused:
-            await ask(asker)
-    assert (refused.value.code, refused.value.retryable) == ("unknown_operation", False)
-    plant.store.close()
-    idmz.store.close()
+    async with serving(tmp_path, look_up=None) as (_, peer):
+        error = await peer.refusal(GetLatest(stream=STREAM))
+        assert (error.code, error.retryable) == ("unknown_operation", False)
 
 
 def value(number: int, size: int = 10) -> LatestEntry:

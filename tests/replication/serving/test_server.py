@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.batch import open_samples, parse
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.requester import Requester
 from agent.replication.mqtt.transport import Connection
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.messages import (
+    AppendAnswer,
+    AppendFact,
     BoundsAnswer,
     Confirm,
     ConfirmAnswer,
@@ -24,6 +25,8 @@ from agent.replication.protocol.messages import (
     FetchFacts,
     GetBounds,
     GetCursor,
+    GetLatest,
+    LatestAnswer,
     ListStreams,
     Request,
     StreamsAnswer,
@@ -31,6 +34,7 @@ from agent.replication.protocol.messages import (
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.settings.store import StoreSettings
 from tests.replication.nodes import STREAM, Node, access
+from tests.replication.serving.support import new_message
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
@@ -41,10 +45,11 @@ NAME = f"idmz.{STREAM}"
 
 @contextlib.asynccontextmanager
 async def serve(broker: Mosquitto, folder: Path) -> AsyncIterator[tuple[Node, Requester]]:
-    """plant-a with 300 facts in batches of 100 serves idmz; the scenario sends requests as idmz."""
+    """plant-a with 300 facts in batches of 100 serves idmz and takes its orders; the scenario sends requests as
+    idmz."""
     settings = StoreSettings(batch_facts_target=100)
     plant, idmz = Node.open(broker, "plant-a", folder, settings), Node.open(broker, "idmz", folder)
-    plant.serve({"idmz": [STREAM, "facts.empty"]})
+    plant.serve({"idmz": [STREAM, "facts.empty"]}, {"idmz": ["facts.orders"]})
     asker = idmz.requester("plant-a")
     await plant.append(0, 300)
     async with plant.running(), idmz.running():
@@ -87,24 +92,12 @@ async def test_each_operation_answers_what_the_store_holds(broker: Mosquitto, tm
         cursor = await ask(GetCursor(consumer_name=NAME))
         assert isinstance(cursor, CursorAnswer)
         assert (cursor.stream, cursor.frontier, cursor.end_offset) == (STREAM, 300, 300)
-
-
-async def test_small_limits_slice(broker: Mosquitto, tmp_path: Path) -> None:
-    """A small limit gets a readable slice with exactly the requested facts."""
-    async with serve(broker, tmp_path) as (_plant, asker):
-        found = []
-        for after in range(0, 300, 7):
-            request = FetchFacts(consumer_name=NAME, stream=STREAM, limit=7, after_offset=after)
-            for data in (await asker.ask(request, 5)).batches:
-                found += open_samples(parse(data)).values
-        expected = [float(number) for after in range(0, 300, 7) for number in slice_of(after, 7)]
-        assert found == expected
-
-
-def slice_of(after: int, limit: int) -> range:
-    """What one page holds: it ends with the batch in which the limit falls inside the first."""
-    batch_end = after // 100 * 100 + 100
-    return range(after, min(after + limit, batch_end, 300))
+        latest = await ask(GetLatest(stream=STREAM))
+        assert isinstance(latest, LatestAnswer)
+        assert [one.offset for one in latest.values] == [300]
+        appended = await ask(AppendFact(stream="facts.orders", messages=[new_message("a")]))
+        assert isinstance(appended, AppendAnswer)
+        assert [one.offset for one in appended.outcomes] == [1]
 
 
 # --- a client that breaks the rules
