@@ -156,25 +156,21 @@ def _pause(seconds: float) -> None:
 
 
 @pytest.mark.system
-def test_renewed_broker_certificate(tmp_path: Path) -> None:
+async def test_renewed_broker_certificate(tmp_path: Path) -> None:
     """A renewed certificate is presented after the reload, and open sessions continue."""
     with Mosquitto.started(tmp_path) as broker:
-
-        async def run() -> None:
-            plant = Node.open(broker, "plant-a", tmp_path / "store")
-            plant.serve({"idmz": [STREAM]})
-            async with plant.running():
-                pki.renew(broker.pki_folder, "private", NOW, broker=True)
-                plan = BrokerPlan(LINKS, "", HOST, broker.port, pwd.getpwuid(os.geteuid()).pw_name)
-                write_broker_folder(broker.files.folder, broker.pki_folder, "private", plan)
-                diagnostics = await asyncio.to_thread(reload, broker)
-                assert bad(diagnostics) == []
-                assert diagnostics[-1].what == "the broker presents the certificate in its file"
-                assert plant.link.statistics().connects == 1
-                assert plant.link.connection is not None
-            plant.store.close()
-
-        asyncio.run(run())
+        plant = Node.open(broker, "plant-a", tmp_path / "store")
+        plant.serve({"idmz": [STREAM]})
+        async with plant.running():
+            pki.renew(broker.pki_folder, "private", NOW, broker=True)
+            plan = BrokerPlan(LINKS, "", HOST, broker.port, pwd.getpwuid(os.geteuid()).pw_name)
+            write_broker_folder(broker.files.folder, broker.pki_folder, "private", plan)
+            diagnostics = await asyncio.to_thread(reload, broker)
+            assert bad(diagnostics) == []
+            assert diagnostics[-1].what == "the broker presents the certificate in its file"
+            assert plant.link.statistics().connects == 1
+            assert plant.link.connection is not None
+        plant.store.close()
         assert find_brokers(broker.files.config_file) == [broker.pid]
 
 
@@ -315,7 +311,7 @@ def test_a_mosquitto_that_miscounts_is_noted(
 
 
 @pytest.mark.system
-def test_a_revoked_zone_is_disconnected_and_cannot_reconnect(tmp_path: Path) -> None:
+async def test_a_revoked_zone_is_disconnected_and_cannot_reconnect(tmp_path: Path) -> None:
     """A connected zone that is denied and revoked gets no further answer and cannot reconnect; other zones are not
     affected.
 
@@ -324,44 +320,40 @@ def test_a_revoked_zone_is_disconnected_and_cannot_reconnect(tmp_path: Path) -> 
     plant-a over its open connection.
     """
     with Mosquitto.started(tmp_path) as broker:
+        plant, idmz, enterprise = (
+            Node.open(broker, zone, tmp_path / zone) for zone in ("plant-a", "idmz", "enterprise")
+        )
+        plant.serve({"idmz": [STREAM]})
+        idmz.serve({"enterprise": [STREAM]})
+        idmz.pull("plant-a")
+        enterprise.pull("idmz", relays=["plant-a"])
+        async with plant.running(), idmz.running(), enterprise.running():
+            await plant.append(1, 100)
+            await enterprise.wait_end(100)
 
-        async def run() -> None:
-            plant, idmz, enterprise = (
-                Node.open(broker, zone, tmp_path / zone) for zone in ("plant-a", "idmz", "enterprise")
+            pki.revoke(broker.pki_folder, "enterprise", NOW, reason="key-compromise")
+            shutil.copy(broker.pki_folder / "ca.crl", broker.files.crl_file)
+            deny_zones(broker.files.config_file, ["enterprise"])
+            assert bad(await asyncio.to_thread(reload, broker)) == []
+
+            with pytest.raises(NotAuthorized):
+                await enterprise.requester("idmz").ask(ListStreams(), 5)
+            await plant.append(101, 100)
+            await idmz.wait_end(200)
+            assert enterprise.link.connection is not None
+            await enterprise.link.connection.close()
+            await wait_until_async(
+                lambda: "revocation list" in (enterprise.link.statistics().down_reason or ""), "it is told why"
             )
-            plant.serve({"idmz": [STREAM]})
-            idmz.serve({"enterprise": [STREAM]})
-            idmz.pull("plant-a")
-            enterprise.pull("idmz", relays=["plant-a"])
-            async with plant.running(), idmz.running(), enterprise.running():
-                await plant.append(1, 100)
-                await enterprise.wait_end(100)
-
-                pki.revoke(broker.pki_folder, "enterprise", NOW, reason="key-compromise")
-                shutil.copy(broker.pki_folder / "ca.crl", broker.files.crl_file)
-                deny_zones(broker.files.config_file, ["enterprise"])
-                assert bad(await asyncio.to_thread(reload, broker)) == []
-
-                with pytest.raises(NotAuthorized):
-                    await enterprise.requester("idmz").ask(ListStreams(), 5)
-                await plant.append(101, 100)
-                await idmz.wait_end(200)
-                assert enterprise.link.connection is not None
-                await enterprise.link.connection.close()
-                await wait_until_async(
-                    lambda: "revocation list" in (enterprise.link.statistics().down_reason or ""), "it is told why"
-                )
-                failures = enterprise.link.statistics().failures
-                await wait_until_async(lambda: enterprise.link.statistics().failures > failures, "it tries again")
-                assert enterprise.link.statistics().connects == 1
-                assert enterprise.store.end_offset(STREAM) == 100
-                await plant.append(201, 100)
-                await idmz.wait_end(300)
-                assert [node.link.statistics().connects for node in (plant, idmz)] == [1, 1]
-            for node in (plant, idmz, enterprise):
-                node.store.close()
-
-        asyncio.run(run())
+            failures = enterprise.link.statistics().failures
+            await wait_until_async(lambda: enterprise.link.statistics().failures > failures, "it tries again")
+            assert enterprise.link.statistics().connects == 1
+            assert enterprise.store.end_offset(STREAM) == 100
+            await plant.append(201, 100)
+            await idmz.wait_end(300)
+            assert [node.link.statistics().connects for node in (plant, idmz)] == [1, 1]
+        for node in (plant, idmz, enterprise):
+            node.store.close()
 
 
 @pytest.mark.system

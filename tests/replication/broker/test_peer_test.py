@@ -136,11 +136,11 @@ def test_a_link_the_broker_does_not_know(tmp_path: Path) -> None:
         assert (name, what) == ("rights", "may not send requests to plant-a: not authorized")
 
 
-def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connected peer that does not answer, and a stream that it does not export, are different faults."""
     monkeypatch.setattr(peer_test, "WAIT_S", 0.3)
 
-    async def run(exports: dict[str, list[str]]) -> list[Diagnostic]:
+    async def steps_with(exports: dict[str, list[str]]) -> list[Diagnostic]:
         plant = Node.open(broker, "plant-a", tmp_path / str(len(exports)))
         plant.serve({"enterprise": [STREAM], **exports})
         await plant.append(1, 1)
@@ -151,9 +151,9 @@ def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeyp
         plant.store.close()
         return steps
 
-    name, what = last_bad(asyncio.run(run({})))
+    name, what = last_bad(await steps_with({}))
     assert (name, "did not answer" in what) == ("answer", True)
-    steps = asyncio.run(run({"idmz": ["facts.other"]}))
+    steps = await steps_with({"idmz": ["facts.other"]})
     name, what = last_bad(steps)
     assert (name, what) == ("streams", f"plant-a does not export {STREAM}, which this node pulls")
     assert [step.step for step in steps] == ALL_STEPS

@@ -5,7 +5,6 @@ import re
 import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,57 +35,48 @@ def context(ca_file: Path, issued: pki.Issued) -> ssl.SSLContext:
     return pki.client_context(ca_file, issued.cert_file, issued.key_file)
 
 
-def why_not(wanted: Access) -> TransportError:
+async def why_not(wanted: Access) -> TransportError:
     """The error of a connection attempt."""
-
-    async def run() -> None:
-        connection = await Connection.open(wanted, lambda _: None)
-        await connection.close()
-
     with pytest.raises(TransportError) as raised:
-        asyncio.run(run())
+        await Connection.open(wanted, lambda _: None)
     return raised.value
 
 
-def test_certificate_of_another_authority_is_named(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_certificate_of_another_authority_is_named(broker: Mosquitto, tmp_path: Path) -> None:
     """In TLS 1.3 the handshake succeeds before the broker refuses the certificate; the error names the refusal all the
     same."""
     now = datetime.now(UTC)
     pki.create_authority(tmp_path, now)
     stranger = pki.issue_zone(tmp_path, "idmz", now)
     wanted = Access("b", "idmz", broker.host, broker.port, lambda: context(broker.ca_file, stranger))
-    error = why_not(wanted)
+    error = await why_not(wanted)
     assert isinstance(error, ConnectionRefused)
     assert "refuses our certificate" in str(error)
 
 
-def test_broker_of_another_authority_is_refused(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_broker_of_another_authority_is_refused(broker: Mosquitto, tmp_path: Path) -> None:
     """A broker with a certificate of another authority is not trusted."""
     now = datetime.now(UTC)
     pki.create_authority(tmp_path, now)
     mine = pki.issue_zone(tmp_path, "idmz", now)
-    error = why_not(Access("b", "idmz", broker.host, broker.port, lambda: context(mine.ca_file, mine)))
+    error = await why_not(Access("b", "idmz", broker.host, broker.port, lambda: context(mine.ca_file, mine)))
     assert isinstance(error, BrokerUnreachable)
     assert "the broker is not trusted: its certificate was issued by an authority that is not in ca_file" in str(error)
 
 
-def test_two_connections_of_a_zone_are_independent_clean_sessions(broker: Mosquitto) -> None:
+async def test_two_connections_of_a_zone_are_independent_clean_sessions(broker: Mosquitto) -> None:
     """Two connections of one zone are two clean sessions, so neither takes over the other and nothing is kept.
     TCP_NODELAY is set: without it an answer takes up to 88 ms longer."""
-
-    async def run() -> None:
-        one = await Connection.open(access(broker, "idmz"), lambda _: None)
-        two = await Connection.open(access(broker, "idmz"), lambda _: None)
-        await one.subscribe([MINE])
-        await two.subscribe([MINE])
-        assert not one.closed.done()
-        for each in (one, two):
-            assert each._socket is not None
-            assert each._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            await each.close()
-
     before = len(broker.log_text())
-    asyncio.run(run())
+    one = await Connection.open(access(broker, "idmz"), lambda _: None)
+    two = await Connection.open(access(broker, "idmz"), lambda _: None)
+    await one.subscribe([MINE])
+    await two.subscribe([MINE])
+    assert not one.closed.done()
+    for each in (one, two):
+        assert each._socket is not None
+        assert each._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        await each.close()
     joined = re.findall(
         r"New client connected from \S+ as (\S+) \(p5, c(\d), k\d+, u'idmz'\)", broker.log_text()[before:]
     )
@@ -101,21 +91,21 @@ def test_a_chained_error_names_the_broker_once() -> None:
     assert str(lost) == str(first) == "broker b (h:1): cannot be reached: refused. Is it running?"
 
 
-def test_no_broker_at_the_port(broker: Mosquitto) -> None:
+async def test_no_broker_at_the_port(broker: Mosquitto) -> None:
     """The error names that no broker listens at the port."""
     wanted = access(broker, "idmz")
-    error = why_not(Access("b", "idmz", "127.0.0.1", free_port(), wanted.make_context))
+    error = await why_not(Access("b", "idmz", "127.0.0.1", free_port(), wanted.make_context))
     assert isinstance(error, BrokerUnreachable)
     assert "cannot be reached" in str(error)
 
 
-def test_silence_in_place_of_a_handshake(broker: Mosquitto, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_in_place_of_a_handshake(broker: Mosquitto, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that accepts the connection and sends nothing (a frozen broker) is distinguished from an unreachable
     one, without OpenSSL's file and line."""
     monkeypatch.setattr("agent.replication.mqtt.transport.CONNECT_S_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         wanted = Access("b", "idmz", "127.0.0.1", mute.getsockname()[1], access(broker, "idmz").make_context)
-        error = why_not(wanted)
+        error = await why_not(wanted)
     assert isinstance(error, BrokerUnreachable)
     assert "it accepts connections but does not respond" in str(error)
     assert "_ssl.c" not in str(error)
@@ -140,7 +130,7 @@ async def test_silent_brokers_leave_the_shared_threads_free(broker: Mosquitto, m
         assert all(isinstance(one, BrokerUnreachable) for one in ended)
 
 
-def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
+async def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
     """A connection beyond max_connections is closed without a reason, at any moment; the error names the limit. (After
     failed handshakes Mosquitto may accept one more.)"""
     with Mosquitto.started(tmp_path) as small:
@@ -148,38 +138,32 @@ def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
         config.write_text(re.sub(r"max_connections \d+", "max_connections 2", config.read_text()))
         small.restart()
 
-        async def fill(standing: AsyncExitStack) -> None:
+        standing = list[Connection]()
+
+        async def fill() -> None:
             for zone in ("plant-a", "idmz", "enterprise", "plant-b", "plant-a", "idmz"):
-                one = await Connection.open(access(small, zone), lambda _: None)
-                standing.push_async_callback(one.close)
+                standing.append(await Connection.open(access(small, zone), lambda _: None))
 
-        async def scenario() -> BrokerUnreachable:
-            async with AsyncExitStack() as standing:
-                with pytest.raises(BrokerUnreachable) as raised:
-                    await fill(standing)
-            return raised.value
-
-        assert "max_connections" in str(asyncio.run(scenario()))
+        with pytest.raises(BrokerUnreachable, match="max_connections"):
+            await fill()
+        for one in standing:
+            await one.close()
 
 
-def test_a_port_without_tls_is_named(broker: Mosquitto) -> None:
+async def test_a_port_without_tls_is_named(broker: Mosquitto) -> None:
     """The error for a program without TLS at the port names this cause."""
 
-    async def run() -> TransportError:
-        async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
-            await writer.drain()
-            writer.close()
+    async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        await writer.drain()
+        writer.close()
 
-        server = await asyncio.start_server(talk, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            wanted = Access("b", "idmz", "127.0.0.1", port, access(broker, "idmz").make_context)
-            with pytest.raises(BrokerUnreachable, match="no TLS") as raised:
-                await Connection.open(wanted, lambda _: None)
-            return raised.value
-
-    assert asyncio.run(run()).hint
+    async with await asyncio.start_server(talk, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        error = await why_not(Access("b", "idmz", "127.0.0.1", port, access(broker, "idmz").make_context))
+    assert isinstance(error, BrokerUnreachable)
+    assert "no TLS" in str(error)
+    assert error.hint
 
 
 async def test_large_messages_both_ways(broker: Mosquitto) -> None:

@@ -61,42 +61,38 @@ def serial(file: Path) -> str:
     return f"{pki.load_certificates(file)[0].serial_number:x}"
 
 
-def test_renewed_under_load(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_renewed_under_load(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """While facts flow the receiver's identity is renewed three times (new key, same key, rolled back): one reconnect
     each, every fact once and in order; no restart, and the serving side keeps its connection."""
     caplog.set_level("INFO", "agent.replication")
+    mine = Files(broker, "idmz", tmp_path / "idmz")
+    plant = Node.open(broker, "plant-a", tmp_path / "plant")
+    plant.serve({"idmz": [STREAM]})
+    idmz = Node.open(broker, "idmz", tmp_path / "store")
+    idmz.link = mine.link
+    idmz.pull("plant-a")
+    acts: list[Callable[[], pki.Issued]] = [
+        lambda: pki.renew(mine.site, "idmz", NOW),
+        lambda: pki.renew(mine.site, "idmz", NOW, same_key=True),
+        lambda: pki.roll_back(mine.site, "idmz", NOW),
+    ]
+    async with mine.running(), plant.running(), idmz.running():
+        for number, act in enumerate(acts, 1):
 
-    async def run() -> None:
-        mine = Files(broker, "idmz", tmp_path / "idmz")
-        plant = Node.open(broker, "plant-a", tmp_path / "plant")
-        plant.serve({"idmz": [STREAM]})
-        idmz = Node.open(broker, "idmz", tmp_path / "store")
-        idmz.link = mine.link
-        idmz.pull("plant-a")
-        acts: list[Callable[[], pki.Issued]] = [
-            lambda: pki.renew(mine.site, "idmz", NOW),
-            lambda: pki.renew(mine.site, "idmz", NOW, same_key=True),
-            lambda: pki.roll_back(mine.site, "idmz", NOW),
-        ]
-        async with mine.running(), plant.running(), idmz.running():
-            for number, act in enumerate(acts, 1):
+            async def taken_over(number: int = number) -> bool:
+                await plant.append(plant.store.end_offset(STREAM) + 1, 10)
+                return mine.link.statistics().connects > number
 
-                async def taken_over(number: int = number) -> bool:
-                    await plant.append(plant.store.end_offset(STREAM) + 1, 10)
-                    return mine.link.statistics().connects > number
-
-                mine.bring(act())
-                await wait_until_async(taken_over, f"identity {number} in force")
-            await plant.append(plant.store.end_offset(STREAM) + 1, 500)
-            await idmz.wait_end(plant.store.end_offset(STREAM))
-            assert sealed(idmz.store) == sealed(plant.store)
-            assert mine.link.statistics().connects == 4
-            assert mine.link.statistics().identity_trouble == ""
-            assert plant.link.statistics().connects == 1
-        plant.store.close()
-        idmz.store.close()
-
-    asyncio.run(run())
+            mine.bring(act())
+            await wait_until_async(taken_over, f"identity {number} in force")
+        await plant.append(plant.store.end_offset(STREAM) + 1, 500)
+        await idmz.wait_end(plant.store.end_offset(STREAM))
+        assert sealed(idmz.store) == sealed(plant.store)
+        assert mine.link.statistics().connects == 4
+        assert mine.link.statistics().identity_trouble == ""
+        assert plant.link.statistics().connects == 1
+    plant.store.close()
+    idmz.store.close()
     logged = [record.serial for record in caplog.records if record.message == "identity_taken_over"]  # type: ignore[attr-defined]
     assert (len(logged), logged[0] != logged[1], logged[0] == logged[2]) == (3, True, True)
     assert [record for record in caplog.records if record.message == "broker_lost"] == []
@@ -121,34 +117,30 @@ def _all_of_another_authority(files: Files) -> None:
         (_all_of_another_authority, "its authority is not known to the broker"),
     ],
 )
-def test_bad_files_change_nothing_and_are_named(
+async def test_bad_files_change_nothing_and_are_named(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Files], None], says: str
 ) -> None:
     """The connection stays, the reason names the file and is logged once; valid files that follow are used."""
-
-    async def run() -> None:
-        mine = Files(broker, "idmz", tmp_path)
-        async with mine.running(), asyncio.TaskGroup() as group:
-            linking = group.create_task(mine.link.run())
-            await mine.link.wait_up()
-            first = mine.link.connection
-            spoil(mine)
-            await wait_until_async(lambda: says in mine.link.statistics().identity_trouble, f"{says} is logged")
-            assert mine.link.connection is first
-            # A lost connection comes back with what is in force.
-            broker_side = mine.link.statistics().connects
-            assert first is not None
-            await first.close()
-            await wait_until_async(lambda: mine.link.statistics().connects > broker_side, "connected again")
-            assert says in mine.link.statistics().identity_trouble
-            mine.key.unlink(missing_ok=True)
-            mine.bring(pki.issue_zone(mine.site, "idmz", NOW, force=True))
-            mine.ca.write_bytes(broker.ca_file.read_bytes())
-            await wait_until_async(lambda: mine.link.statistics().identity_trouble == "", "the good files are in force")
-            assert mine.link.statistics().identity_ends is not None
-            linking.cancel()
-
-    asyncio.run(run())
+    mine = Files(broker, "idmz", tmp_path)
+    async with mine.running(), asyncio.TaskGroup() as group:
+        linking = group.create_task(mine.link.run())
+        await mine.link.wait_up()
+        first = mine.link.connection
+        spoil(mine)
+        await wait_until_async(lambda: says in mine.link.statistics().identity_trouble, f"{says} is logged")
+        assert mine.link.connection is first
+        # A lost connection comes back with what is in force.
+        broker_side = mine.link.statistics().connects
+        assert first is not None
+        await first.close()
+        await wait_until_async(lambda: mine.link.statistics().connects > broker_side, "connected again")
+        assert says in mine.link.statistics().identity_trouble
+        mine.key.unlink(missing_ok=True)
+        mine.bring(pki.issue_zone(mine.site, "idmz", NOW, force=True))
+        mine.ca.write_bytes(broker.ca_file.read_bytes())
+        await wait_until_async(lambda: mine.link.statistics().identity_trouble == "", "the good files are in force")
+        assert mine.link.statistics().identity_ends is not None
+        linking.cancel()
     logged = [record.reason for record in caplog.records if record.message == "identity_refused"]  # type: ignore[attr-defined]
     assert sum(says in reason for reason in logged) == 1
 
@@ -162,7 +154,7 @@ def test_bad_files_change_nothing_and_are_named(
     ],
     ids=["ended", "not begun", "a server's"],
 )
-def test_a_refused_handshake_names_the_reason(
+async def test_a_refused_handshake_names_the_reason(
     broker: Mosquitto, tmp_path: Path, make: Callable[[Path], pki.Issued], says: str
 ) -> None:
     """The broker's reason arrives as a TLS alert; the error names it."""
@@ -172,11 +164,6 @@ def test_a_refused_handshake_names_the_reason(
     def unchecked() -> ssl.SSLContext:
         return pki.client_context(broker.ca_file, issued.cert_file, issued.key_file)
 
-    async def run() -> None:
-        wanted = Access("b", "idmz", broker.host, broker.port, unchecked)
-        connection = await Connection.open(wanted, lambda _: None)
-        await connection.close()
-
     with pytest.raises(ConnectionRefused, match=says) as caught:
-        asyncio.run(run())
+        await Connection.open(Access("b", "idmz", broker.host, broker.port, unchecked), lambda _: None)
     assert caught.value.hint
