@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,41 +12,18 @@ from agent.ingest.clock import BUILT_NS
 from agent.status_codes import CLOCK_UNCERTAIN
 from tests.foreign.modbus.device import QUICK, modbus_device, source, words_map
 from tests.foreign.plant import NodeProcess, source_node
+from tests.foreign.wall_clock import WallClock
 from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("libmodbus")]
 
-WALL_CLOCK = Path(__file__).parents[2] / "appliance" / "wall_clock.c"
-
 
 @pytest.fixture
-def library(tmp_path: Path) -> Path:
-    """Moves the wall clock of a program that loads it."""
-    built = tmp_path / "wall_clock.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", built, WALL_CLOCK], check=True)
-    return built
-
-
-class Clock:
-    """The wall clock of the node and its commands."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def set(self, seconds: int) -> None:
-        """Move it to this distance from the right time."""
-        new = self.file.with_suffix(".new")
-        new.write_text(f"{seconds}\n")
-        new.rename(self.file)
-
-
-@pytest.fixture
-def clock(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock that a test sets."""
-    found = Clock(tmp_path / "clock")
-    found.set(0)
-    monkeypatch.setenv("WALL_CLOCK", str(found.file))
-    monkeypatch.setenv("LD_PRELOAD", str(library))
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WallClock:
+    """That of the node and its commands."""
+    found = WallClock(tmp_path)
+    for name, value in found.environment.items():
+        monkeypatch.setenv(name, value)
     return found
 
 
@@ -60,7 +36,7 @@ def meter(port: int, folder: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("start_s, then_s", [(0, -7200), (100 - int(time.time()), 0)], ids=["set back", "1970"])
 async def test_the_newest_value_after_the_clock_was_set(
-    clock: Clock, tmp_path: Path, start_s: int, then_s: int
+    clock: WallClock, tmp_path: Path, start_s: int, then_s: int
 ) -> None:
     """The clock is set back two hours, or the node starts in 1970 and the time arrives later: `latest` shows what the
     device counted on, and no more than a minute old; so it does after a restart with the same clock."""
@@ -100,7 +76,7 @@ async def wait_quality(node: NodeProcess, quality: int) -> None:
         pass
 
 
-async def test_no_value_is_good_before_the_time_arrives(clock: Clock, tmp_path: Path) -> None:
+async def test_no_value_is_good_before_the_time_arrives(clock: WallClock, tmp_path: Path) -> None:
     """A node starts in 1970, runs, and the time arrives: the samples until then are uncertain, those after it good; a
     fact says by how much the clock was wrong; status names the clock first, as long as it is wrong, and afterwards what
     happened. Set back by two hours, the samples are uncertain again, and a restart changes nothing about that."""
