@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agent.status_codes import CLOCK_UNCERTAIN
 from appliance.packages import Target
 from tests.appliance.gateway import Gateway
 from tests.appliance.test_root_deb import BOTH
@@ -110,27 +111,35 @@ def set_clock(gateway: Gateway, seconds: int) -> None:
     new.rename(gateway.root / CLOCK_FILE)
 
 
-def newest(gateway: Gateway, tag: str) -> str:
-    """The value of a tag that a machine's store recorded last, whatever its time."""
+def newest(gateway: Gateway, tag: str, column: str = "value") -> str:
+    """The value of a tag that a machine's store recorded last, whatever its time; or another column."""
     zone = gateway.root.parent.name
-    statement = f"select value from facts where subject = 'tag:{tag}' and kind = 'sample' order by offset desc limit 1"
+    statement = (
+        f"select {column} from facts where subject = 'tag:{tag}' and kind = 'sample' order by offset desc limit 1"
+    )
     return gateway.try_(f'bsfg sql --csv --config /etc/bsfg/{zone}.toml "{statement}"').text
 
 
 @BOTH
 def test_a_clock_that_is_set_stops_nothing(target: Target, deb: Path, tmp_path: Path) -> None:
-    """The wall clock of the plant's node runs two hours ahead, is right again, falls two hours behind, and is right
-    again: each time values of both sources go on arriving in the second zone, from the same process."""
+    """The plant's node starts in 1970: the values of the Modbus device are uncertain until its time arrives, which the
+    second zone shows. Its wall clock runs two hours ahead, is right again, falls two hours behind, and is right again:
+    each time values of both sources go on arriving in the second zone, from the same process."""
     with two_zones(target, deb, tmp_path) as zones:
         walk(zones)
-        set_clock(zones.plant, 0)
+        set_clock(zones.plant, 100 - int(time.time()))
         library = zones.plant.root / "etc/bsfg/wall_clock.so"
         subprocess.run(["cc", "-shared", "-fPIC", "-o", library, WALL_CLOCK], check=True)
         folder = zones.plant.root / f"etc/systemd/system/{NODE}.service.d"
         folder.mkdir()
         (folder / "clock.conf").write_text(CLOCK_DROP_IN)
-        zones.plant.run(f"systemctl daemon-reload && systemctl restart {NODE}")
-        is_back(zones, "a restart", latest(zones.idmz))
+        began = latest(zones.idmz)
+        zones.plant.run(f"systemctl daemon-reload && systemctl restart --no-block {NODE}")
+        uncertain = [str(CLOCK_UNCERTAIN)]
+        wait_until(lambda: newest(zones.plant, MODBUS, "quality").split()[-1:] == uncertain, "values of 1970", BACK_S)
+        set_clock(zones.plant, 0)
+        is_back(zones, "the time", began)
+        assert "set forward by" in zones.idmz.run("bsfg status --config /etc/bsfg/idmz.toml")
         pid = zones.plant.run(f"systemctl show --property=MainPID --value {NODE}")
         for seconds in (7200, 0, -7200, 0):
             set_clock(zones.plant, seconds)
