@@ -1,12 +1,17 @@
-"""An event loop in which time costs nothing: its clock jumps to the next timer.
+"""An event loop in which time costs nothing: its clock, and the clocks of the machine with it, jump to the next timer.
 
 For what waits on timers only. Nothing may come from outside: no socket, no thread, no process.
 """
 
 import asyncio
 import selectors
+import time
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, cast
+from unittest import mock
+
+STARTED_S = time.time()
+LOOK_S = 1e-6
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -27,8 +32,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now
 
+    def look(self) -> float:
+        """The time, which is later at each look."""
+        self.now += LOOK_S
+        return self.now
+
 
 def run_virtual(work: Coroutine[Any, Any, Any]) -> Any:
     """What the coroutine returns or raises, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
+        now_s = cast(VirtualLoop, runner.get_loop()).look
+        clocks = {
+            "monotonic": now_s,
+            "monotonic_ns": lambda: round(now_s() * 1e9),
+            "time": lambda: STARTED_S + now_s(),
+            "time_ns": lambda: round((STARTED_S + now_s()) * 1e9),
+        }
+        with mock.patch.multiple(time, **clocks):
+            return runner.run(work)

@@ -94,7 +94,7 @@ class FakeSession:
         self.malformed: set[Any] = set()  # nodes whose value cannot be read
         self.too_large: set[Any] = set()
         self.started: object = "today"
-        self.shows_ns: int | None = None  # its clock, where it is read
+        self.shows_ns = None
         self.keeps_subscriptions = False
         self.transfers: list[list[int]] = []
         self.transfer_statuses: dict[int, int] = {}  # by subscription; without it a transfer is good
@@ -104,6 +104,15 @@ class FakeSession:
         self.room = 1_000  # for subscriptions
         self.key: str | None = None  # it is closed over its own connection
         self._number = first_number
+
+    @property
+    def shows_ns(self) -> int | None:
+        """Its clock, where it is read; it goes on from what it was set to."""
+        return None if self._set_ns is None else time.monotonic_ns() - self._set_ns
+
+    @shows_ns.setter
+    def shows_ns(self, now_ns: int | None) -> None:
+        self._set_ns = None if now_ns is None else time.monotonic_ns() - now_ns
 
     async def server_start(self) -> object:
         return self.started

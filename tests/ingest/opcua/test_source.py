@@ -57,6 +57,9 @@ from tests.ingest.opcua.fake_session import (
 )
 from tests.waiting import LIMIT_S, wait_until_async
 
+pytestmark = pytest.mark.virtual_time
+
+
 S = 1_000_000_000
 FLAT = {"allow_unwrapped": False, "flatten_subgroups": True}
 BAD_SENSOR_FAILURE = 0x808C_0000

@@ -27,7 +27,11 @@ from agent.message import Message, time_text
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.fakes import Busy, FakeStore
 from tests.ingest.opcua.events.events import S, condition, event, notification, publication
+from tests.support.virtual_time import run_virtual
 from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.virtual_time
+
 
 BAD_EVENT_FILTER_INVALID, BAD_METHOD_INVALID, BAD_TIMEOUT = 0x8047_0000, 0x8075_0000, 0x800A_0000
 NAMESPACES = ["http://opcfoundation.org/UA/", "urn:x"]
@@ -310,7 +314,7 @@ def test_a_rescue_that_is_not_whole_leaves_a_loss(case: str) -> None:
             await wait_until_async(lambda: run.server.refreshes == [1, 2], "a refresh")
         assert run.lost() == [("event_subscription_lost", 0, LAST_LIFE)]
 
-    asyncio.run(story())
+    run_virtual(story())
 
 
 async def test_a_rescue_does_not_bridge_the_time_without_a_new_subscription() -> None:

@@ -15,6 +15,8 @@ from tests.ingest.opcua.fake_session import FakeSession, answer
 from tests.ingest.opcua.test_source import S, living, made
 from tests.waiting import wait_until_async
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Sessions:
     """Sessions of which some are lost, and what is closed."""

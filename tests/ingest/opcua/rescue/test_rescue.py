@@ -21,7 +21,11 @@ from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import FakeSession, answer, status_change
 from tests.ingest.opcua.test_source import S, living, made, publication
+from tests.support.virtual_time import run_virtual
 from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.virtual_time
+
 
 BAD_SUBSCRIPTION_ID_INVALID = 0x8028_0000
 
@@ -171,7 +175,7 @@ def test_a_server_that_refuses_costs_one_call(monkeypatch: pytest.MonkeyPatch, c
         assert session.deleted == ([1] if case == "unanswered" else [])
         assert (list(told.tags or ()), told.values) == ([], 0)
 
-    asyncio.run(story())
+    run_virtual(story())
 
 
 @pytest.mark.parametrize("case", ["ended", "missing", "slow", "overflow"])
@@ -202,7 +206,7 @@ def test_a_rescue_that_is_not_whole_is_not_called_so(monkeypatch: pytest.MonkeyP
         reason = "server_queue_overflow" if case == "overflow" else "notifications_missing"
         assert [reason in gap for gap in gaps(store)] == [True]
 
-    asyncio.run(story())
+    run_virtual(story())
 
 
 @pytest.mark.parametrize("case", ["silent", "missing", "clock set back"])
@@ -241,7 +245,7 @@ def test_what_the_old_subscription_lacks_ends_where_the_new_one_begins(
         again = {gap["last_time"][17:19] for gap in told_gaps if gap["reason"] == "clock_set_back"}
         assert again == ({"10", "22"} if case == "clock set back" else set())
 
-    asyncio.run(story())
+    run_virtual(story())
 
 
 async def test_a_server_with_room_for_one_gives_up_the_old_subscription_first(monkeypatch: pytest.MonkeyPatch) -> None:
