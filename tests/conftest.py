@@ -125,7 +125,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
-    run = run_virtual if pyfuncitem.get_closest_marker("virtual_time") else asyncio.run
+    mark = pyfuncitem.get_closest_marker("virtual_time")
+    run = run_virtual if mark is not None and False not in mark.args else asyncio.run
     run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
 

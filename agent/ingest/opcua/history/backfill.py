@@ -133,6 +133,7 @@ class _Job:
     cause: str  # outage, gap (in a connected source), restart or request
     first_ns: int
     last_ns: int
+    noted_s: float  # the server's clock had reached the end by then
     outages: tuple[int, ...] = ()  # first times of the outages that this job fills
     slices: Iterator[_Slice] = field(default_factory=lambda: iter(()))
     halves: list[_Slice] = field(default_factory=list)  # halves of slices with too many stored times; taken first
@@ -140,7 +141,6 @@ class _Job:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     not_filled: list[int] = field(default_factory=list)
     values: int = 0
-    noted_s: float = field(default_factory=time.monotonic)  # the server's clock had reached the end by then
     rescued: int = 0  # tags whose values the rescue brought completely
     values_rescued: int = 0
 
@@ -329,7 +329,7 @@ class HistoryBackfill:
         slices = (
             _Slice(tags[at : at + SLICE_TAGS], first_ns, last_ns, windows) for at in range(0, len(tags), SLICE_TAGS)
         )
-        job = _Job("outage", first_ns + UNDELIVERED_NS_MAX, last_ns, outages, slices=slices)
+        job = _Job("outage", first_ns + UNDELIVERED_NS_MAX, last_ns, time.monotonic(), outages, slices=slices)
         job.rescued, job.values_rescued = len(windows) - len(tags), values_rescued
         self._add(job)
 
@@ -342,7 +342,7 @@ class HistoryBackfill:
             for start_ns in range(first_ns, max(last_ns, first_ns + 1), SLICE_NS)
             for at in range(0, len(tags), SLICE_TAGS)
         )
-        return _Job(cause, first_ns, last_ns, slices=slices)
+        return _Job(cause, first_ns, last_ns, time.monotonic(), slices=slices)
 
     def _add(self, job: _Job) -> None:
         if len(self._jobs) >= JOBS_MAX:

@@ -90,7 +90,7 @@ async def test_an_answer_is_as_long_as_asked(answering: Any) -> None:
     cut, other_count = struct.pack(">BBH", 3, 4, 1), struct.pack(">BBHH", 3, 2, 1, 2)
     for found in (values(1), values(1, 2, 3), values(1, 2, function=4), cut, other_count):
         _, line = answering(found)
-        with pytest.raises(UnitGarbled, match=f"sends {7 + len(found)} bytes that are no answer"):
+        with pytest.raises(UnitGarbled, match=f", {7 + len(found)} bytes that are no answer"):
             await line.read(READ)
 
 

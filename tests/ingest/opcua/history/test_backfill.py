@@ -32,7 +32,10 @@ from agent.settings.opcua_address import STANDARD_URI, NodeAddress
 from tests.ingest.fakes import Busy, FakeStore
 from tests.ingest.test_delivery import S, made, retagged
 from tests.ingest.test_delivery import tag as plain_tag
-from tests.waiting import wait_until_async
+from tests.support.virtual_time import run_virtual
+from tests.waiting import LIMIT_S, wait_until_async
+
+pytestmark = pytest.mark.virtual_time
 
 
 def tag(name: str) -> Tag:
@@ -420,7 +423,7 @@ def test_a_refused_history_is_said_and_ends(is_final: bool, key: str) -> None:
             assert history.calls[-1][0] == 1
             assert len(history.calls) >= backfill.CALLS_FAILED_MAX
 
-    asyncio.run(story())
+    run_virtual(story())
 
 
 async def test_a_passing_failure_costs_nothing() -> None:
@@ -474,6 +477,7 @@ async def in_two_sessions(
     return recorder
 
 
+@pytest.mark.virtual_time(False)
 async def test_a_session_that_ends_while_the_store_is_searched_leaves_its_piece() -> None:
     """The next session searches for it again, and fills it."""
     begun, may_end = threading.Event(), threading.Event()
@@ -481,7 +485,7 @@ async def test_a_session_that_ends_while_the_store_is_searched_leaves_its_piece(
     class Slow(FakeStored):
         def sample_times(self, *given: Any, **named: Any) -> Any:
             begun.set()
-            assert may_end.wait(20)
+            assert may_end.wait(LIMIT_S)
             return super().sample_times(*given, **named)
 
     def is_amid(_: Recorder) -> bool:
@@ -641,7 +645,7 @@ def test_the_second_meaning_of_an_address_has_the_history(status: int) -> None:
         assert fills(store)[0]["tags_filled"] == 1
         assert times(store, "a") == list(range(100, 111))
 
-    asyncio.run(story())
+    run_virtual(story())
 
 
 class SlowStore(FakeStore):
