@@ -110,19 +110,6 @@ def test_a_filter_holds_for_its_own_use_of_a_dataframe(spark: SparkSession, tmp_
         assert rows.where("minute(ts) = 0").count() == sizes[2]
 
 
-def test_a_count_opens_no_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """With a column of identity only, headers are enough: a batch whose content does not open is counted too."""
-    path = tmp_path / "facts.db"
-    making.store(path, [RUN[:7], RUN[7:]])
-    making.garble(path, 1)
-    assert facts(spark, path, columns="offset").count() == len(RUN)
-    assert facts(spark, path, columns="Zone, SEQUENCE").agg({"SEQUENCE": "max"}).first()[0] == len(RUN)  # type: ignore[index]
-    assert facts(spark, path, columns="zone facts").groupBy("zone").sum("facts").collect() == [("enterprise", len(RUN))]
-    assert facts(spark, path, columns="zone facts").where("zone = 'plant-a'").count() == 0
-    with pytest.raises(PySparkException, match=r"facts 1 to 7 of facts.telemetry: .*bsfg store verify"):
-        facts(spark, path, columns="value").count()
-
-
 def test_a_stream_counts_by_headers_too(spark: SparkSession, tmp_path: Path) -> None:
     """Column `facts` in readStream: micro-batches and tasks that cut through the store's batches count each fact once,
     a batch whose content does not open among them, in fewer rows than facts; what `facts` does not go with is refused

@@ -157,7 +157,6 @@ def test_the_helper_units_are_tight(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.system
 def test_the_helper_reaches_a_broker_in_another_user_namespace(tmp_path: Path) -> None:
     """PrivateUsers= puts broker and helper into a user namespace each; the helper still finds and signals the broker,
     with the command of its unit."""

@@ -19,29 +19,6 @@ def test_adr_0004_example() -> None:
     assert confirm_range(confirmed, 4, 4, END) == Confirmed(6)
 
 
-@pytest.mark.parametrize(
-    "before, first, last, after",
-    [
-        (Confirmed(), None, 0, Confirmed()),
-        (Confirmed(), None, 5, Confirmed(5)),
-        (Confirmed(5), None, 3, Confirmed(5)),
-        (Confirmed(5), 2, 4, Confirmed(5)),
-        (Confirmed(5), 4, 8, Confirmed(8)),
-        (Confirmed(5), 7, 8, Confirmed(5, ((7, 8),))),
-        (Confirmed(5, ((7, 8),)), 7, 8, Confirmed(5, ((7, 8),))),
-        (Confirmed(5, ((7, 8),)), 9, 9, Confirmed(5, ((7, 9),))),
-        (Confirmed(5, ((7, 8),)), 11, 12, Confirmed(5, ((7, 8), (11, 12)))),
-        (Confirmed(5, ((7, 8), (11, 12))), 9, 10, Confirmed(5, ((7, 12),))),
-        (Confirmed(5, ((7, 8), (11, 12))), 6, 6, Confirmed(8, ((11, 12),))),
-        (Confirmed(5, ((7, 8), (11, 12))), None, 9, Confirmed(9, ((11, 12),))),
-        (Confirmed(5, ((7, 8), (11, 12))), None, 10, Confirmed(12)),
-    ],
-)
-def test_confirmed_ranges_merge(before: Confirmed, first: int | None, last: int, after: Confirmed) -> None:
-    """Ranges merge where they overlap or touch, and the frontier takes in what becomes contiguous."""
-    assert confirm_range(before, first, last, END) == after
-
-
 @pytest.mark.parametrize("first, last", [(0, 3), (-1, 3), (5, 4), (None, -1), (True, 3), (1, 2.0)])
 def test_invalid_ranges(first: int | None, last: int) -> None:
     """An empty, negative or non-integer range is refused by name."""

@@ -2,16 +2,14 @@
 
 import asyncio
 import contextlib
-import os
-import pwd
 import shutil
 import socket
 import ssl
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,21 +17,17 @@ from click.testing import CliRunner
 
 from agent.cli import bsfg
 from agent.replication import pki
-from agent.replication.broker.config import BrokerPlan, PeerLink, render_acl
+from agent.replication.broker.config import BrokerPlan, render_acl
 from agent.replication.broker.config_lint import check_acl, check_config, parse_config, without_zones
 from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import write_broker_folder
 from agent.replication.broker.reload import check_broker_files, check_program, deny_zones, find_brokers, reload_broker
 from agent.replication.protocol.errors import NotAuthorized
 from agent.replication.protocol.messages import ListStreams
+from tests.replication.broker.zones import CONNECT, LINKS, NOW, context_of, own_user
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import HOST, Mosquitto
 from tests.waiting import LIMIT_S, wait_until, wait_until_async
-
-NOW = datetime.now(UTC)
-# Clean start, keep-alive 60 s, no properties, a client identifier from the broker (MQTT 5, 3.1).
-CONNECT = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
-LINKS = (PeerLink("plant-a", "idmz"), PeerLink("plant-b", "idmz"), PeerLink("idmz", "enterprise"))
 
 
 def bad(diagnostics: list[Diagnostic]) -> list[str]:
@@ -111,7 +105,7 @@ def made_folder(tmp_path: Path) -> Path:
     """The folder of a broker that was never started."""
     pki.create_authority(tmp_path / "pki", NOW)
     pki.issue_broker(tmp_path / "pki", "private", ["localhost"], NOW)
-    plan = BrokerPlan(LINKS, "", HOST, user=pwd.getpwuid(os.geteuid()).pw_name)
+    plan = BrokerPlan(LINKS, "", HOST, user=own_user())
     write_broker_folder(tmp_path / "broker", tmp_path / "pki", "private", plan)
     return tmp_path / "broker"
 
@@ -163,7 +157,7 @@ async def test_renewed_broker_certificate(tmp_path: Path) -> None:
         plant.serve({"idmz": [STREAM]})
         async with plant.running():
             pki.renew(broker.pki_folder, "private", NOW, broker=True)
-            plan = BrokerPlan(LINKS, "", HOST, broker.port, pwd.getpwuid(os.geteuid()).pw_name)
+            plan = BrokerPlan(LINKS, "", HOST, broker.port, own_user())
             write_broker_folder(broker.files.folder, broker.pki_folder, "private", plan)
             diagnostics = await asyncio.to_thread(reload, broker)
             assert bad(diagnostics) == []
@@ -238,6 +232,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory):  # noqa: ANN201
         yield running
 
 
+@contextlib.contextmanager
+def restored(broker: Mosquitto, kept: Path) -> Iterator[None]:
+    """The broker's files are as before after this block."""
+    shutil.copytree(broker.files.folder, kept)
+    try:
+        yield
+    finally:
+        for file in kept.iterdir():
+            shutil.copy2(file, broker.files.folder / file.name)
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("name,spoil,says", SPOILS, ids=[f"{name}: {says}" for name, _, says in SPOILS])
 def test_nothing_is_sent_when_a_file_is_wrong(
@@ -245,15 +250,11 @@ def test_nothing_is_sent_when_a_file_is_wrong(
 ) -> None:
     """A file with which the broker would accept revoked clients or refuse all is found before the reload, and no signal
     is sent."""
-    kept = shutil.copytree(broker.files.folder, tmp_path / "kept")
     reloads = broker.log_text().count("Reloading config.")
     site = shutil.copytree(broker.pki_folder, tmp_path / "pki")
-    try:
+    with restored(broker, tmp_path / "kept"):
         spoil(site, broker.files.folder / name)
         found = bad(reload(broker))
-    finally:
-        for file in kept.iterdir():
-            shutil.copy2(file, broker.files.folder / file.name)
     assert any(says in each for each in found), found
     assert found[-1] == "no signal was sent to the broker"
     assert broker.log_text().count("Reloading config.") == reloads
@@ -360,8 +361,7 @@ async def test_a_revoked_zone_is_disconnected_and_cannot_reconnect(tmp_path: Pat
 def test_a_revoked_client_cannot_resume_its_tls_session(tmp_path: Path) -> None:
     """TLS session resumption needs no certificate; after the reload a revoked client cannot use it."""
     with Mosquitto.started(tmp_path) as broker:
-        mine = broker.identity("idmz")
-        context = pki.client_context(mine.ca_file, mine.cert_file, mine.key_file)
+        context = context_of(broker)
 
         def enter(ticket: ssl.SSLSession | None) -> tuple[bool, bool, ssl.SSLSession | None]:
             """Whether the client was accepted, whether by its ticket, and the next ticket."""
@@ -388,14 +388,13 @@ def test_a_revoked_client_cannot_resume_its_tls_session(tmp_path: Path) -> None:
 @pytest.mark.system
 def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
     """reload, deny and check print their results; exit status 1 if something is wrong, 2 for wrong usage."""
-    kept = shutil.copytree(broker.files.folder, tmp_path / "kept")
     config = str(broker.files.config_file)
 
     def call(*words: str) -> tuple[int, str]:
         result = CliRunner().invoke(bsfg, ["broker", *words])
         return result.exit_code, result.output
 
-    try:
+    with restored(broker, tmp_path / "kept"):
         assert call("reload", "--config", config)[0] == 0
         code, said = call("deny", "plant-b", "--config", config)
         assert (code, "no rights for plant-b" in said) == (0, True)
@@ -409,7 +408,4 @@ def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
         assert (code, "no signal was sent" in said) == (1, True)
         assert call("check")[0] == 2
         assert call("deny", "Not A Zone", "--config", config)[0] == 2
-    finally:
-        for file in kept.iterdir():
-            shutil.copy2(file, broker.files.folder / file.name)
-        reload(broker)
+    reload(broker)

@@ -106,27 +106,6 @@ def test_each_fact_lands_once_through_a_crash(
     assert landed_rows(paths(incidents_of(asked.folder)), ("what", "offset")) == [("samples_lost", 1000)]
 
 
-def test_what_cannot_be_read_has_a_row(spark: SparkSession, tmp_path: Path) -> None:
-    """Damaged and released facts do not stop the job; each range is a row of the incidents with its reason."""
-    path = tmp_path / "facts.db"
-    making.store(path, [[Sample(1, NOON_NS, float(n))] * 50 for n in range(20)])
-    asked = order(tmp_path)
-    making.damage(path, 601)
-    totals = run(spark, order(tmp_path, startingOffsets=1))
-    assert (totals.facts_landed, totals.facts_missing, totals.end_offset) == (950, 50, 1000)
-    rows = landed_rows(paths(incidents_of(asked.folder)), ("what", "last_offset", "detail", "offset"))
-    assert rows == [("facts_unread", 650, '{"reason": "damaged", "count": 50}', 601)]
-    with FactStore.open(path, "enterprise") as store:
-        append(store, 1001, 1040)
-        append(store, 1041, 1100)
-        store.end_offset(TELEMETRY)
-    making.release(path, 1040)
-    run(spark, asked)
-    rows = landed_rows(paths(incidents_of(asked.folder)), ("what", "last_offset", "detail", "offset"))
-    assert ("facts_unread", 1040, '{"reason": "expired", "count": 40}', 1001) in rows
-    assert landed_rows(paths(asked.folder), ("offset",))[-1] == (1100,)
-
-
 def test_a_restored_store_and_a_new_checkpoint_add_nothing_twice(spark: SparkSession, tmp_path: Path) -> None:
     """After the store has begun a new epoch the job reads it again and adds only what is new; so does a job with a new
     checkpoint on the same table. A checkpoint with another table is refused."""
