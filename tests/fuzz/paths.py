@@ -7,22 +7,16 @@ import asyncio
 import contextlib
 import logging
 import random
-import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from tests.support.memory import memory_folder
+from tests.support.memory import memory_folder, rss_bytes
 
 MIB = 1024 * 1024
 GROWN_MAX = 300 * MIB
 """A catalog of all origins and consumers of a run, caches of the store, and what the allocator keeps."""
-
-
-def rss_bytes() -> int:
-    """What this process has in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ unit's limit of open files.
 import contextlib
 import os
 import pwd
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -38,13 +37,6 @@ class PairBroker(Child):
     def identity(self, zone: str) -> pki.Issued:
         """The certificate, key and authority of `zone`."""
         return self._identities[zone]
-
-    def rss_bytes(self) -> int:
-        """The memory of the broker now."""
-        status = Path(f"/proc/{self.pid}/status").read_text("ascii")
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        assert found is not None
-        return int(found[1]) * 1024
 
 
 class RunningSite:

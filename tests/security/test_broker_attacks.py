@@ -15,6 +15,7 @@ from agent.replication.broker.config import limits_for, parse_link
 from tests.replication.broker.zones import NOBODY_LISTENS, SUCCESS, Caller
 from tests.security.broker_attacker import SUBACK, Attacker, bare_socket, is_open
 from tests.security.broker_site import HOST, PairBroker, RunningSite
+from tests.support.memory import rss_bytes
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -105,7 +106,7 @@ def test_sessions_that_do_not_read_do_not_reach_the_memory_limit(site: RunningSi
             for number in range(3 * limits.queued_messages):
                 # Acknowledged, so that none is merely waiting in our own socket.
                 assert idmz.publish("bsfg/1/idmz/enterprise/rsp/x", page) == SUCCESS, number
-                most = max(most, broker.rss_bytes())
+                most = max(most, rss_bytes(broker.pid))
             assert limits.queued_messages * len(page) < most < limits.memory_bytes
             assert "Out of memory" not in broker.log_text()
             assert idmz.publish("bsfg/1/idmz/enterprise/rsp/x", b"still here") == SUCCESS
@@ -129,7 +130,7 @@ def test_messages_kept_for_sessions_at_qos_1_are_bounded(site: RunningSite) -> N
                 each.subscribe([ANSWERS], qos=1)
             for number in range(2 * limits.queued_messages):
                 assert idmz.publish("bsfg/1/idmz/enterprise/rsp/x", bytes(1_048_000)) == SUCCESS, number
-            assert broker.rss_bytes() < limits.memory_bytes
+            assert rss_bytes(broker.pid) < limits.memory_bytes
         finally:
             for each in deaf:
                 each.close()

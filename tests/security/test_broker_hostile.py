@@ -20,6 +20,7 @@ from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.errors import ConnectionLost, TransportError
 from agent.replication.protocol.messages import ListStreams
 from tests.security.broker_hostile import UNSOLICITED
+from tests.support.memory import rss_bytes
 from tests.waiting import LIMIT_S, wait_until_async
 
 pytestmark = pytest.mark.system
@@ -64,13 +65,6 @@ def run(coroutine: object) -> None:
 
     asyncio.run(watched())
     assert unhandled == []
-
-
-def rss_bytes() -> int:
-    """Memory that this process occupies."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text("ascii"))
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 @pytest.mark.parametrize("play", ["keep-alive 0", "keep-alive 65535"])

@@ -1,7 +1,8 @@
 """A folder in memory for stores that many examples or lives open: a sync costs nothing there, and the folder is deleted
-after each."""
+after each. And how much memory a process has."""
 
 import os
+import resource
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,3 +15,9 @@ def memory_folder() -> Iterator[Path]:
     where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="bsfg-", dir=where) as folder:
         yield Path(folder)
+
+
+def rss_bytes(pid: int | None = None) -> int:
+    """What a process has in memory; without a number, this one."""
+    pages = Path(f"/proc/{pid or 'self'}/statm").read_text("ascii").split()[1]
+    return int(pages) * resource.getpagesize()
