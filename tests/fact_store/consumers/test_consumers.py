@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store.log.errors import (
-    ConfirmBeyondLog,
-    ConfirmRefused,
     ConsumerNotYours,
     ConsumerStreamMismatch,
     UnknownConsumer,
@@ -70,20 +68,6 @@ def test_registering_again(tmp_path: Path) -> None:
             store.consumers.register("x", "idmz", TELEMETRY, "noon")  # type: ignore[arg-type]
         with pytest.raises(MessageError, match="consumer"):
             store.consumers.register("Bad Name", "idmz", TELEMETRY)
-
-
-def test_refused_confirmations_change_nothing(tmp_path: Path) -> None:
-    """Beyond the log, invalid, or by an unknown consumer: refused by name, the frontier stays."""
-    with plant(tmp_path) as store:
-        done(store.appends.append_samples(TELEMETRY, samples(7)))
-        done(store.consumers.register(NAME, "idmz", TELEMETRY))
-        done(store.consumers.confirm(NAME, 5))
-        assert isinstance(failed(store.consumers.confirm(NAME, 8)), ConfirmBeyondLog)
-        assert isinstance(failed(store.consumers.confirm(NAME, 8, 7)), ConfirmBeyondLog)
-        assert isinstance(failed(store.consumers.confirm(NAME, 6, 7)), ConfirmRefused)
-        assert isinstance(failed(store.consumers.confirm(NAME, -1)), ConfirmRefused)
-        assert isinstance(failed(store.consumers.confirm("nobody", 1)), UnknownConsumer)
-        assert store.consumers.get(NAME).confirmed == Confirmed(5)  # type: ignore[union-attr]
 
 
 def test_a_removed_consumer_is_gone_with_its_confirmations(tmp_path: Path) -> None:

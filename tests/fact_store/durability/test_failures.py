@@ -2,7 +2,6 @@
 returns."""
 
 import contextlib
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -99,29 +98,6 @@ def test_an_error_between_two_commits(
         assert values_in(store)[:4] == [1, 2, 3, 4]
 
 
-def test_lack_of_space_is_survived(tmp_path: Path) -> None:
-    """A commit that does not fit is rolled back and refused as StoreFull; what is there stays readable, and when space
-    returns the next append succeeds at the next offset."""
-    faults = Faults()
-    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect) as store:
-        done(store.appends.define([tag(1)]))
-        done(store.appends.append_samples(TELEMETRY, samples(3)))
-        limit = store._writer._connection.execute("PRAGMA page_count").fetchone()[0] + 5
-        store._writer._connection.execute(f"PRAGMA max_page_count = {limit}")
-        noise = [row._replace(value=os.urandom(20_000)) for row in samples(10)]
-        for _ in range(3):
-            error = failed(store.appends.append_samples(TELEMETRY, noise))
-            assert isinstance(error, StoreFull)
-            assert error.retryable
-            assert "free disk space" in str(error)
-        assert store.failure is None
-        assert values_in(store) == [1, 2, 3]
-        store._writer._connection.execute("PRAGMA max_page_count = 1000000")
-        assert done(store.appends.append_samples(TELEMETRY, samples(2, 4))) == Appended(4, 5)
-        chain_is_whole(store)
-        assert (store.statistics().appends_failed, store.statistics().queue_bytes) == (3, 0)
-
-
 def test_a_full_disk_at_any_statement_rolls_back_the_group(tmp_path: Path) -> None:
     """Whichever statement meets the full disk, the whole group is rolled back, in the file and in memory."""
     with faulty(tmp_path) as (store, faults):
@@ -129,8 +105,9 @@ def test_a_full_disk_at_any_statement_rolls_back_the_group(tmp_path: Path) -> No
         sealed, facts = origin.seal(5), 3
         for statement in ("BEGIN", "INSERT INTO batch", "INSERT INTO held", "INSERT INTO definition", "COMMIT"):
             faults.arm(statement, 1, full_error)
-            with pytest.raises(StoreFull):
+            with pytest.raises(StoreFull, match="free disk space") as refused:
                 origin.put(store, [sealed])
+            assert refused.value.retryable
             assert (store.end_offset(TELEMETRY), store.reader.origins()) == (facts, [store.origin])
             assert store.definitions(origin.origin, 0, 10) == []
             faults.start = None
@@ -138,6 +115,7 @@ def test_a_full_disk_at_any_statement_rolls_back_the_group(tmp_path: Path) -> No
             facts += 1
         assert origin.put(store, [sealed]).stored_facts == 5
         chain_is_whole(store)
+        assert (store.failure, store.statistics().queue_bytes) == (None, 0)
 
 
 def test_a_foreign_write_lock_is_survived(tmp_path: Path) -> None:
