@@ -4,11 +4,12 @@ import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from pyspark_bsfg import __main__ as program
-from pyspark_bsfg.errors import SettingsError
+from pyspark_bsfg.errors import JobRefused, SettingsError
 from pyspark_bsfg.jobs.land import Order
 from pyspark_bsfg.jobs.refresh import JOBS
 from pyspark_bsfg.jobs.settings import (
@@ -129,6 +130,17 @@ def test_all_problems_are_reported_at_once(tmp_path: Path, capsys: pytest.Captur
     assert program.main([str(file), "clean"]) == 2
     assert "add [clean] to the TOML" in capsys.readouterr().err
     assert program.main([str(tmp_path / "none.toml")]) == 2
+
+
+def test_a_job_that_ends_in_an_error_is_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 1 and the sentence of the error."""
+    (tmp_path / "jobs.toml").write_text(LEAST)
+    monkeypatch.setattr(program, "session", Mock())
+    monkeypatch.setattr(program, "run", Mock(side_effect=JobRefused("facts.db does not exist on this host")))
+    assert program.main([str(tmp_path / "jobs.toml")]) == 1
+    assert "facts.db does not exist on this host" in capsys.readouterr().err
 
 
 def test_a_tag_that_never_had_a_fact_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,6 @@ from agent.message import Sample
 from bench.common.testbed import open_testbed
 from bench.spark import spark as read_benchmark
 from bench.spark import stream as benchmark
-from pyspark_bsfg import __main__ as program
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import land
 from pyspark_bsfg.jobs.land import Order
@@ -28,7 +27,6 @@ from pyspark_bsfg.landing.tables import paths
 from tests.sim import IS_LONG
 from tests.spark import making
 from tests.spark.making import NOON_NS, TELEMETRY
-from tests.spark.streaming.dying import land_toml
 from tests.spark.streaming.feeding import append
 from tests.spark.streaming.rows import landed_rows, landed_until
 from tests.spark.streaming.test_stream_reader import CONSUMER, node
@@ -204,17 +202,3 @@ def test_the_benchmark_measures_what_it_says(spark: SparkSession, tmp_path: Path
     assert found["ratio"] == pytest.approx(found["facts_per_s"] / found["limit"]["facts_per_s"], rel=0.01)
     assert found["append_to_row"]["count"] == 10
     assert 0 < found["append_to_row"]["p50_ms"] <= found["append_to_row"]["max_ms"]
-
-
-@LONG
-def test_a_store_that_is_not_there(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run that is to end tries some times, then ends with status 1 and a sentence that names the file."""
-    monkeypatch.setattr(program, "session", lambda _: spark)
-    monkeypatch.setattr(type(spark), "stop", lambda _: None)
-    monkeypatch.setattr(land, "BACK_OFF_S", (0,))
-    settings = tmp_path / "jobs.toml"
-    land_toml(settings, tmp_path / "absent.db", tmp_path / "t2", tmp_path / "c2")
-    assert program.main([str(settings)]) == 1
-    assert "absent.db does not exist on this host" in capsys.readouterr().err
