@@ -15,13 +15,19 @@ TAG_REMOVED = 0x808D_8000
 BadOutOfService too, and such a tag is bad, not removed."""
 
 CLOCK_UNCERTAIN = 0x4000_8000
-"""Of a value that is good but for its time, which came from a clock of its node that is not believed: Uncertain with
-StructureChanged, which no source sends. The lower 16 bits hold the flags of the value, too."""
+"""Of a value that is good but for its time, which came from a clock of its node that is not believed, or is another one
+than the source gave, because that cannot be used: Uncertain with StructureChanged, which no source sends. The lower 16
+bits hold the flags of the value, too."""
 
 
 def is_good(code: int) -> bool:
     """Whether the severity, the upper two bits, is Good. The other bits say more about a value that is good."""
     return not code >> 30
+
+
+def with_doubtful_time(code: int) -> int:
+    """The status of a value whose time is not believed: a good one becomes uncertain."""
+    return code if code >> 30 else CLOCK_UNCERTAIN | code & 0xFFFF
 
 
 def status_name(code: int) -> str:

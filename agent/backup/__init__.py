@@ -14,7 +14,7 @@ writes.
 """
 
 from agent.backup.container import derive, open_backup, seal_backup
-from agent.backup.contents import Backup, BackupError, Place, SavedFile, Target, targets_of
+from agent.backup.contents import Backup, BackupError, Place, SavedFile, Target, targets_of, with_moved_paths
 from agent.backup.files import Rights, collect_authority, collect_node, read_backup, restore_files, write_backup
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "restore_files",
     "seal_backup",
     "targets_of",
+    "with_moved_paths",
     "write_backup",
 ]

@@ -118,6 +118,20 @@ def place_of(path: Path, folders: Mapping[Place, Path]) -> tuple[Place, str] | N
     return None
 
 
+def with_moved_paths(backup: Backup, folder: str) -> tuple[Backup, int]:
+    """The backup, its node.toml with the absolute paths below its former folder in the new one, and how many."""
+    former, name = posixpath.split(backup.config_file)
+    moved, count = [], 0
+    for one in backup.files:
+        if one.place is Place.CONFIG and one.name == name and former != folder and not {'"', "'", "\\"} & set(folder):
+            for quote in ('"', "'"):
+                old = f"{quote}{former}/".encode()
+                count += one.data.count(old)
+                one = SavedFile(one.place, one.name, one.data.replace(old, f"{quote}{folder}/".encode()))  # noqa: PLW2901
+        moved.append(one)
+    return msgspec.structs.replace(backup, files=tuple(moved)), count
+
+
 def targets_of(backup: Backup, config_file: Path, folders: Mapping[Place, Path]) -> list[Target]:
     """Where the files of a backup go, node.toml last: where it is, the others are. Files of a place that is not in
     `folders` are passed over."""

@@ -102,7 +102,7 @@ def restore(
 
     The node begins a new store. Restore on one machine only: the zones above refuse one of two nodes of a zone.
     """
-    found = _opened(file, passphrase_file)
+    found, paths = _opened(file, passphrase_file), 0
     if found.config_file:
         config_file = (config_file or Path(found.config_file)).absolute()
     elif config_file is not None:
@@ -112,6 +112,7 @@ def restore(
     folders: dict[Place, Path] = {} if authority is None else {Place.AUTHORITY: authority.absolute()}
     rights: dict[Place, Rights] = {Place.AUTHORITY: Rights()}
     if config_file is not None:
+        found, paths = backup.with_moved_paths(found, str(config_file.parent))
         state_dir = _state_dir(found, config_file)
         folders |= {Place.CONFIG: config_file.parent, Place.STATE: state_dir}
         rights |= _rights(config_file)
@@ -120,6 +121,10 @@ def restore(
         raise BackupError(f"{file} holds an authority only", "give --authority FOLDER to restore it there")
     backup.restore_files(targets, folders, rights, force=force)
     _print_restored(found, targets, folders)
+    if paths and config_file is not None:
+        click.echo(
+            f"  {paths} path{'s' * (paths > 1)} in node.toml named the folder where it was, and now {config_file.parent}"
+        )
     if config_file is not None:
         context.invoke(check, config_file=config_file, connect=False, as_json=False)
 

@@ -19,16 +19,19 @@ from agent.cli.store.readers import lasting_readers
 from agent.config import ConfigError, load_sections
 from agent.escaping import printable
 from agent.health.client import ask_health_of
+from agent.health.problems import Level
 from agent.health.verdict import duration
 
 WIDTH = 120
+DEGRADED = 3  # so that monitoring tells a bad sensor from a dead source
 
 
 @click.command()
 @config_option
 @json_option
 def status(config_file: Path, as_json: bool) -> None:
-    """Print the state of the running node. Exit status 0 when no action is needed, 1 otherwise."""
+    """Print the state of the running node. Exit status 0 when no action is needed, 3 when only parts are degraded, such
+    as some tags of a source, 1 otherwise."""
     sections = load_sections(config_file)  # problems in node.toml do not hide the state of a running node
     node, health = sections.node, sections.health
     if node is None or health is None:
@@ -37,7 +40,14 @@ def status(config_file: Path, as_json: bool) -> None:
     if any(reason["problem"] == "log_held" for reason in found["reasons"]):
         found["store"]["log_held_by"] = lasting_readers(node.store_file)
     click.echo(json.dumps(found) if as_json else text(found))
-    sys.exit(1 if found["alert"] else 0)
+    sys.exit(exit_status(found))
+
+
+def exit_status(found: dict[str, Any]) -> int:
+    """0, 1 or 3, from the health page's JSON."""
+    if not found["alert"]:
+        return 0
+    return DEGRADED if found["verdict"] == Level.DEGRADED.value else 1
 
 
 def text(found: dict[str, Any]) -> str:

@@ -24,15 +24,25 @@ class NodeSilent(BsfgError):
 
 
 def ask_health_of(node: IdentitySettings, health: HealthSettings) -> dict[str, Any]:
-    """As `ask_health`, for the node with these settings. If its port is 0, the port is read from its state folder."""
-    host, port = health.listen_host, health.listen_port or noted_port(node.state_dir) or 0
-    if not port:
+    """As `ask_health`, for the node with these settings: at its port, and at the one that it has noted in its state
+    folder, for it takes a free port if its own is in use."""
+    noted = noted_port(node.state_dir)
+    places = [(health.listen_host, health.listen_port)] if health.listen_port else []
+    places += [("127.0.0.1" if places else health.listen_host, noted)] if noted else []
+    if not places:
         raise NodeSilent(f"no node has run here, or another user runs it: {node.state_dir / PORT_FILE} cannot be read")
-    found = ask_health(host, port)
-    if found.get("zone") != node.zone:
+    silent: list[NodeSilent] = []
+    for host, port in dict.fromkeys(places):
+        try:
+            found = ask_health(host, port)
+        except NodeSilent as error:
+            silent.append(error)
+            continue
+        if found.get("zone") == node.zone:
+            return found
         other = f"the node of zone {found.get('zone')!r} answers, not that of {node.zone!r}"
-        raise NodeSilent(f"at {host} port {port} {other}")
-    return found
+        silent.append(NodeSilent(f"at {host} port {port} {other}"))
+    raise silent[0]
 
 
 def ask_health(host: str, port: int) -> dict[str, Any]:

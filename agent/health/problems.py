@@ -18,6 +18,7 @@ class Level(Enum):
 
     GOOD = "good"
     LATE = "late"
+    DEGRADED = "degraded"
     FULL = "full"
     BROKEN = "broken"
 
@@ -33,7 +34,7 @@ class ProblemKind(NamedTuple):
     remedy: str
 
 
-_B, _F, _L, _G = Level.BROKEN, Level.FULL, Level.LATE, Level.GOOD
+_B, _F, _D, _L, _G = Level.BROKEN, Level.FULL, Level.DEGRADED, Level.LATE, Level.GOOD
 
 
 class Problem(Enum):
@@ -108,6 +109,10 @@ class Problem(Enum):
         *(_L, "The clock of this machine is probably wrong. Good values with its times are uncertain."),
         "set the clock (timedatectl set-time), or see why the time server does not (timedatectl timesync-status)",
     )
+    HEALTH_PAGE_MOVED = ProblemKind(
+        *(_D, "The health page cannot be served at its address. It has a free port meanwhile, which no scraper knows."),
+        "end the program that has the port, or set listen_port in [health] to another one and restart the node",
+    )
     CERTIFICATE_ENDED = ProblemKind(
         *(_B, "The certificate with which this node connects to its brokers has expired; they refuse it."),
         "at the authority: bsfg pki renew {zone} --same-key; copy the new certificate over that file",
@@ -134,7 +139,7 @@ class Problem(Enum):
         "see the device behind the server, and bsfg latest; the node tries again by itself",
     )
     TAGS_BAD = ProblemKind(
-        *(_B, "The device reports some tags as bad, or refuses them."),
+        *(_D, "The device reports some tags as bad, or refuses them. The others are read."),
         "bsfg latest shows which; correct the tag file or the device",
     )
     TAG_FILE_REFUSED = ProblemKind(

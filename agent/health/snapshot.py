@@ -577,6 +577,8 @@ class NodeSnapshot:
     """What the start left out of node.toml."""
     config_waits: tuple[str, ...] = ()
     """Settings of node.toml that a restart puts in force."""
+    health_page_moved: str = ""
+    """Why the health page is not at its address, and where it is."""
 
     def to_json(self) -> dict[str, Any]:
         """The same values as plain objects."""

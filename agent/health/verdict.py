@@ -1,4 +1,4 @@
-"""Core: from a snapshot to a verdict, good, late, full or broken, with every reason and what to do about it.
+"""Core: from a snapshot to a verdict, good, late, degraded, full or broken, with every reason and what to do about it.
 
 The person on call sees the level first and then the reasons: causes before their consequences, worst first
 (problems.py). All limits are in one table, `THRESHOLDS`, with their unit and their reason. Nothing is kept between two
@@ -227,6 +227,8 @@ def _config_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     elif snapshot.config_changed:
         text = "changed since the node read it; the change is not in force"
         yield _reason(Problem.CONFIG_CHANGED, "node.toml", text, zone=snapshot.zone)
+    if snapshot.health_page_moved:
+        yield _reason(Problem.HEALTH_PAGE_MOVED, "health page", snapshot.health_page_moved, alert=True)
     if snapshot.config_waits:
         text = f"not in force until a restart: {', '.join(snapshot.config_waits)}"
         yield _reason(Problem.CONFIG_WAITS, "node.toml", text, zone=snapshot.zone)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agent.columns import SampleColumns
 from agent.message import Envelope, Fact, Message, canonical_json, time_text
-from agent.status_codes import CLOCK_UNCERTAIN
+from agent.status_codes import with_doubtful_time
 
 CLOCK_PREDICATE = "clock_set"
 BUILT_NS = 1_793_491_200 * 1_000_000_000  # 2026-11-01, raised at each release: a clock that shows less was never set
@@ -174,7 +174,7 @@ def mark_doubted(samples: SampleColumns, spans: Iterable[Span]) -> SampleColumns
             continue  # the usual case once the time has arrived
         samples = samples._replace(
             qualities=[
-                CLOCK_UNCERTAIN | quality & 0xFFFF if not quality >> 30 and first_ns <= time_ns <= last_ns else quality
+                with_doubtful_time(quality) if first_ns <= time_ns <= last_ns else quality
                 for time_ns, quality in zip(samples.source_times_ns, samples.qualities, strict=True)
             ]
         )

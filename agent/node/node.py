@@ -158,7 +158,7 @@ class Node:
                 start(
                     server.serve(
                         *(health.listen_host, health.listen_port, self._collector.snapshot),
-                        ready=partial(server.note_port, state_dir),
+                        ready=self._note_health_page,
                     ),
                     name="health",
                 ),
@@ -187,6 +187,10 @@ class Node:
             await _cancelled([local])
             await _cancelled([self._readiness, *watching])
         log.info("node_stopped", extra={"zone": self._store.zone})
+
+    def _note_health_page(self, port: int, moved: str) -> None:
+        server.note_port(self._reloader.settings.node.state_dir, port)
+        self._collector.health_page_moved = moved
 
     def _wait_for_readiness(self, group: TaskGroup) -> None:
         """Report ready once. If the brokers have changed before, begin to wait again."""

@@ -101,6 +101,7 @@ class StatusCollector:
         self._lag_samples = LagSamples()
         self._unreadable: dict[str, str] = {}  # what could not be read last time, and why
         self._turns = 0
+        self.health_page_moved = ""
 
     async def run(self) -> None:
         """Refresh the values that cost a read, until cancelled."""
@@ -170,6 +171,7 @@ class StatusCollector:
             config_refused=self._reloader.refused,
             config_not_in_force=tuple(_status(NotInForceStatus, one) for one in self._reloader.not_in_force),
             config_waits=self._reloader.needs_restart,
+            health_page_moved=self.health_page_moved,
             integrity=_status(IntegrityStatus, damage, set_aside_bytes=sum(size for _, size in damage.quarantined)),
         )
 

@@ -12,7 +12,7 @@ import pytest
 
 from agent.backup.container import SCRYPT
 from agent.cli.prepare import unit
-from agent.config import load
+from agent.config import load, load_sections
 from agent.settings.node import NodeSettings
 from tests.cli.conftest import Bsfg
 
@@ -117,6 +117,22 @@ def test_what_comes_back(node: Path, tmp_path: Path, run: Run) -> None:
     assert "not in the backup: signing: facts_ca_file" in said
     for path in (tmp_path / "new").rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_absolute_paths_follow_the_node(node: Path, tmp_path: Path, run: Run) -> None:
+    """Paths below the folder of node.toml, quoted either way, name the new folder, also where the old one is still
+    there; others stay."""
+    file = node / "plant-a.toml"
+    named = f"""password_file = "{node}/press.password"\ncertificate_file = '{node}/state/opcua/own.der'\n"""
+    named += f"private_key_file = '{node}/state/opcua/own.key'\n"
+    file.write_text(file.read_text().replace('password_file = "press.password"\n', named))
+    run("backup", "a.bak", "--config", "old/plant-a.toml")
+    _, said = run("restore", "a.bak", "--config", "new/plant-a.toml")
+    assert "3 paths in node.toml named the folder where it was" in said
+    (source,) = load_sections(tmp_path / "new" / "plant-a.toml").opcua
+    assert source.password_file == tmp_path / "new/press.password"
+    assert source.certificate_file == tmp_path / "new/state/opcua/own.der"
+    assert str(tmp_path / "elsewhere.pem") in (tmp_path / "new/plant-a.toml").read_text()
 
 
 def test_the_result_is_checked(node: Path, run: Run) -> None:

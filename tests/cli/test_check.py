@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import socket
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from agent.local_socket.serving import open_store
 from agent.replication import pki
 from tests.cli.conftest import Bsfg
 from tests.support import command
+from tests.waiting import wait_until
 
 NODE = '[node]\nzone = "plant-a"\n[health]\nlisten_port = 0\n'
 SOURCE = '[[modbus]]\nname = "{0}"\nhost = "192.0.2.1"\ntags_file = "{0}.csv"\naddress_base = 0\n'
@@ -89,7 +91,8 @@ def test_a_file_that_is_no_store(bsfg: Bsfg, tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_a_port_in_use(bsfg: Bsfg, tmp_path: Path) -> None:
-    """Is refused by both; not where the process that holds the store is alive, for then it is the node itself."""
+    """Is a problem, and the node runs with its page elsewhere and says so. Not where the process that holds the store
+    is alive, for then it is the node itself."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -97,14 +100,26 @@ def test_a_port_in_use(bsfg: Bsfg, tmp_path: Path) -> None:
         (tmp_path / "node.toml").write_text(NODE.replace("listen_port = 0", f"listen_port = {port}"))
         (found,) = problems(bsfg)
         assert f"health page: cannot listen on 127.0.0.1 port {port}: Address already in use; set listen_port" in found
-        refused = command.process(tmp_path, "run")
-        assert (refused.returncode, f"cannot listen on 127.0.0.1 port {port}" in refused.stderr) == (1, True)
+        (tmp_path / "state").mkdir()
         with FactStore.open(tmp_path / "state" / "facts.db", "plant-a"):
             assert problems(bsfg) == []
             note_port(tmp_path / "state", port)
             assert problems(bsfg) == []
             note_port(tmp_path / "state", port + 1)
             assert problems(bsfg) == [found], "it runs at another port, so another program has this one"
+        log = tmp_path / "log"
+        with log.open("wb") as opened, subprocess.Popen(command.words("run"), cwd=tmp_path, stderr=opened) as node:
+            wait_until(lambda: "health_page_moved" in log.read_text() and "node_started" in log.read_text(), "the page")
+            said = bsfg("status")
+            node.terminate()
+        assert (said.returncode, f"cannot listen on 127.0.0.1 port {port}" in said.stdout) == (3, True)
+
+
+def test_a_disk_with_less_free_than_the_store_leaves_free(bsfg: Bsfg, tmp_path: Path) -> None:
+    """The store would take no facts: the problem names both figures."""
+    (tmp_path / "node.toml").write_text(f"{NODE}[store]\ndisk_free_bytes_min = {1 << 60}\n")
+    (found,) = problems(bsfg)
+    assert "MB of its disk are free, and disk_free_bytes_min in [store] keeps 1,152,921,504,607 MB free" in found
 
 
 def test_what_a_tag_file_was_read_as_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ say."""
 from dataclasses import replace
 from pathlib import Path
 
-from agent.cli.status import text
+from agent.cli.status import exit_status, text
 from agent.health.page import health_json
 from agent.health.problems import Level
 from agent.health.snapshot import (
@@ -76,6 +76,20 @@ def test_status_shows_the_losses_of_a_source() -> None:
     said = told(NodeSnapshot("plant", "00", 1, 0, None, sources=(lossy,)))
     assert said.endswith("40 tags (3 bad), 9,000 values, 12 lost")
     assert "! source press: 3 of 40 tags are bad" in said
+
+
+def test_a_bad_sensor_is_told_from_a_dead_source() -> None:
+    """By the verdict and by the exit status; both are alerts, and beside a dead source the sensor changes nothing."""
+    sensor = SourceStatus("press", "opcua", True, values_total=9_000, tags=40, tags_bad=1)
+    dead = SourceStatus("oven", "modbus", False, tags=4)
+    for sources, verdict, status in (((sensor,), "degraded", 3), ((dead,), "broken", 1), ((sensor, dead), "broken", 1)):
+        node = NodeSnapshot("plant", "00", 1, 0, None, sources=sources)
+        found = health_json(node, assess(node))
+        assert (found["verdict"], found["alert"], exit_status(found)) == (verdict, True, status)
+    assert (
+        exit_status(health_json(NodeSnapshot("plant", "00", 1, 0, None), assess(NodeSnapshot("p", "0", 1, 0, None))))
+        == 0
+    )
 
 
 def test_status_shows_who_holds_the_log() -> None:

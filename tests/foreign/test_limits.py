@@ -61,7 +61,7 @@ async def test_no_room_for_items_after_a_kill_is_no_good_status(tmp_path: Path) 
     told = json.loads(status)
     bad = [row for row in map(json.loads, filter(None, rows.splitlines())) if row["quality"] >> 31]
     assert bad
-    assert (code, told["verdict"], told["reasons"][0]["problem"]) == (1, "broken", "tags_bad")
+    assert (code, told["verdict"], told["reasons"][0]["problem"]) == (3, "degraded", "tags_bad")
     assert told["sources"][0]["tags_bad"] == len(bad)
 
 

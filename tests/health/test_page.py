@@ -17,7 +17,7 @@ from agent.errors import BsfgError
 from agent.health import server
 from agent.health.client import NodeSilent, ask_health, ask_health_of
 from agent.health.page import END_OF_REQUEST, REQUEST_BYTES_MAX, answer
-from agent.health.server import CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS_MAX, HealthPageUnavailable, note_port, serve
+from agent.health.server import CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS_MAX, note_port, serve
 from agent.health.snapshot import NodeSnapshot
 from agent.settings.node import HealthSettings, IdentitySettings
 from tests.waiting import LIMIT_S
@@ -32,7 +32,7 @@ def serving(snapshot: Callable[[], NodeSnapshot]) -> Iterator[int]:
 
     async def run() -> None:
         loops.append((asyncio.get_running_loop(), asyncio.current_task()))
-        await serve(HOST, 0, snapshot, lambda listening: (port.append(listening), ready.set()))
+        await serve(HOST, 0, snapshot, lambda listening, _: (port.append(listening), ready.set()))
 
     def thread() -> None:
         with pytest.raises(asyncio.CancelledError):
@@ -209,10 +209,24 @@ def test_a_page_that_others_reach_is_logged(
     ] * is_open
 
 
-def test_a_port_in_use_is_named(healthy: NodeSnapshot) -> None:
-    """The error names host and port, so that the operator knows what to change."""
-    with serving(lambda: healthy) as port, pytest.raises(HealthPageUnavailable, match=f"{HOST} port {port}"):
-        asyncio.run(serve(HOST, port, lambda: healthy))
+async def test_a_port_in_use_moves_the_page(healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page is served at a free port, and the reason names both; when its own port is free it moves back, and the
+    free port is closed."""
+    monkeypatch.setattr(server, "MOVE_BACK_S", 0.01)
+    heard: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+    other = socket.create_server((HOST, 0))
+    port = other.getsockname()[1]
+    page = asyncio.create_task(serve(HOST, port, lambda: healthy, lambda *ready: heard.put_nowait(ready)), name="page")
+    free, why = await heard.get()
+    assert why == f"cannot listen on {HOST} port {port}: Address already in use; it is at {HOST} port {free} meanwhile"
+    assert (await asyncio.to_thread(get, free, "/healthz"))[0] == 200
+    other.close()
+    assert await heard.get() == (port, "")
+    assert (await asyncio.to_thread(get, port, "/healthz"))[0] == 200
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.to_thread(get, free, "/healthz")
+    page.cancel()
+    await asyncio.wait([page])
 
 
 def test_a_status_that_cannot_be_read_is_503() -> None:

@@ -12,6 +12,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import socket
 import stat
 import sys
@@ -37,6 +38,7 @@ from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
 from agent.replication.pki import WARN_DAYS, check_identity, describe, load_certificates
+from agent.settings.store import StoreSettings
 from agent.signing.certificates import Signer, describe_signer
 from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, load_trust
@@ -113,9 +115,21 @@ def check_state(sections: Sections) -> Iterator[Finding]:
     elif not os.access(existing, os.W_OK | os.X_OK):
         hint = "run as the node's user, or correct state_dir"
         yield Finding(f"{existing}: this user may not write there; {hint}", is_problem=True)
-    elif (file := sections.node.store_file).exists():
-        yield from _check_modes(folder)  # before reading, which makes files of the store's mode
-        yield from _check_store(file, sections.node.zone)
+    else:
+        yield from _check_room(existing, sections)
+        if (file := sections.node.store_file).exists():
+            yield from _check_modes(folder)  # before reading, which makes files of the store's mode
+            yield from _check_store(file, sections.node.zone)
+
+
+def _check_room(folder: Path, sections: Sections) -> Iterator[Finding]:
+    """With less free than the store leaves free, it takes no fact."""
+    free = shutil.disk_usage(folder).free
+    floor = next((one.disk_free_bytes_min for one in sections.named("store")), StoreSettings().disk_free_bytes_min)
+    if free < floor:
+        text = f"{folder}: {free / 1e6:,.0f} MB of its disk are free, and disk_free_bytes_min in [store] keeps"
+        text += f" {floor / 1e6:,.0f} MB free: the store takes no facts"
+        yield Finding(f"{text}; free disk space, or set it lower", is_problem=True)
 
 
 def _check_store(file: Path, zone: str) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from agent.ingest import quality
 from agent.message import VALUE_BYTES_MAX, Json, Value, time_text
+from agent.status_codes import with_doubtful_time
 
 FILETIME_EPOCH = 116_444_736_000_000_000  # 1970-01-01 in 100 ns since 1601-01-01
 FILETIME_MIN, FILETIME_MAX = FILETIME_EPOCH - 92_000_000_000_000_000, FILETIME_EPOCH + 92_000_000_000_000_000
@@ -141,7 +142,8 @@ def decode_publication(data: bytes, reader: Reader, elements: Container[int] = (
 
 def filetime_ns(filetime: int, picoseconds_10: int = 0) -> int:
     """An OPC UA DateTime as ns since 1970; the picoseconds are in tens. 0 for a time that is not set or outside the
-    years that int64 nanoseconds hold (1678 to 2261): a clock that shows such a time is not set either."""
+    years that int64 nanoseconds hold (1678 to 2261): a clock that shows such a time is not set either. A value with
+    such a source time gets another one, and says so in its status (`_qualities`)."""
     if not FILETIME_MIN < filetime < FILETIME_MAX:
         return 0
     return (filetime - FILETIME_EPOCH) * 100 + picoseconds_10 // 100
@@ -295,9 +297,19 @@ def _append_rows(rows: Sequence[tuple[Any, ...]], mask: int, changes: Changes) -
     columns = {bit: flat[place :: 2 + len(fields)] for bit, place in fields.items()}
     changes.handles += flat[0 :: 2 + len(fields)]
     changes.values += flat[1 :: 2 + len(fields)]
-    changes.qualities += columns.get(2) or [quality.GOOD] * len(rows)
+    changes.qualities += _qualities(columns.get(2) or [quality.GOOD] * len(rows), columns.get(4))
     changes.source_times_ns += _times_ns(columns.get(4), columns.get(16), len(rows))
     changes.server_times_ns += _times_ns(columns.get(8), columns.get(32), len(rows))
+
+
+def _qualities(codes: list[int], source_filetimes: list[int] | None) -> list[int]:
+    """The status of each value, given the source time that was sent; 0 means that there is none."""
+    if source_filetimes is None or FILETIME_MIN < min(source_filetimes) <= max(source_filetimes) < FILETIME_MAX:
+        return codes
+    return [
+        code if not filetime or filetime_ns(filetime) else with_doubtful_time(code)
+        for code, filetime in zip(codes, source_filetimes, strict=True)
+    ]
 
 
 def _times_ns(filetimes: list[int] | None, picoseconds_10: list[int] | None, count: int) -> list[int]:
@@ -348,7 +360,8 @@ def _item(data: bytes, position: int, reader: Reader, *, is_element: bool) -> tu
     position += struct.calcsize(tail)
     if too_long:
         return Change(handle, None, quality.BAD_ENCODING_LIMITS_EXCEEDED, *times_ns), position
-    return Change(handle, value, given.get(2, quality.GOOD), *times_ns), position
+    (status,) = _qualities([given.get(2, quality.GOOD)], [given.get(4, 0)])
+    return Change(handle, value, status, *times_ns), position
 
 
 def decode_data_value(data: bytes, position: int, reader: Reader, *, is_element: bool = False) -> tuple[Change, int]:

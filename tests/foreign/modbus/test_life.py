@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from agent.ingest.lifecycle import State
-from tests.foreign.modbus.device import IMPATIENT, modbus_device, source, words_map
+from tests.foreign.account import stored
+from tests.foreign.modbus.device import HOST, IMPATIENT, QUICK, modbus_device, source, words_map
+from tests.foreign.plant import source_node
 from tests.ingest.plant import Running, ingesting
 from tests.waiting import wait_until_async
 
@@ -97,3 +99,25 @@ async def test_a_device_that_answers_with_wrong_numbers_is_read(tmp_path: Path) 
             await run.wait_good("f/249", 5)
             assert run.source("meter").state is State.CONNECTED
         all_right(run)
+
+
+async def test_four_sections_of_a_gateway_that_takes_one_connection(tmp_path: Path) -> None:
+    """A whole node with a section for each of four units: each gives the values of its own unit, at every poll, over
+    the one connection that the gateway takes."""
+    units = (1, 2, 3, 4)
+    with modbus_device(tmp_path / "device", units=units) as device:
+        device.take_connections(1)
+        sections = []
+        for unit in units:
+            device.set(unit, "holding", 10 * unit, 100 * unit)
+            file = tmp_path / f"unit{unit}.csv"
+            file.write_text(words_map(10 * unit, 1, unit=unit))
+            told = {"name": file.stem, "host": HOST, "port": device.port, "tags_file": file.name, "address_base": 0}
+            sections.append({**told, **QUICK})
+        async with source_node(tmp_path, "modbus", *sections):
+            await wait_until_async(lambda: device.status()["requests"] > 60, "polls")
+        assert device.status()["accepted"] == 1
+    for unit in units:
+        found = stored(tmp_path / "state", f"{10 * unit}")
+        assert {(one.value, one.quality) for one in found} == {(100 * unit, 0)}
+        assert len(found) > 8
