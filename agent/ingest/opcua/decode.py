@@ -297,18 +297,20 @@ def _append_rows(rows: Sequence[tuple[Any, ...]], mask: int, changes: Changes) -
     columns = {bit: flat[place :: 2 + len(fields)] for bit, place in fields.items()}
     changes.handles += flat[0 :: 2 + len(fields)]
     changes.values += flat[1 :: 2 + len(fields)]
-    changes.qualities += _qualities(columns.get(2) or [quality.GOOD] * len(rows), columns.get(4))
-    changes.source_times_ns += _times_ns(columns.get(4), columns.get(16), len(rows))
+    codes, times_ns = (
+        columns.get(2) or [quality.GOOD] * len(rows),
+        _times_ns(columns.get(4), columns.get(16), len(rows)),
+    )
+    changes.qualities += _qualities(codes, columns[4], times_ns) if 4 in columns and 0 in times_ns else codes
+    changes.source_times_ns += times_ns
     changes.server_times_ns += _times_ns(columns.get(8), columns.get(32), len(rows))
 
 
-def _qualities(codes: list[int], source_filetimes: list[int] | None) -> list[int]:
-    """The status of each value, given the source time that was sent; 0 means that there is none."""
-    if source_filetimes is None or FILETIME_MIN < min(source_filetimes) <= max(source_filetimes) < FILETIME_MAX:
-        return codes
+def _qualities(codes: Sequence[int], filetimes: Sequence[int], times_ns: Sequence[int]) -> list[int]:
+    """The status of each value, given its source time as it was sent, where 0 means none, and as it can be used."""
     return [
-        code if not filetime or filetime_ns(filetime) else with_doubtful_time(code)
-        for code, filetime in zip(codes, source_filetimes, strict=True)
+        with_doubtful_time(code) if filetime and not time_ns else code
+        for code, filetime, time_ns in zip(codes, filetimes, times_ns, strict=True)
     ]
 
 
@@ -360,7 +362,7 @@ def _item(data: bytes, position: int, reader: Reader, *, is_element: bool) -> tu
     position += struct.calcsize(tail)
     if too_long:
         return Change(handle, None, quality.BAD_ENCODING_LIMITS_EXCEEDED, *times_ns), position
-    (status,) = _qualities([given.get(2, quality.GOOD)], [given.get(4, 0)])
+    (status,) = _qualities([given.get(2, quality.GOOD)], [given.get(4, 0)], times_ns[:1])
     return Change(handle, value, status, *times_ns), position
 
 

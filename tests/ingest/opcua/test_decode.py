@@ -27,6 +27,7 @@ from agent.ingest.opcua.decode import (
 )
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.message import Json
+from agent.status_codes import CLOCK_UNCERTAIN
 from tests.support.samples import check_value
 
 START = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -167,14 +168,18 @@ def test_source_times_keep_a_hundred_nanoseconds() -> None:
 
 
 def test_a_time_beyond_int64_nanoseconds_is_not_set_in_a_run_either() -> None:
-    """One value of many with a time of the year 9999, or of 1601, has no source time, and the others keep theirs."""
-    times = [FILETIME_EPOCH + 5, FILETIME_YEAR_9999, 1, FILETIME_MIN, FILETIME_MAX]
+    """One value of many with a time of the year 9999, or of 1601, has no source time and an uncertain status, and the
+    others keep theirs. A time that was not sent is none of these."""
+    times = [FILETIME_EPOCH + 5, FILETIME_YEAR_9999, 1, FILETIME_MIN, FILETIME_MAX, 0]
     sent = [FILETIME_EPOCH + 7] * 40
     for wrong in times:
         sent[20] = wrong
         body = b"".join(struct.pack("<IBBdq", n, 0x05, 11, 1.5, time) for n, time in enumerate(sent))
-        found = [change.source_time_ns for change in decoded(notification(40, body)).changes]
-        assert found == [700] * 20 + [500 if wrong == times[0] else 0] + [700] * 19, wrong
+        changes = decoded(notification(40, body)).changes
+        is_right, is_sent = wrong == times[0], wrong != 0
+        assert changes.source_times_ns == [700] * 20 + [500 if is_right else 0] + [700] * 19, wrong
+        marked = 0 if is_right or not is_sent else CLOCK_UNCERTAIN
+        assert changes.qualities == [0] * 20 + [marked] + [0] * 19, wrong
 
 
 @pytest.mark.parametrize(
@@ -275,9 +280,11 @@ def test_a_long_array_is_measured_as_it_is_kept() -> None:
 @pytest.mark.parametrize("filetime", [1, -5, 2**62, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("count", [1, 8])
 def test_times_of_no_possible_year_are_as_good_as_none(filetime: int, count: int) -> None:
-    """A clock that shows the year 1601 or 30000 cannot be recorded; the sample is, with the time it came."""
-    body = struct.pack("<IBBdIqq", 9, 0x0F, 11, 1.5, 0, filetime, filetime) * count
-    assert list(decoded(notification(count, body)).changes) == [Change(9, 1.5, 0, 0, 0)] * count
+    """A clock that shows the year 1601 or 30000 cannot be recorded; the sample is, with the time it came, and its
+    status says that this is not the source's. What is bad stays as it is."""
+    for status, marked in ((0, CLOCK_UNCERTAIN), (0x480, CLOCK_UNCERTAIN | 0x480), (0x800A_0000, 0x800A_0000)):
+        body = struct.pack("<IBBdIqq", 9, 0x0F, 11, 1.5, status, filetime, filetime) * count
+        assert list(decoded(notification(count, body)).changes) == [Change(9, 1.5, marked, 0, 0)] * count
 
 
 def test_keep_alive_and_status_change() -> None:
