@@ -84,7 +84,7 @@ class AnswerMatcher:
     def note_good(self, read: Read) -> None:
         """The unit gives this read. It is used to end a doubt."""
         good = self._good[read.unit_id] = self._good.pop(read.unit_id, {})  # the unit that answered last is the last
-        good[shape_of(read)] = replace(read, registers=())
+        good[shape_of(read)] = Read(read.unit_id, read.table, read.address, read.count, ())
         if len(good) > GOOD_READS_MAX:
             del good[next(iter(good))]
 
