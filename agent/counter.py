@@ -57,7 +57,7 @@ class CounterReader:
         self._unit: str | None = None
         self._last: Reading | None = None
         self._fallen: list[Reading] = []  # the first and the newest of the low readings since then, undecided
-        self._old = 0.0  # the reading before the newest restart, while the counter is below it
+        self._old = 0.0  # the highest reading before a restart, while the counter is below it
         self._counted_since = 0.0  # then
 
     def read(self, reading: Reading, unit: str | None = None) -> Increase | None:
@@ -73,7 +73,8 @@ class CounterReader:
             return self._accept(Change.WRAPPED, reading, rise + self._modulus)
         if low and reading.value > low[-1].value:
             after = low[0]
-            self._old, self._counted_since = max(self._old, before.value), reading.value
+            self._counted_since = reading.value + (self._counted_since if self._old else 0.0)
+            self._old = max(self._old, before.value)
             return self._accept(Change.RESTARTED, reading, reading.value, after)
         self._fallen = [*low[:1], reading]
         return None

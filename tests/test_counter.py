@@ -34,6 +34,7 @@ def total(values: list[float], modulus: float | None = None) -> float:
         ([65_000, 30_000, 100], 65_536, [None, None, 636]),  # one wrong reading before a wrap
         ([100, 0, 40, 60, 101], None, [None, None, 40, 20, 41]),  # goes on past its old reading
         ([100, 0, 3, 0, 4, 120], None, [None, None, 3, None, 1, 16]),  # comes back after all: 20 together
+        ([100, 0, 9, 4, 5, 120], None, [None, None, 9, None, 5, 6]),  # likewise, from a second fall
     ],
 )
 def test_a_fall_is_decided_by_what_follows(

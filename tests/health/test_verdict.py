@@ -189,6 +189,16 @@ def test_hours_until_full(
     assert found == ([expected] if expected else [])
 
 
+def test_one_late_consumer_of_three_fills_the_store(healthy: NodeSnapshot) -> None:
+    """Whichever of the consumers of a stream is late: the stream fills, although the two others keep up."""
+    filling = spoilt(healthy, "streams", hours_until_full=3.0, inflow_bytes_per_s=1.0)
+    for late in range(3):
+        consumers = [replace(healthy.consumers[0], name=f"enterprise.{number}") for number in range(3)]
+        consumers[late] = replace(consumers[late], behind_facts=5, oldest_unconfirmed_age_s=90.0)
+        found = assess(replace(filling, consumers=tuple(consumers))).reasons
+        assert [one.text[:30] for one in found if one.subject == "store"] == ["facts.telemetry is full in 3 h"], late
+
+
 def test_a_stream_without_a_consumer_fills_the_store(healthy: NodeSnapshot) -> None:
     """Without a consumer no room becomes free: the reason names the stream that is full first."""
     unread = spoilt(replace(healthy, consumers=()), "streams", hours_until_full=3.0, inflow_bytes_per_s=12_000.0)

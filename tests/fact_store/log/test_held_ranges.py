@@ -63,6 +63,7 @@ def test_new_batches_join_adjacent_ranges(
         ((run(5, 7),), batch(4, "other")),  # a predecessor our first batch does not follow
         ((run(1, 3),), HeldRange(25, 34, digest(2), digest(4))),  # across the end of what is held
         ((run(3, 5),), HeldRange(15, 24, digest(1), digest(2))),  # across its beginning
+        ((run(1, 1), run(3, 5)), HeldRange(12, 21, digest(1), digest(2))),  # by one sequence, between two ranges
         ((run(3, 5),), HeldRange(11, 60, digest(1), digest(6))),  # around it
         ((), HeldRange(1, 10, digest(7), digest(1))),  # sequence 1 has no predecessor
         ((), HeldRange(11, 20, NO_DIGEST, digest(2))),  # and every other has one

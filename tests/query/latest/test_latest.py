@@ -418,7 +418,8 @@ def test_only_the_end_is_opened(tmp_path: Path) -> None:
 
 
 def test_equal_subjects_of_two_zones_are_two_tags(tmp_path: Path) -> None:
-    """The same subject in two zones, and in two epochs of one zone: a row for each zone, the newest of both epochs."""
+    """The same subject and source in two zones, and in two epochs of one zone: a row for each zone, the newest of both
+    epochs, with the time at which the source of that zone was last alive."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
         done(store.appends.define([TagDefinition("tag:line1/t1")]))
         done(store.appends.append_samples(TELEMETRY, [Sample(1, 5, "here")]))
@@ -431,6 +432,7 @@ def test_equal_subjects_of_two_zones_are_two_tags(tmp_path: Path) -> None:
     assert here is not None
     assert there is not None
     assert (here.value, there.value) == ("here", 7)
+    assert [rows[zone, "tag:line1/t1"].as_of_ns for zone in ("plant", "north")] == [5, 7_000_000]
     assert Tag("north", "tag:line1/t2", "value_sampled") in {row.tag for row in found if row.latest is None}
 
 
