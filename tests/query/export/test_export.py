@@ -15,7 +15,7 @@ import pytest
 
 from agent.escaping import cell_text
 from agent.fact_store import FactStore, StoreReader
-from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition, Value
+from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition, Value, time_text
 from agent.query.export.exporter import FormatName, export
 from agent.query.scan.bounds import Bounds
 from agent.query.scan.errors import ExportRefused, ExtraMissing
@@ -248,6 +248,20 @@ def test_the_command_narrows_counts_and_streams(tmp_path: Path) -> None:
     ):
         refused = bsfg("store", "export", "--file", str(file), "--format", "csv", *arguments, str(tmp_path / "g.csv"))
         assert (refused.returncode, why in refused.stderr) == (1, True), refused.stderr
+
+
+def test_exports_of_neighbouring_times_share_no_fact(tmp_path: Path) -> None:
+    """A fact of the time itself belongs to what begins there: --since includes it, --until does not."""
+    file = everything(tmp_path)
+    at_ns = sorted(fact["source_time_ns"] for fact in naive(file))[5]
+
+    def times_of(*bounds: str) -> list[str]:
+        done = bsfg("store", "export", "--file", str(file), "--format", "jsonl", *bounds, "-")
+        return sorted(json.loads(line)["source_time"] for line in done.stdout.splitlines())
+
+    before, after = times_of("--until", time_text(at_ns)), times_of("--since", time_text(at_ns))
+    assert time_text(at_ns) in after
+    assert before + after == times_of()
 
 
 def test_an_export_reports_damage(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""The exit status when one of three is bad: whichever place it has, the status is 1, and with none it is 0."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agent import local_socket
+from agent.cli import broker, bsfg, peer
+from agent.cli.opcua import probe as opcua_probe
+from agent.cli.source import probe as source_probe
+from agent.cli.store.store_file import report_holes
+from agent.fact_store import FactStore
+from agent.ingest import ProbeStep
+from agent.ingest.probe_result import Outcome
+from agent.pages import Hole
+from agent.query.scan import ScanCounters
+from agent.replication.broker.diagnosis import bad, good
+from agent.settings.store import StoreSettings
+from tests.fact_store.making import TELEMETRY, done, samples, tag
+from tests.query.making import damage
+
+places = pytest.mark.parametrize("place", [0, 1, 2, None])
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder with a node.toml, to work in."""
+    monkeypatch.chdir(tmp_path)
+    assert run("init", "--zone", "plant-a").exit_code == 0
+
+
+def run(*arguments: str) -> Result:
+    """What a person types, in this process."""
+    return CliRunner().invoke(bsfg, arguments)
+
+
+def compared(stream: str, **found: Any) -> local_socket.ComparedStream:
+    """The comparison of a stream."""
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("compared_facts", "exchanges", "bytes", "divergent_ranges", "repaired_ranges", "repaired_facts"), 0
+    )
+    lists: dict[str, Any] = {"missing": [], "damaged": [], "forks": [], "refused": [], "unavailable_facts": 0}
+    return local_socket.ComparedStream(stream, **(nothing | lists | found))
+
+
+@places
+@pytest.mark.parametrize(
+    "found", [{"divergent_ranges": 2, "repaired_ranges": 1}, {"missing_artifacts": 1}], ids=["ranges", "artifacts"]
+)
+def test_a_comparison_with_a_difference(
+    found: dict[str, int], place: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A difference in one stream is a bad result; those that were repaired are none."""
+    repaired = {"divergent_ranges": 2, "repaired_ranges": 2}
+    streams = [compared(f"facts.{n}", **(found if n == place else repaired)) for n in range(3)]
+    monkeypatch.setattr(peer, "ask", lambda *_: local_socket.Compared(streams))
+    assert run("peer", "compare", "plant-b").exit_code == (place is not None)
+
+
+@places
+@pytest.mark.parametrize("name", ["source", "opcua"])
+def test_a_step_that_failed(name: str, place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed step of a source's test is a bad result, whatever comes after it."""
+
+    async def steps(*_: object) -> AsyncIterator[ProbeStep]:
+        for number in range(3):
+            yield ProbeStep(f"step {number}", Outcome.FAILED if number == place else Outcome.OK, "")
+
+    source = SimpleNamespace(where="tcp://meter")
+    monkeypatch.setattr(source_probe, "source_of", lambda *_: (None, source))
+    monkeypatch.setattr(source_probe, "load_tag_map", lambda _: SimpleNamespace(tags=()))
+    monkeypatch.setattr(source_probe, "steps", steps)
+    monkeypatch.setattr(opcua_probe.Probe, "steps", steps)
+    words = ("source", "test", "meter") if name == "source" else ("opcua", "test", "opc.tcp://meter:4840", "--json")
+    assert run(*words).exit_code == (place is not None)
+
+
+@places
+def test_a_bad_diagnosis_of_a_broker(place: int | None) -> None:
+    """Each diagnosis is printed, and a bad one decides."""
+    exits = []
+    try:
+        broker._print([bad("b", "do") if number == place else good("g") for number in range(3)], as_json=True)
+    except SystemExit as exit_of:
+        exits.append(exit_of.code)
+    assert exits == [1] * (place is not None)
+
+
+@places
+def test_a_damaged_batch_that_is_fetched(place: int | None) -> None:
+    """The facts before and behind it are printed."""
+    file = Path("state/facts.db")
+    file.parent.mkdir()
+    with FactStore.open(file, "plant-a", settings=StoreSettings(commit_interval_ms=0, ballast_bytes=0)) as store:
+        done(store.appends.define([tag(1)]))
+        for number in range(3):
+            done(store.appends.append_samples(TELEMETRY, samples(10, 1 + 10 * number)))
+    if place is not None:
+        damage(file, 1 + 10 * place)
+    found = run("fetch", "--stream", TELEMETRY, "--consumer", "local.mes")
+    assert found.exit_code == (place is not None), found.output
+    printed = [json.loads(line)["offset"] for line in found.output.splitlines() if line.startswith("{")]
+    assert printed == [n for n in range(1, 31) if place is None or n not in range(1 + 10 * place, 11 + 10 * place)]
+
+
+@places
+def test_a_damaged_hole_of_a_scan(place: int | None) -> None:
+    """Of latest, sql and export: what retention released is no bad result."""
+    counters = ScanCounters()
+    for number in range(3):
+        counters.add_hole(
+            TELEMETRY, Hole(10 * number + 1, 10 * number + 5, "damaged" if number == place else "expired")
+        )
+    assert report_holes(counters) == (place is not None)
+
+
+@places
+def test_a_tag_of_another_source(place: int | None) -> None:
+    """A tag file is compared with those of all other sources, also when the file of one of them is broken."""
+    head = "tag,table,register,type\n"
+    with Path("node.toml").open("a") as node:
+        for number in range(4):
+            node.write(
+                f'\n[[modbus]]\nname = "m{number}"\nhost = "h{number}"\ntags_file = "m{number}.csv"\naddress_base = 0\n'
+            )
+            Path(f"m{number}.csv").write_text(head + f"a/{number},holding,1,int16\n")
+    Path("m1.csv" if place == 2 else "m2.csv").write_text("no tag file\n")
+    if place is not None:
+        Path(f"m{place}.csv").write_text(head + "a/new,holding,1,int16\n")
+    Path("m3.csv").write_text(head + "a/new,holding,7,int16\n")
+    found = run("tags", "check", "m3.csv")
+    assert found.exit_code == (place is not None), found.output
