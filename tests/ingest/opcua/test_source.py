@@ -621,6 +621,23 @@ async def test_a_subscription_that_the_server_ends_is_replaced_alone(monkeypatch
     assert len(store.messages) == 1
 
 
+async def test_a_refused_node_is_asked_for_again_by_the_subscription_that_replaces_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twice: all tags of the ended subscription are in the new one, also those without an item at that moment."""
+    monkeypatch.setattr(subscription_module, "ENDED_EARLY_S", 0.0)
+    source, _ = await made(FakeStore())
+    session = FakeSession()
+    session.refusals[2, ""] = BAD_NODE_ID_UNKNOWN
+    async with living(monkeypatch, source, session):
+        for turn in range(1, 3):
+            await wait_until_async(lambda turn=turn: len(session.asked) == 2 * turn, "both items asked for")  # type: ignore[misc]
+            session.answers.put_nowait(status_change(session.subscriptions[-1], 1, 0x800A_0000))
+        session.refusals.clear()
+        await wait_until_async(lambda: len(session.subscriptions) == 3, "the second new subscription")
+        await wait_until_async(lambda: session.handles(session.subscriptions[-1]) == {1, 2}, "both items")
+
+
 async def test_a_node_that_is_gone_ends_no_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
     """python-opcua says of a deleted node that the status of the whole subscription is BadNodeIdUnknown, and goes on
     publishing: no tag is lost, and the audit finds the one that is."""

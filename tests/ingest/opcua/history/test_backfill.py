@@ -160,10 +160,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_an_outage_is_filled_between_the_last_value_and_the_first() -> None:
-    """Values of the outage are recorded under a definition that says so, those around it are not read into it, and the
-    fact names the outage by its first time."""
+    """Values of the outage are recorded under a definition that says so, in the stream of their tag; those around it
+    are not read into it, and the fact names the outage by its first time."""
     store = FakeStore()
-    delivery = await made(store, tag("a"), tag("b"))
+    delivery = await made(store, tag("a"), dataclasses.replace(tag("b"), stream="facts.other"))
     async with filling(delivery, store, FakeHistory(), FakeStored()) as fill:
         await delivery.deliver(SampleColumns.of([Sample(1, 100 * S, 100), Sample(2, 98 * S, 98)]), 100 * S)
         await lose_and_return(delivery, 101, 110)
@@ -605,7 +605,7 @@ async def test_a_range_asked_for_by_hand_ends_before_what_may_still_arrive() -> 
 
 async def test_what_old_subscriptions_brought_is_not_read() -> None:
     """The filling waits for them. The fact names the outage and counts their values; of the other tags history is
-    read."""
+    read, and in the next outage, which no subscription bridges, of all."""
     store = FakeStore()
     delivery = await made(store, tag("a"), tag("b"))
     history = FakeHistory()
@@ -620,10 +620,13 @@ async def test_what_old_subscriptions_brought_is_not_read() -> None:
         assert fill.gaps_open == 1
         fill.rescued({1}, 9)
         await wait_until_async(lambda: len(fills(store)) == 3, "the fact")
-    said = fills(store)[-1]
+        await lose_and_return(delivery, 120, 130)
+        await wait_until_async(lambda: len(fills(store)) == 4, "the next outage")
+    said, later = fills(store)[-2:]
     assert (said["tags_rescued"], said["values_rescued"], said["tags_filled"], said["values"]) == (1, 9, 1, 9)
     assert said["outages"] == ["1970-01-01T00:01:41Z"]
-    assert [t for t in times(store, "a") if t >= 100] == [100, 110]
+    assert [t for t in times(store, "a") if t >= 100] == [100, *range(110, 131)]
+    assert (later["tags_rescued"], later["values_rescued"], later["tags_filled"]) == (0, 0, 2)
 
 
 @pytest.mark.parametrize("status", [quality.BAD_NODE_ID_UNKNOWN, quality.BAD_USER_ACCESS_DENIED])
