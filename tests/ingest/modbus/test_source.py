@@ -1,5 +1,6 @@
 """The polling of a Modbus device, against a line whose answers the test writes."""
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -26,6 +27,7 @@ from agent.ingest.tags.tag_map import Tag
 from agent.message import TagDefinition
 from agent.settings.sources import ModbusSourceSettings
 from tests.ingest.fakes import Busy, FakeStore
+from tests.waiting import wait_until_async
 
 S = 1_000_000_000
 INT16 = value_type("int16", "ABCD")
@@ -395,18 +397,47 @@ async def test_a_unit_that_misses_one_request_is_asked_again(caplog: pytest.LogC
 
 
 async def test_a_unit_that_misses_one_poll_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:
-    """Its tags are bad for this poll, and it is polled in the next one. After two polls it is silent."""
+    """Its tags are bad for this poll, and it is polled in the next one, however often that happens. After two polls in
+    a row it is silent."""
     store = FakeStore()
     source = await made(store)
-    device = Hesitant(1, 2, 4, 5, 6, 7)
-    for _ in range(3):
+    device = Hesitant(1, 2, 4, 5, 7, 8, 9, 10)
+    for _ in range(6):
         await poll(source, device)
-    assert qualities(store)["1"] == [0, BAD_TIMEOUT, 0]
+    assert qualities(store)["1"] == [0, BAD_TIMEOUT] * 3
     assert not source._units[0].is_silent
-    for _ in range(2):
-        await poll(source, device)
+    await poll(source, device)
     assert source._units[0].is_silent
     assert told(caplog) == ["answer_missing", "unit_lost"]
+
+
+async def test_each_silent_unit_is_asked_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three silent units the first and the last stay dead; the one between them is found, over the second
+    connection."""
+    tags = [
+        replace(TAGS[0], definition=TagDefinition(f"tag:a/{n}"), point=replace(TAGS[0].point, unit_id=n))
+        for n in (1, 2, 3)
+    ]
+    source = await made(FakeStore(), tags=tags)
+
+    class SideLine(Device):
+        async def __aenter__(self) -> "SideLine":
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            """Nothing to close."""
+
+        async def read_bytes(self, read: Read) -> bytes:
+            self.is_silent = read.unit_id != 2
+            return await super().read_bytes(read)
+
+    monkeypatch.setattr("agent.ingest.modbus.source.Line", lambda _: SideLine())
+    for unit in source._units:
+        unit.fell_silent(0)
+    probing = asyncio.create_task(source._probe(Device()))  # type: ignore[arg-type]
+    await wait_until_async(lambda: not source._units[1].is_silent, "the unit between")
+    probing.cancel()
+    assert [unit.is_silent for unit in source._units] == [True, False, True]
 
 
 async def test_a_silent_unit_is_asked_over_its_own_connection_when_the_line_is_free_again() -> None:
