@@ -1,13 +1,14 @@
 """The container of a backup: what is put in comes out, and everything else is refused before a byte is used."""
 
 import hashlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.backup.container import MAGIC, Derive, derive, open_backup, seal_backup
-from agent.backup.contents import BACKUP_BYTES_MAX, Backup, BackupError, Place, SavedFile, problem_of
+from agent.backup.contents import BACKUP_BYTES_MAX, Backup, BackupError, Place, SavedFile, problem_of, targets_of
 
 SALT, NONCE = bytes(range(16)), bytes(range(12))
 
@@ -100,3 +101,16 @@ def test_what_a_backup_may_not_hold() -> None:
     large = (SavedFile(Place.CONFIG, "a", half), SavedFile(Place.CONFIG, "b", half))
     assert "bytes" in problem_of(Backup("1", 1, files=large))
     assert "files" in problem_of(Backup("1", 1, files=(one,) * 50_001))
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_node_toml_is_the_last_file_that_is_restored(place: int) -> None:
+    """Wherever it is in the backup: if its renaming is seen after a power cut, the files that it names are there. Files
+    of a folder that is not restored are passed over."""
+    files = [SavedFile(Place.CONFIG, "tags/a.csv", b""), SavedFile(Place.STATE, "opcua/own.der", b"")]
+    files.append(SavedFile(Place.AUTHORITY, "ca.pem", b""))
+    files.insert(place, SavedFile(Place.CONFIG, "old.toml", b""))
+    config, state = Path("/etc/bsfg"), Path("/var/lib/bsfg/a")
+    backup = Backup("1", 1, config_file="/somewhere/old.toml", files=tuple(files))
+    targets = targets_of(backup, config / "a.toml", {Place.CONFIG: config, Place.STATE: state})
+    assert [one.path for one in targets] == [config / "tags/a.csv", state / "opcua/own.der", config / "a.toml"]

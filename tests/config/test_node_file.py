@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli.prepare.init import node_toml
-from agent.config import ConfigError, load, read
+from agent.config import ConfigError, ConfigFile, load, read
 from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings
 from agent.settings.signing import PINS_MAX, OriginSettings, SigningSettings
@@ -359,3 +359,24 @@ def test_the_device_profiles_of_this_repository_load(tmp_path: Path) -> None:
         table = {"node": {"zone": "plant-a"}, "modbus": [{**PROFILE, "device": str(file)}]}
         (source,) = read(table, tmp_path / "node.toml").modbus
         assert source.address_base in (0, 1, 40_001)
+
+
+def test_a_file_that_was_refused_is_not_read_again_until_it_changes(tmp_path: Path) -> None:
+    """Each content counts as read once, as used only if it is right: at a start whatever its problems, at a reload
+    without any."""
+    good, wrong = '[node]\nzone = "a"\n', '[node]\nzone = "a"\n[stroe]\n'
+    path = tmp_path / "node.toml"
+    path.write_text(wrong)
+    file = ConfigFile(path)
+    assert file.load_sections().problems
+    assert (file.is_changed(), file.is_unread()) == (False, False)
+    for turn in range(2):
+        path.write_text(f"{wrong}# {turn}\n")
+        assert (file.is_changed(), file.is_unread()) == (True, True)
+        with pytest.raises(ConfigError):
+            file.load()
+        assert (file.is_changed(), file.is_unread()) == (True, False)
+    path.write_text(good)
+    assert file.is_unread()
+    assert file.load().node.zone == "a"
+    assert (file.is_changed(), file.is_unread()) == (False, False)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -421,7 +422,7 @@ async def test_each_silent_unit_is_asked_in_its_turn(monkeypatch: pytest.MonkeyP
     source = await made(FakeStore(), tags=tags)
 
     class SideLine(Device):
-        async def __aenter__(self) -> "SideLine":
+        async def __aenter__(self) -> Self:
             return self
 
         async def __aexit__(self, *_: object) -> None:
