@@ -42,14 +42,15 @@ from tests.waiting import wait_until
 
 
 def test_invariant_8_truncation_stays_below_every_frontier(tmp_path: Path) -> None:
-    """With two consumers, facts that the slower one has not confirmed stay, in whole batches; when both have confirmed
-    them they are released and their rows deleted."""
+    """With three consumers of one zone, facts that the slowest, which was registered second, has not confirmed stay, in
+    whole batches; when all have confirmed them they are released and their rows deleted."""
     with store_of(tmp_path, keep_hours=0) as store:
-        for name in ("idmz.a", "idmz.b"):
+        for name in ("idmz.a", "idmz.b", "idmz.c"):
             done(store.consumers.register(name, "idmz", TELEMETRY))
         end = fill(store, 10)
         done(store.consumers.confirm("idmz.a", end))
         done(store.consumers.confirm("idmz.b", 34))
+        done(store.consumers.confirm("idmz.c", end))
         wait_until(lambda: first_offset(store) == 31, "the batches below the slower frontier to go")
         page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
         assert page.holes == (Hole(1, 30, "expired"),)
