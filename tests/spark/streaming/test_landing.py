@@ -236,9 +236,13 @@ def test_a_table_is_not_written_over(tmp_path: Path, two_plants: Path) -> None:
 
 
 def test_what_is_there_is_left_out(tmp_path: Path, two_plants: Path) -> None:
-    """Of a batch that is partly in the table only the rest is written; of facts that come again at other offsets none.
-    Both count as seen."""
+    """Of a batch that is partly in the table only the rest is written, wherever in the batch the table ends; of facts
+    that come again at other offsets none. Both count as seen."""
     batches = record_batches(two_plants)
+    for after in {place for one in batches for place in (one["offset"][0].as_py(), one["offset"][-1].as_py() - 1)} - {
+        41
+    }:
+        assert written(tmp_path / f"{after}", batches, after).seen == [OffsetRange(after + 1, 41)]
     rest = written(tmp_path / "rest", batches, after=30)
     assert (rest.rows, rest.seen, rest.known) == (11, [OffsetRange(31, 41)], 0)
     known = tables.identities((str(tmp_path / "rest" / one.path) for one in rest.files), Identities())
