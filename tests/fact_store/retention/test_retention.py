@@ -20,6 +20,7 @@ from tests.fact_store.making import (
     AT_ONCE,
     EPOCH,
     EVERYTHING,
+    OPERATIONAL,
     TELEMETRY,
     Elsewhere,
     done,
@@ -150,12 +151,14 @@ def test_a_batch_that_came_late_outlives_later_ones(tmp_path: Path) -> None:
 
 def test_expiry_is_recorded_in_the_log_and_as_an_incident(tmp_path: Path, clock: Clock) -> None:
     """When the time to live is over, unconfirmed facts are released. A fact in the same stream and an incident name
-    range, count, reason, consumer and origin, and the consumer's next page has the hole. Its frontier passes it at the
-    next confirmation."""
+    range, count, reason, origin and the consumers that lose facts, not one that has confirmed them or that reads
+    another stream; a consumer's next page has the hole. Its frontier passes it at the next confirmation."""
     with store_of(tmp_path, ttl_hours=10) as store:
-        done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
-        fill(store, 5)
-        done(store.consumers.confirm("idmz.a", 20))
+        for name, stream in (("idmz.a", TELEMETRY), ("idmz.b", TELEMETRY), ("mes", TELEMETRY), ("ops", OPERATIONAL)):
+            done(store.consumers.register(name, "idmz", stream))
+        end = fill(store, 5)
+        for name, offset in (("idmz.a", 20), ("idmz.b", 30), ("mes", end)):
+            done(store.consumers.confirm(name, offset))
         clock.ahead_ns = 11 * HOUR_NS
         wait_until(lambda: first_offset(store) == 51, "the facts to expire")
         (said,) = notices(store)
@@ -163,12 +166,14 @@ def test_expiry_is_recorded_in_the_log_and_as_an_incident(tmp_path: Path, clock:
         assert said.predicate == "facts_expired"
         about = json.loads(said.object_json)
         assert (about["reason"], about["first_offset"], about["last_offset"], about["count"]) == ("ttl", 21, 50, 30)
-        assert about["consumers"] == [{"name": "idmz.a", "from_offset": 21}]
+        assert about["consumers"] == [
+            {"name": name, "from_offset": at} for name, at in (("idmz.a", 21), ("idmz.b", 31))
+        ]
         (origin,) = about["origins"]
         assert (origin["zone"], origin["first_sequence"], origin["last_sequence"]) == ("plant", 21, 50)
         (incident,) = store.incidents()
         assert incident.kind == "facts_expired"
-        assert "idmz.a" in incident.detail
+        assert incident.detail.endswith("not confirmed by: idmz.a, idmz.b")
         page = store.read(TELEMETRY, 20, EVERYTHING, EVERYTHING)
         assert page.holes == (Hole(21, 50, "expired"),)
         consumer = store.consumers.get("idmz.a")
