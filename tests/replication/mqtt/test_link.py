@@ -144,7 +144,7 @@ async def test_a_broker_that_refuses_us_needs_a_person(
     """Several refusals in a row need a person, which is logged once; a single refusal does not, and an unreachable
     broker does not."""
     refused = ConnectionRefused("b", "no")
-    broker = Broker(*[refused] * REFUSALS_UNTIL_ERROR, BrokerUnreachable("b", "away"))
+    broker = Broker(*[refused] * (REFUSALS_UNTIL_ERROR + 1), BrokerUnreachable("b", "away"))
     needs = list[tuple[int, bool]]()
     async with running(monkeypatch, broker) as link:
         note_failure = link._note_failure
@@ -155,7 +155,7 @@ async def test_a_broker_that_refuses_us_needs_a_person(
 
         link._note_failure = noted  # type: ignore[method-assign]
         await link.wait_up()
-    assert needs == [(1, False), (2, False), (3, True), (4, False)]
+    assert needs == [(1, False), (2, False), (3, True), (4, True), (5, False)]
     assert [one.message for one in caplog.records].count("broker_refuses_us") == 1
 
 
