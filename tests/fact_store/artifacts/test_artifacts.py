@@ -84,14 +84,23 @@ def test_invalid_chunks(size: int, offset: int, length: int) -> None:
         decide_chunk(None, size, offset, length, 1000)
 
 
-def test_an_artifact_round_trips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was put in chunks is read in chunks, the same bytes, and sending it again writes nothing. A power cut leaves
-    the whole file, or none of its name."""
-    calls, store, digest = DiskCalls(monkeypatch), ArtifactFiles(tmp_path), name_of(BLOB)
-    assert put(store, BLOB).is_complete
+@pytest.mark.parametrize("content", [BLOB, b"so short that it is synced at its end alone"], ids=["long", "short"])
+def test_a_power_cut_leaves_the_whole_artifact_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """Its bytes are synced before it gets its name, and the name before it is answered."""
+    calls = DiskCalls(monkeypatch)
+    assert put(ArtifactFiles(tmp_path), content).is_complete
     (stored,) = tmp_path.glob("??/*")
     calls.check_durable(stored)
     calls.check_synced(tmp_path)
+
+
+def test_an_artifact_round_trips(tmp_path: Path) -> None:
+    """What was put in chunks is read in chunks, the same bytes, and sending it again writes nothing."""
+    store, digest = ArtifactFiles(tmp_path), name_of(BLOB)
+    assert put(store, BLOB).is_complete
+    (stored,) = tmp_path.glob("??/*")
     before = stored.stat().st_ino
     assert put(store, BLOB).is_complete
     assert stored.stat().st_ino == before
