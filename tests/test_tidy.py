@@ -100,7 +100,7 @@ CORES = tuple(
         "agent/query/latest": "latest_rows latest_search latest_summary tag_age",
         "agent/query/scan": "bounds fact_columns times",
         "agent/query/sql": "plan",
-        "agent/replication/broker": "config config_lint diagnosis firewall limits site",
+        "agent/replication/broker": "config diagnosis",
         "agent/replication/mqtt": "carrier publish_packet",
         "agent/replication/pki": "rotation",
         "agent/replication/protocol": "arrived_answer codec digest_diff errors pacing token_bucket topics",

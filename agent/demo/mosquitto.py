@@ -5,9 +5,8 @@ tests.
         broker.host, broker.port, broker.identity("plant-a").cert_file
         broker.freeze(); broker.thaw(); broker.kill(); broker.restart()
 
-The configuration is the product's; only port, folder and user differ. All pairs of zones share one process, which the
-product allows but does not choose. The broker runs as the user who starts it, because Mosquitto started as root changes
-to another user, which could not read the folder.
+The configuration is the product's; only port, folder and user differ. The broker runs as the user who starts it,
+because Mosquitto started as root changes to another user, which could not read the folder.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ import os
 import pwd
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from agent.demo.processes import Child, ProcessFailed, accepts, free_port
 from agent.replication import pki
-from agent.replication.broker import BrokerFolder, BrokerPlan, parse_link, write_broker_folder
+from agent.replication.broker import BrokerFolder, BrokerPlan, PeerLink, find_plugin, parse_link, write_broker
 
 HOST = "127.0.0.1"
 START_ATTEMPTS = 5  # another program may take the free port between finding and using it
@@ -34,17 +32,14 @@ class Mosquitto(Child):
 
     host = HOST
 
-    def __init__(
-        self, pki_folder: Path, files: BrokerFolder, plan: BrokerPlan, identities: dict[str, pki.Issued]
-    ) -> None:
+    def __init__(self, pki_folder: Path, files: BrokerFolder, port: int, identities: dict[str, pki.Issued]) -> None:
         program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
         if program is None:
             raise ProcessFailed("mosquitto is not installed; apt-get install mosquitto")
         super().__init__("mosquitto", [program, "-c", files.config_file], files.folder / "log")
         self.pki_folder = pki_folder
         self.files = files
-        self.port = plan.port
-        self._plan = plan
+        self.port = port
         self._identities = identities
 
     @classmethod
@@ -54,7 +49,6 @@ class Mosquitto(Child):
         folder: Path,
         zones: Sequence[str] = ("plant-a", "plant-b", "idmz", "enterprise"),
         links: Sequence[str] = ("plant-a:idmz", "plant-b:idmz", "idmz:enterprise"),
-        connections: int = 0,
     ) -> Iterator[Mosquitto]:
         """Create all files below `folder`, run the broker while the block runs, and stop it at the end."""
         now = datetime.now(UTC)
@@ -62,14 +56,8 @@ class Mosquitto(Child):
         pki.create_authority(pki_folder, now)
         pki.issue_broker(pki_folder, "private", [HOST, "localhost"], now)
         identities = {zone: pki.issue_zone(pki_folder, zone, now) for zone in zones}
-        plan = BrokerPlan(
-            links=tuple(parse_link(link) for link in links),
-            folder="",
-            host=HOST,
-            user=pwd.getpwuid(os.geteuid()).pw_name,
-            connections=connections,
-        )
-        broker = cls._start_on_a_free_port(folder / "broker", pki_folder, plan, identities)
+        parsed = [parse_link(link) for link in links]
+        broker = cls._start_on_a_free_port(folder / "broker", pki_folder, parsed, identities)
         try:
             yield broker
         finally:
@@ -78,8 +66,8 @@ class Mosquitto(Child):
     @contextlib.contextmanager
     def second_process(self, name: str, links: Sequence[str]) -> Iterator[Mosquitto]:
         """A second process with the same authority and zones, on a port of its own, for other links."""
-        plan = replace(self._plan, links=tuple(parse_link(link) for link in links))
-        other = self._start_on_a_free_port(self.files.folder.with_name(name), self.pki_folder, plan, self._identities)
+        folder, parsed = self.files.folder.with_name(name), [parse_link(link) for link in links]
+        other = self._start_on_a_free_port(folder, self.pki_folder, parsed, self._identities)
         try:
             yield other
         finally:
@@ -87,12 +75,13 @@ class Mosquitto(Child):
 
     @classmethod
     def _start_on_a_free_port(
-        cls, folder: Path, pki_folder: Path, plan: BrokerPlan, identities: dict[str, pki.Issued]
+        cls, folder: Path, pki_folder: Path, links: Sequence[PeerLink], identities: dict[str, pki.Issued]
     ) -> Mosquitto:
+        user = pwd.getpwuid(os.geteuid()).pw_name
         for attempt in range(1, START_ATTEMPTS + 1):
-            here = replace(plan, port=free_port())
-            files = write_broker_folder(folder, pki_folder, "private", here)
-            broker = cls(pki_folder, files, here, identities)
+            plan = BrokerPlan(str(folder.resolve()), find_plugin(), HOST, free_port(), user)
+            files = write_broker(folder, pki_folder, "private", links, plan)
+            broker = cls(pki_folder, files, plan.port, identities)
             try:
                 broker.start()
             except ProcessFailed as error:

@@ -29,7 +29,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
 from bench.common.testbed import BARE_SERVING, BrokerAccess
 from bench.common.worker_io import Options, broker_access, emit, stop_event, usage
 
@@ -51,7 +51,7 @@ class BareClient:
         context.load_cert_chain(broker.cert_file, broker.key_file)
         self.client.tls_set_context(context)
         self.client.on_socket_open = no_delay
-        self.client.on_connect = lambda client, *_: client.subscribe(topic)
+        self.client.on_connect = lambda client, *_: client.subscribe(subscription_to(topic))
         self.client.on_subscribe = lambda *_: self._subscribed.set()
         self.client.on_message = lambda _client, _data, message: on_message(message)
 

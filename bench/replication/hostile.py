@@ -44,10 +44,9 @@ SETTLE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Attacked:
-    """The test bed: a node, the broker of its honest zone, and that of the hostile one."""
+    """The test bed: a node, and the broker of its honest and its hostile zone."""
 
-    honest: Testbed
-    hostile: Testbed
+    bed: Testbed
     node: Child
     state_dir: Path
 
@@ -60,12 +59,12 @@ def run(seconds: float, floods: Sequence[str], below: Path | None) -> Report:
         target = folder / "honest"
         target.mkdir()
         file = target / "facts.db"
-        with attacked.honest.worker("honest", "hostile-pull", ASKING, file=file) as pulling:
+        with attacked.bed.worker("honest", "hostile-pull", ASKING, file=file) as pulling:
             begun = {"quiet-0": _append_for(attacked, file, seconds)}
             _append_for(attacked, file, min(1.0, seconds))  # definitions, caches
             counts, shares = dict[str, dict[str, int]](), dict[str, dict[str, float]]()
             for kind in floods:
-                with attacked.hostile.worker(f"flood-{kind}", "flood", HOSTILE, kind=kind, stream=STREAM) as flooding:
+                with attacked.bed.worker(f"flood-{kind}", "flood", HOSTILE, kind=kind, stream=STREAM) as flooding:
                     with _measured(attacked, {"puller": pulling, "attacker": flooding}) as shares[kind]:
                         begun[kind] = _append_for(attacked, file, seconds)
                     counts[kind] = flooding.ended()
@@ -81,8 +80,7 @@ def run(seconds: float, floods: Sequence[str], below: Path | None) -> Report:
 @contextlib.contextmanager
 def _measured(attacked: Attacked, workers: Mapping[str, Child]) -> Iterator[dict[str, float]]:
     """How many cores each process uses in the block; filled at its end."""
-    brokers = {"honest_broker": attacked.honest.broker, "hostile_broker": attacked.hostile.broker}
-    processes, used = {"node": attacked.node, **brokers, **workers}, dict[str, float]()
+    processes, used = {"node": attacked.node, "broker": attacked.bed.broker, **workers}, dict[str, float]()
     before_ns, begun_ns = {name: process_cpu_ns(one.pid) for name, one in processes.items()}, time.monotonic_ns()
     yield used
     elapsed_ns = time.monotonic_ns() - begun_ns
@@ -156,30 +154,27 @@ def _report(
 def _attacked(folder: Path) -> Iterator[Attacked]:
     zones = (SERVING, ASKING, HOSTILE)
     with contextlib.ExitStack() as stack:
-        honest = stack.enter_context(Mosquitto.started(folder / "site", zones, (f"{SERVING}:{ASKING}",)))
-        hostile = stack.enter_context(honest.second_process("hostile", (f"{SERVING}:{HOSTILE}",)))
+        links = (f"{SERVING}:{ASKING}", f"{SERVING}:{HOSTILE}")
+        broker = stack.enter_context(Mosquitto.started(folder / "site", zones, links))
         node_folder, health_port = folder / SERVING, free_port()
         node_folder.mkdir()
         config = node_folder / "node.toml"
-        config.write_text(_node_toml(honest, hostile, health_port), encoding="utf-8")
+        config.write_text(_node_toml(broker, health_port), encoding="utf-8")
         node = Child("node", [sys.executable, "-m", "agent.cli", "run", "--config", config], node_folder / "log")
         stack.callback(node.stop)
         node.start()
         node.wait_ready(lambda: _is_connected(health_port))
         asyncio.run(_append_backlog(node_folder / "state"))
-        yield Attacked(Testbed(folder, honest), Testbed(folder, hostile), node, node_folder / "state")
+        yield Attacked(Testbed(folder, broker), node, node_folder / "state")
 
 
-def _node_toml(honest: Mosquitto, hostile: Mosquitto, health_port: int) -> str:
+def _node_toml(broker: Mosquitto, health_port: int) -> str:
+    mine = broker.identity(SERVING)
     text = f'[node]\nzone = "{SERVING}"\n[health]\nlisten_port = {health_port}\n'
-    for name, zone, broker, rights in (
-        ("honest", ASKING, honest, ""),
-        ("hostile", HOSTILE, hostile, f'appends = ["{STREAM}"]\n'),
-    ):
-        mine = broker.identity(SERVING)
-        text += f'[[broker]]\nname = "{name}"\nhost = "{broker.host}"\nport = {broker.port}\n'
-        text += f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
-        text += f'[[peer]]\nzone = "{zone}"\nbroker = "{name}"\nexports = ["{STREAM}"]\n{rights}'
+    text += f'[[broker]]\nname = "site"\nhost = "{broker.host}"\nport = {broker.port}\n'
+    text += f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
+    for zone, rights in ((ASKING, ""), (HOSTILE, f'appends = ["{STREAM}"]\n')):
+        text += f'[[peer]]\nzone = "{zone}"\nbroker = "site"\nexports = ["{STREAM}"]\n{rights}'
     return text
 
 

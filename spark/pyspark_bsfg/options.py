@@ -29,7 +29,7 @@ OFFSET_MAX = 2**63 - 2
 UNIX_MS_MAX = 2**43 - 1
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 PARTITIONS_MAX = 10_000  # what a Spark driver schedules without trouble
-# Each task has a connection, and a broker lets a zone have six (agent/replication/broker/limits.py).
+# Each task has a connection, and an address may have eight (systemd/examples/bsfg-broker.nft).
 NODE_PARTITIONS = 4
 PORT = 8883
 REQUEST_TIMEOUT_S, REQUEST_TIMEOUT_S_MAX = 10, 600

@@ -19,7 +19,7 @@ DROPPED_S = 45  # several times as long as a source waits for an answer and betw
 BACK_S = 90  # a source tries again after 30 s at the latest
 MODBUS, OPCUA = "boiler/pressure", "Plant/count"
 NODE = "bsfg@plant-a"
-BROKER = "bsfg-broker@idmz.plant-a"
+BROKER = "bsfg-broker@idmz"
 
 WALL_CLOCK = Path(__file__).with_name("wall_clock.c")
 CLOCK_FILE = "etc/bsfg/clock"

@@ -75,7 +75,7 @@ def test_from_answers_to_two_zones(meter: Program, tmp_path: Path, monkeypatch: 
     (fingerprint,) = re.findall(r"plant-a.csr: (\S+)", done.stdout)
     assert f"fingerprint of the key: {fingerprint}" in done.stdout.partition("$ bsfg pki sign plant-a")[2]
     assert "move the authority" in done.stdout.partition("left to do:")[2]
-    assert (idmz / "broker" / "idmz.plant-a" / "mosquitto.conf").exists()
+    assert (idmz / "brokers" / "idmz" / "mosquitto.conf").exists()
     assert sorted(one.name for one in stick.iterdir()) == ["ca.pem", "plant-a.pem"]
     found = tomllib.loads((idmz / "node.toml").read_text())
     assert (found["broker"][0]["host"], found["peer"][0]["zone"]) == ("127.0.0.1", "plant-a")

@@ -33,7 +33,7 @@ class Site:
         self.said: dict[str, str] = {}
         self.running: dict[str, Child] = {}
         self._device_port = device_port
-        self._ports = {shown: free_port() for shown in ("8883", "8884", "8885")}
+        self._ports = {shown: free_port() for shown in ("8883", "8885")}
         self._done: set[str] = set()
         self._passphrase = folder / "passphrase"
         self._passphrase.touch(0o600)
@@ -47,9 +47,12 @@ class Site:
         for zone in ("idmz", "plant-a"):
             self._identity(zone, zone, "/etc/bsfg/pki", f"zones/{zone}")
             self.type(zone, f"bsfg init --zone {zone} --config /etc/bsfg/{zone}.toml")
-        config = "bsfg broker config /etc/mosquitto/bsfg --pki /etc/mosquitto/pki"
-        self.type("idmz", f"{config} --name idmz --link plant-a:idmz --port 8883")
-        page = (PAGES / "add-a-plant.md").read_text("utf-8").replace("plant-b", "plant-a").replace("8884", "8883")
+        config = "bsfg broker config /etc/mosquitto/bsfg/idmz --pki /etc/mosquitto/pki"
+        self.type("idmz", f"{config} --link plant-a:idmz --port 8883")
+        page = (PAGES / "add-a-plant.md").read_text("utf-8").replace("plant-b", "plant-a")
+        (theirs,) = re.findall(r"^\[\[broker\]\].*?^$", page, re.MULTILINE | re.DOTALL)
+        ours = theirs.replace('name = "idmz"', 'name = "broker"').replace("zones/plant-a", "zones/idmz")
+        self.write("idmz", "/etc/bsfg/idmz.toml", ours)
         for kind, machine, name, text in BLOCK.findall(page):
             if kind == "toml":
                 self.write(machine, name, text)
@@ -60,7 +63,7 @@ class Site:
         self.write(
             "plant-a", "/etc/bsfg/plant-a.toml", f'[[modbus]]\n{meter}address_base = 0\ntags_file = "meter.csv"\n'
         )
-        for machine, unit in (("idmz", "bsfg-broker@idmz.plant-a"), ("idmz", "bsfg@idmz"), ("plant-a", "bsfg@plant-a")):
+        for machine, unit in (("idmz", "bsfg-broker@idmz"), ("idmz", "bsfg@idmz"), ("plant-a", "bsfg@plant-a")):
             self.type(machine, f"systemctl enable --now {unit}")
 
     def page(self, name: str, outage: Callable[[str], None] | None = None, section: str = "") -> dict[str, str]:
@@ -137,6 +140,9 @@ class Site:
             # These say how things are: a node that was started a moment ago is given its time.
             wait_until(lambda: command.bsfg(self.root(machine), *words[1:]).returncode == 0, str(words), LIMIT_S)
         done = command.bsfg(self.root(machine), *words[1:])
+        if words[1:3] in (["broker", "restart"], ["broker", "deny"]):  # the service starts it again
+            for unit in [name.partition(" ")[2] for name in self.running if name.startswith(f"{machine} bsfg-broker@")]:
+                self._systemctl(machine, unit, "restart")
         if words[1] != "status":  # which judges the node, as the test does then
             assert (done.returncode == 0) is is_good, (words, done.stdout, done.stderr)
         return done.stdout + done.stderr
@@ -145,6 +151,10 @@ class Site:
         name = f"{machine} {unit}"
         if action == "stop":
             self.running[name].stop()
+        elif action == "restart":
+            self.running[name].stop()
+            self.running[name].start()
+            self.running[name].wait_ready(self._broker(machine, unit.partition("@")[2])[1])
         elif action == "reload":
             self.type(machine, f"bsfg reload --config /etc/bsfg/{machine}.toml")
         else:

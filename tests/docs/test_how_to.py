@@ -65,7 +65,7 @@ def test_survive_an_outage(site: Site) -> None:
     """Without the broker, status names it and the exit status is 1; with it, what was recorded meanwhile arrives."""
 
     def cut(line: str) -> None:
-        broker = site.running["idmz bsfg-broker@idmz.plant-a"]
+        broker = site.running["idmz bsfg-broker@idmz"]
         broker.stop()
         wait_until(lambda: "broker idmz" in site.type("plant-a", line).partition("\n")[0], "the verdict names it", 60)
         before = arrived(site, "plant-a")

@@ -73,12 +73,12 @@ class Forger:
     def incoming(self) -> Incoming:
         """A forged request as the broker delivers it."""
         chance = self.chance
-        topic, answer_to = f"bsfg/1/{self._zone}/{EVIL}/req", f"bsfg/1/{self._zone}/{EVIL}/rsp/{chance.choice('ab')}"
+        topic, answer_to = f"bsfg/1/{self._zone}/{EVIL}/req", f"bsfg/1/{self._zone}/{EVIL}/rsp/0/{chance.choice('ab')}"
         correlation: bytes | None = chance.randbytes(16)
         expiry: int | None = 10
         if chance.random() < 0.03:
             answer_to = chance.choice(
-                (f"bsfg/1/{self._zone}/{HONEST}/rsp/a", "", "#", "x" * 60_000, answer_to + "/../x")
+                (f"bsfg/1/{self._zone}/{HONEST}/rsp/0/a", "", "#", "x" * 60_000, answer_to + "/../x")
             )
             correlation = chance.choice((None, b"", bytes(7), bytes(33), bytes(60_000)))
             expiry = chance.choice((None, 0, 2**32 - 1))
@@ -246,7 +246,7 @@ async def _serve_honest(link: Link, served: Served, store: FactStore, number: in
         request |= {"epoch": store.epoch.hex(), "confirm": confirm}
         served.honest.clear()
         topic = f"bsfg/1/{OWN}/{HONEST}/req"
-        answer_to = f"bsfg/1/{OWN}/{HONEST}/rsp/a"
+        answer_to = f"bsfg/1/{OWN}/{HONEST}/rsp/0/a"
         link._dispatch(Incoming(topic, json.dumps(request).encode(), answer_to, bytes(16), 10, False))
         await wait_until_async(lambda: served.honest, "an answer to the honest zone")
         answer, _ = decode_answer(split_answer(served.honest[0])[0])

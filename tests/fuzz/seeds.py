@@ -203,7 +203,7 @@ def packets() -> list[bytes]:
     """A command byte and what follows the length of a PUBLISH: ours, and one of paho's with every property."""
     topic = b"bsfg/1/plant-a/idmz/req"
     start = len(topic).to_bytes(2) + topic
-    ours = PackedProperties(b"12345678", 5, "bsfg/1/plant-a/idmz/rsp/0123456789abcdef").pack()
+    ours = PackedProperties(b"12345678", 5, "bsfg/1/plant-a/idmz/rsp/0/0123456789abcdef").pack()
     full = Properties(PacketTypes.PUBLISH)
     full.PayloadFormatIndicator = 1
     full.UserProperty = [("a", "b"), ("c", "")]

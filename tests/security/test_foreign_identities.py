@@ -17,6 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.demo.mosquitto import Mosquitto
 from agent.replication.pki.checks import check_identity
+from agent.replication.protocol.topics import subscription_to
 from tests.security.broker_attacker import Attacker
 
 pytestmark = pytest.mark.system
@@ -109,7 +110,7 @@ def is_heard(forgery: Forgery, attacker: Attacker, zone: str) -> bool:
         Attacker(forgery.broker.host, forgery.broker.port, context) as serving,
         Attacker(forgery.broker.host, forgery.broker.port, honest_context) as honest,
     ):
-        serving.subscribe([topic])
+        serving.subscribe([subscription_to(topic)])
         attacker.publish(topic, b"forged", qos=1)
         attacker.await_packet(0x40)  # the broker has decided
         honest.publish(topic, b"honest")

@@ -55,7 +55,7 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 def relay(site: Site, after: int = 0) -> int:
     """Serve the plant's facts from an offset on, unchanged. Returns the end of its log."""
-    port = site.brokers[PLANT].port
+    port = site.broker.port
     return int(site.attacker.command("relay", zone=IDMZ, port=port, stream=STREAM, **{"from": PLANT, "after": after}))
 
 

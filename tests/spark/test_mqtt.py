@@ -167,7 +167,7 @@ def test_a_wrong_way_has_an_error_that_names_it(enterprise: Served, tmp_path: Pa
     """Stream, peer, port, key and certificate: each error names the thing, and what was tried."""
     with pytest.raises(StreamUnknown, match=r"exported to analytics: facts.telemetry"):
         read_node(enterprise.options(stream="facts.other"))
-    with pytest.raises(NodeUnavailable, match=r"access list forbids it.*--link plant-a:analytics"):
+    with pytest.raises(NodeUnavailable, match=r"rights forbid it.*--link plant-a:analytics"):
         read_node(enterprise.options(peer="plant-a"), **QUICK)
     with pytest.raises(NodeUnavailable, match=r"as zone analytics, 1 times: .*cannot be reached"):
         read_node(enterprise.options(port=free_port()), **QUICK)

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.replication.broker.config import PeerLink, limits_for
-from agent.replication.broker.folder import render_unit_limits
+from agent.replication.broker.config import BrokerPlan, parse_config, render_config
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import LIMIT_S
 
@@ -51,9 +50,9 @@ def unit(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def broker_unit(tmp_path: Path) -> Path:
-    """bsfg-broker@idmz.plant-a.service, as installed, but for the place of the program."""
+    """bsfg-broker@idmz.service, as installed, but for the place of the program."""
     text = (SYSTEMD / "bsfg-broker@.service").read_text()
-    unit = tmp_path / "bsfg-broker@idmz.plant-a.service"
+    unit = tmp_path / "bsfg-broker@idmz.service"
     unit.write_text(text.replace(PROGRAM, str(stand_in(tmp_path))))
     return unit
 
@@ -113,18 +112,12 @@ def test_the_broker_unit_is_understood_and_tight(broker_unit: Path) -> None:
     assert status == 0, line
 
 
-def test_the_generated_limits_are_understood(broker_unit: Path) -> None:
-    """The drop-in that bsfg broker config writes for a process verifies; for two zones with one link its limits are
-    those of the unit itself, to a few MiB."""
-    limits = limits_for([PeerLink("plant-a", "idmz")])
-    folder = broker_unit.with_name(broker_unit.name + ".d")
-    folder.mkdir()
-    (folder / "limits.conf").write_bytes(render_unit_limits(limits))
-    assert_verified(broker_unit)
-    own, generated = settings(broker_unit)["Service"], settings(folder / "limits.conf")["Service"]
-    assert own["LimitNOFILE"] == generated["LimitNOFILE"]
-    for name in ("MemoryHigh", "MemoryMax"):
-        assert abs(int(own[name].removesuffix("M")) * 2**20 - int(generated[name])) < 32 * 2**20
+def test_the_brokers_own_limits_are_below_those_of_its_unit() -> None:
+    """Mosquitto refuses what is too much before the kernel ends it: connections beside files, memory beside memory."""
+    service = settings(SYSTEMD / "bsfg-broker@.service")["Service"]
+    config = parse_config(render_config(BrokerPlan("/etc/mosquitto/bsfg/idmz", "/plugin.so")))
+    assert int(config["max_connections"]) < int(service["LimitNOFILE"])
+    assert int(config["memory_limit"]) < int(service["MemoryHigh"].removesuffix("M")) * 2**20
 
 
 def test_debians_broker_alone_would_fail(tmp_path: Path) -> None:
@@ -137,7 +130,7 @@ def test_debians_broker_alone_would_fail(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["bsfg-broker-files.path", "bsfg-broker-files.service", "bsfg-broker-check.timer", "bsfg-broker-check.service"],
+    ["bsfg-broker-files@.path", "bsfg-broker-files.service", "bsfg-broker-check.timer", "bsfg-broker-check.service"],
 )
 def test_the_broker_watch_units_are_valid(tmp_path: Path, name: str) -> None:
     """The units beside the broker are known to systemd, and each finds the service it starts."""
@@ -191,7 +184,7 @@ def test_the_brokers_reload_is_guarded() -> None:
     folder = str(Path(config).parents[1])
     assert f"broker reload --config {config} --pid" in service["ExecReload"]
     assert settings(SYSTEMD / "bsfg-broker-check.service")["Service"]["ExecStart"].endswith(f"--files {folder}")
-    assert settings(SYSTEMD / "bsfg-broker-files.path")["Path"]["PathChanged"] == folder
+    assert settings(SYSTEMD / "bsfg-broker-files@.path")["Path"]["PathChanged"] == f"{folder}/%i"
 
 
 def test_a_misspelt_directive_is_noticed(unit: Path) -> None:

@@ -15,10 +15,10 @@ import click
 from agent.cli.prepare.questions import SIDES, ask_new_passphrase
 from agent.cli.prepare.steps import PASSPHRASE, SetupFailed, Steps, has_systemd
 from agent.replication import pki
-from agent.replication.broker import CONFIG_NAME, PORT, USER, PeerLink, read_site_file
+from agent.replication.broker import CONFIG_NAME, PORT, USER, BrokerFolder, PeerLink
 
 MOSQUITTO = Path("/etc/mosquitto")
-UNITS = Path("/etc/systemd/system")
+FIREWALL = Path("/usr/share/doc/bsfg/systemd/examples/bsfg-broker.nft")
 HERE = "127.0.0.1"  # a broker of this machine; not localhost, which a minimal system may not resolve
 
 
@@ -37,7 +37,7 @@ class Site:
         # One broker of a machine serves all its zones, so its files are not those of a node.
         is_unit = steps.is_unit
         self._broker_pki = MOSQUITTO / "pki" if is_unit else self.pki
-        self._broker_folder = MOSQUITTO / "bsfg" if is_unit else config_file.parent / "broker"
+        self._broker_folder = (MOSQUITTO / "bsfg" if is_unit else config_file.parent / "brokers") / self.zone
 
     def prepare(self) -> bool:
         """Prepare the certificates of this zone, its peer and a broker here. Returns whether this zone can be
@@ -158,31 +158,27 @@ class Site:
     # ---------------------------------------------------------------------------------------------------------- broker
 
     def _run_broker(self) -> None:
-        """A broker process for this zone and its peer: files, limits, service."""
+        """A broker for this zone and its peers: files, service."""
         if not (links := self._links()):
             raise SetupFailed("a broker here needs a peer, with exports or pulls")
         words = ["broker", "config", str(self._broker_folder), "--pki", str(self._broker_pki), "--name", self.zone]
         words += [word for link in links for word in ("--link", f"{link.serving}:{link.asking}")]
+        is_running = BrokerFolder(self._broker_folder).config_file.exists()
         words += ["--port", str(self._broker.get("port", PORT))]
         if not self._steps.is_unit:
             words += ["--user", pwd.getpwuid(os.geteuid()).pw_name]
         elif USER not in {one.pw_name for one in pwd.getpwall()}:
             raise SetupFailed("mosquitto is not installed: apt install mosquitto, or Debian's packages from a stick")
         self._steps.bsfg(*words)
-        site = read_site_file(self._broker_folder)
-        assert site is not None, "the command has written it"
-        (name,) = {each.name for each in site.processes if links[0] in each.links}
-        self._left.append(
-            f"load the rules of the packet filter if they are not loaded: nft -f {self._broker_folder}/firewall.nft"
-        )
+        self._left.append(f"load the rules of the packet filter if they are not loaded: nft -f {FIREWALL}")
         if not self._steps.is_unit or not has_systemd():
-            self._left.append(f"start the broker: mosquitto -c {self._broker_folder / name / CONFIG_NAME}")
+            start = "restart" if is_running else "start"
+            self._left.append(f"{start} the broker: mosquitto -c {self._broker_folder / CONFIG_NAME}")
             return
-        for folder in sorted((self._broker_folder / "systemd").iterdir()):
-            self._steps.run(["cp", "-r", str(folder), str(UNITS)])
-        self._steps.run(["systemctl", "daemon-reload"])
-        watching = ("bsfg-broker-files.path", "bsfg-broker-check.timer")
-        self._steps.run(["systemctl", "enable", "--now", f"bsfg-broker@{name}", *watching])
+        units = (f"bsfg-broker@{self.zone}", f"bsfg-broker-files@{self.zone}.path", "bsfg-broker-check.timer")
+        self._steps.run(["systemctl", "enable", "--now", *units])
+        if is_running:  # rights are read at the start
+            self._steps.run(["systemctl", "restart", units[0]])
 
     def _links(self) -> Sequence[PeerLink]:
         """The links between this node and its peer: this node exports, or pulls, or both."""

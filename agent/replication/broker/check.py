@@ -1,10 +1,10 @@
 """Check a running broker from outside: what it must allow and what it must refuse.
 
-A broker grants every subscription, forbidden ones too, and drops messages without a reply. After a reload with a
-damaged file it may refuse all clients, or accept revoked certificates. So everything is tried with one zone's identity:
-the handshake, the limits announced in CONNACK, refusal of clients without a certificate or with an older TLS, each
-right that the zone's links need, and refusal of rights it must not have. If the peer's node is connected, one request
-is sent and its answer awaited.
+Some brokers grant every subscription, forbidden ones too, and drop messages without a reply. After a reload with a
+damaged file a broker may refuse all clients, or accept revoked certificates. So everything is tried with one zone's
+identity: the handshake, the limits announced in CONNACK, refusal of clients without a certificate or with an older TLS,
+each right that the zone's links need, and refusal of rights it must not have. If the peer's node is connected, one
+request is sent and its answer awaited.
 
 The check leaves nothing behind: no retained message, no session, no registered consumer. The rights of *other* zones
 need a check with their identity.
@@ -20,9 +20,8 @@ from itertools import chain
 from paho.mqtt.properties import Properties
 
 from agent.replication import pki
-from agent.replication.broker.config import PeerLink
+from agent.replication.broker.config import PACKET_BYTES_MAX, PeerLink
 from agent.replication.broker.diagnosis import ADD_LINK, USE_GENERATED, Diagnostic, bad, bad_files, good, note
-from agent.replication.broker.limits import PACKET_BYTES_MAX
 from agent.replication.broker.session import (
     WAIT_S,
     BrokerTarget,
@@ -34,7 +33,7 @@ from agent.replication.broker.session import (
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import ConnectionLost, NotAuthorized, PeerAbsent, TransportError
 from agent.replication.protocol.messages import ListStreams
-from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
 
 UNLINKED_ZONE = "bsfg-check"
 """A zone that no site has: requests to it or in its name must be forbidden."""
@@ -101,10 +100,14 @@ def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Diagnos
         # An unsolicited answer to an instance that does not exist: only the broker's acknowledgement matters.
         refused = session.publish(responses, b"", None, b"")
         yield _right(f"{zone} may answer {link.asking}", refused)
+        if not session.subscribe(subscription_to(request_topic(zone, link.asking))):
+            yield bad(f"{zone} may not receive requests", ADD_LINK)
         return
     request, payload = request_topic(link.serving, link.asking), encode_request(ListStreams())
     correlation = secrets.token_bytes(16)
-    session.subscribe(responses)
+    if not session.subscribe(subscription_to(responses)):
+        yield bad(f"{zone} may not receive answers", ADD_LINK)
+        return
     refused = session.publish(request, payload, responses, correlation)
     yield _right(f"{zone} may send requests to {link.serving}", refused)
     if isinstance(refused, PeerAbsent):
@@ -128,9 +131,9 @@ def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Diagnos
 
 
 def _check_forbidden(access: BrokerTarget, links: list[PeerLink]) -> Iterator[Diagnostic]:
-    """Rights that no generated access list grants: another zone's name, a zone without a link, $SYS. Each is tried on a
-    connection of its own, because a broker may refuse by ending it (MQTT 5, 4.13.2; RabbitMQ does)."""
-    hint = "install the access list of bsfg broker config, and reload the broker"
+    """Rights that no generated configuration grants: another zone's name, a zone without a link, $SYS. Each is tried on
+    a connection of its own, because a broker may refuse by ending it (MQTT 5, 4.13.2; RabbitMQ does)."""
+    hint = USE_GENERATED
     zone = access.zone
     peers = sorted({link.serving for link in links if link.asking == zone}) or [UNLINKED_ZONE]
     for topic, what in (

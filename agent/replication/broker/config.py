@@ -1,36 +1,37 @@
-"""Configuration and access list of one broker process, generated from the links between zones.
+"""Core: the configuration of a site's Mosquitto, and the rights of its zones, made from the links between them.
 
-A topology is a set of `PeerLink`s: zone `asking` sends requests to zone `serving`. Two texts for Mosquitto 2 are
-generated from it and need no editing. The access list has one block per zone with exactly the topics that its links
-need:
+A link says that zone `asking` sends requests to zone `serving`. A zone may
 
-    a serving zone  reads  bsfg/1/<serving>/<asking>/req      writes bsfg/1/<serving>/<asking>/rsp/+
-    an asking zone  writes bsfg/1/<serving>/<asking>/req      reads  bsfg/1/<serving>/<asking>/rsp/+
+    publish     bsfg/1/<serving>/<asking>/req       as the asking zone of a link
+                bsfg/1/<serving>/<asking>/rsp/+/+   as the serving zone of a link
+    subscribe   bsfg/1/<zone>/+/req                 if it serves, and
+                bsfg/1/+/<zone>/rsp/<slot>/+        if it asks, for sixteen slots
 
-so a certificate without a link has no rights, and no zone can send or receive in the name of another. Two things are
-left to the nodes: the broker grants every subscription and filters at delivery, and it does not check a ResponseTopic.
-The configuration makes the broker a relay without storage: no persistence, no retained messages, bounded queues. This
-module returns texts; `site` decides which process carries which link, `folder` writes the files.
+so a certificate without a link has no rights, and no zone can send in the name of another. The subscriptions are
+allowed as they stand here, letter by letter, and no others: with a list of patterns, a zone could hold as many
+subscriptions as it can name topics, at 2.4 kB each, until the broker has no memory left (docs/decisions/0063).
+
+Mosquitto's plugin for dynamic security, a part of its Debian package, refuses all else. Its file is read when the
+broker starts; the links are read back from it, so there is no other list of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from agent.replication.broker.limits import (
-    CONNECTIONS_MAX,
-    INFLIGHT_MESSAGES_MAX,
-    MEMORY_BYTES_MAX,
-    PACKET_BYTES_MAX,
-    PACKETS_IN_FLIGHT,
-    QOS_1_BYTES_MAX,
-    SMALL_PACKETS,
-    Limits,
-    limits_of,
+from agent.replication.protocol.errors import MalformedMessage, ReplicationError
+from agent.replication.protocol.topics import (
+    ROOT,
+    SLOTS,
+    is_zone,
+    parse_request_topic,
+    request_filter,
+    request_topic,
+    response_filter,
 )
-from agent.replication.protocol.errors import ReplicationError
-from agent.replication.protocol.topics import ROOT, is_zone, request_topic
 
 PORT = 8883
 """The registered port of MQTT over TLS."""
@@ -38,13 +39,20 @@ PORT = 8883
 USER = "mosquitto"
 """The user that Debian's package creates for the broker."""
 
-KEEPALIVE_S_MAX = 120
-"""Seconds between two packets of a client."""
+PACKET_BYTES_MAX = 1_048_576
+"""One page with its header. Without a limit Mosquitto 2.0 accepts 256 MB from any client with a certificate."""
 
-LINKS_MAX = 1024
+LINKS_MAX = 8192
 """More links than any site has; a longer list is a mistake of a script."""
 
 PATH_CHARACTERS_MAX = 1024
+
+CONFIG_NAME = "mosquitto.conf"
+RIGHTS_NAME = "rights.json"
+CA_NAME = "zones-ca.pem"
+CRL_NAME = "zones.crl"
+CERT_NAME = "broker.pem"
+KEY_NAME = "broker.key"
 
 
 class TopologyError(ReplicationError):
@@ -58,36 +66,19 @@ class PeerLink:
     serving: str
     asking: str
 
-
-@dataclass(frozen=True, slots=True)
-class Rights:
-    """The topics that one zone may publish and receive; `+` means any instance."""
-
-    write: tuple[str, ...]
-    read: tuple[str, ...]
+    def __str__(self) -> str:
+        return f"{self.serving}:{self.asking}"
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlan:
-    """All inputs of the configuration. `folder` is the path of the files on the broker's machine; configuration and
-    access list of this process are in its subfolder `process`, if one is named. `connections` of 0 means as many as
-    the zones need."""
+    """All inputs of the configuration. `folder`: the path of its files; `plugin`: that of Mosquitto's plugin."""
 
-    links: tuple[PeerLink, ...]
     folder: str
+    plugin: str
     host: str = ""
     port: int = PORT
     user: str = USER
-    process: str = ""
-    connections: int = 0
-
-
-CONFIG_NAME = "mosquitto.conf"
-ACL_NAME = "acl"
-CA_NAME = "zones-ca.pem"
-CRL_NAME = "zones.crl"
-CERT_NAME = "broker.pem"
-KEY_NAME = "broker.key"
 
 
 def parse_link(text: str) -> PeerLink:
@@ -106,63 +97,68 @@ def zones_of(links: Iterable[PeerLink]) -> tuple[str, ...]:
     return tuple(sorted({zone for link in links for zone in (link.serving, link.asking)}))
 
 
-def rights_of(links: Iterable[PeerLink], zone: str) -> Rights:
-    """All topics that `zone` may publish and receive."""
-    write: list[str] = []
-    read: list[str] = []
+def render_rights(links: Collection[PeerLink], denied: Collection[str] = ()) -> str:
+    """The file of the plugin. Zones in `denied` have no rights. Raises TopologyError for too many links."""
+    if len(links) > LINKS_MAX:
+        raise TopologyError(f"{len(links)} links, at most {LINKS_MAX}")
+    zones = zones_of(links)
+    granted = {zone: list[dict[str, Any]]() for zone in zones}
     for link in sorted(set(links)):
-        request = request_topic(link.serving, link.asking)
-        responses = f"{ROOT}/{link.serving}/{link.asking}/rsp/+"
-        if zone == link.serving:
-            read.append(request)
-            write.append(responses)
-        if zone == link.asking:
-            write.append(request)
-            read.append(responses)
-    return Rights(tuple(write), tuple(read))
+        granted[link.asking].append(_allowed("publishClientSend", request_topic(link.serving, link.asking)))
+        granted[link.serving].append(_allowed("publishClientSend", f"{ROOT}/{link.serving}/{link.asking}/rsp/+/+"))
+    for zone in {link.serving for link in links}:
+        granted[zone].append(_allowed("subscribeLiteral", request_filter(zone)))
+    for zone in {link.asking for link in links}:
+        granted[zone] += [_allowed("subscribeLiteral", response_filter(zone, slot)) for slot in SLOTS]
+    rights = {
+        "defaultACLAccess": {
+            "publishClientSend": False,
+            "publishClientReceive": True,  # of what it may subscribe to
+            "subscribe": False,
+            "unsubscribe": True,
+        },
+        "clients": [
+            {"username": zone, "roles": [] if zone in denied else [{"rolename": zone, "priority": 0}]} for zone in zones
+        ],
+        "groups": [],
+        "roles": [{"rolename": zone, "acls": granted[zone]} for zone in zones],
+    }
+    return json.dumps(rights, indent=1) + "\n"
 
 
-def render_acl(links: Iterable[PeerLink]) -> str:
-    """The access list, one block per zone. The order of `links` does not matter."""
-    links = _checked(links)
-    lines = [
-        "# Generated by bsfg broker config from these links (SERVING:ASKING); do not edit.",
-        *(f"#   {link.serving}:{link.asking}" for link in links),
-        "# User names are the common names of certificates. A zone without a block has no rights: to deny a zone at once,",
-        "# open sessions included, remove its block and reload the broker.",
-    ]
-    for zone in zones_of(links):
-        rights = rights_of(links, zone)
-        lines += ["", f"user {zone}"]
-        lines += [f"topic write {topic}" for topic in rights.write]
-        lines += [f"topic read {topic}" for topic in rights.read]
-    return "\n".join(lines) + "\n"
+def _allowed(kind: str, topic: str) -> dict[str, Any]:
+    return {"acltype": kind, "topic": topic, "priority": 0, "allow": True}
 
 
-def limits_for(links: Iterable[PeerLink], connections: int = 0) -> Limits:
-    """The limits of a process that carries these links. Raises TopologyError if they would take too much memory."""
-    links = _checked(links)
-    busiest = max(sum(zone in (link.serving, link.asking) for link in links) for zone in zones_of(links))
-    limits = limits_of(len(zones_of(links)), busiest, connections)
-    if limits.memory_bytes > MEMORY_BYTES_MAX:
+def read_rights(text: str) -> tuple[tuple[PeerLink, ...], tuple[str, ...]]:
+    """The links, and the denied zones, in the file of the plugin. Raises TopologyError if it is not one of ours."""
+    links = set[PeerLink]()
+    try:
+        found = json.loads(text)
+        for role in found["roles"]:
+            for rule in role["acls"]:
+                if rule["acltype"] == "publishClientSend" and rule["topic"].endswith("/req"):
+                    topic = parse_request_topic(rule["topic"])
+                    links.add(PeerLink(topic.serving_zone, topic.asking_zone))
+        denied = [str(client["username"]) for client in found["clients"] if not client["roles"]]
+        rendered = json.loads(render_rights(links, denied))
+    except (ValueError, KeyError, TypeError, AttributeError, MalformedMessage) as error:
+        raise TopologyError(f"{RIGHTS_NAME} is damaged: {error!r}") from error
+    if rendered != found:
         raise TopologyError(
-            f"one process for {len(links)} links and {limits.connections} connections could occupy "
-            f"{limits.memory_bytes >> 20:,} MiB, at most {MEMORY_BYTES_MAX >> 20:,}: give the links ports of their own, "
-            "or lower connections"
+            f"{RIGHTS_NAME} was changed by hand or by mosquitto_ctrl: bsfg broker config would undo that"
         )
-    return limits
+    return tuple(sorted(links)), tuple(denied)
 
 
 def render_config(plan: BrokerPlan) -> str:
     """The complete configuration file; nothing is inherited from the distribution's. Raises TopologyError."""
-    links = _checked(plan.links)
     _check_plan(plan)
     folder = plan.folder.rstrip("/")
-    own = f"{folder}/{plan.process}".rstrip("/")
-    limits = limits_for(links, plan.connections)
     return f"""\
-# Generated by bsfg broker config; do not edit. Start the broker with this file alone (mosquitto -c FILE):
-# Debian's own /etc/mosquitto/mosquitto.conf turns persistence on before it includes other files.
+# Written once by bsfg broker config, which leaves it alone from then on: change what you need, then restart the broker.
+# Start the broker with this file only (mosquitto -c FILE): Debian's own /etc/mosquitto/mosquitto.conf turns persistence
+# on before it includes other files.
 user {plan.user}
 listener {plan.port}{" " + plan.host if plan.host else ""}
 
@@ -170,15 +166,17 @@ listener {plan.port}{" " + plan.host if plan.host else ""}
 cafile {folder}/{CA_NAME}
 certfile {folder}/{CERT_NAME}
 keyfile {folder}/{KEY_NAME}
-# If this list is missing at a reload, revoked certificates are accepted: replace it whole, then run bsfg broker check.
+# If this list is missing at a reload, revoked certificates are accepted: replace it whole, then run bsfg broker reload.
 crlfile {folder}/{CRL_NAME}
 tls_version tlsv1.3
 require_certificate true
 allow_anonymous false
 
-# The common name of the certificate is the user name in the access list.
+# The common name of the certificate is the zone. What it may send and receive is in the plugin's file, which is read at
+# the start only; all else is refused, subscriptions too, before it costs memory.
 use_identity_as_username true
-acl_file {own}/{ACL_NAME}
+plugin {plan.plugin}
+plugin_opt_config_file {folder}/{RIGHTS_NAME}
 
 # A relay without storage: unconfirmed facts stay at the node that recorded them.
 persistence false
@@ -191,24 +189,22 @@ set_tcp_nodelay true
 
 # Limits. Announced in CONNACK: the packet size, and the number of unacknowledged packets (ReceiveMaximum).
 max_packet_size {PACKET_BYTES_MAX}
-max_inflight_messages {INFLIGHT_MESSAGES_MAX}
+max_inflight_messages 16
 # QoS 2 would let a client store messages here that it never completes; nodes use QoS 0 and 1.
 max_qos 1
-# Queue of one reader that does not read; further messages are dropped, and the reader requests them again. At QoS 0
-# only messages are counted, so the first line bounds memory: {SMALL_PACKETS} small ones, {PACKETS_IN_FLIGHT} pages for
-# each link of the busiest zone. Nodes subscribe at QoS 0; the other two bound what a client at QoS 1 can hold.
-max_queued_messages {limits.queued_messages}
-max_inflight_bytes {QOS_1_BYTES_MAX}
-max_queued_bytes {QOS_1_BYTES_MAX}
-# Mosquitto 2.0.11 (Debian 12) miscounts: the limit rises by one with each connection that ends. The packet filter's
-# rules and the service's limit of open files hold it there.
-max_connections {limits.connections}
-# In total. At this limit Mosquitto disconnects honest clients too, so it lies above what {limits.connections}
-# connections with full queues can occupy, {limits.heap_bytes >> 20} MiB. Without it the kernel would end the broker.
-memory_limit {limits.memory_bytes}
+# What waits for a reader that does not read; further messages are dropped, and the reader requests them again. At QoS 0
+# only messages are counted: 16 pages of 1 MB. Nodes subscribe at QoS 0; the other two lines bound QoS 1.
+max_queued_messages 16
+max_inflight_bytes {PACKET_BYTES_MAX}
+max_queued_bytes {PACKET_BYTES_MAX}
+# In total. At this limit Mosquitto disconnects clients, the service manager restarts the broker at its own, which is
+# higher, and nodes reconnect within seconds. A thousand plants take 40 MB.
+memory_limit 1073741824
+# Mosquitto 2.0.11 (Debian 12) lowers its count twice for a connection that ends; the unit's limit of open files holds.
+max_connections 4096
 # A dead client is detected after one and a half times this, in seconds. A socket that never sends CONNECT is closed
 # after 90 to 96 s; Mosquitto has no setting for that.
-max_keepalive {KEEPALIVE_S_MAX}
+max_keepalive 120
 # A session that outlives its connection is removed; nodes keep none.
 persistent_client_expiration 1h
 
@@ -224,32 +220,27 @@ connection_messages true
 """
 
 
-def _checked(links: Iterable[PeerLink]) -> list[PeerLink]:
-    """The links, sorted and without duplicates. Raises TopologyError for none, too many, or an invalid zone name."""
-    links = sorted(set(links))
-    if not links:
-        raise TopologyError("no links; name at least one SERVING:ASKING")
-    if len(links) > LINKS_MAX:
-        raise TopologyError(f"{len(links)} links, at most {LINKS_MAX}")
-    for link in links:
-        parse_link(f"{link.serving}:{link.asking}")
-    return links
+def parse_config(text: str) -> dict[str, str]:
+    """The settings of a configuration. A later line overrides an earlier one, as in Mosquitto."""
+    settings = {}
+    for line in text.splitlines():
+        name, _, value = line.strip().partition(" ")
+        if name and not name.startswith("#"):
+            settings[name] = value.strip()
+    return settings
 
 
 def _check_plan(plan: BrokerPlan) -> None:
     """Refuse values that could add a second line or a comment to the file. Raises TopologyError."""
-    if not plan.folder.startswith("/") or len(plan.folder) > PATH_CHARACTERS_MAX:
-        raise TopologyError(f"{plan.folder[:80]!r} is not an absolute path")
-    for what, value in (("folder", plan.folder), ("host", plan.host), ("user", plan.user)):
+    for what, value in (("folder", plan.folder), ("plugin", plan.plugin)):
+        if not value.startswith("/") or len(value) > PATH_CHARACTERS_MAX:
+            raise TopologyError(f"{what} {value[:80]!r} is not an absolute path")
+    for what, value in (("folder", plan.folder), ("plugin", plan.plugin), ("host", plan.host), ("user", plan.user)):
         if any(not character.isprintable() for character in value) or value != value.strip():
             raise TopologyError(f"{what} {value[:80]!r} contains characters that cannot stand in one line")
     for what, value in (("host", plan.host), ("user", plan.user)):
         if " " in value:
             raise TopologyError(f"{what} {value[:80]!r} contains a space")
-    if plan.process and not all(is_zone(part) for part in plan.process.split(".")):
-        raise TopologyError(f"{plan.process[:80]!r} is not the name of a process: zones, separated by dots")
-    if plan.connections and not 2 <= plan.connections <= CONNECTIONS_MAX:
-        raise TopologyError(f"connections {plan.connections} is not in 2..{CONNECTIONS_MAX}")
     if not plan.user:
         raise TopologyError("user is empty; name the user that runs the broker, usually mosquitto")
     if not 1 <= plan.port <= 65535:

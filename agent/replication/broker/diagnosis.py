@@ -27,7 +27,9 @@ ROUND_TRIP_NOTE_MS = 500
 """Reading ahead hides longer round trips from replication, but commands feel them."""
 
 USE_GENERATED = "use the configuration of bsfg broker config"
-ADD_LINK = "add the link to bsfg broker config, install what it writes, and run bsfg broker reload"
+ADD_LINK = (
+    "add the link on the broker's machine: bsfg broker config FOLDER --link SERVING:ASKING, and restart the broker"
+)
 
 Figures = dict[str, float | str | int | list[str] | None]
 
@@ -107,10 +109,7 @@ def judge_answer(zone: str, payload: bytes) -> tuple[Diagnostic, StreamsAnswer |
 def judge_timeout(zone: str, own_zone: str, wait_s: float) -> Diagnostic:
     """The broker delivered a request, but no answer came within `wait_s` seconds."""
     what = f"{zone} is connected but did not answer within {wait_s:g} s"
-    hint = (
-        f"is {own_zone} a [[peer]] with exports in the node.toml of {zone}? Does the broker's access list let {own_zone} "
-        f"read the answers (bsfg broker config)? The log of {zone} names dropped requests"
-    )
+    hint = f"is {own_zone} a [[peer]] with exports in the node.toml of {zone}? The log of {zone} names dropped requests"
     return bad(what, hint, step="answer")
 
 

@@ -1,104 +1,90 @@
-"""The folder with all files of a machine's brokers, checked before it is written.
+"""The folder with all files of a broker, checked before it is written.
 
 `config` renders the texts. This module takes the certificates from the authority's folder and refuses files with which
 the broker would start but refuse all clients, or accept revoked certificates. Each file is replaced whole. Run as root,
 the files that the broker reads after it has dropped its privileges belong to its group; run as another user, they
-belong to that user. Starting and reloading the broker is not done here.
+belong to that user. Starting and restarting the broker is not done here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
-from collections.abc import Sequence
-from dataclasses import replace
+import stat
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from agent.replication import pki
 from agent.replication.broker.config import (
-    ACL_NAME,
     CA_NAME,
     CERT_NAME,
     CONFIG_NAME,
     CRL_NAME,
     KEY_NAME,
+    RIGHTS_NAME,
+    USER,
     BrokerPlan,
-    limits_for,
-    render_acl,
+    PeerLink,
+    TopologyError,
+    parse_config,
+    read_rights,
     render_config,
+    render_rights,
 )
-from agent.replication.broker.firewall import RULES_NAME, render_rules
-from agent.replication.broker.limits import Limits
-from agent.replication.broker.site import SITE_NAME, BrokerSite, read_site, render_site
 
+PLUGIN = "mosquitto_dynamic_security.so"
 _SECRET_MODE = 0o600
 _GROUP_MODE = 0o640
 
 
+@dataclass(frozen=True, slots=True)
 class BrokerFolder:
-    """The files of one broker process; configuration and access list are in the subfolder `process`, if it is
-    named."""
+    """The files of one broker."""
 
-    def __init__(self, folder: Path, process: str = "") -> None:
-        self.folder = folder
-        self.config_file, self.acl_file = folder / process / CONFIG_NAME, folder / process / ACL_NAME
-        self.ca_file, self.crl_file = folder / CA_NAME, folder / CRL_NAME
-        self.cert_file, self.key_file = folder / CERT_NAME, folder / KEY_NAME
+    folder: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / CONFIG_NAME
+
+    @property
+    def rights_file(self) -> Path:
+        return self.folder / RIGHTS_NAME
+
+    @property
+    def crl_file(self) -> Path:
+        return self.folder / CRL_NAME
+
+    def rights(self) -> tuple[tuple[PeerLink, ...], tuple[str, ...]]:
+        """Its links and denied zones; none if there are no files yet. Raises TopologyError, PkiError."""
+        if not self.rights_file.exists():
+            return (), ()
+        return read_rights(pki.read_file(self.rights_file).decode("utf-8", "replace"))
+
+    def settings(self) -> dict[str, str]:
+        """What its configuration says; empty without one. Raises PkiError."""
+        if not self.config_file.exists():
+            return {}
+        return parse_config(pki.read_file(self.config_file).decode("utf-8", "replace"))
 
 
-def read_site_file(folder: Path) -> BrokerSite | None:
-    """The site in `folder`, or None if there is none yet. Raises TopologyError, PkiError."""
-    file = folder / SITE_NAME
-    return read_site(pki.read_file(file).decode("utf-8", "replace")) if file.exists() else None
+def find_plugin(root: Path = Path("/usr/lib")) -> str:
+    """The path of Mosquitto's plugin on this machine. Raises TopologyError."""
+    if found := sorted([*root.glob(f"*/{PLUGIN}"), *root.glob(PLUGIN)]):
+        return str(found[0])
+    raise TopologyError(f"there is no {PLUGIN} below {root}: install Debian's mosquitto on this machine")
 
 
-def write_site(folder: Path, pki_folder: Path, before: BrokerSite | None, site: BrokerSite) -> tuple[BrokerFolder, ...]:
-    """Write the files of all processes of a site, the packet filter's rules, the service manager's limits and
-    broker.toml to `folder`. Configurations of processes that `before` has and `site` has not are removed.
+def write_broker(
+    folder: Path, pki_folder: Path, broker_name: str, links: Collection[PeerLink], plan: BrokerPlan | None = None
+) -> BrokerFolder:
+    """Write rights and certificates to `folder`, and with a plan the configuration.
 
     If any file is invalid nothing is written. Raises PkiError, TopologyError."""
-    rules, text = render_rules(site.processes), render_site(site)
-    written = _write(folder, pki_folder, site.broker, site.plans(str(folder.resolve())))
-    group = _group_of(site.user)
-    with pki.disk_errors(folder):
-        pki.write_file(folder / RULES_NAME, rules.encode(), 0o644, group)
-        for each in site.processes:
-            unit = folder / "systemd" / f"bsfg-broker@{each.name}.service.d"
-            unit.mkdir(parents=True, exist_ok=True)
-            pki.write_file(unit / "limits.conf", render_unit_limits(limits_for(each.links, each.connections)), 0o644)
-        pki.write_file(folder / SITE_NAME, text.encode(), 0o644, group)
-        names = {each.name for each in site.processes}
-        for each in before.processes if before is not None else ():
-            if each.name not in names:
-                gone = BrokerFolder(folder, each.name)
-                unit = folder / "systemd" / f"bsfg-broker@{each.name}.service.d" / "limits.conf"
-                for file in (gone.config_file, gone.acl_file, unit):
-                    file.unlink(missing_ok=True)
-                    with contextlib.suppress(OSError):  # it has other files, or is already gone
-                        file.parent.rmdir()
-    return written
-
-
-def write_broker_folder(folder: Path, pki_folder: Path, broker_name: str, plan: BrokerPlan) -> BrokerFolder:
-    """Write configuration, access list and certificates of one process to `folder`, as `write_site` does."""
-    here = replace(plan, folder=plan.folder or str(folder.resolve()))
-    (written,) = _write(folder, pki_folder, broker_name, (here,))
-    return written
-
-
-def render_unit_limits(limits: Limits) -> bytes:
-    """A drop-in for the service of one process, with limits that fit its configuration."""
-    return (
-        "# Generated by bsfg broker config; do not edit.\n[Service]\n"
-        f"LimitNOFILE={limits.files}\nMemoryHigh={limits.service_bytes}\n"
-        f"MemoryMax={limits.service_bytes + limits.service_bytes // 4}\n"
-    ).encode()
-
-
-def _write(folder: Path, pki_folder: Path, broker_name: str, plans: Sequence[BrokerPlan]) -> tuple[BrokerFolder, ...]:
+    files = BrokerFolder(folder)
     pki.check_zone(broker_name, "broker")
-    texts = [(render_config(plan), render_acl(plan.links)) for plan in plans]
+    rights, config = render_rights(links), None if plan is None else render_config(plan)
     cert_file = pki_folder / "brokers" / f"{broker_name}.pem"
     key_file = cert_file.with_suffix(".key")
     ca_file, crl_file = pki_folder / "ca.pem", pki_folder / "ca.crl"
@@ -107,26 +93,37 @@ def _write(folder: Path, pki_folder: Path, broker_name: str, plans: Sequence[Bro
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise pki.PkiError(f"the broker's files are not valid{listed}", "correct them first; nothing was written")
-    (user,) = {plan.user for plan in plans}
-    group = _group_of(user)
+    group = _group_of(files.settings().get("user", USER) if plan is None else plan.user)
     secret = _SECRET_MODE if group == -1 else _GROUP_MODE
-    shared = BrokerFolder(folder)
     with pki.disk_errors(folder):
-        _make_folder(folder, group)
-        for source, target, mode in (
-            (ca_file, shared.ca_file, 0o644),
-            (crl_file, shared.crl_file, 0o644),
-            (key_file, shared.key_file, secret),
-            (cert_file, shared.cert_file, 0o644),
+        if not folder.exists():
+            folder.mkdir(mode=0o750, parents=True)
+            os.chown(folder, -1, group)
+        for source, name, mode in (
+            (ca_file, CA_NAME, 0o644),
+            (crl_file, CRL_NAME, 0o644),
+            (key_file, KEY_NAME, secret),
+            (cert_file, CERT_NAME, 0o644),
         ):
-            pki.write_file(target, source.read_bytes(), mode, group)
-        written = tuple(BrokerFolder(folder, plan.process) for plan in plans)
-        for files, (config, acl) in zip(written, texts, strict=True):
-            _make_folder(files.config_file.parent, group)
-            pki.write_file(files.acl_file, acl.encode(), secret, group)
-            # Last, so that the files it names exist before it does.
+            pki.write_file(folder / name, source.read_bytes(), mode, group)
+        pki.write_file(files.rights_file, rights.encode(), secret, group)
+        if config is not None:  # last, so that the files it names exist before it does
             pki.write_file(files.config_file, config.encode(), 0o644, group)
-    return written
+    return files
+
+
+def deny_zones(config_file: Path, zones: Collection[str]) -> Path:
+    """Rewrite the rights so that these zones have none after the next start of the broker. Raises PkiError,
+    TopologyError."""
+    files = BrokerFolder(config_file.parent)
+    links, denied = files.rights()
+    if strangers := sorted(set(zones) - {zone for link in links for zone in (link.serving, link.asking)}):
+        raise TopologyError(f"{', '.join(strangers)}: not in {files.rights_file}, so without rights already")
+    there = files.rights_file.stat()
+    text = render_rights(links, {*denied, *zones})
+    with pki.disk_errors(files.folder):
+        pki.write_file(files.rights_file, text.encode(), stat.S_IMODE(there.st_mode), there.st_gid)
+    return files.rights_file
 
 
 def _group_of(user: str) -> int:
@@ -140,10 +137,3 @@ def _group_of(user: str) -> int:
             f"there is no user {user} on this machine",
             "install mosquitto first, or run this as the user that will run the broker, or name one with --user",
         ) from None
-
-
-def _make_folder(folder: Path, group: int) -> None:
-    if folder.exists():
-        return
-    folder.mkdir(mode=0o750, parents=True)
-    os.chown(folder, -1, group)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from agent.replication import pki
+from agent.replication.broker.config import PACKET_BYTES_MAX
 from agent.replication.broker.diagnosis import (
     ADD_LINK,
     USE_GENERATED,
@@ -33,7 +34,6 @@ from agent.replication.broker.diagnosis import (
     judge_timeout,
     note,
 )
-from agent.replication.broker.limits import PACKET_BYTES_MAX
 from agent.replication.broker.session import (
     WAIT_S,
     BrokerTarget,
@@ -44,7 +44,7 @@ from agent.replication.broker.session import (
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import NotAuthorized, PeerAbsent
 from agent.replication.protocol.messages import ListStreams
-from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
 
 ROUND_TRIPS = 9
 """Enough for a median that one slow answer does not change; ten milliseconds inside a plant."""
@@ -127,7 +127,9 @@ def _may_answer(session: Session, own_zone: str, zone: str) -> Diagnostic:
 def _ask(session: Session, own_zone: str, peer: Peer) -> Iterator[Diagnostic]:
     """Send one request and evaluate its answer, then measure round trips."""
     responses = response_topic(peer.zone, own_zone, _instance())
-    session.subscribe(responses)
+    if not session.subscribe(subscription_to(responses)):
+        yield bad(f"may not receive answers of {peer.zone}", ADD_LINK, step="rights")
+        return
     correlation = secrets.token_bytes(16)
     request, payload = request_topic(peer.zone, own_zone), encode_request(ListStreams())
     refused = session.publish(request, payload, responses, correlation)

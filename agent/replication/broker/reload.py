@@ -1,39 +1,51 @@
 """Make a running broker read its files again, after checking that they are valid.
 
-Mosquitto reads certificate, key, authorities, revocation list and access list at SIGHUP and reports little: without a
+Mosquitto reads certificate, key, authorities and revocation list at SIGHUP and reports little: without a
 readable revocation list it accepts revoked certificates, with an expired one it refuses all clients, and with a damaged
 certificate it keeps running and refuses all clients. So all files are checked first, as the user that runs the broker.
 If one is invalid no signal is sent, and the broker keeps what it has in memory. Afterwards a handshake proves that the
 broker uses the certificate in its file.
 
-Whether the broker has read the revocation list cannot be tested from outside without a revoked certificate.
+Whether the broker has read the revocation list cannot be tested from outside without a revoked certificate. The rights
+of zones are read at the start only, and open connections outlive a revocation, so `end_broker` lets the service manager
+start the broker again; nodes reconnect within seconds.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
-import re
-import shutil
 import signal
 import socket
 import ssl
 import stat
-import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 
 from agent.replication import pki
-from agent.replication.broker import config_lint
-from agent.replication.broker.config import CONFIG_NAME, PORT, USER
-from agent.replication.broker.diagnosis import Diagnostic, bad, bad_files, good, note
+from agent.replication.broker.config import CONFIG_NAME, PORT, USER, TopologyError, parse_config, read_rights
+from agent.replication.broker.diagnosis import USE_GENERATED, Diagnostic, bad, bad_files, good, note
 from agent.replication.broker.session import WAIT_S
 
-COUNTS_RIGHT_FROM = (2, 0, 12)
-"""Mosquitto's changes of that version: "Fix max_connections option not being correctly counted"."""
+FILES = ("cafile", "certfile", "keyfile", "crlfile", "plugin_opt_config_file")
+"""Settings that name a file of ours."""
+_WITHOUT = {
+    "cafile": "client certificates cannot be verified",
+    "certfile": "the broker has no certificate",
+    "keyfile": "the broker has no key",
+    "crlfile": "revoked certificates are accepted",
+    "plugin": "every zone has all rights",
+    "plugin_opt_config_file": "every zone has all rights",
+}
+_NEEDED = {
+    "tls_version": ("tlsv1.3", "clients with TLS 1.2 are accepted"),
+    "require_certificate": ("true", "clients without a certificate are accepted"),
+    "use_identity_as_username": ("true", "rights apply to no client"),
+    "allow_anonymous": ("false", "clients without a user name are accepted"),
+}
 
 ATTEMPTS_MAX = 20
 ATTEMPT_PAUSE_S = 0.25
@@ -53,15 +65,15 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
     """Check all files that a reload reads: present, readable for the broker's user, valid now, consistent."""
     now = now or datetime.now(UTC)
     try:
-        settings = config_lint.parse_config(pki.read_file(config_file).decode("utf-8", "replace"))
+        settings = parse_config(pki.read_file(config_file).decode("utf-8", "replace"))
     except pki.PkiError as error:
         yield bad(error.why, error.hint)
         return
-    config = list(config_lint.check_config(settings))
+    config = list(check_config(settings))
     yield from config
     if config:
         return
-    files = {name: Path(settings[name]) for name in config_lint.FILES}
+    files = {name: Path(settings[name]) for name in FILES}
     user = settings.get("user", USER)
     unreadable = list(_unreadable(files.values(), user))
     yield from unreadable
@@ -70,22 +82,22 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
     yield good(f"user {user} can read all {len(files)} files named in {config_file}")
     yield from _certificate_diagnostics(files["certfile"], files["keyfile"], files["cafile"], now)
     yield from _crl_diagnostics(files["crlfile"], files["cafile"], now)
-    yield from config_lint.check_memory(settings)
-    acl = list(config_lint.check_acl(pki.read_file(files["acl_file"]).decode("utf-8", "replace")))
-    yield from acl or [good("the access list is valid")]
+    try:
+        links, denied = read_rights(pki.read_file(files["plugin_opt_config_file"]).decode("utf-8", "replace"))
+    except TopologyError as error:
+        yield bad(str(error), "write it again: bsfg broker config FOLDER --link SERVING:ASKING ...")
+    else:
+        yield good(f"rights of {len(links)} links; denied: {', '.join(denied) or 'no zone'}")
 
 
-def check_program() -> Iterator[Diagnostic]:
-    """Report an installed Mosquitto that miscounts its connections. It is only a note, because the generated packet
-    filter rules and the unit's limit of open files replace its count."""
-    program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        return
-    printed = subprocess.run([program, "-h"], capture_output=True, text=True, timeout=WAIT_S, check=False).stdout
-    found = re.search(r"mosquitto version (\d+)\.(\d+)\.(\d+)", printed)
-    if found is not None and tuple(map(int, found.groups())) < COUNTS_RIGHT_FROM:
-        what = f"{found[0]} admits one more connection than max_connections for each one that ended"
-        yield note(what, "load the packet filter rules (firewall.nft) and copy the limits for systemd, or use 2.0.12")
+def check_config(settings: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """Settings whose absence would disable certificate checks, revocation or the rights of zones."""
+    for name, effect in _WITHOUT.items():
+        if not settings.get(name, "").startswith("/"):
+            yield bad(f"no {name} with an absolute path: {effect}", USE_GENERATED)
+    for name, (value, effect) in _NEEDED.items():
+        if settings.get(name) != value:
+            yield bad(f"{name} is {settings.get(name, 'not set')}: {effect}", USE_GENERATED)
 
 
 def reload_broker(config_file: Path, pid: int | None, pause: Callable[[float], None]) -> Iterator[Diagnostic]:
@@ -97,40 +109,31 @@ def reload_broker(config_file: Path, pid: int | None, pause: Callable[[float], N
         hint = "the broker keeps its present files; correct them and reload again"
         yield bad("no signal was sent to the broker", hint)
         return
+    sent = _signal(config_file, pid, signal.SIGHUP)
+    yield sent
+    if not sent.is_bad:
+        yield _verify_certificate(config_file, pause)
+
+
+def end_broker(config_file: Path, pid: int | None) -> Diagnostic:
+    """End the broker, so that its service starts it again, with the present rights and without its connections."""
+    return _signal(config_file, pid, signal.SIGTERM)
+
+
+def _signal(config_file: Path, pid: int | None, number: signal.Signals) -> Diagnostic:
+    """Send a signal to `pid`, or to the broker that runs with this configuration."""
     if pid is None:
         running = find_brokers(config_file)
         if len(running) != 1:
             what = f"{len(running) or 'no'} broker{'s' * (len(running) != 1)} with {config_file} on this machine"
-            yield bad(f"{what}, so no signal was sent", "start it, or name its process: --pid NUMBER")
-            return
+            return bad(f"{what}, so no signal was sent", "start it, or name its process: --pid NUMBER")
         (pid,) = running
     try:
-        os.kill(pid, signal.SIGHUP)
+        os.kill(pid, number)
     except OSError as error:
         hint = "run this as root or as the broker's user, and with the number of its process"
-        yield bad(f"SIGHUP could not be sent to {pid}: {error.strerror}", hint)
-        return
-    yield good(f"sent SIGHUP to broker {pid}")
-    yield _verify_certificate(config_file, pause)
-
-
-def deny_zones(config_file: Path, zones: Sequence[str]) -> Path:
-    """Rewrite the access list so that these zones have no rights after the next reload. Raises PkiError."""
-    for zone in zones:
-        pki.check_zone(zone)
-    settings = config_lint.parse_config(pki.read_file(config_file).decode("utf-8", "replace"))
-    acl_file = Path(settings.get("acl_file", ""))
-    before = pki.read_file(acl_file).decode()
-    there = acl_file.stat()
-    after = config_lint.without_zones(before, zones)
-    if after != before:
-        try:
-            pki.write_file(acl_file, after.encode(), stat.S_IMODE(there.st_mode), there.st_gid)
-        except OSError as error:
-            raise pki.PkiError(
-                f"cannot write {acl_file}: {error.strerror}", "run this as the folder's owner"
-            ) from error
-    return acl_file
+        return bad(f"{number.name} could not be sent to {pid}: {error.strerror}", hint)
+    return good(f"sent {number.name} to broker {pid}")
 
 
 def find_brokers(config_file: Path) -> list[int]:
@@ -230,7 +233,7 @@ def _may(there: os.stat_result, uid: int, groups: set[int], need: int) -> bool:
 
 def _verify_certificate(config_file: Path, pause: Callable[[float], None]) -> Diagnostic:
     """Whether the broker presents the certificate in its file."""
-    settings = config_lint.parse_config(pki.read_file(config_file).decode("utf-8", "replace"))
+    settings = parse_config(pki.read_file(config_file).decode("utf-8", "replace"))
     port, _, host = settings.get("listener", str(PORT)).partition(" ")
     wanted = pki.load_certificates(Path(settings["certfile"]))[0].public_bytes(serialization.Encoding.DER)
     reason = ""

@@ -192,10 +192,10 @@ class Session:
             return error
         return None
 
-    def subscribe(self, topic: str) -> None:
-        """Subscribe and wait for the acknowledgement, which every broker sends, for forbidden topics too. Raises
-        ConnectionLost."""
-        self._runner.run(self._open().subscribe([topic]))
+    def subscribe(self, topic: str) -> bool:
+        """Subscribe and wait for the acknowledgement. Returns whether it was granted; some brokers grant forbidden
+        topics too. Raises ConnectionLost."""
+        return not self._runner.run(self._open().subscribe([topic]))
 
     def take(self, topic: str, correlation: bytes, wait_s: float) -> Received | None:
         """The message with this topic and correlation, if it arrives within `wait_s` seconds."""

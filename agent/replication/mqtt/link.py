@@ -1,8 +1,9 @@
 """The permanent link to one broker: connects, reconnects after any loss, and routes messages by topic.
 
 A node has one `Link` per broker, shared by its servers and requesters. Routes are fixed before `run` starts; a route is
-one exact topic and a handler that must not block. A lost broker is logged once, and once more when it is back, however
-many attempts failed in between.
+one exact topic and a handler that must not block. Subscribed are the few filters that bring these topics of all peers,
+and answers to other instances with the same slot, which are ignored. A lost broker is logged once, and once more when
+it is back, however many attempts failed in between.
 
 A new certificate is tried on a second connection. The old connection is closed only after the broker has accepted the
 new one, which costs one reconnect: pending answers are requested again. If the broker refuses the new certificate, the
@@ -16,6 +17,7 @@ import contextlib
 import logging
 import random
 import re
+import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,12 +27,12 @@ from agent.replication.mqtt.transport import Connection
 from agent.replication.pki import Identity, PkiError
 from agent.replication.protocol.errors import ConnectionLost, ConnectionRefused, ReplicationError
 from agent.replication.protocol.pacing import backoff_ms
+from agent.replication.protocol.topics import subscription_to
 
 RETRY_MS_MIN, RETRY_MS_MAX = 500, 5_000
 """Wait between two attempts in ms. A returned broker is found within seconds. 500 nodes without a broker make 130
 attempts a second, one SYN and its refusal each; because half of the wait is random, they reconnect over two and a half
 seconds."""
-ROUTES_MAX = 1024
 REASONS_LOGGED_MAX = 16
 """Different reasons logged during one outage, so that a library that words each error differently cannot fill the
 log."""
@@ -74,7 +76,9 @@ class Link:
         self._is_identity_unusable = False
         self.connection: Connection | None = None
         self._chance = chance
+        self.instance = secrets.token_hex(8)  # of this node, for the answers of all peers
         self._routes: dict[str, Callable[[Incoming], None]] = {}
+        self._subscriptions = set[str]()
         self._watchers: list[tuple[Callable[[], None], Callable[[str], None]]] = []
         self._up = asyncio.Event()
         self._connects = 0
@@ -87,13 +91,12 @@ class Link:
         """Call `handler` with each message on `topic`. The handler must neither block nor raise."""
         assert not self._is_running, "routes are fixed before the link runs"
         assert topic not in self._routes, topic
-        assert len(self._routes) < ROUTES_MAX
         self._routes[topic] = handler
+        self._subscriptions.add(subscription_to(topic))
 
     def watch(self, on_up: Callable[[], None], on_down: Callable[[str], None]) -> None:
         """Call `on_up` after each connect, when all topics are subscribed, and `on_down` with the reason when it is
         lost."""
-        assert len(self._watchers) < ROUTES_MAX
         self._watchers.append((on_up, on_down))
         if self.connection is not None:
             on_up()
@@ -135,9 +138,11 @@ class Link:
             try:
                 if connection is None:
                     connection = await self._open()
-                await connection.subscribe(list(self._routes))
+                refused = await connection.subscribe(sorted(self._subscriptions))
                 tries = 0
                 self._note_up(connection)
+                for topic in refused:
+                    _log.warning("subscription_refused", extra={"broker": self.access.name, "topic": topic})
                 await self._wait_until_over(connection)
             except ReplicationError as error:  # not connected, or lost while subscribing
                 self._note_failure(error)
@@ -156,7 +161,7 @@ class Link:
         self._is_running = True
         connection = await Connection.open(self.access, self._dispatch)
         try:
-            await connection.subscribe(list(self._routes))
+            await connection.subscribe(sorted(self._subscriptions))
             self.connection = connection
             yield
         finally:

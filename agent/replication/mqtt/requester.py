@@ -56,8 +56,7 @@ class Requester:
         self.link = link
         own_zone = link.access.zone
         self._request_topic = request_topic(peer_zone, own_zone)
-        self._instance = secrets.token_hex(8)
-        self._response_topic = response_topic(peer_zone, own_zone, self._instance)
+        self._response_topic = response_topic(peer_zone, own_zone, link.instance)
         self._open: OrderedDict[bytes, OnAnswer] = OrderedDict()
         link.route(self._response_topic, self._answered)
 
@@ -125,7 +124,7 @@ class Requester:
         return why
 
     def _place(self, correlation: bytes) -> MessagePlace:
-        return MessagePlace(self.peer_zone, self.link.access.zone, self._instance, correlation)
+        return MessagePlace(self.peer_zone, self.link.access.zone, self.link.instance, correlation)
 
 
 def _opened(arrived: ArrivedAnswer) -> Reply | PeerRefused | MalformedMessage:

@@ -98,7 +98,7 @@ class Connection:
         self.connack: Properties | None = None
         """What the broker announced when it accepted the session."""
         self._connack: asyncio.Future[None] = self._loop.create_future()
-        self._suback: dict[int, asyncio.Future[None]] = {}
+        self._suback: dict[int, asyncio.Future[list[ReasonCode]]] = {}
         self._unacknowledged_max = REQUESTS_UNACKNOWLEDGED_MAX
         self._unacknowledged: dict[int, _Outgoing] = {}
         self._outgoing: deque[_Outgoing] = deque()  # tidy: bounded in bytes by _offer
@@ -142,26 +142,27 @@ class Connection:
         """Bytes that wait to be sent, behind the message that is being written."""
         return self._outgoing_bytes
 
-    async def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe and wait for the acknowledgement, which does not prove the right: brokers grant forbidden topics
-        too."""
+    async def subscribe(self, topics: Sequence[str]) -> list[str]:
+        """Subscribe and wait for the acknowledgement. Returns the topics that the broker has refused; some brokers
+        grant forbidden topics too, and deliver nothing."""
         if not topics or self._socket is None:
-            return
+            return []
         options = [
             (topic, SubscribeOptions(qos=0, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)) for topic in topics
         ]
         code, identifier = self._client.subscribe(options)
         if code != MQTTErrorCode.MQTT_ERR_SUCCESS or identifier is None:
             raise ConnectionLost(str(self._access), f"subscribing failed: {code.name}")
-        granted = self._suback[identifier] = self._loop.create_future()
+        answered = self._suback[identifier] = self._loop.create_future()
         self._flush()
         try:
             async with timeout(SUBACK_S_MAX):
-                await granted
+                reasons = await answered
         except TimeoutError as error:
             raise ConnectionLost(str(self._access), f"no SUBACK in {SUBACK_S_MAX:g} s") from error
         finally:
             self._suback.pop(identifier, None)
+        return [topic for topic, reason in zip(topics, reasons, strict=False) if reason.is_failure]
 
     async def close(self) -> None:
         """Send DISCONNECT and end the connection."""
@@ -324,10 +325,12 @@ class Connection:
             self._flush()
             self._loop.call_later(1.0, self._tick)
 
-    def _on_subscribe(self, _client: Client, _data: Any, identifier: int, _reasons: Any, _properties: Any) -> None:
-        granted = self._suback.get(identifier)
-        if granted is not None and not granted.done():
-            granted.set_result(None)
+    def _on_subscribe(
+        self, _client: Client, _data: Any, identifier: int, reasons: list[ReasonCode], _properties: Any
+    ) -> None:
+        answered = self._suback.get(identifier)
+        if answered is not None and not answered.done():
+            answered.set_result(reasons)
 
     def _on_acknowledged(self, identifier: int, reason: ReasonCode) -> None:
         message = self._unacknowledged.pop(identifier, None)
@@ -372,7 +375,7 @@ class Connection:
     def _fail_pending(self) -> None:
         """Fail all pending futures with the reason."""
         error = self.closed.result()
-        waiting = [self._connack, *self._suback.values()]
+        waiting: list[asyncio.Future[Any]] = [self._connack, *self._suback.values()]
         waiting += [message.acknowledged for message in self._unacknowledged.values() if message.acknowledged]
         waiting += [message.acknowledged for message in self._outgoing if message.acknowledged]
         self._unacknowledged.clear()

@@ -129,7 +129,7 @@ def publish_error(topic: str, reason: ReasonCode) -> TransportError | None:
     if reason.value == _NO_MATCHING_SUBSCRIBERS:
         return PeerAbsent(topic, "no node serves it now", "Is the peer running and connected?")
     if reason.value == _NOT_AUTHORIZED:
-        return NotAuthorized(topic, "the broker's access list forbids it", _link_hint(topic))
+        return NotAuthorized(topic, "the broker's rights forbid it", _link_hint(topic))
     return TransportError(topic, f"the broker refused it: {reason}") if reason.is_failure else None
 
 

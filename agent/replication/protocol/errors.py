@@ -14,7 +14,7 @@ Exceptions:
             ConnectionRefused   the broker closed before CONNACK, or refused the session (retry slowly)
             ConnectionLost      the connection ended during a request (retry)
             PeerAbsent          the request topic has no subscriber (retry)
-            NotAuthorized       the broker's access list forbids the topic (final: configuration)
+            NotAuthorized       the broker's rights forbid the topic (final: configuration)
             MessageTooLarge     the message exceeds the broker's packet size (final for this message)
             OutgoingFull        this node's outgoing queue is full (retry)
             UnprovenAnswer      no signature proves that the peer sent the answer (retry)
@@ -232,7 +232,7 @@ class PeerAbsent(TransportError):
 
 
 class NotAuthorized(TransportError):
-    """The broker's access list forbids the topic (PUBACK 0x87)."""
+    """The broker's rights forbid the topic (PUBACK 0x87)."""
 
     retryable = False
 

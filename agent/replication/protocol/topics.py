@@ -1,8 +1,10 @@
 """MQTT topics of the protocol, and the checks that make them proof of a message's sender.
 
-A request goes to `bsfg/1/<serving zone>/<asking zone>/req`, its answer to `bsfg/1/<serving zone>/<asking
-zone>/rsp/<instance>`. The broker lets a zone publish only under its own name, so the asking zone in a *request topic*
-is proven, and no other field of a message is. An answer must therefore go to a topic built from the proven zone:
+A request goes to `bsfg/1/<serving zone>/<asking zone>/req`, its answer to
+`bsfg/1/<serving zone>/<asking zone>/rsp/<slot>/<instance>`. An instance is one running process; its slot, a hex digit,
+is what it subscribes to: the broker allows a zone sixteen subscriptions for answers, and not one for each instance it
+could name. The broker lets a zone publish only under its own name, so the asking zone in a *request topic* is proven,
+and no other field of a message is. An answer must therefore go to a topic built from the proven zone:
 `check_response_topic` compares, and a request with any other response topic gets no answer, because answering would
 make this node publish where the requester may not.
 """
@@ -17,6 +19,8 @@ from agent.replication.protocol.errors import MalformedMessage
 ROOT = "bsfg/1"
 TOPIC_BYTES_MAX = 200
 """Longest accepted topic; two zones of 32, an instance of 40 characters and the fixed levels stay far below."""
+
+SLOTS = "0123456789abcdef"
 
 _ZONE = re.compile(r"[a-z0-9-]{1,32}")
 _INSTANCE = re.compile(r"[a-z0-9-]{1,40}")
@@ -52,7 +56,31 @@ def response_topic(serving_zone: str, asking_zone: str, instance: str) -> str:
     assert is_zone(serving_zone), serving_zone
     assert is_zone(asking_zone), asking_zone
     assert is_instance(instance), instance
-    return f"{ROOT}/{serving_zone}/{asking_zone}/rsp/{instance}"
+    return f"{ROOT}/{serving_zone}/{asking_zone}/rsp/{slot_of(instance)}/{instance}"
+
+
+def slot_of(instance: str) -> str:
+    """The slot that an instance of ours uses: its last character, which is random."""
+    return instance[-1] if instance[-1] in SLOTS else SLOTS[0]
+
+
+def request_filter(serving_zone: str) -> str:
+    """The subscription of a zone that serves."""
+    assert is_zone(serving_zone), serving_zone
+    return f"{ROOT}/{serving_zone}/+/req"
+
+
+def response_filter(asking_zone: str, slot: str) -> str:
+    """The subscription of an instance for answers of every zone."""
+    assert is_zone(asking_zone), asking_zone
+    assert slot in SLOTS, slot
+    return f"{ROOT}/+/{asking_zone}/rsp/{slot}/+"
+
+
+def subscription_to(topic: str) -> str:
+    """The subscription that brings a topic of `request_topic` or `response_topic`."""
+    _, _, serving, asking, kind, *rest = topic.split("/")
+    return request_filter(serving) if kind == "req" else response_filter(asking, rest[0])
 
 
 def parse_request_topic(topic: str) -> RequestTopic:
@@ -67,9 +95,13 @@ def parse_request_topic(topic: str) -> RequestTopic:
 def check_response_topic(topic: str, serving_zone: str, asking_zone: str) -> str:
     """The instance in `topic`. Raises MalformedMessage unless it is a response topic of exactly these two zones.
 
-    The instance is the only variable part: wildcards, other zones, further levels and overlong names are refused.
+    Slot and instance are the only variable parts: wildcards, other zones, further levels and overlong names are
+    refused.
     """
-    prefix = f"{ROOT}/{serving_zone}/{asking_zone}/rsp/"
-    if len(topic) <= TOPIC_BYTES_MAX and topic.startswith(prefix) and is_instance(topic[len(prefix) :]):
-        return topic[len(prefix) :]
+    levels = topic.split("/") if len(topic) <= TOPIC_BYTES_MAX else []
+    match levels:
+        case ["bsfg", "1", serving, asking, "rsp", slot, instance] if (
+            (serving, asking) == (serving_zone, asking_zone) and slot in tuple(SLOTS) and is_instance(instance)
+        ):
+            return instance
     raise MalformedMessage(f"response topic {topic[:TOPIC_BYTES_MAX]!r} is not one of {asking_zone} at {serving_zone}")

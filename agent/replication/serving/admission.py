@@ -29,6 +29,7 @@ class Caller:
     zone: str
     instance: str
     correlation: bytes
+    answer_to: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def check_arrival(incoming: Incoming, own_zone: str, peer_zones: frozenset[str])
     correlation = incoming.correlation or b""
     if not CORRELATION_BYTES_MIN <= len(correlation) <= CORRELATION_BYTES_MAX:
         return Drop(DropReason.BAD_CORRELATION)
-    return Caller(topic.asking_zone, instance, correlation)
+    return Caller(topic.asking_zone, instance, correlation, incoming.response_topic)
 
 
 def check_consumer_name(name: str, asking_zone: str) -> Refuse | None:

@@ -32,7 +32,7 @@ from agent.replication.protocol.messages import (
     operation_of,
 )
 from agent.replication.protocol.ports import ServingStore
-from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.protocol.topics import request_topic
 from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.latest_page import LookUp
@@ -285,9 +285,8 @@ class Server:
             payload = sign_answer(signer, self._place(caller), answer, signers_known)
         else:
             payload = b"".join(answer)
-        topic = response_topic(self._store.zone, caller.zone, caller.instance)
         self._bytes_sent += len(payload)
-        self._context.send(caller.zone, topic, payload, caller.correlation)
+        self._context.send(caller.zone, caller.answer_to, payload, caller.correlation)
 
     def _not_sent(self, zone: str, error: TransportError) -> None:
         """Count an answer that was not sent; the requester asks again."""

@@ -39,7 +39,7 @@ def test_check_makes_a_round_trip(zones: Zones) -> None:
         server.client.publish(message.properties.ResponseTopic, b"{}", properties=properties)
 
     server.client.on_message = answer
-    server.subscribe("bsfg/1/plant-a/idmz/req")
+    server.listen()
     assert "plant-a answered a request" in [diagnostic.what for diagnostic in _diagnostics(zones.broker, "idmz")]
 
 
@@ -48,7 +48,13 @@ def test_check_makes_a_round_trip(zones: Zones) -> None:
     "spoiled,says",
     [
         (
-            {"acl_file": "", "retain_available": "true", "max_packet_size": "", "tls_version": "tlsv1.2"},
+            {
+                "plugin": "",
+                "plugin_opt_config_file": "",
+                "retain_available": "true",
+                "max_packet_size": "",
+                "tls_version": "tlsv1.2",
+            },
             {
                 "idmz may send requests in another zone's name (accepted, no subscriber)",
                 "idmz may read requests made to plant-a",
@@ -92,6 +98,7 @@ def test_check_names_a_missing_link(tmp_path: Path) -> None:
         for zone, what in (
             ("idmz", "idmz may send requests to plant-a: failed"),
             ("plant-a", "plant-a may answer idmz: failed"),
+            ("plant-a", "plant-a may not receive requests"),
         ):
             bad = [diagnostic.what for diagnostic in _diagnostics(broker, zone) if diagnostic.outcome is Outcome.BAD]
             assert [each for each in bad if each.startswith(what)], bad

@@ -1,5 +1,7 @@
-"""The generated access list and configuration as texts."""
+"""The generated rights and configuration as texts."""
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,76 +39,94 @@ def test_parse_link_refuses(text: str) -> None:
         plan.parse_link(text)
 
 
-def test_acl_text() -> None:
-    """The access list is what a person would write: one block per zone, with only its peers."""
-    acl = plan.render_acl([PeerLink("plant-a", "idmz")])
-    assert [line for line in acl.splitlines() if line and not line.startswith("#")] == [
-        "user idmz",
-        "topic write bsfg/1/plant-a/idmz/req",
-        "topic read bsfg/1/plant-a/idmz/rsp/+",
-        "user plant-a",
-        "topic write bsfg/1/plant-a/idmz/rsp/+",
-        "topic read bsfg/1/plant-a/idmz/req",
-    ]
-
-
 _zones = st.sampled_from(["a", "b", "c", "plant-1", "idmz"])
 _links = st.lists(st.builds(PeerLink, _zones, _zones).filter(lambda link: link.serving != link.asking), min_size=1)
+SLOTS = "0123456789abcdef"
 
 
 @given(_links, st.randoms(use_true_random=False))
-def test_acl_grants_the_links_and_nothing_else(links: list[PeerLink], random: Any) -> None:
-    """For any topology and any order of its links, the text grants exactly four rights for each link, without pattern
-    or deny."""
-    acl = plan.render_acl(links)
+def test_rights_are_those_of_the_links_and_nothing_else(links: list[PeerLink], random: Any) -> None:
+    """For any topology and any order of its links, each zone may publish what its links say, and subscribe, letter by
+    letter, to its requests and to its answers in sixteen slots. All else is denied, and the links can be read back."""
+    text = plan.render_rights(links)
     again = links * 2
     random.shuffle(again)
-    assert plan.render_acl(again) == acl
-    granted = set()
-    user = ""
-    for line in acl.splitlines():
-        match line.split(" "):
-            case ["user", user]:
-                pass
-            case ["topic", access, topic]:
-                granted.add((user, access, topic))
-            case _:
-                assert line == "" or line.startswith("#"), line
+    assert plan.render_rights(again) == text
+    assert plan.read_rights(text) == (tuple(sorted(set(links))), ())
+    found = json.loads(text)
+    assert (found["defaultACLAccess"]["publishClientSend"], found["defaultACLAccess"]["subscribe"]) == (False, False)
+    roles = {role["rolename"]: role["acls"] for role in found["roles"]}
+    granted = {
+        (client["username"], rule["acltype"], rule["topic"])
+        for client in found["clients"]
+        for role in client["roles"]
+        for rule in roles[role["rolename"]]
+    }
     meant = set()
-    for link in links:
-        topic = f"bsfg/1/{link.serving}/{link.asking}"
-        meant |= {(link.asking, "write", f"{topic}/req"), (link.serving, "read", f"{topic}/req")}
-        meant |= {(link.serving, "write", f"{topic}/rsp/+"), (link.asking, "read", f"{topic}/rsp/+")}
+    for serving, asking in {(link.serving, link.asking) for link in links}:
+        meant |= {
+            (asking, "publishClientSend", f"bsfg/1/{serving}/{asking}/req"),
+            (serving, "publishClientSend", f"bsfg/1/{serving}/{asking}/rsp/+/+"),
+            (serving, "subscribeLiteral", f"bsfg/1/{serving}/+/req"),
+            *((asking, "subscribeLiteral", f"bsfg/1/+/{asking}/rsp/{slot}/+") for slot in SLOTS),
+        }
     assert granted == meant
+    assert all(rule["allow"] for rules in roles.values() for rule in rules)
+
+
+@given(_links, st.sets(_zones))
+def test_a_denied_zone_has_no_role(links: list[PeerLink], denied: set[str]) -> None:
+    """Denied zones are clients without a role; their links stay, and both can be read back."""
+    known = denied & set(plan.zones_of(links))
+    text = plan.render_rights(links, denied)
+    assert {client["username"] for client in json.loads(text)["clients"] if not client["roles"]} == known
+    assert plan.read_rights(text) == (tuple(sorted(set(links))), tuple(sorted(known)))
+
+
+@pytest.mark.parametrize(
+    "spoil,says",
+    [
+        (lambda _: "", "is damaged"),
+        (lambda _: "[]", "is damaged"),
+        (lambda text: text.replace('"roles"', '"rules"'), "is damaged"),
+        (lambda text: text.replace('"allow": true', '"allow": false', 1), "changed by hand"),
+        (lambda text: text.replace("subscribeLiteral", "subscribePattern", 1), "changed by hand"),
+        (lambda text: text.replace("bsfg/1/plant-a/+/req", "#"), "changed by hand"),
+    ],
+)
+def test_rights_that_are_not_ours(spoil: Callable[[str], str], says: str) -> None:
+    """A file that was damaged or changed is named, and not taken for a list of links."""
+    with pytest.raises(TopologyError, match=says):
+        plan.read_rights(spoil(plan.render_rights(LINKS)))
+
+
+def test_a_list_without_end_is_refused() -> None:
+    """More links than any site has are a script's mistake."""
+    with pytest.raises(TopologyError, match="at most 8192"):
+        plan.render_rights([PeerLink("a", f"b{number}") for number in range(plan.LINKS_MAX + 1)])
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"links": ()},
-        {"links": (PeerLink("a", "b\nuser c"),)},
-        {"links": (PeerLink("a", "a"),)},
-        {"links": tuple(PeerLink("a", f"b{number}") for number in range(plan.LINKS_MAX + 1))},
         {"folder": "relative"},
         {"folder": "/a\nallow_anonymous true"},
         {"folder": "/a "},
         {"folder": "/" + "a" * plan.PATH_CHARACTERS_MAX},
+        {"plugin": "plugin.so"},
+        {"plugin": "/a\nlistener 1883"},
         {"host": "127.0.0.1\nlistener 1883"},
         {"host": "a b"},
         {"user": ""},
         {"user": "root\npersistence true"},
         {"port": 0},
         {"port": 65536},
-        {"connections": 1},
-        {"connections": 513},
-        {"process": "../elsewhere"},
-        {"process": "idmz.plant-a\nuser root"},
     ],
 )
 def test_config_refuses(change: dict[str, Any]) -> None:
     """Values out of range, or that could add a line, are refused."""
     with pytest.raises(TopologyError):
-        plan.render_config(BrokerPlan(**{"links": LINKS, "folder": "/etc/mosquitto/bsfg", **change}))
+        plan.render_config(BrokerPlan(**{"folder": "/etc/mosquitto/bsfg/idmz", "plugin": "/p.so", **change}))
 
 
 @pytest.mark.parametrize(
@@ -119,8 +139,9 @@ def test_config_refuses(change: dict[str, Any]) -> None:
         "allow_anonymous false",
         "persistence false",
         "retain_available false",
-        "crlfile /etc/mosquitto/bsfg/zones.crl",
-        "acl_file /etc/mosquitto/bsfg/acl",
+        "crlfile /etc/mosquitto/bsfg/idmz/zones.crl",
+        "plugin /usr/lib/p.so",
+        "plugin_opt_config_file /etc/mosquitto/bsfg/idmz/rights.json",
         "max_qos 1",
         "user mosquitto",
         "listener 8883",
@@ -128,7 +149,7 @@ def test_config_refuses(change: dict[str, Any]) -> None:
 )
 def test_each_protective_setting_appears_once(line: str) -> None:
     """Each protective setting appears exactly once, and no setting appears twice, so that none overrides another."""
-    config = plan.render_config(BrokerPlan(links=LINKS, folder="/etc/mosquitto/bsfg/"))
+    config = plan.render_config(BrokerPlan("/etc/mosquitto/bsfg/idmz/", "/usr/lib/p.so"))
     settings = [each for each in config.splitlines() if each and not each.startswith("#")]
     assert settings.count(line) == 1
     names = [each.split(" ")[0] for each in settings if not each.startswith("log_type ")]

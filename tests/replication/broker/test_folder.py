@@ -1,6 +1,7 @@
 """The broker's folder: refused if a file is not valid, readable for the broker's user."""
 
 import contextlib
+import json
 import os
 import pwd
 import shutil
@@ -9,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from agent.cli import bsfg
 from agent.replication import pki
 from agent.replication.broker import config as plan
-from agent.replication.broker.config import BrokerPlan
-from agent.replication.broker.folder import write_broker_folder
+from agent.replication.broker.config import BrokerPlan, PeerLink, TopologyError
+from agent.replication.broker.folder import BrokerFolder, deny_zones, find_plugin, write_broker
 from tests.replication.broker.zones import (
     BROKER,
     LINKS,
@@ -47,8 +50,78 @@ def test_a_folder_with_an_invalid_file_is_not_written(
     pki.issue_zone(pki_folder, "idmz", NOW)
     spoil(pki_folder)
     with pytest.raises(pki.PkiError, match=says):
-        write_broker_folder(target, pki_folder, "test", BrokerPlan(links=LINKS, folder="", user=own_user()))
+        write_broker(target, pki_folder, "test", LINKS, BrokerPlan(str(target), "/plugin.so", user=own_user()))
     assert not target.exists()
+
+
+@pytest.fixture
+def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an authority and the broker's certificate, to work in."""
+    pki.create_authority(tmp_path / "pki", NOW)
+    pki.issue_broker(tmp_path / "pki", "idmz", ["localhost"], NOW)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _config(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(bsfg, ["broker", "config", "etc/idmz", "--pki", "pki", *words])
+    return result.exit_code, result.output + str(result.exception or "")
+
+
+def test_a_new_link_leaves_the_others_and_the_operators_file(authority: Path) -> None:
+    """bsfg broker config with only a new link keeps the earlier ones and prints the difference; a link is removed only
+    on request; mosquitto.conf is written once and keeps what was changed in it."""
+    code, said = _config("--user", own_user(), "--link", "plant-a:idmz", "--port", "8884")
+    assert (code, "+ link plant-a:idmz" in said, "enable --now bsfg-broker@idmz" in said) == (0, True, True)
+    files = BrokerFolder(authority / "etc/idmz")
+    with files.config_file.open("a") as config:
+        config.write("# mine\n")
+    code, said = _config("--link", "idmz:enterprise")
+    assert (code, [line for line in said.splitlines() if line[0] in "+-"]) == (0, ["+ link idmz:enterprise"])
+    assert "restart bsfg-broker@idmz" in said
+    assert files.rights()[0] == (PeerLink("idmz", "enterprise"), PeerLink("plant-a", "idmz"))
+    assert files.settings()["listener"] == "8884"
+    assert files.config_file.read_text().endswith("# mine\n")
+
+    before = {file: file.read_bytes() for file in files.folder.iterdir()}
+    code, said = _config("--remove-link", "idmz:enterprise", "--dry-run")
+    assert (code, "- link idmz:enterprise" in said) == (0, True)
+    assert {file: file.read_bytes() for file in files.folder.iterdir()} == before
+    code, said = _config("--remove-link", "idmz:enterprise", "--json")
+    assert json.loads(said)["links"] == ["plant-a:idmz"]
+    assert files.rights()[0] == (PeerLink("plant-a", "idmz"),)
+
+
+@pytest.mark.parametrize(
+    "words,says",
+    [
+        ((), "no links"),
+        (("--link", "plant-a:idmz", "--remove-link", "plant-b:idmz"), "plant-b:idmz: not among the links"),
+        (("--link", "plant-a:idmz", "--user", "root\nlistener 1"), "cannot stand in one line"),
+        (("--link", "plant-a:idmz", "--name", "other"), "brokers/other.pem"),
+    ],
+)
+def test_wrong_usage_writes_nothing(authority: Path, words: tuple[str, ...], says: str) -> None:
+    """Each mistake is named, and no file is written."""
+    code, said = _config(*words)
+    assert code != 0
+    assert says in said
+    assert not (authority / "etc").exists()
+
+
+def test_a_denied_zone_is_restored_only_with_its_links(authority: Path) -> None:
+    """A denial takes the rights of a zone and keeps its links, mode and group of the file; the next configuration says
+    that it gives them back. A zone that is not there is named."""
+    _config("--user", own_user(), "--link", "plant-a:idmz", "--link", "idmz:enterprise")
+    files = BrokerFolder(authority / "etc/idmz")
+    files.rights_file.chmod(0o640)
+    deny_zones(files.config_file, ["enterprise"])
+    assert files.rights() == ((PeerLink("idmz", "enterprise"), PeerLink("plant-a", "idmz")), ("enterprise",))
+    assert files.rights_file.stat().st_mode & 0o777 == 0o640
+    with pytest.raises(TopologyError, match="stranger: not in"):
+        deny_zones(files.config_file, ["stranger"])
+    assert "+ rights of enterprise, which was denied" in _config()[1]
+    assert files.rights()[1] == ()
 
 
 def test_folder_names_a_missing_user(tmp_path: Path) -> None:
@@ -58,8 +131,8 @@ def test_folder_names_a_missing_user(tmp_path: Path) -> None:
     pki.create_authority(tmp_path / "pki", NOW)
     pki.issue_broker(tmp_path / "pki", "test", ["localhost"], NOW)
     with pytest.raises(pki.PkiError, match="no user nobody-at-all"):
-        write_broker_folder(
-            tmp_path / "b", tmp_path / "pki", "test", BrokerPlan(links=LINKS, folder="", user="nobody-at-all")
+        write_broker(
+            tmp_path / "b", tmp_path / "pki", "test", LINKS, BrokerPlan("/b", "/plugin.so", user="nobody-at-all")
         )
 
 
@@ -76,11 +149,11 @@ def test_the_broker_runs_as_its_own_user() -> None:
         folder = Path(name)
         folder.chmod(0o755)  # the way to the broker's own folder, which is closed to others
         with Mosquitto.started(folder) as broker:
-            own = BrokerPlan(links=LINKS, folder="", host=HOST, port=broker.port)
+            own = BrokerPlan(str(broker.files.folder), find_plugin(), HOST, broker.port)
             shutil.rmtree(broker.files.folder)
-            write_broker_folder(broker.files.folder, broker.pki_folder, BROKER, own)
+            write_broker(broker.files.folder, broker.pki_folder, BROKER, LINKS, own)
             broker.restart()
             assert Path(f"/proc/{broker.pid}").stat().st_uid == user.pw_uid
-            assert broker.files.key_file.stat().st_mode & 0o777 == 0o640
+            assert broker.files.rights_file.stat().st_mode & 0o777 == 0o640
             with contextlib.ExitStack() as stack:
                 assert Zones(broker, stack)["idmz"].publish("bsfg/1/plant-a/idmz/req") == NOBODY_LISTENS

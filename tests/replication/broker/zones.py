@@ -31,26 +31,32 @@ ZONES = ("plant-a", "plant-b", "idmz", "enterprise")
 
 # Written by hand, so that the product is compared with the intention and not with itself.
 MAY_WRITE = {
-    "plant-a": {"bsfg/1/plant-a/idmz/rsp/x"},
-    "plant-b": {"bsfg/1/plant-b/idmz/rsp/x"},
-    "idmz": {"bsfg/1/plant-a/idmz/req", "bsfg/1/plant-b/idmz/req", "bsfg/1/idmz/enterprise/rsp/x"},
+    "plant-a": {"bsfg/1/plant-a/idmz/rsp/0/x"},
+    "plant-b": {"bsfg/1/plant-b/idmz/rsp/0/x"},
+    "idmz": {"bsfg/1/plant-a/idmz/req", "bsfg/1/plant-b/idmz/req", "bsfg/1/idmz/enterprise/rsp/0/x"},
     "enterprise": {"bsfg/1/idmz/enterprise/req"},
 }
 MAY_READ = {
     "plant-a": {"bsfg/1/plant-a/idmz/req"},
     "plant-b": {"bsfg/1/plant-b/idmz/req"},
-    "idmz": {"bsfg/1/plant-a/idmz/rsp/x", "bsfg/1/plant-b/idmz/rsp/x", "bsfg/1/idmz/enterprise/req"},
-    "enterprise": {"bsfg/1/idmz/enterprise/rsp/x"},
+    "idmz": {"bsfg/1/plant-a/idmz/rsp/0/x", "bsfg/1/plant-b/idmz/rsp/0/x", "bsfg/1/idmz/enterprise/req"},
+    "enterprise": {"bsfg/1/idmz/enterprise/rsp/0/x"},
+}
+MAY_SUBSCRIBE = {
+    "plant-a": {"bsfg/1/plant-a/+/req"},
+    "plant-b": {"bsfg/1/plant-b/+/req"},
+    "idmz": {"bsfg/1/idmz/+/req", *(f"bsfg/1/+/idmz/rsp/{slot}/+" for slot in "0123456789abcdef")},
+    "enterprise": {f"bsfg/1/+/enterprise/rsp/{slot}/+" for slot in "0123456789abcdef"},
 }
 EVERY_TOPIC = [
     topic
     for serving in ZONES
     for asking in ZONES
-    for topic in (f"bsfg/1/{serving}/{asking}/req", f"bsfg/1/{serving}/{asking}/rsp/x")
+    for topic in (f"bsfg/1/{serving}/{asking}/req", f"bsfg/1/{serving}/{asking}/rsp/0/x")
 ] + [
-    "bsfg/1/plant-a/idmz/rsp/x/y",
+    "bsfg/1/plant-a/idmz/rsp/0/x/y",
     "bsfg/1/plant-a/idmz/rsp",
-    "bsfg/2/plant-a/idmz/rsp/x",
+    "bsfg/2/plant-a/idmz/rsp/0/x",
     "elsewhere",
     "$SYS/broker/uptime",
     "$CONTROL/dynamic-security/v1",
@@ -59,8 +65,8 @@ EVERY_TOPIC = [
 FENCE = {
     "plant-a": ("idmz", "bsfg/1/plant-a/idmz/req"),
     "plant-b": ("idmz", "bsfg/1/plant-b/idmz/req"),
-    "idmz": ("plant-a", "bsfg/1/plant-a/idmz/rsp/fence"),
-    "enterprise": ("idmz", "bsfg/1/idmz/enterprise/rsp/fence"),
+    "idmz": ("plant-a", "bsfg/1/plant-a/idmz/rsp/0/fence"),
+    "enterprise": ("idmz", "bsfg/1/idmz/enterprise/rsp/0/fence"),
 }
 
 
@@ -129,8 +135,13 @@ class Caller:
         information = self.client.publish(topic, payload, qos=1, properties=properties, **more)
         return self._next("puback", information.mid)
 
+    def listen(self) -> None:
+        """Subscribe to what the zone may receive, at QoS 1."""
+        for topic in sorted(MAY_SUBSCRIBE[self.zone]):
+            assert self.subscribe(topic) <= 1, topic
+
     def subscribe(self, topic: str, qos: int = 1) -> int:
-        """The broker's reason code, which is a grant whatever the topic."""
+        """The broker's reason code."""
         _, mid = self.client.subscribe(topic, qos)
         assert mid is not None
         return self._next("suback", mid)
@@ -184,7 +195,7 @@ class Zones:
         writer, topic = FENCE[zone]
         reader = self[zone]
         payload = f"fence {len(reader.received)}".encode()
-        reader.subscribe(topic)
+        reader.listen()
         assert self[writer].publish(topic, payload) == SUCCESS
         wait_until(lambda: (topic, payload) in reader.received, f"the fence reaches {zone}")
         return [message for message in reader.received if not message[1].startswith(b"fence")]

@@ -25,11 +25,12 @@ class Standing:
         self.broker = broker
         self.is_closed = False
 
-    async def subscribe(self, topics: Sequence[str]) -> None:
+    async def subscribe(self, topics: Sequence[str]) -> list[str]:
         self.broker.happened.append("subscribed")
         if self.broker.subscribing is not None:
             await self.broker.subscribing
         assert topics
+        return []
 
     async def close(self) -> None:
         self.is_closed = True
@@ -65,7 +66,7 @@ async def running(monkeypatch: pytest.MonkeyPatch, broker: Broker, identity: Any
     monkeypatch.setattr(link_module, "backoff_ms", backoff_ms)
     monkeypatch.setattr(link_module.Connection, "open", broker.open)
     link = Link(ACCESS, identity=identity)
-    link.route("bsfg/1/plant-a/idmz/rsp/1", lambda _: None)
+    link.route("bsfg/1/plant-a/idmz/rsp/0/1", lambda _: None)
     link.watch(lambda: broker.happened.append("up"), lambda reason: broker.happened.append(f"down: {reason}"))
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         task = group.create_task(link.run(), name="link")
@@ -188,7 +189,7 @@ async def test_a_command_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(link_module.Connection, "open", broker.open)
     for error in (None, ValueError("the command failed")):
         link = Link(ACCESS)
-        link.route("bsfg/1/plant-a/idmz/rsp/1", lambda _: None)
+        link.route("bsfg/1/plant-a/idmz/rsp/0/1", lambda _: None)
         with contextlib.suppress(ValueError):
             async with link.connected():
                 assert not broker.connections[-1].is_closed

@@ -1,6 +1,7 @@
 """The commands of the protocol page, with a client that shares no code with this project."""
 
 import asyncio
+import contextlib
 import json
 import re
 import shlex
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.replication.protocol.errors import PeerAbsent
+from agent.replication.protocol.topics import response_topic
 from tests.replication.nodes import STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto
 
@@ -21,15 +24,9 @@ PAGE = HERE.parents[2] / "docs/developers/protocol.md"
 LIMIT_S = 60
 
 
-def commands_of_the_page() -> list[list[str]]:
-    """The mosquitto_rr commands of the page, continued lines joined."""
-    (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    return [shlex.split(command) for command in block.replace("\\\n", " ").splitlines() if command.strip()]
-
-
-async def test_mosquitto_rr(broker: Mosquitto, tmp_path: Path) -> None:
-    """The two commands of the page fetch a page and confirm it, with Debian's own client and a shell."""
-    if shutil.which("mosquitto_rr") is None:
+async def test_by_hand(broker: Mosquitto, tmp_path: Path) -> None:
+    """The commands of the page fetch a page and confirm it, with Debian's own clients."""
+    if shutil.which("mosquitto_pub") is None:
         pytest.skip("mosquitto-clients is not installed")
     mine = broker.identity("idmz")
     here = {
@@ -38,24 +35,29 @@ async def test_mosquitto_rr(broker: Mosquitto, tmp_path: Path) -> None:
         "ca.pem": str(mine.ca_file),
         "idmz.pem": str(mine.cert_file),
         "idmz.key": str(mine.key_file),
+        "2": "3",  # one more: that of this test
     }
-    fetch, confirm = ([here.get(word, word) for word in command] for command in commands_of_the_page())
-
-    async def ask(command: list[str]) -> tuple[dict[str, object], bytes]:
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=LIMIT_S, check=False)
-        assert done.returncode == 0, done.stderr
-        (length,) = struct.unpack_from("<I", done.stdout)
-        return json.loads(done.stdout[4 : 4 + length]), done.stdout[4 + length :]
-
+    (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    lines = block.replace("\\\n", " ").replace(">answers &", "").splitlines()
+    subscribe, *requests = ([here.get(word, word) for word in shlex.split(line)] for line in lines)
     plant = Node.open(broker, "plant-a", tmp_path / "store")
     plant.serve({"idmz": [STREAM]})
     await plant.append(1, 1)
     async with plant.running():
-        header, attachment = await ask(fetch)
-        assert (header["status"], header["end_offset"], header["batches"]) == ("ok", 1, [[1, 1, len(attachment)]])
-        assert attachment == sealed(plant.store)[0]
-        header, attachment = await ask(confirm)
-        assert (header["cursor_advanced_to"], attachment) == (1, b"")
+        waiting = await asyncio.create_subprocess_exec(*subscribe, stdout=subprocess.PIPE)
+        async with asyncio.timeout(LIMIT_S):
+            topic, is_subscribed = response_topic("plant-a", "idmz", "ready"), False
+            while not is_subscribed:  # the broker's own answer says so
+                with contextlib.suppress(PeerAbsent):
+                    await plant.link.require().publish_request(topic, b"", None, b"", 10)
+                    is_subscribed = True
+        for request in requests:
+            await asyncio.to_thread(subprocess.run, request, timeout=LIMIT_S, check=True)
+        printed, _ = await asyncio.wait_for(waiting.communicate(), LIMIT_S)
+        (length,) = struct.unpack_from("<I", printed)
+        header = json.loads(printed[4 : 4 + length])
+        assert (header["status"], header["end_offset"]) == ("ok", 1)
+        assert printed[4 + length :].startswith(sealed(plant.store)[0])
         (consumer,) = plant.store.consumers.all()
         assert consumer.frontier == 1
     plant.store.close()

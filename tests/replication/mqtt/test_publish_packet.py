@@ -95,7 +95,7 @@ def test_a_megabyte_of_properties_is_not_read() -> None:
     """User properties are allowed, and a sender may add 200,000 of them to a message. They are not parsed, and such a
     message has no response topic; a few are skipped as before, up to the
     limit."""
-    ours = PackedProperties(b"12345678", 9, "bsfg/1/a/b/rsp/i").pack()[1:]
+    ours = PackedProperties(b"12345678", 9, "bsfg/1/a/b/rsp/0/i").pack()[1:]
 
     def parsed(properties: bytes) -> Incoming:
         length = bytes([len(properties) % 128 | 128, len(properties) // 128 % 128 | 128, len(properties) // 128**2])
@@ -103,11 +103,11 @@ def test_a_megabyte_of_properties_is_not_read() -> None:
 
     long = parsed(b"\x26\0\0\0\0" * 200_000 + ours)
     assert (long.payload, long.response_topic, long.correlation) == (b"{}", None, None)
-    assert parsed(b"\x26\0\x01a\0\x01b" * 500 + ours).response_topic == "bsfg/1/a/b/rsp/i"
+    assert parsed(b"\x26\0\x01a\0\x01b" * 500 + ours).response_topic == "bsfg/1/a/b/rsp/0/i"
     room = PROPERTIES_BYTES_MAX - len(ours) - 5
     most = b"\x26\0\0" + room.to_bytes(2) + bytes(room) + ours
     assert len(most) == PROPERTIES_BYTES_MAX
-    assert parsed(most).response_topic == "bsfg/1/a/b/rsp/i"
+    assert parsed(most).response_topic == "bsfg/1/a/b/rsp/0/i"
     assert parsed(b"\x01\0" + most).response_topic is None
     with pytest.raises(BadPacket):
         parse_publish(0x30, packet("t", b"\xff\xff\x3f", b"{}"))

@@ -25,7 +25,7 @@ from agent.replication.protocol.errors import (
     UnprovenAnswer,
 )
 from agent.replication.protocol.messages import FetchFacts, ListStreams, Request, StreamsAnswer
-from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
 from agent.signing.messages import MessagePlace
 from tests.replication.answers import encode_answer
 
@@ -50,8 +50,9 @@ class RecordingConnection:
         self.subscribed: list[str] = []
         self.closed: asyncio.Future[TransportError] = asyncio.get_running_loop().create_future()
 
-    async def subscribe(self, topics: list[str]) -> None:
+    async def subscribe(self, topics: list[str]) -> list[str]:
         self.subscribed += topics
+        return []
 
     async def close(self) -> None:
         pass
@@ -117,7 +118,7 @@ async def test_an_answer_is_delivered_to_its_request(monkeypatch: pytest.MonkeyP
     async with play(monkeypatch) as scene:
         (first, one), (second, two) = await scene.ask(), await scene.ask()
         assert one.topic == two.topic == request_topic("plant-a", "idmz")
-        assert scene.connection.subscribed == [one.response_topic]
+        assert scene.connection.subscribed == [subscription_to(one.response_topic)]
         assert one.response_topic.startswith("bsfg/1/plant-a/idmz/rsp/")
         assert one.correlation != two.correlation
         scene.deliver(two, answer_of("second"))

@@ -19,7 +19,7 @@ from agent.replication.protocol.errors import (
     ConnectionRefused,
     TransportError,
 )
-from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
 from tests.replication.nodes import access
 from tests.support.mosquitto import Mosquitto, free_port
 from tests.waiting import LIMIT_S, wait_until_async
@@ -70,8 +70,8 @@ async def test_two_connections_of_a_zone_are_independent_clean_sessions(broker: 
     before = len(broker.log_text())
     one = await Connection.open(access(broker, "idmz"), lambda _: None)
     two = await Connection.open(access(broker, "idmz"), lambda _: None)
-    await one.subscribe([MINE])
-    await two.subscribe([MINE])
+    await one.subscribe([subscription_to(MINE)])
+    await two.subscribe([subscription_to(MINE)])
     assert not one.closed.done()
     for each in (one, two):
         assert each._socket is not None
@@ -171,7 +171,7 @@ async def test_large_messages_both_ways(broker: Mosquitto) -> None:
     arrived: list[Incoming] = []
     server = await Connection.open(access(broker, "plant-a"), lambda _: None)
     client = await Connection.open(access(broker, "idmz"), arrived.append)
-    await client.subscribe([MINE])
+    await client.subscribe([subscription_to(MINE)])
     assert client.packet_bytes_max == 1_048_576
     sizes = [1, 16_383, 16_384, 65_536, 262_144, 1_000_000] * 3
     for number, size in enumerate(sizes):

@@ -18,7 +18,7 @@ from agent.replication.mqtt.transport import Connection
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import FetchFacts, FetchRange, GetLatest, LatestAnswer, Request
-from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
 from agent.replication.serving import LatestValues
 from agent.replication.serving.limits import READS_MAX, REQUESTS_OPEN_MAX, SEARCHES_WAITING_MAX
 from agent.replication.serving.server import Server
@@ -68,7 +68,7 @@ class Flood:
     async def running(self) -> AsyncIterator["Flood"]:
         """Run it connected, with all its requests open."""
         self._connection = await Connection.open(self._access, self._arrived)
-        await self._connection.subscribe([FLOOD_TO])
+        await self._connection.subscribe([subscription_to(FLOOD_TO)])
         try:
             for _ in range(2 * REQUESTS_OPEN_MAX):
                 self._ask()

@@ -12,7 +12,7 @@ import pytest
 
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.transport import Connection
-from agent.replication.protocol.topics import request_topic
+from agent.replication.protocol.topics import SLOTS, request_filter, response_filter
 from agent.replication.pulling import Puller, TrustPolicy
 from agent.replication.pulling.pull_events import Asking
 from agent.signing.certificates import SignerTrust
@@ -104,9 +104,9 @@ async def forging(broker: Mosquitto, epoch: str) -> AsyncIterator[Forger]:
     """The attacker, connected as the plant, and as idmz to see the plant's signatures."""
     forger = Forger(epoch)
     seeing = await Connection.open(access(broker, "idmz"), forger.arrived)
-    await seeing.subscribe(["bsfg/1/plant-a/idmz/rsp/#"])
+    await seeing.subscribe([response_filter("idmz", slot) for slot in SLOTS])
     forger.connection = await Connection.open(access(broker, "plant-a"), forger.arrived)
-    await forger.connection.subscribe([request_topic("plant-a", "idmz")])
+    await forger.connection.subscribe([request_filter("plant-a")])
     try:
         yield forger
     finally:

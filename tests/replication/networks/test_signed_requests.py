@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.replication.protocol.messages import ErrorAnswer
-from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.protocol.topics import request_topic, response_filter, response_topic
 from agent.replication.pulling import TrustPolicy
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import ZoneSigner
@@ -59,7 +59,7 @@ async def test_a_stranger_confirms_and_appends_nothing_in_a_zones_name(
     plant.serve({"idmz": [STREAM]}, {"idmz": [STREAM]})
     idmz = idmz_at(broker, tmp_path)
     await plant.append(0, 50)
-    async with plant.running(), intruder(broker, "idmz", response_topic("plant-a", "idmz", "x")) as evil:
+    async with plant.running(), intruder(broker, "idmz", response_filter("idmz", "0")) as evil:
         async with idmz.running():
             await idmz.wait_end(50)
             consumers = plant.store.consumers

@@ -134,7 +134,7 @@ def test_eighty_plants_into_one_relay(tmp_path: Path) -> None:
     links = [f"{zone}:idmz" for zone in plants]
     # All in one process, the hardest case: two connections for each zone, and the queue that fits the memory limit
     # then.
-    with Mosquitto.started(tmp_path / "broker", (*plants, "idmz"), links, 2 * len(plants) + 2) as broker:
+    with Mosquitto.started(tmp_path / "broker", (*plants, "idmz"), links) as broker:
         asyncio.run(scenario(broker))
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent.replication import pki
-from agent.replication.broker.config import BrokerPlan, PeerLink, render_config
-from agent.replication.broker.config_lint import check_config, parse_config
+from agent.replication.broker.config import BrokerPlan, parse_config, render_config
+from agent.replication.broker.reload import check_config
 
 
 def server_context(folder: Path, version: ssl.TLSVersion) -> ssl.SSLContext:
@@ -64,7 +64,7 @@ def test_a_node_refuses_a_broker_below_tls_1_3(made: Path, version: ssl.TLSVersi
 
 def test_the_generated_configuration_allows_tls_1_3_only() -> None:
     """The listener names TLS 1.3 as its version; the check before a reload names a lower version and a missing one."""
-    plan = BrokerPlan(links=(PeerLink("plant-a", "idmz"),), folder="/etc/mosquitto/bsfg")
+    plan = BrokerPlan("/etc/mosquitto/bsfg/idmz", "/plugin.so")
     settings = parse_config(render_config(plan))
     assert settings["tls_version"] == "tlsv1.3"
     assert list(check_config(settings)) == []

@@ -38,19 +38,22 @@ def test_any_text_is_a_topic_or_raises_malformed_message(topic: str) -> None:
 @pytest.mark.parametrize(
     "topic",
     [
-        "bsfg/1/plant-a/enterprise/rsp/x",  # another zone's
-        "bsfg/1/plant-b/idmz/rsp/x",  # another server's
-        "bsfg/1/plant-a/idmz/rsp/",
-        "bsfg/1/plant-a/idmz/rsp/+",
-        "bsfg/1/plant-a/idmz/rsp/#",
-        "bsfg/1/plant-a/idmz/rsp/x/y",
-        "bsfg/1/plant-a/idmz/rsp/X",
-        "bsfg/1/plant-a/idmz/rsp/x\n",
-        "bsfg/1/plant-a/idmz/rsp/" + "x" * 41,
+        "bsfg/1/plant-a/enterprise/rsp/0/x",  # another zone's
+        "bsfg/1/plant-b/idmz/rsp/0/x",  # another server's
+        "bsfg/1/plant-a/idmz/rsp/0/",
+        "bsfg/1/plant-a/idmz/rsp/0/+",
+        "bsfg/1/plant-a/idmz/rsp/0/#",
+        "bsfg/1/plant-a/idmz/rsp/0/x/y",
+        "bsfg/1/plant-a/idmz/rsp/g/x",
+        "bsfg/1/plant-a/idmz/rsp/00/x",
+        "bsfg/1/plant-a/idmz/rsp/x",
+        "bsfg/1/plant-a/idmz/rsp/0/X",
+        "bsfg/1/plant-a/idmz/rsp/0/x\n",
+        "bsfg/1/plant-a/idmz/rsp/0/" + "x" * 41,
         "bsfg/1/plant-a/idmz/req",
-        "bsfg/2/plant-a/idmz/rsp/x",
-        "/bsfg/1/plant-a/idmz/rsp/x",
-        "$share/group/bsfg/1/plant-a/idmz/rsp/x",
+        "bsfg/2/plant-a/idmz/rsp/0/x",
+        "/bsfg/1/plant-a/idmz/rsp/0/x",
+        "$share/group/bsfg/1/plant-a/idmz/rsp/0/x",
         "",
     ],
 )

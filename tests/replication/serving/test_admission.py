@@ -28,7 +28,7 @@ NAME = "idmz.facts.telemetry"
 EXPORTS = frozenset({STREAM})
 PEERS = frozenset({"idmz"})
 TOPIC = "bsfg/1/plant-a/idmz/req"
-ANSWER_TO = "bsfg/1/plant-a/idmz/rsp/one"
+ANSWER_TO = "bsfg/1/plant-a/idmz/rsp/0/one"
 OWN = Registered("idmz", STREAM, 10)
 PACKET = 1_000_000
 FOREIGN = Drop(DropReason.FOREIGN_RESPONSE_TOPIC)
@@ -43,19 +43,19 @@ def arrived(topic: str, response_topic: str | None, correlation: bytes | None, *
 @pytest.mark.parametrize(
     "arrival, outcome",
     [
-        (arrived(TOPIC, ANSWER_TO, b"12345678", is_retained=False), Caller("idmz", "one", b"12345678")),
+        (arrived(TOPIC, ANSWER_TO, b"12345678", is_retained=False), Caller("idmz", "one", b"12345678", ANSWER_TO)),
         (arrived(TOPIC, ANSWER_TO, b"12345678", is_retained=True), Drop(DropReason.RETAINED)),
         (arrived("bsfg/1/plant-b/idmz/req", ANSWER_TO, b"12345678", is_retained=False), Drop(DropReason.BAD_TOPIC)),
-        (arrived("bsfg/1/plant-a/idmz/rsp/x", ANSWER_TO, b"12345678", is_retained=False), Drop(DropReason.BAD_TOPIC)),
+        (arrived("bsfg/1/plant-a/idmz/rsp/0/x", ANSWER_TO, b"12345678", is_retained=False), Drop(DropReason.BAD_TOPIC)),
         (
-            arrived("bsfg/1/plant-a/stranger/req", "bsfg/1/plant-a/stranger/rsp/x", b"12345678", is_retained=False),
+            arrived("bsfg/1/plant-a/stranger/req", "bsfg/1/plant-a/stranger/rsp/0/x", b"12345678", is_retained=False),
             Drop(DropReason.NOT_A_PEER),
         ),
         (arrived(TOPIC, None, b"12345678", is_retained=False), Drop(DropReason.NO_RESPONSE_TOPIC)),
-        (arrived(TOPIC, "bsfg/1/plant-a/enterprise/rsp/x", b"12345678", is_retained=False), FOREIGN),
+        (arrived(TOPIC, "bsfg/1/plant-a/enterprise/rsp/0/x", b"12345678", is_retained=False), FOREIGN),
         (arrived(TOPIC, "#", b"12345678", is_retained=False), FOREIGN),
         *(
-            (arrived(TOPIC, f"bsfg/1/plant-a/idmz/rsp/{instance}", b"12345678", is_retained=False), FOREIGN)
+            (arrived(TOPIC, f"bsfg/1/plant-a/idmz/rsp/0/{instance}", b"12345678", is_retained=False), FOREIGN)
             for instance in ("", "+", "one\0", "one\n", "one/two", "a" * 65_000)
         ),
         (arrived(TOPIC, ANSWER_TO, None, is_retained=False), Drop(DropReason.BAD_CORRELATION)),

@@ -31,7 +31,7 @@ from agent.replication.protocol.messages import (
     Request,
     StreamsAnswer,
 )
-from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
 from agent.settings.store import StoreSettings
 from tests.replication.nodes import STREAM, Node, access
 from tests.replication.serving.support import new_message
@@ -145,10 +145,13 @@ async def test_a_request_with_a_foreign_response_topic_is_dropped(broker: Mosqui
     async with serve(broker, tmp_path) as (plant, _asker):
         server = plant.server
         assert server is not None
-        async with intruder(broker, "idmz", MINE) as idmz, intruder(broker, "enterprise", "bsfg/#") as victim:
+        async with (
+            intruder(broker, "idmz", subscription_to(MINE)) as idmz,
+            intruder(broker, "enterprise", "bsfg/#") as victim,
+        ):
             for wrong in (
-                "bsfg/1/plant-a/enterprise/rsp/x",
-                "bsfg/1/idmz/enterprise/rsp/x",
+                "bsfg/1/plant-a/enterprise/rsp/0/x",
+                "bsfg/1/idmz/enterprise/rsp/0/x",
                 "bsfg/1/plant-a/plant-b/req",
             ):
                 before = server.statistics().drops.get("foreign_response_topic", 0)

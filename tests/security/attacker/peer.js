@@ -138,14 +138,14 @@ class Peer {
     // ------------------------------------------------------------------------------------------------------ asking
 
     async listen(serving) {
-        await this.client.subscribeAsync(`bsfg/1/${serving}/${this.zone}/rsp/${this.instance}`, { qos: 0 });
+        await this.client.subscribeAsync(`bsfg/1/+/${this.zone}/rsp/0/+`, { qos: 0 });
     }
 
     // Send a request as it is given; the answer, or null after `limitMs`. `limitMs` 0: do not wait for one.
     ask(serving, payload, limitMs, more) {
         const correlation = crypto.randomBytes(16);
         const properties = {
-            responseTopic: `bsfg/1/${serving}/${this.zone}/rsp/${this.instance}`, correlationData: correlation,
+            responseTopic: `bsfg/1/${serving}/${this.zone}/rsp/0/${this.instance}`, correlationData: correlation,
             messageExpiryInterval: EXPIRY_S, ...(more || {}),
         };
         const key = correlation.toString('hex');
@@ -175,7 +175,7 @@ class Peer {
     // ----------------------------------------------------------------------------------------------------- serving
 
     async serve(asking) {
-        await this.client.subscribeAsync(`bsfg/1/${this.zone}/${asking}/req`, { qos: 1 });
+        await this.client.subscribeAsync(`bsfg/1/${this.zone}/+/req`, { qos: 1 });
     }
 
     begin() {
