@@ -51,12 +51,13 @@ class ClockReading(NamedTuple):
 
 
 class ClockMemory(NamedTuple):
-    """What is kept across restarts: the newest time that was believed, the offset of that clock, and whether a time
-    server has ever set it."""
+    """What is kept across restarts: the newest time that was believed, the offset of that clock, whether a time server
+    has ever set it, and the offset of the clock that is not believed now."""
 
     newest_ns: int = 0
     offset_ns: int = 0
     has_server: bool = False
+    doubted_ns: int = 0
 
 
 class ClockChange(NamedTuple):
@@ -95,6 +96,7 @@ class ClockBelief:
         if doubt is None:
             self._believe(now)
         else:
+            self.memory = self.memory._replace(doubted_ns=now.offset_ns)
             self._open = _Doubted(doubt, now.offset_ns if has_started else now.wall_ns, now.boot_ns)
 
     @property
@@ -158,9 +160,10 @@ class ClockBelief:
         """Whether a clock that did not run while the machine was off would look like this one: a time server set it
         before; or the machine seems to have started earlier than the last time, or when the last facts were
         recorded. That a clock was never set by a time server proves nothing: there may be none."""
-        newest_ns, offset_ns, has_server = self.memory
+        newest_ns, offset_ns, has_server, doubted_ns = self.memory
         begins_at_stop = now.boot_ns < STARTING_NS_MAX and now.offset_ns < newest_ns + BEHIND_NS
-        return bool(offset_ns) and (has_server or now.offset_ns < offset_ns or begins_at_stop)
+        is_same = abs(now.offset_ns - doubted_ns) < JUMP_NS  # only the process has been restarted
+        return bool(offset_ns) and (has_server or now.offset_ns < offset_ns or begins_at_stop or is_same)
 
 
 def _is_over(doubted: _Doubted, now: ClockReading) -> bool:

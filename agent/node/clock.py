@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import json
 import logging
 import time
 from collections import deque
@@ -113,15 +112,14 @@ class NodeClock:
     def _load(self) -> ClockMemory:
         """What the last process knew; nothing if it left no file that can be used."""
         try:
-            newest_ns, offset_ns, has_server = json.loads(self._file.read_bytes())
-            return ClockMemory(int(newest_ns), int(offset_ns), bool(has_server))
-        except (OSError, ValueError, TypeError):
+            return ClockMemory(*msgspec.json.decode(self._file.read_bytes(), type=tuple[int, int, bool, int]))
+        except (OSError, msgspec.MsgspecError):
             return ClockMemory()
 
     def _save(self) -> None:
         self._saved = self._belief.memory
         try:
-            write_file(self._file, json.dumps(self._saved).encode())
+            write_file(self._file, msgspec.json.encode(self._saved))
         except OSError as error:
             log.warning("clock_not_kept", extra={"file": str(self._file), "why": str(error)})
 

@@ -130,6 +130,9 @@ def test_a_restart_before_the_time_arrives_keeps_what_was_believed() -> None:
     second = belief(wall_ns=NOW - HOUR + 2 * S, boot_ns=STARTING_NS_MAX + 2 * S, memory=first.memory)
     assert second.doubt is Doubt.BEHIND
     assert second.spans(0)[0][0] == NOW - HOUR - STARTING_NS_MAX, "the samples of the first process are among them"
+    first = belief(wall_ns=NOW + S, boot_ns=S, memory=KNOWN)
+    late_ns = STARTING_NS_MAX + HOUR
+    assert belief(wall_ns=NOW + late_ns, boot_ns=late_ns, memory=first.memory).doubt is Doubt.UNCONFIRMED
 
 
 SECONDS = st.integers(0, 3_000)

@@ -103,7 +103,7 @@ def test_what_the_machine_says_about_its_clock(machine: Machine, tmp_path: Path)
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
         touched(tmp_path / MEMORY_FILE, "{}")
         assert NodeClock(store, tmp_path, tmp_path).status().doubt == ""
-        assert json.loads((tmp_path / MEMORY_FILE).read_bytes()) == [NOW, NOW - 60 * S, False]
+        assert json.loads((tmp_path / MEMORY_FILE).read_bytes()) == [NOW, NOW - 60 * S, False, 0]
         machine.wall_ns, machine.boot_ns = NOW + 30 * S, 40 * S
         kept = (tmp_path / MEMORY_FILE).read_bytes()
         for file, text, doubt in (
