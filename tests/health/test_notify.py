@@ -37,9 +37,9 @@ class ServiceManager:
 
 
 @pytest.fixture
-def manager(tmp_path: Path) -> Iterator[tuple[ServiceManager, str]]:
-    """A service manager at a path, and the address to give a service."""
-    path = str(tmp_path / "notify")
+def manager(memory: Path) -> Iterator[tuple[ServiceManager, str]]:
+    """A service manager at a path, which has 107 characters at most, and the address to give a service."""
+    path = str(memory / "notify")
     manager = ServiceManager(path)
     yield manager, path
     manager.socket.close()
@@ -103,9 +103,9 @@ def test_a_missing_service_manager_is_logged_once(tmp_path: Path, caplog: pytest
     assert [record.message for record in caplog.records] == ["service_manager_unreachable"]
 
 
-def test_each_absence_of_the_service_manager_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_absence_of_the_service_manager_is_logged(memory: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged again after a datagram has arrived in between."""
-    path = tmp_path / "notify"
+    path = memory / "notify"
     notifier = Notifier(str(path))
     assert not notifier.feed()
     systemd = ServiceManager(str(path))
