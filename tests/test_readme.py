@@ -30,7 +30,6 @@ def test_the_first_steps_work_as_written(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr

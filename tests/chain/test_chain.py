@@ -127,7 +127,7 @@ def land(chain: Chain) -> dict[str, list[int]]:
     )
     command = [sys.executable, "-m", "pyspark_bsfg", settings]
     environment = os.environ | {"JAVA_TOOL_OPTIONS": QUICK_JVM}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = dataset(table, format="parquet", partitioning="hive").to_table().sort_by("offset").to_pylist()
     found: dict[str, list[int]] = {}

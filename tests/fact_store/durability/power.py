@@ -48,7 +48,7 @@ def record(command: Sequence[str], folder: Path, log: Path) -> None:
     """Run a program under strace."""
     subprocess.run(
         ["strace", "-f", "-y", "-xx", "-s", "2000000", "-e", f"trace={CALLS}", "-o", str(log), *command],
-        cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=300,
+        cwd=folder, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
 
 
