@@ -246,6 +246,31 @@ def test_the_first_of_several_timeouts_wakes_the_writer(timeouts_ms: tuple[int, 
     assert waiters.alarm_ns == 5_000_000_000
 
 
+def test_two_appends_on_equal_terms_time_out_one_after_the_other() -> None:
+    """Each at its own time and with its own offset as the reason, of which two of three consumers have the first."""
+    waiters, catalog = waiting_for(4)
+    for name, frontier in (("b", 4), ("c", 2)):
+        catalog.consumers[name] = dataclasses.replace(catalog.consumers["a"], name=name, confirmed=Confirmed(frontier))
+    terms = ack_terms(dataclasses.replace(ALL, acks_timeout_ms=1000, min_in_sync=3))
+    appends = [AppendMessages(OPERATIONAL, [], [], [], 0, at_ns, terms) for at_ns in (0, 300_000_000)]
+    for append, offset in zip(appends, (3, 9), strict=True):
+        waiters.answer(append, [AppendOutcome(offset, "applied")], catalog, append.queued_ns)
+    waiters.settle(catalog, 1)
+    for append, at_ns, reason in (
+        (appends[0], 1_000_000_000, "2 of the 3 consumers that facts.operational needs have offset 3; missing: c"),
+        (
+            appends[1],
+            1_300_000_000,
+            "0 of the 3 consumers that facts.operational needs have offset 9; missing: a, b, c",
+        ),
+    ):
+        assert waiters.alarm_ns == at_ns
+        waiters.settle(catalog, at_ns - 1)
+        assert not append.future.done()
+        waiters.settle(catalog, at_ns)
+        assert reason in done(append.future)[0].warning
+
+
 def test_a_fact_released_unconfirmed_is_not_acknowledged() -> None:
     """A frontier passes a released fact. For appends that still wait for one, the last released fact included, that is
     no confirmation; the append behind it is confirmed, and so is the next one after a second release."""
