@@ -140,6 +140,28 @@ def test_when_a_consumer_is_lost() -> None:
     assert lifetimes.due(catalog, 255 + RETRY_NS) == {"a": Event.LOST}
 
 
+def test_consumers_of_two_streams_are_lost_after_the_time_of_their_own() -> None:
+    """Three consumers, of which one goes on fetching: the others are lost at different times, each once, and the alarm
+    is the earliest of those that are left."""
+    activity, lost_ns = ConsumerActivity(), {TELEMETRY: 45, "facts.alarms": 100}
+    lifetimes, catalog = ConsumerExpiry(activity, lost_ns.__getitem__), Catalog(Origin("plant", EPOCH))
+    for number, (name, stream) in enumerate({"a": TELEMETRY, "b": "facts.alarms", "c": TELEMETRY}.items()):
+        state = ConsumerState(number, name, "idmz", stream, Lifecycle.ONLINE, 0, Confirmed())
+        catalog.consumers[name] = state
+    assert lifetimes.due(catalog, 1000) == {}
+    for at_ns, due, alarm_ns in ((1045, {"a": Event.LOST}, 1065), (1065, {"c": Event.LOST}, 1100)):
+        if at_ns == 1045:
+            activity.record_fetch("c", is_at_end=False, waits_ns=0, now_ns=1020, now_unix_ms=0)
+        assert lifetimes.alarm_ns <= at_ns
+        found = lifetimes.due(catalog, at_ns)
+        assert found == due
+        for name in found:
+            catalog.consumers[name] = dataclasses.replace(catalog.consumers[name], lifecycle=Lifecycle.OFFLINE)
+        assert lifetimes.due(catalog, at_ns) == {}
+        assert lifetimes.alarm_ns == alarm_ns
+    assert lifetimes.due(catalog, 1100) == {"b": Event.LOST}
+
+
 def test_a_confirmation_does_not_end_a_wait_at_the_end() -> None:
     """A consumer whose fetch waits at the end, and which confirms meanwhile, is caught up until its wait ends. A
     confirmation of less says nothing about the end."""

@@ -15,7 +15,7 @@ from agent.fact_store.log import timeline as timeline_module
 from agent.fact_store.log.timeline import NUMBER_BYTES, TIMELINES_MAX, why_other_timeline
 from agent.fact_store.sqlite import transaction
 from agent.pages import PeerPosition
-from tests.fact_store.making import TELEMETRY, Elsewhere, done, parsed, plant, samples
+from tests.fact_store.making import OPERATIONAL, TELEMETRY, Elsewhere, done, message, parsed, plant, samples
 
 OLDEST, LAST, NOW, OTHER = (n.to_bytes(NUMBER_BYTES) + b"timeline" for n in (3, 4, 5, 1))
 
@@ -120,6 +120,23 @@ def test_a_reader_is_known_over_many_lives(tmp_path: Path) -> None:
             positions.append(read(store))
             assert store.consumers.begin_timeline(TELEMETRY) is None
             assert not any(is_other(store, position) for position in positions)
+
+
+def test_each_stream_has_its_own_timelines(tmp_path: Path) -> None:
+    """A life that serves two streams is recorded for each, with the end that it had in each."""
+    with plant(tmp_path) as store:
+        fill(store)
+        done(store.appends.append_messages(OPERATIONAL, [message("m-1")]))
+        earlier, _ = read(store)
+        beginning = store.consumers.begin_timeline(OPERATIONAL)
+        assert beginning is not None
+        done(beginning)
+    with plant(tmp_path) as store:
+        read(store)
+        assert store.consumers.why_other_timeline(TELEMETRY, earlier, 10) is None
+        assert store.consumers.why_other_timeline(TELEMETRY, earlier, 11) is not None
+        assert store.consumers.why_other_timeline(OPERATIONAL, earlier, 1) is None
+        assert store.consumers.why_other_timeline(OPERATIONAL, earlier, 2) is not None
 
 
 def test_the_oldest_timelines_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from agent.replication import pki
 from agent.replication.pki import PkiError, Problem
 from agent.replication.pki import identity as tested
-from agent.replication.pki.identity import Identity
+from agent.replication.pki.identity import Identity, IdentityWatcher
 
 EXPIRED = Problem(Path("idmz.pem"), "the certificate expired at noon", "renew it")
 
@@ -68,3 +68,21 @@ def test_bytes_that_move_from_one_file_to_another_are_a_change(own: Identity, fo
         authorities.write((folder / "zones/idmz.pem").read_bytes())
     (folder / "zones/idmz.pem").unlink()
     assert own.check_files() != ()
+
+
+async def test_each_of_two_identities_is_checked(own: Identity, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node at two brokers has two: a replaced file of either is noticed, and all are checked again periodically."""
+    files = folder / "ca.pem", folder / "zones/plant-a.pem", folder / "zones/plant-a.key"
+    other, checked = Identity("second", "plant-a", *files), list[tuple[str, bool]]()
+    check = Identity.check_files
+
+    def check_files(self: Identity, *, is_retry: bool = False) -> object:
+        checked.append((self._name, is_retry))
+        return check(self, is_retry=is_retry)
+
+    monkeypatch.setattr(Identity, "check_files", check_files)
+    watcher = IdentityWatcher([own, other])
+    for _ in range(2):
+        await watcher._check()
+    assert checked == [("private", True), ("second", True), ("private", False), ("second", False)]
+    assert other.is_offered

@@ -81,9 +81,9 @@ async def serving(
     signer: ZoneSigner | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[Server, Peer]]:
-    """A server of plant-a that exports its telemetry to idmz, and accepts its appends. It looks for latest values in
-    its own store, as a node does."""
-    peer, exports = Peer(), {"idmz": frozenset({STREAM})}
+    """A server of plant-a that exports its telemetry to idmz and its orders to another zone, and accepts appends. It
+    looks for latest values in its own store, as a node does."""
+    peer, exports = Peer(), {"idmz": frozenset({STREAM}), "enterprise": frozenset({ORDERS})}
     with FactStore.open(folder / "facts.db", "plant-a", streams=streams, signer=signer) as store:
         settings = {"look_up": latest_lookup(store.reader, lambda _: 0, lambda *_: []), **settings}
         server = Server(peer.link, store, exports, STORE_ERRORS, REFUSAL_CODES, appends=appends, **settings)  # type: ignore[arg-type]
