@@ -51,4 +51,4 @@ def alone_forfeited(zones: Mapping[str, Backlog], room_bytes: int) -> tuple[str,
     zone, other = sorted(zones, key=lambda name: zones[name].bytes_before)[:2]
     share = room_bytes // ALONE_SHARE
     alone = zones[other].bytes_before - zones[zone].bytes_before
-    return None if alone <= share else (zone, min(alone, alone - share + room_bytes // PIECES))
+    return None if alone <= share else (zone, alone - share + room_bytes // PIECES)

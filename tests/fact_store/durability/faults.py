@@ -9,16 +9,17 @@ from agent.fact_store.sqlite.connection import connect
 
 class Faults:
     """Makes connections. Once armed, those that write raise `error` at the `count`-th statement that starts with
-    `start`."""
+    `start`, counted from the first that starts with `after`: housekeeping commits too."""
 
     def __init__(self) -> None:
         self.start: str | None = None
+        self.after: str | None = None
         self.count = 0
         self.error: Callable[[], sqlite3.Error] = disk_error
 
-    def arm(self, start: str, count: int, error: Callable[[], sqlite3.Error]) -> None:
+    def arm(self, start: str, count: int, error: Callable[[], sqlite3.Error], after: str | None = None) -> None:
         """Fail from now on."""
-        self.start, self.count, self.error = start, count, error
+        self.start, self.count, self.error, self.after = start, count, error, after
 
     def connect(self, uri: str) -> sqlite3.Connection:
         """A `Connect` for the store."""
@@ -39,7 +40,9 @@ class Faults:
 
     def strike(self, sql: str) -> None:
         """Raise if this statement is the one to fail."""
-        if self.start is None or not sql.startswith(self.start):
+        if self.after is not None and sql.startswith(self.after):
+            self.after = None
+        if self.start is None or self.after is not None or not sql.startswith(self.start):
             return
         self.count -= 1
         if self.count == 0:

@@ -57,7 +57,7 @@ def test_a_failed_commit_ends_the_writer(
     store says why it ended; it stays marked as open, so that its log is examined, and opened again it holds exactly
     what was acknowledged."""
     with faulty(tmp_path) as (store, faults):
-        faults.arm(statement, 1, error)
+        faults.arm(statement, 1, error, after="INSERT INTO batch" if statement == "COMMIT" else None)
         waiting = [
             store.appends.append_samples(TELEMETRY, samples(2, 4)),
             store.appends.append_message(OPERATIONAL, message("a")),

@@ -36,6 +36,8 @@ def backlog(size: int, before: int = 0) -> Backlog:
         ({"a": 600, "b": 401}, 1000, {"a": 11}),
         ({"a": 400, "b": 5000}, 1000, {"b": 4410}),
         ({"a": 4000, "b": 5000}, 1000, {"b": 5000, "a": 3010}),
+        ({"a": 991, "b": 5000}, 1000, {"b": 5000, "a": 1}),
+        ({"a": 1051}, 1050, {"a": 11}),
         ({}, 1000, {}),
     ],
 )
@@ -55,6 +57,7 @@ def test_a_zone_forfeits_what_is_beyond_its_limit(
         ({"evil": 0, "idmz": 900}, ("evil", 410)),
         ({"evil": 0, "idmz": 900, "cloud": 300}, None),
         ({"evil": 0, "idmz": 900, "cloud": 800}, ("evil", 310)),
+        ({"evil": 100, "idmz": 900, "cloud": 800}, ("evil", 210)),
     ],
 )
 def test_a_zone_that_alone_holds_most_of_the_room_forfeits(
@@ -62,7 +65,7 @@ def test_a_zone_that_alone_holds_most_of_the_room_forfeits(
 ) -> None:
     """Only bytes that no other zone lacks count: two zones that are both away hold nothing back from each other."""
     zones = {zone: backlog(1000 - end, end) for zone, end in ends.items()}
-    assert alone_forfeited(zones, 1000) == expected
+    assert alone_forfeited(zones, 1001) == expected
 
 
 @contextmanager

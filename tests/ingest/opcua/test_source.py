@@ -98,20 +98,22 @@ async def take(source: OpcuaSource, *changes: Change) -> None:
 
 
 async def test_values_the_server_discarded_become_a_fact() -> None:
-    """The overflow bit is kept in the sample, and a gap fact says between which times values were lost, and of which
-    tags."""
+    """The overflow bit is kept in the sample, and a gap fact says between which times values were lost, of which two of
+    three tags, and how many at least: each tag has a spacing of its own."""
     store = FakeStore()
-    source, recorder = await made(store)
-    await take(source, Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 11 * S, 11 * S))
-    await take(source, Change(1, 2.0, 0x480, 20 * S, 20 * S), Change(2, 2.0, 0, 20 * S, 20 * S))
+    source, recorder = await made(store, [*TAGS, tag(3)])
+    await take(source, *(Change(number, 1.0, 0, (9 + number) * S, (9 + number) * S) for number in (1, 2, 3)))
+    seconds = ((1, 20), (1, 21), (1, 22), (2, 20), (2, 22), (2, 24), (3, 20))
+    marked = {(1, 20): 0x480, (2, 20): 0x480}
+    await take(source, *(Change(one, 2.0, marked.get((one, at), 0), at * S, at * S) for one, at in seconds))
     await source.finish()
     await recorder.drain()
-    assert store.of("a/1") == [Sample(1, 10 * S, 1.0), Sample(1, 20 * S, 2.0, 0x480)]
+    assert store.of("a/1")[:2] == [Sample(1, 10 * S, 1.0), Sample(1, 20 * S, 2.0, 0x480)]
     (message,) = store.messages.values()
     content = json.loads(message.fact.object_json)
     assert content["reason"] == "server_queue_overflow"
     assert (content["first_time"], content["last_time"]) == ("1970-01-01T00:00:10Z", "1970-01-01T00:00:20Z")
-    assert (content["count"], content["count_exact"], content["tags"]) == (1, False, ["tag:a/1"])
+    assert (content["count"], content["count_exact"], content["tags"]) == (7 + 2, False, ["tag:a/1", "tag:a/2"])
 
 
 @pytest.mark.parametrize("burst, is_declared", [(3, True), (2, False)])

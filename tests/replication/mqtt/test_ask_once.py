@@ -75,8 +75,10 @@ def test_progress_restores_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None
             progress()
         raise LOST
 
+    failures = list[int]()
     monkeypatch.setattr(requester, "open_requester", connected)
-    monkeypatch.setattr(requester, "RETRY_MS_MAX", 1)
+    monkeypatch.setattr(requester, "backoff_ms", lambda _min, _max, count, _chance: failures.append(count) or 0)
     with pytest.raises(TransportError):
         asyncio.run(converse(ACCESS, "plant-a", talk))
     assert made == 2 * ATTEMPTS + ATTEMPTS - 1
+    assert failures == [0] * 2 * ATTEMPTS + [*range(1, ATTEMPTS - 1)]

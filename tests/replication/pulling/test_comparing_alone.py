@@ -47,7 +47,7 @@ from agent.replication.pulling.page_check import PageRefused
 from agent.replication.pulling.page_judge import JudgedPage
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
-from tests.fact_store.making import Elsewhere, parsed, samples, tag
+from tests.fact_store.making import Elsewhere, parsed, past_the_triggers, samples, tag
 from tests.replication.nodes import STREAM
 from tests.waiting import LIMIT_S, wait_until_async
 
@@ -90,11 +90,11 @@ def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: 
 
 @asynccontextmanager
 async def comparing(
-    plant: FactStore, idmz: FactStore, peer_zone: str = "plant-a"
+    plant: FactStore, idmz: FactStore, peer_zone: str = "plant-a", begun_late: frozenset[str] = frozenset()
 ) -> AsyncIterator[tuple[AntiEntropy, Peer]]:
     """The comparison of idmz with plant-a, which may send its own facts."""
     peer = Peer(plant)
-    settings = AntiEntropySettings(peer_zone, (STREAM,), frozenset({"plant-a"}))
+    settings = AntiEntropySettings(peer_zone, (STREAM,), frozenset({"plant-a"}), begun_late)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         serving = group.create_task(peer.server.run())
         await wait_until_async(lambda: peer.server._group is not None, "the server")
@@ -129,6 +129,43 @@ async def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
         assert found.missing == [(theirs.origin, (11, 20))]
         assert {origin.zone for origin in idmz.held(STREAM)} == {"plant-a"}
         assert comparer.statistics()[0].is_equal
+
+
+@pytest.mark.parametrize("is_level", [True, False])
+@pytest.mark.parametrize("begun_late", [frozenset(), frozenset({"facts.other"}), frozenset({STREAM})])
+async def test_of_five_batches_what_was_asked_for_is_missing(
+    tmp_path: Path, begun_late: frozenset[str], *, is_level: bool
+) -> None:
+    """The second and the fourth are here. What is between them is missing, what is before them unless the pull of this
+    stream began late, and what is behind them once the pull has passed it."""
+    async with played(tmp_path) as (plant, idmz):
+        theirs = Elsewhere("plant-a")
+        sealed = [theirs.seal(10) for _ in range(5)]
+        put(plant, theirs, sealed)
+        for number in (1, 3):
+            put(idmz, theirs, [sealed[number]], level(plant) if is_level else None)
+        async with comparing(plant, idmz, begun_late=begun_late) as (comparer, _):
+            found = await comparer.compare(STREAM, repair=False)
+    spans = [(1, 10)] * (STREAM not in begun_late) + [(21, 30)] + [(41, 50)] * is_level
+    assert found.missing == [(theirs.origin, span) for span in spans]
+
+
+async def test_damage_is_fetched_from_a_peer_that_holds_it(tmp_path: Path) -> None:
+    """Of two damaged batches of two zones the peer holds one, and is not asked for the other, which another peer may
+    have."""
+    theirs, norths = Elsewhere("plant-a"), Elsewhere("north")
+    with FactStore.open(tmp_path / "idmz.db", "idmz") as idmz:
+        for one in (theirs, norths):
+            put(idmz, one, [one.seal(10), one.seal(10)])
+    with past_the_triggers(tmp_path / "idmz.db") as connection:
+        connection.execute("UPDATE batch SET body = zeroblob(length(body)) WHERE first_offset IN (11, 21)")
+    async with played(tmp_path) as (plant, idmz):
+        put(plant, theirs, theirs.sealed)
+        async with comparing(plant, idmz) as (comparer, _):
+            found = await comparer.compare(STREAM, repair=True, scan=True)
+        assert found.damaged == [(theirs.origin, (11, 20))]
+        assert (found.repaired_facts, found.refused, found.unavailable_facts) == (10, [], 0)
+        assert [(hole.first_offset, hole.last_offset) for hole in idmz.read(STREAM, 0, 99, 10**6).holes] == [(21, 30)]
 
 
 async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None:

@@ -99,6 +99,17 @@ def test_a_page_has_the_definitions_of_all_its_batches() -> None:
         assert [bytes(one.definition) for one in page.definitions] == [b"{}", b"[]"][known:]
 
 
+def test_own_facts_of_a_former_epoch_come_with_their_definitions() -> None:
+    """A zone that takes back facts of one of its former epochs needs their definitions; others of its own are left out,
+    with theirs."""
+    for former, numbers in ((frozenset({ORIGIN.epoch}), [1, 2]), (frozenset({b"1" * 16}), [])):
+        query = PageQuery(ReadPlan("facts", 0, 20, 10_000), "plant-a", {}, 1_000_000, former_epochs=former)
+        page = read_page(Repaired(), query)  # type: ignore[arg-type]
+        assert isinstance(page, PageRead)
+        assert [one.number for one in page.definitions] == numbers
+        assert len(page.batches) == len(numbers)
+
+
 @pytest.mark.parametrize("is_by_sequence", [False, True])
 def test_a_first_batch_is_whole_wherever_the_range_begins(*, is_by_sequence: bool) -> None:
     """A range that begins inside a batch and asks for fewer facts than it has gets all of it: a part proves nothing,

@@ -1,0 +1,73 @@
+"""What a member of the group sees through the node: the latest values and the last facts, of a store with two streams,
+two plants, two holes, and values that a peer has reported."""
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.local_socket.messages import ReadLatest, ReadTail
+from agent.message import time_text
+from agent.node import looking as tested
+from agent.node.latest import save_peer_latest
+from agent.node.looking import Looking
+from agent.replication.protocol.messages import LatestEntry, PeerLatest
+from tests.support.relay_store import ALARMS, BASE_NS, MINUTE_NS, TELEMETRY, opened, placed, relay_store
+
+
+def reported(zone: str, subject: str, at_ns: int) -> LatestEntry:
+    """A value as a peer reports it."""
+    at = time_text(at_ns)
+    return LatestEntry(zone, subject, "value_sampled", "", msgspec.Raw(b"7.5"), "float", 0, at, at, 0, "fresh")
+
+
+async def test_the_latest_values_are_chosen_and_paged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By zone, name and stream; a peer's value is there where the store has none or an older one. Rows that do not fit
+    into one answer follow in the next, and the limit of freshness counts for all."""
+    now_ns = time.time_ns()
+    newer = [reported("plant-a", "tag:line1/flow", now_ns), reported("north", "tag:n", now_ns)]
+    older = [reported("plant-b", "tag:line1/temp", BASE_NS - MINUTE_NS)]
+    for stream, values in ((TELEMETRY, newer), (ALARMS, older)):
+        save_peer_latest(tmp_path, PeerLatest("north", "0" * 32, stream, 1, values))
+    monkeypatch.setattr(tested, "ANSWER_BYTES", 700)  # two rows
+    with opened(relay_store(tmp_path)) as store:
+        looking = Looking(store, tmp_path)
+
+        async def shown(**asked: object) -> dict[tuple[str, str], tuple[object, str | None, str]]:
+            rows, more = list[dict[str, object]](), True
+            while more:
+                page = await looking.latest(ReadLatest(first=len(rows), **asked))  # type: ignore[arg-type]
+                assert page.rows
+                rows, more = rows + page.rows, page.more
+            return {(row["zone"], row["subject"]): (row["value"], row["via"], row["mode"]) for row in rows}  # type: ignore[misc]
+
+        everything = await shown(fresh_ms=3_600_000)
+        assert everything == {
+            ("north", "tag:n"): (7.5, "north", "fresh"),
+            ("plant-a", "tag:line1/flow"): (7.5, "north", "fresh"),
+            ("plant-a", "tag:line1/temp"): (3.0, None, "fresh"),  # of the same source
+            ("plant-b", "tag:line1/temp"): (8.0, None, "degraded"),
+            ("plant-b", "tag:line2/level"): (3.0, None, "degraded"),
+        }
+        later = await shown(fresh_ms=0)
+        assert {mode for _, _, mode in later.values()} == {"degraded"}
+        assert set(await shown(zone="plant-b")) == {key for key in everything if key[0] == "plant-b"}
+        assert set(await shown(tag_glob="line1/temp")) == {key for key in everything if key[1] == "tag:line1/temp"}
+        assert (await shown(stream=ALARMS, zone="plant-a"))["plant-a", "tag:line1/temp"][0] == 3.0
+
+
+async def test_the_last_facts_lead_around_the_holes(tmp_path: Path) -> None:
+    """The last ones, those after an offset, and as many as were asked for, of either stream."""
+    with opened(relay_store(tmp_path)) as store:
+        looking = Looking(store, tmp_path)
+        for asked, expected in (
+            (ReadTail(TELEMETRY, limit=3), [22, 23, 24]),
+            (ReadTail(TELEMETRY, 10, 6), [11, 12, (13, 14), 15, 16, 17, 18]),
+            (ReadTail(ALARMS), [offset for offset, _, _ in placed(ALARMS)]),
+            (ReadTail(ALARMS, 6), []),
+        ):
+            found = await looking.tail(asked)
+            assert (found.streams, found.end_offset) == ([ALARMS, TELEMETRY], {TELEMETRY: 24, ALARMS: 6}[asked.stream])
+            places = [one.get("offset", (one.get("first_offset"), one.get("last_offset"))) for one in found.entries]
+            assert places == expected, asked
