@@ -35,6 +35,9 @@ def total(values: list[float], modulus: float | None = None) -> float:
         ([100, 0, 40, 60, 101], None, [None, None, 40, 20, 41]),  # goes on past its old reading
         ([100, 0, 3, 0, 4, 120], None, [None, None, 3, None, 1, 16]),  # comes back after all: 20 together
         ([100, 0, 9, 4, 5, 120], None, [None, None, 9, None, 5, 6]),  # likewise, from a second fall
+        ([100, 0, 3, 100], None, [None, None, 3, 0]),  # comes back exactly
+        ([100, 0, 50, 120], None, [None, None, 50, 0]),  # from half of it, which may be either
+        ([100, 0, 51, 120], None, [None, None, 51, 69]),
     ],
 )
 def test_a_fall_is_decided_by_what_follows(
@@ -54,6 +57,16 @@ def test_a_restart_names_its_first_low_reading() -> None:
     assert (restart.change, restart.before, restart.after) == (Change.RESTARTED, Reading(30_000, 1), Reading(12, 2))
 
 
+def test_each_change_has_its_name() -> None:
+    """Of two wraps and a restart, with what was counted before and after each."""
+    reader, found = CounterReader(256), []
+    for second, value in enumerate((250, 4, 60, 120, 180, 240, 10, 120, 5, 30)):
+        increase = reader.read(Reading(value, second))
+        found.append(None if increase is None else increase.change)
+    counted, wrapped, restarted = Change.COUNTED, Change.WRAPPED, Change.RESTARTED
+    assert found == [None, wrapped, *[counted] * 4, wrapped, counted, None, restarted]
+
+
 def test_another_unit_begins_anew() -> None:
     """From kWh to Wh and back: the first reading in a unit counts nothing."""
     reader = CounterReader()
@@ -65,7 +78,7 @@ def test_another_unit_begins_anew() -> None:
 def test_readings_far_apart_are_not_compared() -> None:
     """After a day without readings the next one begins anew, also if a lower reading was undecided."""
     reader = CounterReader(None, apart_ns_max=10)
-    told = [(1, 0), (0, 100), (30, 101), (50, 102), (20, 103), (60, 113)]
+    told = [(1, 0), (0, 100), (30, 110), (50, 111), (20, 112), (60, 122)]
     found = [reader.read(Reading(value, time_ns)) for value, time_ns in told]
     assert [None if one is None else one.counted for one in found] == [None, None, 30, 20, None, None]
 

@@ -16,6 +16,7 @@ from agent.file_watch import WatchTimes
 from agent.ingest.lifecycle import State
 from agent.ingest.quality import TAG_REMOVED
 from agent.ingest.tags import watch
+from agent.ingest.tags.file import load_tag_files
 from agent.ingest.tags.watch import TagWatch
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.fakes import FakeStore, Program, running
@@ -395,3 +396,25 @@ async def test_devices_of_a_template_come_and_go(meter: Program, tmp_path: Path)
         await run.wait_good("meter/l2/voltage", len(run.store.good("meter/l2/voltage")))
         put(file, phases(2, 3))
         await wait_problem(run, "meter", "")
+
+
+async def test_an_edit_that_clashes_with_the_file_of_another_source_changes_nothing(tmp_path: Path) -> None:
+    """The second of three files gets a tag that the first has, and then also one of its own; the first is not edited.
+    Its map stays until the clash is gone, while the third, edited at the same time, is taken over."""
+    sources = [opcua(1, tmp_path, rows(f"count_0{number}"), name=f"s{number}") for number in (1, 2, 3)]
+    maps = {name: found.map for name, found in load_tag_files(sources, {}).items()}
+    taken, problems = list[tuple[str, int]](), dict[str, int]()
+    watching = TagWatch(
+        *(sources, maps, lambda name, found: taken.append((name, len(found.tags)))),
+        *(lambda name, found: problems.update({name: len(found)}), SWIFT),
+    )
+    write(sources[1].tags_file, rows("count_02", "count_01"))
+    write(sources[2].tags_file, rows("count_03", "count_04"))
+    await watching._check_all()
+    assert (taken, problems) == ([("s3", 2)], {"s2": 1})
+    write(sources[1].tags_file, rows("count_02", "count_01", "count_05"))
+    await watching._check_all()
+    assert (taken, problems) == ([("s3", 2)], {"s2": 1})
+    write(sources[0].tags_file, rows("count_06"))
+    await watching._check_all()
+    assert (taken[1:], problems) == ([("s1", 1), ("s2", 3)], {"s2": 0})
