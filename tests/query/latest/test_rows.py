@@ -87,3 +87,5 @@ def test_a_peer_gets_only_the_tags_it_asks_for(tmp_path: Path) -> None:
         found = look_up("facts.telemetry", lambda tag: tag[1] == "tag:shown", FRESH_MS, 0)
         assert [tag[1] for tag in found.tags] == ["tag:shown"]
         assert found.queue_depth == 7
+        for fresh_ms, mode in ((FRESH_MS, "degraded"), (10**13, "fresh")):
+            assert look_up("facts.telemetry", lambda _: True, fresh_ms, 0).entry_at(1).mode == mode
