@@ -47,7 +47,8 @@ def faulty(folder: Path) -> Iterator[tuple[FactStore, Faults]]:
 
 
 @pytest.mark.parametrize(
-    "statement", ["BEGIN", "INSERT INTO batch", "INSERT INTO held", "INSERT INTO message", "COMMIT"]
+    "statement",
+    ["BEGIN", "INSERT INTO batch", "INSERT INTO held", "INSERT INTO message", "COMMIT", "COMMIT of samples"],
 )
 @pytest.mark.parametrize("error, expected", [(disk_error, StoreFailed), (broken_error, StoreDamaged)])
 def test_a_failed_commit_ends_the_writer(
@@ -57,12 +58,11 @@ def test_a_failed_commit_ends_the_writer(
     store says why it ended; it stays marked as open, so that its log is examined, and opened again it holds exactly
     what was acknowledged."""
     with faulty(tmp_path) as (store, faults):
-        faults.arm(statement, 1, error, after="INSERT INTO batch" if statement == "COMMIT" else None)
-        waiting = [
-            store.appends.append_samples(TELEMETRY, samples(2, 4)),
-            store.appends.append_message(OPERATIONAL, message("a")),
-            store.appends.append_samples(TELEMETRY, samples(2, 6)),
-        ]
+        start, _, kind = statement.partition(" of ")
+        faults.arm(start, 1, error, after="INSERT INTO batch" if start == "COMMIT" else None)
+        waiting = [store.appends.append_samples(TELEMETRY, samples(2, first)) for first in (4, 6)]
+        if not kind:  # it is committed at once, and alone
+            waiting.append(store.appends.append_message(OPERATIONAL, message("a")))  # type: ignore[arg-type]
         for future in waiting:
             assert isinstance(failed(future), expected)
         assert isinstance(store.ended.exception(LIMIT_S), expected)
