@@ -83,6 +83,20 @@ def test_the_commands_of_the_page(plc: Program, bsfg: Bsfg, tmp_path: Path) -> N
     assert (tmp_path / "pki" / "opcua" / "own.previous.der").exists()
 
 
+@pytest.mark.system
+def test_the_next_command_works_as_it_is_printed(plc: Program, bsfg: Bsfg, tmp_path: Path) -> None:
+    """With the server's certificate as a file and a folder of our own, which the browse needs as well."""
+    (tmp_path / "server.der").write_bytes(der(SERVER))
+    done = bsfg("opcua", "test", url(plc), "--server-certificate", "server.der", "--pki", "mine")
+    assert done.returncode == 0, done.stdout
+    words = shlex.split(done.stdout.partition("next: ")[2])
+    assert {"--server-certificate", "--pki"} < set(words)
+    (tmp_path / "tags.d").mkdir()
+    done = bsfg(*words[1:])
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "pki").exists()
+
+
 def test_messages_that_the_page_explains_exist_in_the_product() -> None:
     """Each message that the page explains stands in the product's text, so that a search for it leads there."""
     assert lacking_messages(PAGE, "agent/ingest/opcua") == []

@@ -88,7 +88,7 @@ def _row(one: RegisterAnswer, base: int) -> tuple[str, ...]:
     words = "" if is_bits else " ".join(f"{word:04X}" for word in one.words)
     remark = " (no value?)" if is_suspicious(at.kind, one.value) else ""
     value = "" if one.why else value_text(one.value) + remark
-    return place, at.kind.name, "" if is_bits else at.kind.order_name, value, one.why or words
+    return place, at.kind.name, "" if is_bits else at.kind.order_name, value, ": ".join(filter(None, (words, one.why)))
 
 
 def _json_object(one: RegisterAnswer, base: int) -> dict[str, object]:

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from agent.cli import json_option
 from agent.cli.opcua import PINNED, SECTION_BEGINS, SECTION_ENDS
@@ -17,6 +18,13 @@ from agent.cli.terminal import print_step
 from agent.escaping import printable
 from agent.ingest.opcua.explore.probe import Probe, section
 from agent.settings.sources import OpcuaSourceSettings
+
+_OWN = (  # options about ourselves that a further command needs as they were given
+    ("pki_folder", "--pki"),
+    ("certificate_file", "--certificate"),
+    ("private_key_file", "--key"),
+    ("application_uri", "--application-uri"),
+)
 
 
 @click.command()
@@ -86,6 +94,12 @@ def _browse_command(settings: OpcuaSourceSettings) -> str:
         words += ["--policy", settings.security_policy, "--mode", settings.security_mode]
     if settings.server_certificate_sha256:
         words += ["--server-sha256", settings.server_certificate_sha256]
+    elif settings.server_certificate_file is not None:
+        words += ["--server-certificate", str(settings.server_certificate_file)]
+    context = click.get_current_context()
+    for name, option in _OWN:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            words += [option, str(context.params[name])]
     if settings.user_name:
         words += ["--user", settings.user_name]
     if settings.password_file is not None:
