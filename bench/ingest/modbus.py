@@ -61,7 +61,7 @@ def run(items: Sequence[int], seconds: float, minutes: float, below: Path | None
 def _round(folder: Path, tags: int, seconds: float, *, words: bool) -> dict[str, Any]:
     """The product and the library, one after the other, with so many tags."""
     found: dict[str, Any] = {"items": tags}
-    with _server(folder, f"server-{tags}-{words}", tags=tags, words=words) as (server, asked):
+    with _server(folder, f"server-{tags}-{words}", tags=tags, words=words, devices=1) as (server, asked):
         for role in ("agent", "bare"):
             found[role] = client(folder, f"modbus-{role}", server, seconds=seconds, **asked)
     return found
@@ -69,8 +69,8 @@ def _round(folder: Path, tags: int, seconds: float, *, words: bool) -> dict[str,
 
 def _fleet(folder: Path, seconds: float) -> dict[str, Any]:
     """Many devices on one core."""
-    with _server(folder, "server-fleet", tags=DEVICE_TAGS, words=False) as (server, asked):
-        found = client(folder, "modbus-fleet", server, seconds=seconds, devices=DEVICES, **asked)
+    with _server(folder, "server-fleet", tags=DEVICE_TAGS, words=False, devices=DEVICES) as (server, asked):
+        found = client(folder, "modbus-fleet", server, seconds=seconds, **asked)
         grids: list[list[float]] = server.ended()["polls_s"]
     late_ns = [late for moments in grids for late in _late_ns(moments[WARM_POLLS:])]
     assert late_ns, "no device was polled long enough"

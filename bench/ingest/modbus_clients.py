@@ -19,9 +19,8 @@ from agent.concurrency import TaskGroup
 from agent.settings.sources import ModbusSourceSettings
 from bench.common.worker_io import Options, emit
 from bench.ingest.measured import measured, measured_ingest
-from bench.ingest.modbus_server import places, registers_of
+from bench.ingest.modbus_server import host_of, places, registers_of
 
-HOST = "127.0.0.1"
 BLOCK_REGISTERS = 125
 INTERVAL_MS_MIN = 10  # the product's shortest: it polls again as soon as it can
 
@@ -40,20 +39,21 @@ def fleet(options: Options) -> None:
 async def _agent(options: Options, *, devices: int, interval_ms: int) -> None:
     logging.disable(logging.ERROR)
     folder = Path(options["into"])
-    sources = tuple(_source(folder, f"device-{n}", options, interval_ms) for n in range(devices))
+    sources = tuple(_source(folder, n, options, interval_ms) for n in range(devices))
     emit("READY")
     found, ingest = await measured_ingest(sources, options)
     emit("RESULT", {**found, "polls_missed": sum(source.polls_missed_total for source in ingest.statistics())})
 
 
-def _source(folder: Path, name: str, options: Options, interval_ms: int) -> ModbusSourceSettings:
+def _source(folder: Path, device: int, options: Options, interval_ms: int) -> ModbusSourceSettings:
+    name = f"device-{device}"
     tags = folder / f"{name}.csv"
     rows = [
         f"{name}/item-{number},{unit},holding,{address},{kind}\n"
         for number, (unit, address, kind) in enumerate(places(options["tags"], words=options["words"]), 1)
     ]
     tags.write_text("tag,unit_id,table,register,type\n" + "".join(rows))
-    given: dict[str, Any] = {"host": HOST, "port": options["port"], "poll_interval_ms": interval_ms}
+    given: dict[str, Any] = {"host": host_of(device), "port": options["port"], "poll_interval_ms": interval_ms}
     settings = ModbusSourceSettings(name=name, tags_file=tags, address_base=0, **given)
     assert not list(settings.problems()), list(settings.problems())
     return settings
@@ -66,7 +66,7 @@ def bare(options: Options) -> None:
 
 
 async def _bare(options: Options) -> None:
-    client = AsyncModbusTcpClient(HOST, port=options["port"])
+    client = AsyncModbusTcpClient(host_of(0), port=options["port"])
     blocks = [
         (unit, start, min(BLOCK_REGISTERS, count - start))
         for unit, count in enumerate(registers_of(options["tags"], words=options["words"]), 1)

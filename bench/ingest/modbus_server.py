@@ -112,8 +112,13 @@ class Device(asyncio.Protocol):
         self._unread = data
 
 
+def host_of(device: int) -> str:
+    """The address of a device. Sources with one address would share its line."""
+    return f"127.0.0.{1 + device}"
+
+
 def serve(options: Options) -> None:
-    """Serve on `port` devices with so many `tags`, `words` only or mixed."""
+    """Serve on `port` so many `devices` with so many `tags`, `words` only or mixed."""
     asyncio.run(_serve(options))
 
 
@@ -122,7 +127,8 @@ async def _serve(options: Options) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    server = await loop.create_server(Device, "127.0.0.1", options["port"])
+    hosts = [host_of(device) for device in range(options["devices"])]
+    server = await loop.create_server(Device, hosts, options["port"])
     async with server:
         emit("READY")
         await stopped.wait()
