@@ -57,9 +57,11 @@ class Endless:
     async def ask(self, request: FetchSequences, _timeout_s: float) -> Reply:
         """The next definitions of the origin."""
         own: dict[str, Any] = {"store_zone": PEER, "epoch": "ab" * 16, "stream": OPERATIONAL, "origin": request.origin}
+        numbers = [*islice(self.numbers, 500)]
+        assert numbers[0] < 500_000, "it is asked without end"
         definitions = [
             DefinitionEntry(zone=PEER, epoch="ab" * 16, number=number, definition=msgspec.Raw(b"{}"))
-            for number in islice(self.numbers, 500)
+            for number in numbers
         ]
         return Reply(SequencesAnswer(**own, definitions=definitions, more=True), [])
 
