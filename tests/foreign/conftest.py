@@ -6,10 +6,10 @@ from contextlib import closing
 
 import pytest
 
-from tests.foreign.modbus.device import LIBMODBUS, MBPOLL, MODBUS_SERIAL, SOCAT
+from tests.foreign.modbus.device import LIBMODBUS, MODBUS_SERIAL, SOCAT
 from tests.foreign.server import NODE_OPCUA, OPEN62541, ForeignServer
 
-STACKS = {stack.name: stack for stack in (NODE_OPCUA, OPEN62541, LIBMODBUS, MODBUS_SERIAL, MBPOLL, SOCAT)}
+STACKS = {stack.name: stack for stack in (NODE_OPCUA, OPEN62541, LIBMODBUS, MODBUS_SERIAL, SOCAT)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

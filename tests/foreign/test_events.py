@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from agent.ingest.opcua.events import event_service
 from agent.message import Message
 from tests.foreign.account import time_ns
 from tests.foreign.plant import facts, opcua, running_node, storing
@@ -56,25 +55,6 @@ async def test_an_event_becomes_a_message(server: ForeignServer, tmp_path: Path)
         assert (told.events_total, told.lost_total, told.conditions_retained) == (1, 0, 0)
         assert told.last_event_unix_ms == time_ns(found["time"]) // 1_000_000
         await run.wait_good("f/count", len(run.store.good("f/count")))
-
-
-async def test_events_less_severe_than_asked_for_are_left_out(server: ForeignServer, tmp_path: Path) -> None:
-    """A condition that was severe enough once is followed to its end, however harmless that is. Its unacknowledged
-    occurrence, which this server keeps as a branch, is a state of its own."""
-    source = opcua(server, tmp_path, "count", events=("Server",), events_severity_min=140)
-    async with ingesting(source) as run:
-        await wait_refreshed(run)
-        await server.raise_event("mouse", severity=139)
-        await server.raise_event("cat", severity=140)
-        await server.set_alarm(active=True)  # severity 150
-        await server.set_alarm(active=False)  # severity 0
-        await wait_until_async(lambda: len(events(run, "condition_changed", ALARM)) >= 3, "the end of the alarm")
-    assert [one["message"] for one in events(run, "event_raised")] == ["cat"]
-    begun, branch, ended = events(run, "condition_changed", ALARM)
-    assert (begun["active"], begun["severity"]) == (True, 150)
-    assert (ended["active"], ended["severity"]) == (False, 0)
-    assert branch["branch_id"].startswith("nsu=")
-    assert "branch_id" not in begun.keys() | ended.keys()
 
 
 async def test_the_life_of_an_alarm(server: ForeignServer, tmp_path: Path) -> None:
@@ -166,89 +146,6 @@ async def test_events_of_a_lost_session_are_rescued(server: ForeignServer, tmp_p
 def lost_events(folder: Path) -> list[dict[str, Any]]:
     """What is declared lost of events."""
     return [one["object"] for one in facts(folder, "facts.operational") if one["predicate"] == "events_lost"]
-
-
-async def test_the_store_holds_each_state_once_over_restarts(server: ForeignServer, tmp_path: Path) -> None:
-    """A new process of ours knows nothing of the conditions; the server restarts no alarm. The refresh brings the state
-    again, and the store has it."""
-    source = opcua(server, tmp_path, "count", events=("Server",), events_stream="alarms")
-    async with storing(source, tmp_path) as run:
-        await wait_refreshed(run)
-        await server.set_alarm(active=True)
-        await wait_until_async(lambda: events(run, "condition_changed"), "the alarm")
-    async with storing(source, tmp_path) as run:
-        await wait_refreshed(run)
-    found = facts(tmp_path, "alarms")
-    assert [one["predicate"] for one in found] == ["conditions_refreshed", "condition_changed", "conditions_refreshed"]
-    assert [one["object"]["count"] for one in found[::2]] == [0, 1]
-    assert found[2]["object"]["conditions"] == [found[1]["object"]["condition_id"]]
-
-
-async def test_a_condition_that_ended_while_we_were_away_is_absent(server: ForeignServer, tmp_path: Path) -> None:
-    """A server that was restarted has forgotten the alarm: the refresh does not name it, and a message says so."""
-    async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
-        await wait_refreshed(run)
-        await server.set_alarm(active=True)
-        await wait_until_async(lambda: events(run, "condition_changed"), "the alarm")
-        server.kill()
-        await server.start()
-        await wait_until_async(lambda: len(events(run, "condition_changed")) >= 2, "the end of the alarm")
-    _, absent = events(run, "condition_changed", ALARM)
-    assert (absent["retain"], absent["reason"]) == (False, "absent_at_refresh")
-    assert "active" not in absent
-
-
-async def test_events_of_one_area(server: ForeignServer, tmp_path: Path) -> None:
-    """Only what is reported to this node comes, and a refresh is recognised although its beginning and end are events
-    of the Server object."""
-    area = f"nsu={server.namespace};s=plant"
-    async with ingesting(opcua(server, tmp_path, "count", events=(area,))) as run:
-        await wait_refreshed(run)
-        await server.raise_event("not ours")
-        await server.set_alarm(active=True)
-        await wait_until_async(lambda: events(run, "condition_changed", ALARM), "the alarm")
-        await server.cut()
-        await wait_refreshed(run, 2)
-        assert [one["count"] for one in events(run, "conditions_refreshed")] == [0, 1]
-    assert states(events(run, "condition_changed")) == [(True, False)]
-    assert not events(run, "event_raised")
-
-
-async def test_what_the_servers_queue_discards_is_declared(
-    server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server raises more events than its queue holds and says nothing: a fact says that events may be missing. A
-    server that does say so with an event gives the same fact, and the event itself is no message."""
-    monkeypatch.setattr(event_service, "QUEUE_SIZE", 100)
-    async with storing(opcua(server, tmp_path, "count", events=("Server",)), tmp_path) as run:
-        await wait_refreshed(run)
-        await server.raise_event("flood", count=150)
-        await wait_until_async(lambda: len(events(run, "event_raised")) >= 100, "what the queue held")
-        await server.raise_event("told", type_name="EventQueueOverflowEventType")
-        await server.raise_event("after")
-        await wait_until_async(lambda: events(run, "event_raised")[-1]["message"] == "after", "the last event")
-    texts = [one["object"]["message"] for one in facts(tmp_path, "events") if one["predicate"] == "event_raised"]
-    assert texts == [*(f"flood {n}" for n in range(50, 150)), "after"]
-    lost = [one["object"] for one in facts(tmp_path, "facts.operational") if one["predicate"] == "events_lost"]
-    assert [(one["reason"], one["count"], one["count_exact"]) for one in lost] == [
-        ("event_queue_full", 0, False),
-        ("event_queue_overflow", 1, False),
-    ]
-
-
-async def test_a_node_that_is_refused_costs_nothing_else(
-    server: ForeignServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A node that does not exist is named in the log; the events of the other come, and the values."""
-    ghost = server.address("ghost")
-    async with ingesting(opcua(server, tmp_path, "count", events=(ghost, "Server"))) as run:
-        await wait_refreshed(run)
-        await server.raise_event("door open")
-        await wait_until_async(lambda: events(run, "event_raised"), "the event")
-        await run.wait_good("f/count", len(run.store.good("f/count")))
-        assert run.source("plc").connects_total == 1
-    refused = [record.why for record in caplog.records if getattr(record, "action", "") == "events_refused"]  # type: ignore[attr-defined]
-    assert refused == [f"{ghost}: BadNodeIdUnknown"]
 
 
 async def test_a_node_records_events_as_its_users_ask_for_them(server: ForeignServer, tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from agent.ingest import load_tag_map
-from agent.ingest.opcua.security.certificate import ensure_certificate
 from agent.ingest.opcua.security.certificate_facts import facts_of
 from agent.settings.sources import OpcuaSourceSettings
 from tests.foreign.plant import opcua
-from tests.foreign.server import OPEN62541, ForeignServer, foreign_server
+from tests.foreign.server import foreign_server
 from tests.ingest.plant import ingesting
 from tests.support import command
 
@@ -82,54 +81,7 @@ async def test_from_the_first_test_to_stored_values(tmp_path: Path) -> None:
                 await run.wait_good(row["tag"])
 
 
-@pytest.mark.foreign("node_opcua")
-async def test_thousands_of_nodes_within_the_limits_of_the_server(tmp_path: Path) -> None:
-    """3,000 variables at a server that takes 40 nodes a Browse and 90 a Read: all of them, and no call was refused."""
-    limits = {"nodes_per_browse": 40, "nodes_per_read": 90}
-    variables = [{"name": "v", "count": 3000}]
-    async with foreign_server(tmp_path / "server", limits=limits, variables=variables) as server:
-        arguments = ("--insecure", "--glob", "Plant/v_*", "--csv", "t.csv")
-        code, out, err = await bsfg(tmp_path, "opcua", "browse", server.url, *arguments)
-        assert (code, out, err) == (0, "wrote 3,000 tags to t.csv\n", "")
-        assert "BadTooManyOperations" not in server.log
-        assert len(load_tag_map(OpcuaSourceSettings("plc", server.url, tmp_path / "t.csv")).tags) == 3000
-
-
 def enumerations(file: Path) -> dict[str, str]:
     """The names of numbers in a tag file, by address, where there are any."""
     found = load_tag_map(OpcuaSourceSettings("plc", "opc.tcp://plc", file)).tags
     return {tag.definition.address: tag.definition.enumeration for tag in found if tag.definition.enumeration}
-
-
-@pytest.mark.foreign("open62541")
-async def test_the_names_of_numbers_at_another_stack(shared_second: ForeignServer, tmp_path: Path) -> None:
-    """Its own state is an enumeration of the specification."""
-    await shared_second.recover()
-    arguments = ("--insecure", "--start", "i=2253", "--server-object", "--csv", "t.csv")
-    code, _, err = await bsfg(tmp_path, "opcua", "browse", shared_second.url, *arguments)
-    assert code == 0, err
-    assert enumerations(tmp_path / "t.csv")["i=2259"].startswith("0=Running|1=Failed|")
-
-
-@pytest.mark.foreign("open62541")
-async def test_another_stack_refuses_us_and_then_takes_us(tmp_path: Path) -> None:
-    """open62541 hides why it refuses a certificate, and `test` names ours all the same; its own certificate fits its
-    address, so that a place in trusted/ is enough for browsing, and no pin is printed."""
-    own, other = tmp_path / "pki" / "opcua" / "own.der", tmp_path / "other.der"
-    ensure_certificate(other, tmp_path / "other.key", "urn:other")
-    options = {"policies": ["Basic256Sha256"], "variables": [{"name": "count", "type": "Int32", "period_ms": 100}]}
-    async with foreign_server(tmp_path / "server", OPEN62541, **options, trusted=[str(other)]) as server:
-        code, out, _ = await bsfg(tmp_path, "opcua", "test", server.url, "--trust")
-        assert code == 1
-        assert "trusted now: pki/opcua/trusted/" in out
-        assert "most likely because it does not trust our certificate (BadSecurityChecksFailed" in out
-        assert out.count(facts_of(own.read_bytes()).sha1) == 2
-        await server.stop()
-        await server.start(trusted=[str(own)])
-        code, out, _ = await bsfg(tmp_path, "opcua", "test", server.url)
-        assert code == 0, out
-        assert 'trust_folder = "pki/opcua"' in out
-        assert "server_certificate_sha256" not in out
-        code, out, err = await bsfg(tmp_path, *out.rpartition("next: bsfg ")[2].split())
-        assert (code, err) == (0, "")
-        assert out.startswith("wrote 1 tags to ")

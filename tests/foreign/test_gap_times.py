@@ -158,67 +158,6 @@ async def test_an_item_that_stops_publishing(
 
 
 @pytest.mark.parametrize("ends_by", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_node_that_is_looked_for_again_by_the_next_process(
-    server: ForeignServer, tmp_path: Path, ends_by: signal.Signals
-) -> None:
-    """A node is deleted and made again, and our process ends before it looks for it: what the node did in that time
-    lies in the gap, not only what it did from the end of the process."""
-    name, state = f"ended_by_{ends_by.value}", tmp_path / "state"
-    await server.add({"name": name, "type": "Int32", "period_ms": 50})
-
-    def newest_ns() -> int:
-        return max((one.time_ns for one in stored(state, name) if one.quality == 0), default=0)
-
-    async with running_node(server, tmp_path, "count", name, parked_retry_ms=60_000) as node:
-        await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
-        await wait_until_async(newest_ns, "a value")
-        await server.delete(name)
-        await wait_until_async(lambda: node.events("tags_parked"), "the node's end")
-        await server.recreate(name)
-        await has_gone_on(server, name, 100)
-        node.ends_by = ends_by
-    began_ns = server.record(name)[-1].time_ns
-    async with running_node(server, tmp_path, "count", name) as node:
-        await wait_until_async(lambda: newest_ns() > began_ns, "a value of the new node", 60)
-    found = account(server, state, name)
-    assert found.lost
-    assert not found.undeclared
-    assert {gap.reason for gap in found.gaps} == {"agent_stopped", "item_refused"}
-
-
-async def test_a_node_that_is_killed_as_its_source_returns(server: ForeignServer, tmp_path: Path) -> None:
-    """The server is away for a while, and the node is killed as soon as its store has a value again: the outage lies in
-    a gap, although the node had no time to go on."""
-    name, state = "killed", tmp_path / "state"
-    await server.add({"name": name, "type": "Int32", "period_ms": 20})
-
-    def newest_ns() -> int:
-        return max((one.time_ns for one in stored(state, name) if one.quality == 0), default=0)
-
-    async def next_value() -> None:
-        began_ns = server.record(name)[-1].time_ns
-        await wait_until_async(lambda: newest_ns() > began_ns, "a value", 60)
-
-    for _ in range(2):
-        async with running_node(server, tmp_path, name) as node:
-            await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
-            await next_value()
-            await server.listen(on=False)
-            await server.kill_sessions()
-            await wait_until_async(lambda: node.events("source_lost"), "the loss")
-            await has_gone_on(server, name, 150)
-            await server.listen(on=True)
-            await next_value()
-            node.ends_by = signal.SIGKILL
-    async with running_node(server, tmp_path, name) as node:
-        await wait_until_async(lambda: node.events("source_connected"), "the source", 60)
-        await next_value()
-    found = account(server, state, name)
-    assert len(found.lost) > 250
-    assert not found.undeclared
-
-
-@pytest.mark.parametrize("ends_by", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_restart_is_one_gap(server: ForeignServer, tmp_path: Path, ends_by: signal.Signals) -> None:
     """The node stops and starts again and again, each time as soon as its store has a new value: one gap fact for each
     restart, and no value outside them."""

@@ -15,7 +15,7 @@ from agent.ingest.lifecycle import State
 from agent.ingest.opcua.history import backfill
 from tests.foreign.account import account, stored
 from tests.foreign.plant import facts, opcua, running_node, storing
-from tests.foreign.server import ForeignServer, foreign_server
+from tests.foreign.server import ForeignServer
 from tests.ingest.plant import Running
 from tests.waiting import wait_until_async
 
@@ -142,31 +142,6 @@ def test_a_clock_set_back_during_an_outage_hides_nothing(
     asyncio.run(story())
 
 
-def test_an_element_of_an_array_is_filled(server: ForeignServer, tmp_path: Path) -> None:
-    """The server keeps whole arrays: of each that was set while it was away the element is in the store, a number,
-    once; of a range the part."""
-
-    async def story() -> None:
-        address = server.address("array")
-        tags = f"tag,address\nf/element,{address}[2]\nf/range,{address}[1:2]\nf/kept_0,{server.address('kept_0')}\n"
-        async with storing(opcua(server, tmp_path, tags=tags), tmp_path) as run:
-            await run.wait_good("f/element", 20)
-            await away(server, run, 40)
-            said = await wait_filled(run, 1)
-            assert (said["tags_filled"], said["tags_without_history"]) == (3, 0)
-            await run.wait_good("f/element", len(run.store.good("f/element")) + 10)
-            await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap of a busy machine open")
-        recorded = {one.time_ns: one.value for one in server.record("array")}
-        for name, part in (("element", slice(2, 3)), ("range", slice(1, 3))):
-            found = {one.time_ns: one.value for one in stored(tmp_path, name) if one.quality == 0}
-            assert len(found) == sum(one.quality == 0 for one in stored(tmp_path, name)), "none twice"
-            between = {at: value for at, value in recorded.items() if min(found) <= at <= max(found)}
-            wanted = {at: value[part] for at, value in between.items()}
-            assert {at: value if name == "range" else [value] for at, value in found.items()} == wanted
-
-    asyncio.run(story())
-
-
 def test_a_stop_of_the_node_is_filled(server: ForeignServer, tmp_path: Path) -> None:
     """Ingest ends and begins again later on the same store: what changed meanwhile comes from history, a value that
     stood still is not recorded again, and the time of the stop is declared for what has no history."""
@@ -181,61 +156,6 @@ def test_a_stop_of_the_node_is_filled(server: ForeignServer, tmp_path: Path) -> 
             await server_goes_on(server, 40)
         check_complete(server, tmp_path, *KEPT, STILL)
         assert account(server, tmp_path, "plain").undeclared == []
-
-    asyncio.run(story())
-
-
-def test_a_stop_after_the_clock_was_ahead_is_declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value is set while the server's clock is an hour ahead; the clock is set right before the node stops, and the
-    next time while it does not run. The stop is declared all the same, in the times of either clock, and filled from
-    history."""
-    monkeypatch.setattr(backfill, "COMMITTED_S", 2.0)
-
-    async def story() -> None:
-        async with foreign_server(tmp_path / "server", variables=VARIABLES) as server:
-            source = opcua(server, tmp_path, *KEPT, STILL, "plain")
-            for number, is_set_right in enumerate([True, False]):
-                async with storing(source, tmp_path) as run:
-                    await run.wait_good("f/plain", 10)
-                    await server.shift_clock(HOUR_MS)
-                    await server.set(STILL, number)
-                    await wait_until_async(lambda: is_shifted(run, HOUR_MS), "the shifted time")
-                    if is_set_right:
-                        await server.shift_clock(0)
-                        await wait_until_async(lambda: not is_shifted(run, HOUR_MS), "the clock set right")
-                        await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
-                await server_goes_on(server, 40)
-                await server.shift_clock(0)
-                await server_goes_on(server, 40)
-            async with storing(source, tmp_path) as run:
-                await run.wait_good("f/plain", 20)
-                await wait_filled(run, 1)
-                await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap open", 60)
-            check_complete(server, tmp_path, *KEPT)
-            plain = account(server, tmp_path, "plain")
-            assert len(plain.lost) > 80
-            assert plain.undeclared == []
-
-    asyncio.run(story())
-
-
-def test_a_filling_that_was_interrupted_is_finished_by_the_next_process(server: ForeignServer, tmp_path: Path) -> None:
-    """The node stops amid the filling of an outage. The next one fills its own stop, then what is left of the outage:
-    the store says which values it has."""
-
-    async def story() -> None:
-        slow = opcua(server, tmp_path, *KEPT, STILL, history_values_per_s_max=40)
-        async with storing(slow, tmp_path) as run:
-            await run.wait_good("f/kept_0", 20)
-            await away(server, run, 100)
-            await wait_until_async(lambda: run.source("plc").backfilled_total > 0, "the first page", 60)
-            assert fills(run) == []
-        async with storing(opcua(server, tmp_path, *KEPT, STILL), tmp_path) as run:
-            await wait_filled(run, 2)
-            assert {one["cause"] for one in fills(run)} == {"outage", "restart"}
-            await run.wait_good("f/kept_0", 20)
-            await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap of a busy machine open")
-        check_complete(server, tmp_path, *KEPT, STILL)
 
     asyncio.run(story())
 

@@ -11,9 +11,8 @@ from agent.ingest.opcua import subscription
 from agent.status_codes import status_name
 from tests.foreign.account import account
 from tests.foreign.plant import opcua, storing
-from tests.foreign.process import Stack
 from tests.foreign.proxy import network
-from tests.foreign.server import NODE_OPCUA, OPEN62541, ForeignServer, foreign_server
+from tests.foreign.server import ForeignServer, foreign_server
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
 
@@ -118,26 +117,6 @@ async def test_a_server_is_polled(server: ForeignServer, tmp_path: Path) -> None
     assert not found.invented
 
 
-@pytest.mark.parametrize(
-    "stack, last",
-    [
-        pytest.param(NODE_OPCUA, 2**32 - 1025, marks=pytest.mark.foreign("node_opcua"), id="node_opcua"),
-        pytest.param(OPEN62541, 2**32 - 1, marks=pytest.mark.foreign("open62541"), id="open62541"),
-    ],
-)
-async def test_the_numbers_of_notifications_begin_again(stack: Stack, last: int, tmp_path: Path) -> None:
-    """A subscription whose numbers come to their end, which for node-opcua is 1,024 short of 2^32 - 1: they begin again
-    with 1, and no value is missing or said to be."""
-    count = {"name": "count", "type": "Int32", "period_ms": 50}
-    async with foreign_server(tmp_path / "server", stack, variables=[count], first_number=last - 20) as server:
-        async with storing(opcua(server, tmp_path, "count"), tmp_path) as run:
-            await run.wait_good("f/count", 120)
-            assert run.source("plc").connects_total == 1
-        found = account(server, tmp_path, "count")
-        assert not found.lost
-        assert not found.gaps
-
-
 async def test_what_a_role_may_not_read_comes_back_when_it_may(
     server: ForeignServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,15 +142,3 @@ async def test_what_a_role_may_not_read_comes_back_when_it_may(
             found = [(status_name(one.quality), one.value) for one in run.store.of(f"f/{name}")]
             assert found == [("BadUserAccessDenied", None), ("Good", value)]
         assert (run.source("plc").tags_bad, run.source("plc").connects_total) == (0, 1)
-
-
-async def test_a_node_that_the_user_may_not_read_is_a_bad_tag(tmp_path: Path) -> None:
-    """Its sample has the status that says so, once; the others give values over the same connection."""
-    count = {"name": "count", "type": "Int32", "period_ms": 50}
-    async with foreign_server(tmp_path / "server", variables=[count], tree=True) as server:
-        tags = server.tags("count") + f"f/recipe,{server.address('recipe')}\n"
-        async with ingesting(opcua(server, tmp_path, tags=tags)) as run:
-            await run.wait_good("f/count", 20)
-            await wait_until_async(lambda: run.store.of("f/recipe"), "the bad sample")
-            assert [status_name(one.quality) for one in run.store.of("f/recipe")] == ["BadNotReadable"]
-            assert (run.source("plc").tags_bad, run.source("plc").connects_total) == (1, 1)

@@ -1,13 +1,12 @@
 """The life of a connection to node-opcua and open62541: it lasts, its loss is dated and declared, and it returns."""
 
-import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from agent.ingest import lifecycle, supervisor
-from agent.ingest.lifecycle import Backoff, State
+from agent.ingest import supervisor
+from agent.ingest.lifecycle import State
 from agent.ingest.opcua import session
 from tests.foreign.account import account
 from tests.foreign.conftest import COUNT
@@ -43,20 +42,6 @@ async def test_a_connection_lasts(server: ForeignServer, tmp_path: Path) -> None
         (subscription,) = (await server.status())["subscriptions"]
         assert 0 not in subscription["handles"], "a server that finds a handle invalid has put 0 in its place"
         assert len(set(subscription["handles"])) == 2
-
-
-async def test_a_mute_connection_is_given_up(either_server: ForeignServer, tmp_path: Path) -> None:
-    """A server that takes every call and publishes nothing any more, not even its clock, is left and connected to anew;
-    values come again by themselves."""
-    async with ingesting(opcua(either_server, tmp_path, "count")) as run:
-        await run.wait_good("f/count", 5)
-        lives = run.source("plc").connects_total
-        await either_server.publish("hold")
-        await run.wait_state("plc", State.WAITING)
-        await either_server.publish("flow")
-        before = len(run.store.good("f/count"))
-        await run.wait_good("f/count", before + 5)
-        await wait_until_async(lambda: run.source("plc").connects_total > lives, "the source up")
 
 
 # --- a loss is dated at the last sign of life, and declared -----------------------------------------------------------
@@ -153,65 +138,7 @@ async def test_every_lost_value_is_declared(
     assert gap.first_ns >= before.source_time_ns - allowed_ns, "the gap is no longer than the loss"
 
 
-async def test_a_source_has_returned_when_a_value_has(
-    server: ForeignServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A server that comes back without its variable is connected to, and its source has not returned; it has with the
-    first value."""
-    caplog.set_level(logging.INFO, "agent.ingest")
-
-    def returned() -> bool:
-        return any(getattr(record, "action", "") == "source_returned" for record in caplog.records)
-
-    async with ingesting(opcua(server, tmp_path, "count")) as run:
-        await run.wait_good("f/count", 3)
-        await server.listen(on=False)
-        await server.kill_sessions()
-        await run.wait_state("plc", State.WAITING)
-        await server.delete("count")
-        await server.listen(on=True)
-        await run.wait_state("plc", State.CONNECTED)
-        await live_on(run, 1)
-        assert not returned(), "no value has come"
-        assert run.source("plc").tags_bad == 1
-        await server.recreate("count")
-        await wait_until_async(returned, "the return")
-        assert run.source("plc").tags_bad == 0
-
-
 # --- back-off -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(name="waits_ms")
-def recorded_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The waiting times that the back-off decides on, in ms."""
-    found: list[int] = []
-    decide = Backoff.wait_ms
-
-    def wait_ms(self: Backoff, failures: int, jitter: float) -> int:
-        found.append(decide(self, failures, jitter))
-        return min(found[-1], 100)
-
-    monkeypatch.setattr(Backoff, "wait_ms", wait_ms)
-    return found
-
-
-async def test_short_lives_with_values_are_no_failures(
-    server: ForeignServer, tmp_path: Path, waits_ms: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A source that delivered values for some seconds and was lost waits the shortest time, however often that happens:
-    a server that restarts every ten minutes is not punished for it. `make sim`: the seconds that the product asks
-    for."""
-    lives, forget_s = scaled(3, 12), scaled(1, 5)
-    monkeypatch.setattr(lifecycle, "FORGET_S", float(forget_s))
-    delays = {"reconnect_delay_ms": 1_000, "reconnect_delay_max_ms": 60_000}
-    async with ingesting(opcua(server, tmp_path, "count", **delays)) as run:
-        for life in range(1, lives + 1):
-            await run.wait_good("f/count", len(run.store.good("f/count")))
-            await live_on(run, forget_s + 2)
-            await server.kill_sessions()
-            await wait_until_async(lambda life=life: len(waits_ms) >= life, "the loss")
-        assert max(waits_ms) <= 1_000, "each loss begins with the shortest wait"
 
 
 async def test_a_server_whose_only_session_is_a_dead_one_is_connected_to(

@@ -15,7 +15,6 @@ from tests.foreign.plant import opcua, storing
 from tests.foreign.server import OPEN62541, ForeignServer, foreign_server
 from tests.foreign.test_events import events
 from tests.foreign.test_history import KEPT, away, check_complete, wait_filled
-from tests.foreign.test_security import connecting, replace_while_connected
 from tests.ingest.opcua.security.certificates import certificate, key, written_out
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
@@ -83,32 +82,6 @@ def server_options(folder: Path, policy: str) -> dict[str, Any]:
     """Of a server that trusts our certificate, made here, and none other."""
     ensure_certificate(folder / "bsfg.pem", folder / "bsfg.key", "urn:bsfg:agent")
     return {"variables": [COUNT], "policies": [policy], "trusted": [str(folder / "bsfg.pem")]}
-
-
-@pytest.mark.parametrize("policy", ["Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss"])
-async def test_values_come_over_every_policy(policy: str, tmp_path: Path) -> None:
-    """Signed and encrypted with each policy, at a server that trusts our certificate and none other."""
-    async with (
-        foreign_server(tmp_path / "server", OPEN62541, **server_options(tmp_path, policy)) as server,
-        ingesting(opcua(server, tmp_path, "count", **secured(server, tmp_path, policy))) as run,
-    ):
-        await run.wait_good("f/count", 3)
-
-
-async def test_our_certificate_is_replaced_while_connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at node-opcua: the session goes on while its channel is renewed, and the next connection shows the new
-    certificate, since a server that trusts none but that one gives values."""
-    policy = "Basic256Sha256"
-    options, clients = server_options(tmp_path, policy), connecting(monkeypatch)
-    async with (
-        foreign_server(tmp_path / "server", OPEN62541, **options) as server,
-        ingesting(opcua(server, tmp_path, "count", **secured(server, tmp_path, policy))) as run,
-    ):
-        await replace_while_connected(run, clients, tmp_path / "bsfg.pem", tmp_path / "bsfg.key")
-        server.kill()
-        await run.wait_state("plc", State.WAITING)
-        await server.start(trusted=[str(tmp_path / "bsfg.pem")])
-        await run.wait_good("f/count", len(run.store.good("f/count")) + 3)
 
 
 def actions(caplog: pytest.LogCaptureFixture) -> list[str]:

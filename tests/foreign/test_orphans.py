@@ -11,9 +11,7 @@ from tests.foreign.plant import opcua, storing
 from tests.foreign.process import Stack
 from tests.foreign.proxy import network
 from tests.foreign.server import NODE_OPCUA, OPEN62541, foreign_server
-from tests.foreign.test_events import events
 from tests.foreign.test_security import losses
-from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
@@ -48,23 +46,3 @@ async def test_a_connection_that_breaks_in_place_of_an_answer_shuts_nothing(
                 assert (status["sessions"], len(status["subscriptions"]), status["orphans"]) == (1, 1, 0)
         assert not account(server, tmp_path, "count").undeclared
     assert not [why for why in losses(caplog) if "BadTooManySubscriptions" in why]
-
-
-@pytest.mark.foreign("node_opcua")
-async def test_a_subscription_to_events_whose_number_never_came(tmp_path: Path) -> None:
-    """A server with room for two: the connection breaks ahead of the answer to the second, which is of events. Both are
-    there again, and an event comes."""
-    options = {"limits": {"subscriptions": 2}, "limits_untold": True}
-    async with (
-        foreign_server(tmp_path / "server", variables=[COUNT], **options) as server,
-        network(server.port) as net,
-    ):
-        await net.command(f"lose {SUBSCRIPTION_CREATED} 2")
-        source = opcua(server, tmp_path, "count", events=("Server",))
-        async with ingesting(replace(source, url=f"opc.tcp://127.0.0.1:{net.port}")) as run:
-            await wait_until_async(lambda: run.source("plc").errors_total, "the loss")
-            await wait_until_async(lambda: events(run, "conditions_refreshed"), "a refresh")
-            await server.raise_event("door open", severity=300)
-            await wait_until_async(lambda: events(run, "event_raised"), "the event")
-            status = await server.status()
-            assert (status["sessions"], len(status["subscriptions"]), status["orphans"]) == (1, 2, 0)

@@ -1,7 +1,7 @@
 """The plant's Modbus TCP device: a power meter (unit 1) and a drive (unit 2) behind one port.
 
 Addresses that hold nothing answer "illegal data address", as real devices do. For tests `--silent UNIT` makes a unit
-not answer at all, like one that is switched off behind a gateway, for good or for the first `--silent-s` seconds.
+not answer at all, like one that is switched off behind a gateway.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ async def serve(options: argparse.Namespace) -> None:
     silent = set(options.silent)
 
     def mute(sending: bool, packet: bytes) -> bytes:  # noqa: FBT001 the library's signature
-        is_silent = packet[UNIT_BYTE] in silent and time.monotonic() - start_s < options.silent_s
+        is_silent = packet[UNIT_BYTE] in silent
         return b"" if sending and is_silent else packet
 
     server = ModbusTcpServer(devices, address=(options.host, port), trace_packet=mute)
@@ -128,7 +128,6 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="0: any free one, see the ready line")
     parser.add_argument("--tags-file", type=Path, help="write the tag file that fits, before anything else")
     parser.add_argument("--silent", type=int, action="append", default=[], help="for tests: this unit does not answer")
-    parser.add_argument("--silent-s", type=float, default=float("inf"), help="for tests: how long")
     logging.getLogger("pymodbus").setLevel(logging.CRITICAL)
     asyncio.run(serve(parser.parse_args()))
 

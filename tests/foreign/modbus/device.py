@@ -1,5 +1,5 @@
 """Foreign Modbus devices as processes that a test controls, sources that poll them, and what stands between both: a
-serial line, a converter, TLS.
+serial line, a converter.
 
 A device listens on loopback, on a port found free at its first start and kept for later ones. Every read that it
 answered, refused or spoiled is in its own log. Registers that `count` hold how often they were read, so what is stored
@@ -28,7 +28,6 @@ MODBUS_SERIAL = Stack(
     INSTALLED / "modbus_serial" / "node_modules",
 )
 PYMODBUS = Stack("pymodbus", (sys.executable, str(SERVERS / "pymodbus" / "server.py")))  # in our own environment
-MBPOLL = Stack("mbpoll", ("mbpoll",))
 SOCAT = Stack("socat", ("socat",))
 
 IMPATIENT: dict[str, Any] = {"timeout_ms": 300}  # for devices that do not answer

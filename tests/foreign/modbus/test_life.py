@@ -90,17 +90,6 @@ async def test_a_device_that_goes_comes_back(tmp_path: Path) -> None:
             assert len(zeros) <= 3, "what it held before the test set it again"
 
 
-async def test_a_device_that_answers_with_wrong_numbers_is_read(tmp_path: Path) -> None:
-    """Its answers are matched by unit, function and length; a late one among them is not taken for the next one."""
-    with modbus_device(tmp_path / "device") as device:
-        device.set(1, "holding", 0, *VALUES)
-        device.fault("wrong_transaction", table="holding")
-        async with ingesting(source(device.port, tmp_path, words_map(0, WORDS), **IMPATIENT)) as run:
-            await run.wait_good("f/249", 5)
-            assert run.source("meter").state is State.CONNECTED
-        all_right(run)
-
-
 async def test_four_sections_of_a_gateway_that_takes_one_connection(tmp_path: Path) -> None:
     """A whole node with a section for each of four units: each gives the values of its own unit, at every poll, over
     the one connection that the gateway takes."""

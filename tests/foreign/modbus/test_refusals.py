@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.file_watch import WatchTimes
-from agent.ingest import quality
-from tests.foreign.modbus.device import Asked, ModbusDevice, modbus_device, source, tag_map, words_map
+from tests.foreign.modbus.device import ModbusDevice, modbus_device, source, tag_map, words_map
 from tests.ingest.plant import Running, ingesting
 from tests.waiting import wait_until_async
 
@@ -21,7 +20,6 @@ CODES = (1, 2, 3, 4, 5, 6)  # Modbus exceptions; unit n refuses with exception n
 MOMENTARY = (4, 5, 6)  # may be about the moment: such a read is made once more before it is split
 WITNESS = ("f/witness", 9, "holding", 0, "uint16")
 UNITS = (*CODES, 9)
-NO_RETRY = {"unit_retry_ms": 60_000, "unit_retry_max_ms": 60_000}
 SWIFT = WatchTimes(settle_s=0.02, settle_max_s=0.2, missing_s=0.5, reread_s=60.0)
 
 
@@ -83,51 +81,6 @@ async def test_a_refused_register_costs_itself_alone(tmp_path: Path) -> None:
             assert run.source("meter").tags_bad == 0
 
 
-async def test_a_refusing_unit_is_marked_at_once(tmp_path: Path) -> None:
-    """Units that refuse everything, each with another exception: each of their 200 tags is marked bad in the first
-    poll, and the unit beside them has a value in every poll. What they are asked meanwhile is little. When they answer
-    again, every tag has a value."""
-    with modbus_device(tmp_path / "device", units=UNITS) as device:
-        counting(device)
-        for code in CODES:
-            device.fault("exception", code, unit=code)
-        tags = joined(*(words_map(0, 200, unit=code, scope=f"u{code}") for code in CODES))
-        refusing = [f"u{code}/{address}" for code in CODES for address in range(200)]
-        async with ingesting(source(device.port, tmp_path, tags)) as run:
-            await polls_pass(run, 2)
-            unmarked = [tag for tag in refusing if not run.store.of(tag)]
-            assert not unmarked, f"{len(unmarked)} of {len(refusing)} tags have no sample"
-            assert run.source("meter").tags_bad == len(refusing)
-            before = device.status()["requests"]
-            await polls_pass(run, 2)
-            judge(run, ["f/witness"])
-            asked = len(device.asked(before))
-            assert asked < len(refusing), f"{asked} requests in two polls: no register is asked for alone each time"
-            device.clear()
-            for tag in refusing:
-                await run.wait_good(tag)
-            assert run.source("meter").tags_bad == 0
-
-
-async def test_a_device_that_takes_short_reads_only(tmp_path: Path) -> None:
-    """Reads of more than 20 registers are refused, and nothing in the settings says so. Each of 300 tags has a value in
-    every poll, and after some polls they are read in the fewest requests there are, 15, of which none is refused."""
-    with modbus_device(tmp_path / "device", units=UNITS) as device:
-        counting(device)
-        device.fault("longer", 20, unit=1)
-        tags = joined(words_map(0, 300))
-        settings = source(device.port, tmp_path, tags, **NO_RETRY)
-        async with ingesting(settings) as run:
-            await wait_until_async(lambda: last_poll(device.asked()) == ["good"] * 15, "the fewest requests")
-            judge(run, [f"f/{address}" for address in range(300)])
-
-
-def last_poll(asked: list[Asked]) -> list[str]:
-    """What became of the reads of unit 1 in the last whole poll, which the witness ends."""
-    ends = [i for i, one in enumerate(asked) if one.unit == 9][-2:]
-    return [one.outcome for one in asked[ends[0] + 1 : ends[1]]] if len(ends) == 2 else []
-
-
 async def test_a_bad_row_added_to_a_running_file_costs_no_other_tag_a_slot(tmp_path: Path) -> None:
     """Rows of refused registers are added to the file of a running source, into the middle of blocks. The tags that
     were there go on with a value in every poll."""
@@ -153,20 +106,3 @@ async def test_a_bad_row_added_to_a_running_file_costs_no_other_tag_a_slot(tmp_p
                 assert not [sample for sample in later if sample.quality], f"f/{address} was marked bad"
             judge(run, [f"f/{address}" for address in there], marked_max=1)
             assert not [sample for address in bad for sample in run.store.good(f"f/{address}")]
-
-
-async def test_a_register_that_begins_to_refuse_costs_itself_alone(tmp_path: Path) -> None:
-    """Registers that were good are refused from some moment on, one after the other: each costs the others of its block
-    one poll at most, in which they are marked bad."""
-    with modbus_device(tmp_path / "device", units=UNITS) as device:
-        counting(device)
-        bad = (7, 124, 125)
-        tags = joined(words_map(0, 250))
-        async with ingesting(source(device.port, tmp_path, tags)) as run:
-            await polls_pass(run, 2)
-            for address in bad:
-                device.fault("exception", 4, unit=1, at=(address, address))
-                await run.wait_bad(f"f/{address}", quality.BAD_DEVICE_FAILURE)
-                await polls_pass(run, 2)
-            judge(run, [f"f/{address}" for address in range(250) if address not in bad], marked_max=len(bad))
-            assert run.source("meter").tags_bad == len(bad)

@@ -1,8 +1,7 @@
-"""Serial lines, converters and TLS, each made of programs that nobody here wrote: libmodbus on a pseudo terminal, socat
-as the cable, the serial-to-Ethernet converter and the end of a TLS connection."""
+"""Serial lines and converters, made of programs that nobody here wrote: libmodbus on a pseudo terminal, socat as the
+cable and as the serial-to-Ethernet converter."""
 
 import logging
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,81 +113,3 @@ async def test_rtu_over_tcp(tmp_path: Path) -> None:
                     device.fault(kind, times=1)
                     await run.wait_good("f/299", len(run.store.good("f/299")) + 2)
                 await reads_everything(run)
-
-
-# --- TLS --------------------------------------------------------------------------------------------------------------
-
-DEVICE_NAME = "meter.plant.example"
-
-
-def openssl(*arguments: object) -> None:
-    """Run it; it must succeed."""
-    subprocess.run(["openssl", *map(str, arguments)], capture_output=True, check=True)
-
-
-def make_authority(folder: Path, name: str) -> Path:
-    """A certificate authority; its certificate. The key is beside it."""
-    made = folder / f"{name}.pem"
-    openssl(*REQUEST, "-keyout", made.with_suffix(".key"), "-out", made, "-subj", f"/CN={name}")
-    return made
-
-
-def issue(authority: Path, name: str, *extensions: str) -> Path:
-    """A certificate by an authority; the key is beside it."""
-    made = authority.with_name(f"{name}.pem")
-    signer = ["-CA", authority, "-CAkey", authority.with_suffix(".key")]
-    added = [word for one in ("basicConstraints=CA:FALSE", *extensions) for word in ("-addext", one)]
-    openssl(*REQUEST, *signer, "-keyout", made.with_suffix(".key"), "-out", made, "-subj", f"/CN={name}", *added)
-    return made
-
-
-REQUEST = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-
-
-@contextmanager
-def tls_device(folder: Path) -> Iterator[tuple[int, Path]]:
-    """libmodbus behind the end of a TLS connection that asks for a client's certificate; its port, and the
-    authority."""
-    authority = make_authority(folder, "authority")
-    own = issue(authority, "device", f"subjectAltName=DNS:{DEVICE_NAME}")
-    with modbus_device(folder / "device", units=(UNIT,)) as device:
-        device.set(UNIT, "holding", 0, *VALUES)
-        files = f"cert={own},key={own.with_suffix('.key')},cafile={authority},verify=1"
-        listen = "OPENSSL-LISTEN:{port},bind=" + f"{HOST},reuseaddr,fork,{files}"
-        with listening_socat(listen, f"TCP:{HOST}:{device.port}") as port:
-            yield port, authority
-
-
-def tls_settings(authority: Path, client: Path, server_name: str = DEVICE_NAME) -> dict[str, Any]:
-    """A source that shows this certificate."""
-    own = {"cert_file": client, "key_file": client.with_suffix(".key")}
-    return {"transport": "tls", "ca_file": authority, "server_name": server_name, **own}
-
-
-async def test_modbus_inside_tls(tmp_path: Path) -> None:
-    """Both sides show certificates of the site's authority; every register arrives right."""
-    with tls_device(tmp_path) as (port, authority):
-        settings = tls_settings(authority, issue(authority, "client"))
-        async with ingesting(source(port, tmp_path, words_map(0, len(VALUES), unit=UNIT), **settings)) as run:
-            await reads_everything(run)
-
-
-@pytest.mark.parametrize("wrong", ["authority", "name", "client"])
-async def test_a_wrong_certificate_reads_nothing(wrong: str, tmp_path: Path) -> None:
-    """A device of an unknown authority or another name, or one that does not accept our certificate: no value is read,
-    and the source's trouble is said to be the certificate, where TLS lets us see it."""
-    with tls_device(tmp_path) as (port, authority):
-        (tmp_path / "other").mkdir()
-        other = make_authority(tmp_path / "other", "other")
-        settings = tls_settings(
-            other if wrong == "authority" else authority,
-            issue(other if wrong == "client" else authority, "client"),
-            "pump.plant.example" if wrong == "name" else DEVICE_NAME,
-        )
-        tags = words_map(0, 10, unit=UNIT)
-        async with ingesting(source(port, tmp_path, tags, **settings, **IMPATIENT)) as run:
-            await wait_until_async(lambda: run.source("meter").errors_total >= 2, "the refusal")
-            trouble = run.source("meter").last_error
-            assert not run.store.good("f/0")
-        if wrong != "client":
-            assert "certificate" in trouble.lower(), trouble

@@ -1,13 +1,10 @@
-"""Values: every type in every byte order, from devices whose stacks nobody here wrote, and as another client reads
-them.
+"""Values: every type in every byte order, from devices whose stacks nobody here wrote.
 
 The words on the wire are made here from the letters of an order, not by the product's tables.
 """
 
 import random
-import re
 import struct
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.foreign.modbus.device import (
-    HOST,
     LIBMODBUS,
-    MBPOLL,
     MODBUS_SERIAL,
     PYMODBUS,
     ModbusDevice,
@@ -183,57 +178,3 @@ async def test_every_type_in_every_order_is_right(stack: Stack, tmp_path: Path) 
         or type(found[one.tag].value) is not type(one.value)
     ]
     assert not wrong, wrong
-
-
-# --- another client ---------------------------------------------------------------------------------------------------
-
-MBPOLL_TYPES = {  # its words for a type and an order, and ours
-    **{(f"{table}:int", order): ("int32", order) for table in (3, 4) for order in ("ABCD", "CDAB")},
-    **{(f"{table}:float", order): ("float32", order) for table in (3, 4) for order in ("ABCD", "CDAB")},
-    ("3", ""): ("uint16", "ABCD"),
-    ("4", ""): ("uint16", "ABCD"),
-    ("3 signed", ""): ("int16", "ABCD"),
-    ("4 signed", ""): ("int16", "ABCD"),
-    ("4:hex", ""): ("uint16", "ABCD"),
-    ("0", ""): ("bool", ""),
-    ("1", ""): ("bool", ""),
-}
-MBPOLL_TABLES = {"0": "coil", "1": "discrete", "3": "input", "4": "holding"}
-VALUES = 20
-
-
-def mbpoll(port: int, kind: str, order: str, address: int) -> list[float]:
-    """What mbpoll reads there."""
-    name, _, signed = kind.partition(" ")
-    where = ["-m", "tcp", "-p", str(port), "-a", "1", "-0", "-r", str(address), "-c", str(VALUES), "-1"]
-    command = ["mbpoll", *where, "-t", name, *(["-B"] if order == "ABCD" else []), HOST]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.findall(r"^\[\d+\]:\s+(\S+)(?: \((-\d+)\))?", printed, re.MULTILINE)
-    texts = [negative if signed and negative else text for text, negative in found]
-    if name.endswith("float"):
-        return [float(text) for text in texts]
-    return [int(text, 0) for text in texts]
-
-
-@pytest.mark.foreign(MBPOLL.name)
-async def test_mbpoll_reads_the_same(tmp_path: Path) -> None:
-    """For each type, table and order that mbpoll has, it reads the values that we read, from the same registers."""
-    chance = random.Random(SEED)
-    rows: dict[tuple[str, str], list[tuple[object, ...]]] = {}
-    with modbus_device(tmp_path / "device") as device:
-        for number, ((kind, order), (name, ours)) in enumerate(MBPOLL_TYPES.items()):
-            table, address, width = MBPOLL_TABLES[kind[0]], 1000 * number, 2 if name.endswith("32") else 1
-            words = [chance.randrange(2 if name == "bool" else 1 << 16) for _ in range(VALUES * width)]
-            if name == "float32":
-                numbers = (struct.pack(">f", chance.uniform(-1e6, 1e6)) for _ in range(VALUES))
-                words = [word for data in numbers for word in on_the_wire(data, ours)]
-            device.set(1, table, address, *words)
-            rows[kind, order] = [(f"f/{number}.{i}", 1, table, address + width * i, name, ours) for i in range(VALUES)]
-        tags = tag_map(row for of_kind in rows.values() for row in of_kind)
-        async with ingesting(source(device.port, tmp_path, tags)) as run:
-            for (kind, order), of_kind in rows.items():
-                for row in of_kind:
-                    await run.wait_good(str(row[0]))
-                read = [run.store.good(str(row[0]))[0].value for row in of_kind]
-                theirs = mbpoll(device.port, kind, order, int(str(of_kind[0][3])))
-                assert read == pytest.approx(theirs, rel=1e-5), (kind, order)  # it prints six digits

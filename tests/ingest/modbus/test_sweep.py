@@ -9,7 +9,7 @@ from agent.ingest.modbus.plan import Limits
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.refusal_search import Segment
 from agent.ingest.modbus.sweep import SEARCH_MAX, Sweep
-from tests.ingest.modbus.devices import Device, S, fewest_reads, poll, register, unit_of
+from tests.ingest.modbus.devices import Device, S, poll, register, unit_of
 
 registers = st.lists(
     st.builds(register, st.integers(0, 90), st.sampled_from([1, 1, 1, 2, 4])), min_size=1, max_size=40, unique=True
@@ -43,39 +43,6 @@ def test_every_poll_accounts_for_every_value(wanted: list[Register], bounds: Lim
             assert settled <= set(done.values)
         settled |= set(done.values)
     assert settled == good
-
-
-@settings(max_examples=60)
-@given(registers, limits, devices)
-def test_what_is_learned_leaves_the_fewest_reads(wanted: list[Register], bounds: Limits, device: Device) -> None:
-    """In the steady state a poll has as few planned reads as the device itself allows for the values that it gives, and
-    nothing is refused but what is asked for again after its pause."""
-    unit, good = unit_of(wanted, bounds), given_by(device, wanted)
-    for number in range(60):
-        poll(unit, device, number * S)
-    before, version = len(device.asked), unit.refused_version
-    done = poll(unit, device, 60 * S)
-    assert done.planned == fewest_reads(good, bounds, device)
-    assert all(device.judge(r.address, r.end) is None for r in device.asked[before : before + done.planned])
-    assert unit.refused_version == version
-
-
-few = st.lists(
-    st.builds(register, st.integers(0, 30), st.sampled_from([1, 1, 2])), min_size=1, max_size=12, unique=True
-)
-
-
-@settings(max_examples=20)
-@given(few, limits, devices, st.integers(1, 5))
-def test_an_interrupted_search_goes_on(wanted: list[Register], bounds: Limits, device: Device, searches: int) -> None:
-    """With time for a few searching reads a poll, each poll still accounts for each value, and what the device gives is
-    found in the end."""
-    unit, good = unit_of(wanted, bounds), given_by(device, wanted)
-    for number in range(150):
-        done = poll(unit, device, number * S // 10, searches_max=searches)
-        assert {*done.values, *done.marked} == set(wanted)
-        assert done.requests - done.planned <= searches
-    assert set(done.values) >= good
 
 
 def test_a_bad_value_costs_its_neighbours_nothing() -> None:
@@ -212,55 +179,6 @@ def test_reads_that_are_never_answered_cost_few_time_outs() -> None:
         assert not poll(unit, device, number * S).is_silent
     unanswered = [read for read in device.asked[before:] if device.judge(read.address, read.end) == SILENT]
     assert len(unanswered) <= 600 / 60 + 1
-
-
-def test_what_was_learned_is_taken_over_by_the_next_process() -> None:
-    """A unit that is told what an earlier one learned asks for nothing that is refused, but a few probes; its parked
-    values are marked in the first poll."""
-    wanted = [register(address) for address in range(100) if address != 50]
-    device = Device({10: 2, 50: 2, 77: 4})
-    first = unit_of(wanted)
-    for number in range(5):
-        poll(first, device, number * S)
-    second = unit_of(wanted)
-    second.learn(first.refused_spans())
-    done = poll(second, device)
-    assert set(done.values) == set(wanted) - {register(10), register(77)}
-    assert done.marked == {register(10): 2, register(77): 4}
-    assert done.planned == fewest_reads(done.values, Limits(125, 16), device)
-    assert second.refused_spans() == first.refused_spans()
-
-
-def test_a_silent_unit_is_asked_ever_more_rarely() -> None:
-    """The pause doubles up to its limit; silence is news once until the unit gave values."""
-    one = unit_of([register(0)])
-    assert one.fell_silent(0)
-    assert one.probe_at_ns() == 2 * S
-    assert not one.fell_silent(2 * S)
-    assert one.probe_at_ns() == 6 * S
-    for _ in range(10):
-        one.fell_silent(0)
-    assert one.probe_at_ns() == 60 * S
-    one.answered()
-    assert one.probe_at_ns() is None
-    assert not one.fell_silent(0), "an answer that holds no value is no return"
-    one.answered()
-    assert one.returned()
-    assert one.fell_silent(0)
-
-
-def test_another_map_keeps_what_the_unit_has_taught() -> None:
-    """Silence and refusals outlast a new tag map, and so do reads whose values are still wanted."""
-    wanted = [register(address) for address in range(40)]
-    unit, device = unit_of(wanted), Device({5: 2})
-    poll(unit, device)
-    poll(unit, device)
-    kept = [planned for planned in unit.plan(frozenset({1_000})) if planned.read.address > 5]
-    unit.want(dict(enumerate([*wanted, register(300)], 1)))
-    assert all(any(now.read == one.read and now.is_proven for now in unit.plan(frozenset({1_000}))) for one in kept)
-    done = poll(unit, device, S)
-    assert done.marked == {register(5): 2}
-    assert done.requests == 3
 
 
 def test_two_reads_without_an_answer_are_silence() -> None:

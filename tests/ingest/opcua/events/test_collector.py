@@ -17,7 +17,14 @@ from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceLost
 from agent.ingest.lifecycle import FastClock
 from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
-from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_FIELDS, Event, EventPublication
+from agent.ingest.opcua.events.event_fields import (
+    ALL_FIELDS,
+    BASE_FIELDS,
+    REFRESH_END,
+    REFRESH_START,
+    Event,
+    EventPublication,
+)
 from agent.ingest.opcua.publisher import Route
 from agent.ingest.opcua.publishing import Header, Missing
 from agent.ingest.opcua.session import OpenedSubscription
@@ -496,6 +503,21 @@ async def test_a_loss_is_stored_before_the_events_behind_it(monkeypatch: pytest.
         await run.server.publish(of(event(message="x"), unreadable=2))
         await wait_until_async(run.said, "the event")
     assert stored == ["events_lost", "events"]
+
+
+async def test_a_condition_that_a_refresh_does_not_name_is_absent() -> None:
+    """The server has forgotten it, as after a restart: a message says that it is not retained any more."""
+    run = Collecting()
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes, "a refresh")
+        await run.server.publish(
+            of(event(REFRESH_START, 5), condition("High", 1, message="began"), event(REFRESH_END, 6))
+        )
+        await run.server.publish(of(event(REFRESH_START, 10), event(REFRESH_END, 11)))
+        await wait_until_async(lambda: len(run.store.events) == 4, "two refreshes and two states")
+    changes = [m.fact for m in run.store.events.values() if m.fact.predicate == "condition_changed"]
+    found = [json.loads(one.object_json) for one in changes]
+    assert [(one["retain"], one.get("reason")) for one in found] == [(True, None), (False, "absent_at_refresh")]
 
 
 async def test_types_are_named() -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from asyncua import ua
@@ -62,6 +62,23 @@ def test_an_endpoint_has_the_mode_and_the_policy_of_the_settings(tmp_path: Path)
     assert choose_endpoint(used, [*wrong, right]) is right
     with pytest.raises(SourceRefused, match="does not offer Basic256Sha256/SignAndEncrypt"):
         choose_endpoint(used, wrong)
+
+
+async def test_an_unknown_certificate_is_refused_with_the_line_to_paste(tmp_path: Path) -> None:
+    """Nothing is trusted on first use, and the connection is not secured: the refusal names the fingerprint. With that
+    pinned it is secured, with another one not."""
+    client: Any = SimpleNamespace(uaclient=Mock())
+    offered = AsyncMock(return_value=[endpoint()])
+    sha256 = facts_of(der(ISSUED)).sha256
+    with pytest.raises(SourceRefused, match=f'then set server_certificate_sha256 = "{sha256}"'):
+        await secure(client, settings(tmp_path), offered)
+    with pytest.raises(
+        SourceRefused, match=r"certificate changed: SHA-256 .*, before SHA-256 0{16}; if it was renewed"
+    ):
+        await secure(client, settings(tmp_path, server_certificate_sha256="0" * 64), offered)
+    client.uaclient.set_security.assert_not_called()
+    await secure(client, settings(tmp_path, server_certificate_sha256=sha256), offered)
+    client.uaclient.set_security.assert_called_once()
 
 
 async def test_no_password_is_sent_to_an_endpoint_that_takes_none(tmp_path: Path) -> None:

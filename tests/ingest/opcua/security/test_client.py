@@ -178,21 +178,6 @@ async def test_a_server_that_refuses_to_be_asked_without_security(
                 pass
 
 
-@pytest.mark.system
-async def test_another_certificate_than_the_pinned_file_is_refused_before_anything_is_sent(
-    plc: tuple[Program, Path], tmp_path: Path
-) -> None:
-    """A file that pins another certificate is told as that, not as a refusal by the server."""
-    program, _ = plc
-    other = tmp_path / "other.pem"
-    ensure_certificate(other, tmp_path / "other.key", "urn:other")
-    with pytest.raises(
-        SourceRefused, match=r"certificate changed: .*; if it was renewed, set server_certificate_file to"
-    ):
-        async with open_session(secured(program.port, tmp_path, other)):
-            pass
-
-
 @pytest.mark.parametrize(
     "error", [uaerrors.UaError("Server certificate mismatch"), InvalidSignature(), uacrypto.InvalidSignature()]
 )

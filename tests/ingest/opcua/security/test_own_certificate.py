@@ -112,6 +112,19 @@ def test_a_crash_at_any_step_is_mended_by_the_next_start(tmp_path: Path, monkeyp
         assert sorted(file.name for file in folder.iterdir()) == ["own.der", "own.key"]
 
 
+def test_half_a_pair_is_refused_and_so_is_a_key_that_everybody_may_read(tmp_path: Path) -> None:
+    """Neither is replaced: the server trusts the certificate. The reason says how to mend it."""
+    own, key = tmp_path / "own.der", tmp_path / "own.key"
+    ensure_certificate(own, key, "urn:bsfg:agent")
+    assert key.stat().st_mode & 0o777 == 0o600
+    key.chmod(0o644)
+    with pytest.raises(SourceRefused, match=r"own\.key can be read by every user; chmod 600"):
+        pair_in(tmp_path)
+    key.unlink()
+    with pytest.raises(SourceRefused, match=r"own\.key is missing"):
+        ensure_certificate(own, key, "urn:bsfg:agent")
+
+
 def test_none_is_made_by_a_clock_that_was_never_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of 1970 would have ended before it is used. When the clock is set, the next attempt makes it."""
 
