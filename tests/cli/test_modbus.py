@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.ingest import load_tag_map
-from agent.settings.sources import ModbusSourceSettings
 from tests.cli.conftest import Bsfg
 from tests.ingest.fakes import Program, running
 from tests.ingest.modbus.test_transports import certificate
@@ -53,16 +51,6 @@ def test_probe_prints_the_row_that_a_source_reads(device: str, bsfg: Bsfg, tmp_p
     assert abs(json.loads(done.stdout)["value"] - 50.0) <= 0.5
 
 
-def test_probe_finds_what_the_wrong_base_hides(device: str, bsfg: Bsfg) -> None:
-    """A register that is one off is found, marked as such, and the base that explains it is named."""
-    done = bsfg("modbus", "probe", device, "--base", "0", "input:17", "--value", "50.0")
-    wanted = r"input 16 +float32 +ABCD .*one register off as if counted from 1 \(address_base = 1\)"
-    assert re.search(wanted, done.stdout)
-    done = bsfg("modbus", "probe", device, "--base", "1", "input:16", "--value", "50.0")
-    wanted = r"input 17 +float32 +ABCD .*one register off as if counted from 0 \(address_base = 0\)"
-    assert re.search(wanted, done.stdout)
-
-
 def test_probe_of_texts_and_of_nothing(device: str, bsfg: Bsfg) -> None:
     """A model name is found as a string; a value that nothing meets is status 1 with what to try, registers that do not
     exist are status 1 with the reason of the device."""
@@ -75,16 +63,6 @@ def test_probe_of_texts_and_of_nothing(device: str, bsfg: Bsfg) -> None:
     done = bsfg("modbus", "probe", device, "--base", "0", "input:500", "--value", "1")
     assert done.returncode == 1
     assert "unit 1 gives none of these registers (input: illegal data address (2))" in done.stderr
-
-
-def test_probe_again_reports_what_moved(device: str, bsfg: Bsfg) -> None:
-    """Over several looks a live reading moves and the text beside it does not."""
-    options = ("--again", "3", "--interval-s", "0.3", "--tolerance", "5%")
-    done = bsfg("modbus", "probe", device, "--base", "0", "input:16", "--value", "50.0", *options)
-    assert re.search(r"input 16 +float32 +ABCD .* [\d.]+ to [\d.]+", done.stdout), done.stdout
-    assert "in 4 looks" in done.stdout
-    done = bsfg("modbus", "probe", device, "--base", "0", "holding:100", "--value", "20557", *options)
-    assert re.search(r"holding 100 +uint16 +AB +20557 +0 +constant", done.stdout)
 
 
 def test_scan_finds_units_and_registers(device: str, bsfg: Bsfg) -> None:
@@ -264,13 +242,3 @@ def test_a_device_that_is_not_there(bsfg: Bsfg) -> None:
             assert (done.returncode, "is the device on, are address and port right" in done.stderr) == (1, True), (
                 arguments
             )
-
-
-def test_the_row_of_probe_is_a_tag_file(bsfg: Bsfg, device: str, tmp_path: Path) -> None:
-    """With a scale, too: 16-bit tenths are found, and the row reads the scaled value."""
-    done = bsfg("modbus", "probe", device, "--base", "0", "input:0", "--value", "230", "--tolerance", "3%", "--json")
-    best = json.loads(done.stdout)["candidates"][0]
-    assert (best["type"], best["scale"], best["also"]) == ("uint16", 0.1, ["int16"])
-    (tmp_path / "t.csv").write_text(",".join(best["row"]) + "\n" + ",".join(best["row"].values()) + "\n")
-    tags = load_tag_map(ModbusSourceSettings("m", tmp_path / "t.csv", 0)).tags
-    assert tags[0].point.kind.scale == 0.1

@@ -169,15 +169,6 @@ def test_a_certificate_of_a_former_key_is_not_imported(tmp_path: Path) -> None:
     assert (tmp_path / "usb" / "plant-a.csr").exists()
 
 
-def test_a_source_that_cannot_be_read_is_not_kept(tmp_path: Path) -> None:
-    """The failed step is named with its command, and node.toml is as before, so that the next try begins there."""
-    text = re.sub(r"stick.*?(?=\[\[modbus)", "", answers(free_port()), flags=re.DOTALL)
-    done = set_up(tmp_path, text)
-    assert done.returncode == 1
-    assert "this step failed: bsfg source test boiler" in done.stderr
-    assert "modbus" not in tomllib.loads((tmp_path / "node.toml").read_text())
-
-
 @pytest.mark.parametrize(
     "text, why",
     [

@@ -1,5 +1,6 @@
 """The verdict: each problem is a reason of its own with its level, and the worst comes first."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,11 @@ CASES = [
     ),
     ("peer gone", {"peers": {"connected": False}}, (Level.BROKEN, False, "peer plant/facts.telemetry")),
     (
+        "blocked",
+        {"peers": {"connected": False, "blocked": True, "lag_seconds": None}},
+        (Level.BROKEN, True, "peer plant/facts.telemetry"),
+    ),
+    (
         *("blocked and late", {"peers": {"connected": False, "blocked": True, "lag_seconds": 9.0}}),
         (Level.BROKEN, True, "peer plant/facts.telemetry"),
     ),
@@ -112,23 +118,13 @@ def test_each_value_against_its_threshold(
     assert all(reason.text and reason.hint for reason in assess(snapshot).reasons), name
 
 
-def test_facts_close_to_expiry_are_an_alert(healthy: NodeSnapshot) -> None:
-    """A consumer near the end of its stream's time to live has two reasons: late for a day, and about to lose facts."""
-    limited = spoilt(healthy, "streams", ttl_hours=200.0)
-    late = spoilt(
-        limited, "consumers", behind_facts=7, oldest_unconfirmed_age_s=180 * 3600.0, hours_until_ttl_loss=20.0
-    )
-    verdict = assess(late)
-    assert verdict.alert
-    assert "dropped unconfirmed in 20 h, after 200 h" in " ".join(reason.text for reason in verdict.reasons)
-
-
 @pytest.mark.parametrize("left, alert", [(75.0, None), (71.0, False), (25.0, False), (23.0, True)])
 def test_hours_until_the_first_loss(healthy: NodeSnapshot, left: float, alert: bool | None) -> None:
     """A weekend before unconfirmed facts are dropped is a warning, a working day an alert."""
     late = spoilt(healthy, "streams", ttl_hours=200.0)
     late = spoilt(late, "consumers", behind_facts=7, oldest_unconfirmed_age_s=7200.0, hours_until_ttl_loss=left)
-    assert [reason.alert for reason in assess(late).reasons if "dropped" in reason.text] == [alert][: alert is not None]
+    found = [one.alert for one in assess(late).reasons if re.search("dropped unconfirmed in .*, after 200 h", one.text)]
+    assert found == [alert][: alert is not None]
 
 
 def test_a_short_time_to_live_is_no_alert_by_itself(healthy: NodeSnapshot) -> None:
@@ -199,22 +195,13 @@ def test_one_late_consumer_of_three_fills_the_store(healthy: NodeSnapshot) -> No
         assert [one.text[:30] for one in found if one.subject == "store"] == ["facts.telemetry is full in 3 h"], late
 
 
-def test_a_stream_without_a_consumer_fills_the_store(healthy: NodeSnapshot) -> None:
+def test_streams_without_a_consumer_fill_the_store(healthy: NodeSnapshot) -> None:
     """Without a consumer no room becomes free: the reason names the stream that is full first."""
-    unread = spoilt(replace(healthy, consumers=()), "streams", hours_until_full=3.0, inflow_bytes_per_s=12_000.0)
-    (reason,) = assess(unread).reasons
-    assert (reason.level, reason.alert) == (Level.FULL, True)
-    assert reason.text == "facts.telemetry is full in 3 h at 12.0 kB/s unless its consumers confirm"
-
-
-def test_the_stream_that_is_full_first_is_named(healthy: NodeSnapshot) -> None:
-    """Of two streams that fill, the one with fewer hours left is reported."""
-    later, sooner = (
-        replace(healthy.streams[0], name=name, hours_until_full=hours, inflow_bytes_per_s=1.0)
-        for name, hours in (("facts.later", 9.0), ("facts.sooner", 4.0))
-    )
+    filling = replace(healthy.streams[0], inflow_bytes_per_s=12_000.0)
+    later, sooner = (replace(filling, name=f"facts.in{hours}", hours_until_full=hours) for hours in (9, 3))
     (reason,) = assess(replace(healthy, consumers=(), streams=(later, sooner))).reasons
-    assert reason.text.startswith("facts.sooner is full in 4 h")
+    assert (reason.level, reason.alert) == (Level.FULL, True)
+    assert reason.text == "facts.in3 is full in 3 h at 12.0 kB/s unless its consumers confirm"
 
 
 def test_a_pull_that_loses_its_peer_while_catching_up_is_an_alert(healthy: NodeSnapshot) -> None:
@@ -313,7 +300,12 @@ TEXTS = [
     ("peers", {**GONE, "lag_seconds": None}, "no answer yet", "start the node of that zone"),
     ("peers", GONE, "no answer", "start the node of that zone"),
     ("peers", {**GONE, "trouble": "busy. "}, "no answer: busy", "start the node of that zone"),
-    ("peers", {**GONE, "blocked": True}, "blocked", "remove the cause"),
+    (
+        "peers",
+        {**GONE, "blocked": True, "trouble": "not_exported: no. Add it."},
+        "blocked: not_exported: no. Add it",
+        "remove",
+    ),
     (
         "peers",
         {"page_waits": "disk full"},
@@ -457,28 +449,6 @@ def test_a_configuration_that_is_not_in_force_is_named(healthy: NodeSnapshot) ->
     assert (changed.level, [one.subject for one in changed.reasons]) == (Level.GOOD, ["node.toml"] * 2)
     assert "bsfg reload" in changed.reasons[0].hint + changed.reasons[1].hint
     assert "broker.host" in changed.reasons[0].text + changed.reasons[1].text
-
-
-def test_the_hint_for_an_online_consumer(healthy: NodeSnapshot) -> None:
-    """At the same lag, the hint for an offline consumer asks whether its process runs; for an online one it does
-    not."""
-    hints = [
-        assess(spoilt(healthy, "consumers", behind_facts=5, oldest_unconfirmed_age_s=9e4, state=state)).reasons[0].hint
-        for state in ("online", "offline")
-    ]
-    assert ["is its process running?" in hint for hint in hints] == [False, True]
-
-
-def test_a_blocked_pull_is_an_alert(healthy: NodeSnapshot) -> None:
-    """A stream that is not exported to us stays so until an operator acts: an alert at once, even before an answer gave
-    a lag."""
-    peer = replace(
-        healthy.peers[0], connected=False, lag_seconds=None, trouble="stream_not_exported: no. Add it.", blocked=True
-    )
-    verdict = assess(replace(healthy, peers=(peer,)))
-    assert (verdict.level, verdict.alert) == (Level.BROKEN, True)
-    assert verdict.summary().endswith("blocked: stream_not_exported: no. Add it")
-    assert not assess(replace(healthy, peers=(replace(peer, blocked=False),))).alert
 
 
 def test_a_fenced_pull_is_an_alert(healthy: NodeSnapshot) -> None:

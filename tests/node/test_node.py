@@ -16,7 +16,6 @@ from agent.config import ConfigFile
 from agent.fact_store import FactStore, StoreFull
 from agent.fact_store.log.errors import StoreFailed
 from agent.local_socket.serving import RequestHandler, open_store, serve
-from agent.local_socket.transport import socket_address
 from agent.node.node import Node, _first_assertion
 from agent.node.start import Start
 from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
@@ -88,19 +87,6 @@ async def test_an_assertion_outside_of_any_task_ends_the_node(tmp_path: Path) ->
     with pytest.raises(ExceptionGroup) as caught:
         await running
     assert caught.group_contains(AssertionError, match="ours")
-
-
-async def test_a_silent_client_does_not_delay_the_stop(tmp_path: Path) -> None:
-    """SIGTERM ends the node although a silent client is connected to its socket."""
-    stop = asyncio.Event()
-    running = asyncio.create_task(run(tmp_path, stop))
-    await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
-    with socket_address(tmp_path) as address:
-        reader, writer = await asyncio.open_unix_connection(address)
-    stop.set()
-    await running
-    assert await reader.read() == b""
-    writer.close()
 
 
 class DrainingIngest:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -216,8 +215,10 @@ def test_counts_of_a_source(tmp_path: Path) -> None:
 
 
 def test_artifacts_at_their_limit(tmp_path: Path) -> None:
-    """The status shows their size, their limit, and the room that is missing for the refused one."""
-    settings = StoreSettings(artifacts_total_bytes_max=100, artifact_bytes_max=100)
+    """The status shows their size, their limits, and the room that is missing for the refused one."""
+    settings = StoreSettings(
+        artifacts_total_bytes_max=100, artifact_bytes_max=100, artifact_unreferenced_bytes_max=900_000
+    )
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=settings) as store:
         digests = ["sha256:" + hashlib.sha256(blob).hexdigest() for blob in (b"a" * 80, b"b" * 30)]
         store.artifacts.put_chunk("plant", digests[0], 80, 0, b"a" * 80)
@@ -227,6 +228,7 @@ def test_artifacts_at_their_limit(tmp_path: Path) -> None:
         collector._read_from_disk()
         found = collector.snapshot().store
         assert (found.artifact_bytes, found.artifact_bytes_max, found.artifact_bytes_lacking) == (80, 100, 10)
+        assert found.artifact_unreferenced_bytes_max == 900_000
         assert (found.artifact_limit, found.artifact_unreferenced) == (
             "artifacts_total_bytes_max",
             (UnreferencedStatus("plant", 64 * 1024),),
@@ -321,45 +323,6 @@ def test_a_changed_configuration_is_named_until_the_restart(tmp_path: Path) -> N
         assert ("node.toml", False) in asyncio.run(reasons())
 
 
-def test_a_reload_clears_the_problems_of_the_file_before(tmp_path: Path) -> None:
-    """After a reload the status no longer reports a file that is not in force: neither by an earlier check nor by one
-    that began before the reload and ended after it. A later change is reported again."""
-    file = tmp_path / "node.toml"
-    file.write_text('[node]\nzone = "plant-a"\n')
-    config = ConfigFile(file)
-    settings = config.load()
-
-    read, reloaded = threading.Event(), threading.Event()
-
-    def late_answer(is_changed: bool) -> bool:
-        read.set()
-        assert reloaded.wait(20)
-        return is_changed
-
-    async def life(store: FactStore) -> None:
-        reloader = Reloader(settings, config, TrustFiles(settings, store), not_carried_out, asyncio.Event())
-        serving = asyncio.create_task(reloader.run())
-        file.write_text('[node]\nzone = "plant-a"\n[[stream]]\nname = "orders"\nkeep_hours = 1\n')
-        await reloader.check_file()
-        assert reloader.is_file_changed
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(config, "is_changed", partial(late_answer, config.is_changed()))
-            look = asyncio.create_task(reloader.check_file())
-            await wait_until_async(read.is_set, "the file is read")
-            assert (await reloader.reload()).applied == ("stream orders",)
-            assert not reloader.is_file_changed
-            reloaded.set()
-            await look
-        assert not reloader.is_file_changed
-        file.write_text('[node]\nzone = "plant-a"\n')
-        await reloader.check_file()
-        assert reloader.is_file_changed
-        serving.cancel()
-
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        asyncio.run(life(store))
-
-
 def test_the_certificate_that_ends_first_counts(tmp_path: Path) -> None:
     """Of the certificates for several brokers, the one that ends first is shown; a broker without one does not
     count."""
@@ -376,14 +339,3 @@ def test_the_certificate_that_ends_first_counts(tmp_path: Path) -> None:
         assert collector._certificate() == {"certificate_days_left": None, "certificate_file": ""}
         collector._runtimes = runtimes  # type: ignore[assignment]
         assert collector._certificate() == {"certificate_days_left": 3, "certificate_file": "b2.pem"}
-
-
-def test_the_quota_of_artifacts_is_shown(tmp_path: Path) -> None:
-    """The limit of a zone's artifacts without facts, which is another one than that of all artifacts."""
-    limits = StoreSettings(
-        artifact_bytes_max=1000, artifact_unreferenced_bytes_max=5000, artifacts_total_bytes_max=9000
-    )
-    with FactStore.open(tmp_path / "facts.db", "plant-a", settings=limits) as store:
-        shown = collector_of(store, tmp_path).snapshot().store
-        assert shown is not None
-        assert (shown.artifact_unreferenced_bytes_max, shown.artifact_bytes_max) == (5000, 9000)

@@ -49,12 +49,11 @@ def appended(file: Path, steps: list[tuple[int, int]]) -> None:
             done(store.appends.append_samples(TELEMETRY, [Sample(1, BASE_NS + source_s * SECOND_NS, value)]))
 
 
-def latest_of(file: Path, now_s: int = 0) -> tuple[object, int, str, int]:
-    """The one tag's value, how far its time is ahead in seconds, mode, and staleness in seconds."""
+def latest_of(file: Path, now_s: int = 0) -> tuple[object, int, str]:
+    """The one tag's value, how many hours its time is ahead, and its mode."""
     (row,), _ = found_in(file, BASE_NS + now_s * SECOND_NS)
     assert row.latest is not None
-    assert row.staleness_ms is not None
-    return row.latest.value, row.latest.ahead_ms // 1000, row.mode, row.staleness_ms // 1000
+    return row.latest.value, round(row.latest.ahead_ms / 3_600_000), row.mode
 
 
 def found_in(file: Path, now_ns: int = BASE_NS, **more: Any) -> tuple[Scanner]:
@@ -118,77 +117,41 @@ def test_late_history_does_not_replace_the_latest_value(tmp_path: Path) -> None:
     assert [row.latest and (row.latest.value, row.latest.arrival.offset) for row in found] == [(4, 7), (-4, 8)]
 
 
-def test_a_value_from_a_clock_that_jumped_forth_and_back_is_replaced(tmp_path: Path) -> None:
-    """A source's clock jumps an hour ahead and back. While it is ahead its newest value is the latest and marked; the
-    first value after it was set back replaces that, also for a tag that then stays silent until the hour is over."""
-    file = tmp_path / "facts.db"
-    appended(file, [(0, 0), (2, 3602), (3, 3603)])
-    value, ahead_s, mode, stale_s = latest_of(file, now_s=70)
-    assert (value, mode, stale_s) == (3, "fresh", 10)
-    assert 3480 <= ahead_s <= 3600
-    assert latest_of(file, now_s=600) == (3, ahead_s, "degraded", 540), "a time ahead must not keep a source fresh"
-    appended(file, [(4, 4)])
-    assert latest_of(file, now_s=30) == (1, 0, "fresh", 0)
-    assert latest_of(file, now_s=4000) == (1, 0, "degraded", 3940)
+IN_1970 = -BASE_NS // SECOND_NS  # by the seconds of `appended`
+JUMPS = [[(0, 0), (2, 3602), (3, 3603)]]
+BACK = [[(7200, 7200), (7201, 7201)]]
+AHEAD = [[(0, 7200), (1, 7201), (2, 3602)]]
+CLOCKS: dict[str, tuple[list[list[tuple[int, int]]], int, tuple[object, int, str]]] = {
+    "the source's jumps ahead: the newest value is the latest and marked": (JUMPS, 70, (3, 1, "fresh")),
+    "a time ahead does not keep a source fresh": (JUMPS, 600, (3, 1, "degraded")),
+    "the source's jumped back: the first value after it": ([*JUMPS, [(4, 4)]], 30, (1, 0, "fresh")),
+    "also if the tag is silent until the hour is over": ([*JUMPS, [(4, 4)]], 4000, (1, 0, "degraded")),
+    "the first value after the jump is older than the one before": ([[(0, 0), (2, 3602), (4, -20)]], 0, (3, 0, "fresh")),
+    "older values that arrive after one ahead are history": (
+        [[(0, 0), (300, 3900), (301, 100), (302, 200)]], 0, (2, 1, "degraded"),
+    ),
+    "a source that is always ahead: the last to arrive": (AHEAD, 0, (3, 1, "fresh")),
+    "also when its hour is changed": ([*AHEAD, [(900, 4500)]], 960, (1, 1, "fresh")),
+    "the node's was set back by two hours: no value since": (BACK, 0, (2, 0, "degraded")),
+    "the first value since": ([*BACK, [(1, 1), (90, 90)]], 91, (2, 0, "fresh")),
+    "the two hours are over": ([*BACK, [(n, n) for n in range(150, 7500, 60)]], 7500, (123, 0, "fresh")),
+    "the node's is in 1970": ([[(0, 0), (1, -3600)], [(IN_1970 + 5, IN_1970 + 5)]], IN_1970 + 6, (1, 0, "fresh")),
+    "and got the time: as if it had never been": (
+        [[(0, 0), (1, -3600)], [(IN_1970 + 5, IN_1970 + 5)], [], [(3000, -7200)]], 3001, (1, 0, "degraded"),
+    ),
+    "the first fact after a store was closed is not ahead": ([[(0, 0)], [(7200, 7200)]], 7201, (1, 0, "fresh")),
+    "nor is that after a clock that began in 1970": ([[(IN_1970, -5), (1, 1)]], 2, (2, 0, "fresh")),
+}  # fmt: skip
 
 
-def test_a_clock_that_was_set_back_is_followed_at_once(tmp_path: Path) -> None:
-    """The first value after a jump ahead may be older than the last one before it, by less than clocks may differ."""
-    appended(tmp_path / "facts.db", [(0, 0), (2, 3602), (4, -20)])
-    assert latest_of(tmp_path / "facts.db")[:2] == (3, 0)
-
-
-def test_a_clock_of_the_node_that_was_set_back_is_followed_at_once(tmp_path: Path) -> None:
-    """By two hours, for good: the first value afterwards is the latest, and stays it when the hours are over, also of a
-    tag that changes rarely. Before it, the source is not called fresh."""
-    file = tmp_path / "facts.db"
-    appended(file, [(7200, 7200), (7201, 7201)])
-    assert latest_of(file, now_s=0)[:3] == (2, 0, "degraded")
-    appended(file, [(1, 1), (90, 90)])
-    assert latest_of(file, now_s=91)[::2] == (2, "fresh")
-    for passed_s in range(150, 7500, 60):
-        appended(file, [(passed_s, passed_s)])
-    assert latest_of(file, now_s=7500)[0] == 1
-
-
-def test_a_clock_that_began_in_1970_reorders_nothing_once_it_is_right(tmp_path: Path) -> None:
-    """The gateway starts in 1970, records, and gets the time: while it is wrong its own values are the latest; then
-    those from before and after are as if it had never been."""
-    file = tmp_path / "facts.db"
-    appended(file, [(0, 0), (1, -3600)])
-    appended(file, [(-BASE_NS // SECOND_NS + 5, -BASE_NS // SECOND_NS + 5)])
-    assert latest_of(file, now_s=-BASE_NS // SECOND_NS + 6)[0] == 1
-    with FactStore.open(file, "plant", settings=AT_ONCE):
-        pass
-    appended(file, [(3000, -7200)])
-    value, ahead_s, _, _ = latest_of(file, now_s=3001)
-    assert (value, ahead_s) == (1, 0)
-
-
-def test_history_replaces_no_value_from_a_clock_that_is_ahead(tmp_path: Path) -> None:
-    """Values older than the recording of a value ahead of the clock, arriving after it, are history."""
-    appended(tmp_path / "facts.db", [(0, 0), (300, 3900), (301, 100), (302, 200)])
-    assert latest_of(tmp_path / "facts.db")[0] == 2
-
-
-def test_of_values_ahead_of_the_clock_the_last_to_arrive_is_the_latest(tmp_path: Path) -> None:
-    """A source whose clock is always ahead is followed in order of arrival, also when its hour is changed."""
-    file = tmp_path / "facts.db"
-    appended(file, [(0, 7200), (1, 7201), (2, 3602)])
-    assert latest_of(file)[0] == 3
-    appended(file, [(900, 4500)])
-    assert latest_of(file, now_s=960) == (1, 3540, "fresh", 0)
-
-
-def test_a_mark_of_the_clock_follows_a_pause_and_a_clock_that_was_set(tmp_path: Path) -> None:
-    """The first fact after a store was closed, or after a gateway that began in 1970 got the time, is not ahead."""
-    file = tmp_path / "facts.db"
-    appended(file, [(0, 0)])
-    appended(file, [(7200, 7200)])
-    assert latest_of(file, now_s=7201) == (1, 0, "fresh", 1)
-    second = tmp_path / "second.db"
-    appended(second, [(-BASE_NS // SECOND_NS, -5), (1, 1)])
-    assert latest_of(second, now_s=2) == (2, 0, "fresh", 1)
+@pytest.mark.parametrize("lives, now_s, expected", CLOCKS.values(), ids=CLOCKS)
+def test_a_clock_that_is_wrong_or_set(
+    tmp_path: Path, lives: list[list[tuple[int, int]]], now_s: int, expected: tuple[object, int, str]
+) -> None:
+    """The latest value of a tag whose source or node has a clock that jumps, recorded in these lives of a store."""
+    for steps in lives:
+        appended(tmp_path / "facts.db", steps)
+    assert latest_of(tmp_path / "facts.db", now_s) == expected
 
 
 @pytest.mark.parametrize(

@@ -196,13 +196,6 @@ def test_batches_excluded_by_a_condition_are_not_opened(session: SqlSession, whe
     assert session.scanner.counters.batches_opened == opened
 
 
-def test_a_condition_with_another_collation_excludes_nothing(session: SqlSession) -> None:
-    """A condition that compares in another way than the column does rules nothing out."""
-    assert ask(session, "select count(*) from facts where subject = 'TAG:LINE1/FLOW' collate nocase") == ask(
-        session, "select count(*) from facts where subject = 'tag:line1/flow'"
-    )
-
-
 def test_the_last_facts_are_read_backwards_from_one_batch(session: SqlSession) -> None:
     """ORDER BY offset DESC LIMIT reads backwards and stops."""
     rows = ask(session, f"select offset from facts where stream = '{TELEMETRY}' order by offset desc limit 2")
