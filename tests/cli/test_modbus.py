@@ -65,6 +65,18 @@ def test_probe_of_texts_and_of_nothing(device: str, bsfg: Bsfg) -> None:
     assert "unit 1 gives none of these registers (input: illegal data address (2))" in done.stderr
 
 
+def test_probe_finds_what_the_wrong_base_hides_and_what_moves(device: str, bsfg: Bsfg) -> None:
+    """A register that is one off is found, marked as such, and the base that explains it is named. Over several looks a
+    live reading moves, and the text beside it does not."""
+    options = ("--again", "3", "--interval-s", "0.3", "--tolerance", "5%")
+    done = bsfg("modbus", "probe", device, "--base", "0", "input:17", "--value", "50.0", *options)
+    wanted = r"input 16 +float32 +ABCD .* [\d.]+ to [\d.]+.*one register off as if counted from 1 \(address_base = 1\)"
+    assert re.search(wanted, done.stdout), done.stdout
+    assert "in 4 looks" in done.stdout
+    done = bsfg("modbus", "probe", device, "--base", "0", "holding:100", "--value", "20557", *options)
+    assert re.search(r"holding 100 +uint16 +AB +20557 +0 +constant", done.stdout)
+
+
 def test_scan_finds_units_and_registers(device: str, bsfg: Bsfg) -> None:
     """Registers are found exactly, in the numbers of the base; what was not looked at is called so and not missing."""
     done = bsfg("modbus", "scan", device, "--base", "1", "discrete:1-40", "--pause-ms", "0", "--json")

@@ -52,21 +52,25 @@ async def test_a_lease_fences_the_instance_before(tmp_path: Path) -> None:
 
 
 async def test_a_consumer_that_reads_the_file_is_in_sync_at_the_end_only(tmp_path: Path) -> None:
-    """A program that says it fetches next is seen. It is in sync where it has confirmed all; one that begins before is
-    behind, and what it holds back has an age."""
+    """A program that says it fetches next is seen, another is not. It is in sync where it has confirmed all; one that
+    begins before is behind, and what it holds back has an age."""
     async with served_store(tmp_path):
         await local_socket.ask(tmp_path, request())
-        for name, start in (("local.behind", "oldest"), ("local.end", "end")):
-            asked = local_socket.RegisterConsumer(name, "facts.operational", start=start, is_fetching=True)  # type: ignore[arg-type]
+        for name, start, fetches in (
+            ("local.behind", "oldest", True),
+            ("local.end", "end", True),
+            ("local.other", "end", False),
+        ):
+            asked = local_socket.RegisterConsumer(name, "facts.operational", start=start, is_fetching=fetches)  # type: ignore[arg-type]
             await local_socket.ask(tmp_path, asked)
         answer = await local_socket.ask(tmp_path, local_socket.ListConsumers())
         assert isinstance(answer, local_socket.Consumers)
-        behind, end = answer.consumers
+        behind, end, other = answer.consumers
         assert [(one.name, one.in_sync, one.behind_facts) for one in (behind, end)] == [
             ("local.behind", False, 1),
             ("local.end", True, 0),
         ]
-        assert behind.seen_unix_ms
+        assert (bool(behind.seen_unix_ms), other.seen_unix_ms, other.in_sync) == (True, None, False)
         assert behind.held_hours is not None
         assert (end.held_bytes, end.held_hours) == (0, None)
 
