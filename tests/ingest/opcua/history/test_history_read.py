@@ -22,7 +22,8 @@ TEXTS = struct.pack("<Bii1si2s", 0x8C, 2, 1, b"a", 2, b"bc")
 def response(*variants: bytes) -> bytes:
     """One page with these values, a second apart."""
     values = b"".join(
-        b"\x05" + variant + struct.pack("<q", at * 10_000_000 + FILETIME_EPOCH) for at, variant in enumerate(variants)
+        b"\x05" + variant + struct.pack("<q", at * 10_000_000 + FILETIME_EPOCH)
+        for at, variant in enumerate(variants, 1)
     )
     body = struct.pack("<i", len(variants)) + values
     data = struct.pack("<BBHBi", 1, 0, 658, 1, len(body)) + body
@@ -46,7 +47,7 @@ def response(*variants: bytes) -> bytes:
 def test_the_part_of_an_array(variant: bytes, index_range: str, value: object) -> None:
     """One element in its own type, a range as a list; the rest of the page is read on behind it."""
     (page,) = decode_history(response(variant, variant), ValueReader(), [index_range])
-    assert list(page.values) == [HistoryValue(0, value, 0), HistoryValue(S, value, 0)]  # type: ignore[arg-type]
+    assert list(page.values) == [HistoryValue(S, value, 0), HistoryValue(2 * S, value, 0)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
