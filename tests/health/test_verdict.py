@@ -339,6 +339,10 @@ TEXTS = [
         *("2 min behind (5 facts of facts.telemetry), offline", "is its process running?"),
     ),
     (
+        *("consumers", {"behind_facts": 5, "oldest_unconfirmed_age_s": 150.0, "state": "online"}),
+        *("2 min behind (5 facts of facts.telemetry), online", "it reads, and fetches"),
+    ),
+    (
         *("consumers", {"behind_facts": 5, "oldest_unconfirmed_age_s": 150.0, "state": "idle", "facts_per_s": 9.0}),
         *("2 min behind (5 facts of facts.telemetry), idle", "it reads, and fetches"),
     ),
