@@ -57,11 +57,11 @@ def test_the_part_of_an_array(variant: bytes, index_range: str, value: object) -
 def test_an_element_that_is_not_there_is_bad(variant: bytes, index_range: str) -> None:
     """As the server says it of a monitored element."""
     (page,) = decode_history(response(variant, ROW), ValueReader(), [index_range])
-    assert page.values[0] == HistoryValue(0, None, BAD_INDEX_RANGE_NO_DATA)
+    assert page.values[0] == HistoryValue(S, None, BAD_INDEX_RANGE_NO_DATA)
     assert len(page.values) == 2
 
 
 def test_a_null_array_lacks_no_element() -> None:
     """A server that has a null in place of an array says by its own status what that means."""
     (page,) = decode_history(response(struct.pack("<Bi", 0x80 | 6, -1), ROW), ValueReader(), ["1"])
-    assert list(page.values) == [HistoryValue(0, None, 0), HistoryValue(S, 11, 0)]
+    assert list(page.values) == [HistoryValue(S, None, 0), HistoryValue(2 * S, 11, 0)]
