@@ -14,8 +14,8 @@ import pytest
 
 from tests.cli.conftest import Bsfg
 from tests.ingest.fakes import Program, running
-from tests.ingest.modbus.test_transports import certificate
-from tests.ingest.modbus.test_transports import device as modbus_process
+from tests.ingest.modbus.field import field_device
+from tests.ingest.opcua.security.certificates import in_files
 from tests.support import command
 from tests.support.page import lacking_messages
 
@@ -172,16 +172,16 @@ def test_read_watches_until_it_is_interrupted(device: str, tmp_path: Path) -> No
 def test_each_form_of_a_device(bsfg: Bsfg, device: str, tmp_path: Path) -> None:
     """TLS with its files, RTU through a converter, a plain host and port, and a source of node.toml with its own unit
     and base: each reads, and what is missing for TLS is named."""
-    ca_file, _ = certificate(tmp_path, "authority")
-    file, key = certificate(tmp_path, "meter.example", "authority")
-    with modbus_process("tls", "0", str(file), str(key)) as port:
+    ca_file, _ = in_files(tmp_path, "authority")
+    file, key = in_files(tmp_path, "meter.example", "authority")
+    with field_device("tls", "0", file, key) as port:
         words = ("modbus", "read", f"tls://127.0.0.1:{port}", "--base", "0", "holding:42")
         # A process of its own: its end does not wait for the goodbye of TLS.
         done = command.process(tmp_path, *words, "--ca", str(ca_file), "--server-name", "meter.example", "--json")
         assert json.loads(done.stdout)["value"] == 42, done.stderr
         done = bsfg(*words)
         assert (done.returncode, "ca_file: is needed for tls" in re.sub(r"\s+", " ", done.stderr)) == (2, True)
-    with modbus_process("rtu", "0") as port:
+    with field_device("rtu") as port:
         done = bsfg("modbus", "read", f"rtu+tcp://127.0.0.1:{port}", "--base", "1", "holding:43", "--json")
         assert json.loads(done.stdout)["value"] == 42, done.stderr
     assert bsfg("init", "--zone", "plant-a").returncode == 0

@@ -10,20 +10,18 @@ import termios
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from agent.cli.prepare import setup as command_module
 from agent.cli.prepare.steps import SetupFailed, Steps
 from agent.config import ConfigError
 from tests.cli.test_sources_page import node
 from tests.ingest.fakes import Program, running
-from tests.ingest.opcua.security.certificates import certificate, key
+from tests.ingest.opcua.security.certificates import in_files
 from tests.support import command
 from tests.support.mosquitto import free_port
 from tests.waiting import wait_until
@@ -435,11 +433,8 @@ def test_a_try_that_failed_or_was_interrupted_leaves_nothing(meter: Program, tmp
 def test_a_certificate_is_confirmed_once(tmp_path: Path) -> None:
     """A server whose certificate lacks its address is pinned, not put into the folder of those that are trusted: the
     next try of the source does not ask for the thumbprint again."""
-    shown = certificate("plc", issuer="authority", uri=URI, address="192.0.2.1", now=datetime.now(UTC))
-    (tmp_path / "server.pem").write_bytes(shown.public_bytes(Encoding.PEM))
-    form = Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
-    (tmp_path / "server.key").write_bytes(key("plc", 2048).private_bytes(*form))
-    options = ("--certificate", str(tmp_path / "server.pem"), "--private-key", str(tmp_path / "server.key"))
+    file, key_file = in_files(tmp_path, "plc", "authority", uri=URI, address="192.0.2.1")
+    options = ("--certificate", str(file), "--private-key", str(key_file))
     with running("opcua_server", *options) as server, typing_answers(tmp_path, server) as answer:
         answer("Trust it", "y\n")
         first = answer("Try again", "y\n")

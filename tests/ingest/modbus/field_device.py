@@ -1,8 +1,8 @@
 """A Modbus device with the faults that engineers report, as a process of its own. Register a holds a.
 
-    python -m tests.ingest.modbus.field_device MODE [PORT or TTY]
+    python -m tests.ingest.modbus.field_device MODE [PORT or TTY] [CERT KEY CLIENT_CA]
 
-tcp, rtu, serial      Modbus TCP, RTU over TCP, RTU on a serial port; with options behind a comma:
+tcp, tls, rtu, serial Modbus TCP, also with TLS, RTU over TCP, RTU on a serial port; with options behind a comma:
   late=S:N            each Nth answer is S seconds late
   jitter=S:P          an answer is up to S seconds late, with probability P
   zero, one_more      the transaction number is always 0, or one more than asked
@@ -22,6 +22,7 @@ import contextlib
 import os
 import random
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -29,12 +30,21 @@ import time
 import tty
 from collections.abc import Callable
 
-from tests.ingest.modbus.rtu_device import crc
-
 MODE, _, GIVEN = sys.argv[1].partition(",")
 OPTIONS = dict(one.partition("=")[::2] for one in GIVEN.split(",") if one)
 LINE, COUNT, FIRST = threading.Lock(), [0], threading.Semaphore(1)
 CHANCE = random.Random(7)
+IS_RTU = MODE in ("rtu", "serial")
+
+
+def crc(data: bytes) -> bytes:
+    """Modbus over Serial Line V1.02, 6.2.2; low byte first."""
+    value = 0xFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ 0xA001 if value & 1 else value >> 1
+    return struct.pack("<H", value)
 
 
 def numbers(name: str) -> tuple[float, float]:
@@ -55,8 +65,7 @@ def delay_s() -> float:
 
 def answer(request: bytes) -> bytes:
     """The bytes that answer a request, with what the line adds."""
-    is_rtu = MODE != "tcp"
-    body = request if is_rtu else request[6:]
+    body = request if IS_RTU else request[6:]
     unit, function, address, count = struct.unpack_from(">BBHH", body)
     dead, hold_s = numbers("dead")
     if dead:
@@ -68,7 +77,7 @@ def answer(request: bytes) -> bytes:
     sent = struct.pack(f">BBB{count}H", unit, function, 2 * count, *range(address, address + count))
     if address + count > 1_000:
         sent = bytes([unit, function | 0x80, 2])
-    if not is_rtu:
+    if not IS_RTU:
         number = struct.unpack(">H", request[:2])[0]
         number = 0 if "zero" in OPTIONS else (number + ("one_more" in OPTIONS)) % 65_536
         return struct.pack(">HHH", number, 0, len(sent)) + sent
@@ -79,7 +88,7 @@ def answer(request: bytes) -> bytes:
 
 def talk(receive: Callable[[int], bytes], send: Callable[[bytes], object]) -> None:
     """Answer until the other side hangs up. Each request has a fixed size."""
-    size, waiting, asked_s = (12 if MODE == "tcp" else 8), b"", time.monotonic()
+    size, waiting, asked_s = (8 if IS_RTU else 12), b"", time.monotonic()
     forgets_s = numbers("forgets")[0]
     while data := receive(256):
         if forgets_s and time.monotonic() - asked_s > forgets_s:
@@ -98,15 +107,24 @@ def talk(receive: Callable[[int], bytes], send: Callable[[bytes], object]) -> No
                 return
 
 
-def serve(peer: socket.socket) -> None:
+def secured(peer: socket.socket) -> socket.socket:
+    """The connection with TLS, in which the client shows a certificate of the authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(sys.argv[3], sys.argv[4])
+    if sys.argv[5:]:
+        context.load_verify_locations(sys.argv[5])
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context.wrap_socket(peer, server_side=True)
+
+
+def serve(accepted: socket.socket) -> None:
     """One connection."""
     is_first = FIRST.acquire(blocking=False)
-    with peer:
+    with contextlib.suppress(OSError), secured(accepted) if MODE == "tls" else accepted as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if is_first or "first" not in OPTIONS:
             peer.settimeout(numbers("idle")[0] or None)
-            with contextlib.suppress(OSError):  # it hung up, or was idle for too long
-                talk(peer.recv, peer.sendall)
+            talk(peer.recv, peer.sendall)  # until it hung up, refused our certificate, or was idle for too long
     if is_first:
         FIRST.release()
 

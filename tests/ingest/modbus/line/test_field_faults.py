@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,52 +12,11 @@ from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.line import Endpoints, Line, UnitSilent
 from agent.ingest.modbus.line import line as line_module
 from agent.ingest.modbus.plan import Read
-from agent.settings.sources import ModbusSourceSettings
-from tests.ingest.modbus.test_transports import cable
+from tests.ingest.modbus.field import field_device, line_to, settings
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system  # the device answers or is late by the real clock
 UNITS = (1, 2, 3, 4, 5, 10, 17, 131)  # most of them are also numbers of functions
-
-
-@contextmanager
-def field_device(mode: str, where: str = "0") -> Iterator[int]:
-    """The device as a process; its port."""
-    command = [sys.executable, "-m", "tests.ingest.modbus.field_device", mode, where]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield int(process.stdout.readline().split()[1])
-        finally:
-            process.kill()
-
-
-def settings(transport: str, port: int, **given: object) -> ModbusSourceSettings:
-    """A source over this transport."""
-    return ModbusSourceSettings(
-        "meter",
-        Path("t.csv"),
-        0,
-        transport=transport,  # type: ignore[arg-type]
-        host="127.0.0.1",
-        port=port,
-        **{"timeout_ms": 100, **given},  # type: ignore[arg-type]
-    )
-
-
-@asynccontextmanager
-async def line_to(mode: str, **given: object) -> AsyncIterator[Line]:
-    """A line to a device with these faults."""
-    kind = mode.partition(",")[0]
-    if kind == "serial":
-        with cable() as (ours, theirs), field_device(mode, theirs):
-            made = replace(settings("rtu", 502, **given), host="", serial_port=ours, parity="none", baud_rate=115_200)
-            async with Line(made) as line:
-                yield line
-        return
-    with field_device(mode) as port:
-        async with Line(settings("tcp" if kind == "tcp" else "rtu_over_tcp", port, **given)) as line:
-            yield line
 
 
 @pytest.mark.parametrize("kind", ["rtu", "serial"])
@@ -117,7 +70,7 @@ async def test_a_device_that_closes_after_each_answer_is_read(mode: str) -> None
 async def test_a_second_connection_that_is_closed_at_once_is_told_as_that() -> None:
     """Not as a device that does not answer in time."""
     with field_device("tcp,first") as port:
-        made = settings("tcp", port, timeout_ms=5_000)
+        made = settings("tcp", port=port, timeout_ms=5_000)
         async with Line(made) as line:
             await line.read(Read(1, Table.HOLDING, 0, 2, ()))
             with pytest.raises(SourceLost, match="closed by the device"):
@@ -174,7 +127,7 @@ async def test_sources_with_one_endpoint_share_its_line() -> None:
     one of them."""
     with field_device("tcp,first") as port:
         endpoints = Endpoints()
-        first, second = (settings("tcp", port, timeout_ms=5_000, unit_id=unit_id) for unit_id in (1, 2))
+        first, second = (settings("tcp", port=port, timeout_ms=5_000, unit_id=unit_id) for unit_id in (1, 2))
         lines = [Line(made, endpoints.of(made)) for made in (first, second)]
         async with lines[1]:
             async with lines[0]:
@@ -185,4 +138,4 @@ async def test_sources_with_one_endpoint_share_its_line() -> None:
                 assert lines[0].is_shared
             assert list(await lines[1].read(Read(2, Table.HOLDING, 7, 1, ()))) == [7]
         assert endpoints.of(first).connection is None
-        assert endpoints.of(settings("tcp", port + 1)) is not endpoints.of(first)
+        assert endpoints.of(settings("tcp", port=port + 1)) is not endpoints.of(first)

@@ -4,11 +4,13 @@ making RSA keys takes longer than everything else here."""
 import functools
 import ipaddress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -60,6 +62,15 @@ def certificate(
         if purpose is not None:
             builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
     return builder.sign(key(signed_by or issuer or name, 2048 if issuer else bits), hashes.SHA256())
+
+
+def in_files(folder: Path, name: str, issuer: str = "", **other: Any) -> tuple[Path, Path]:
+    """The certificate of `name`, valid now, and its key; without an issuer it is an authority."""
+    made = certificate(name, issuer=issuer, is_authority=not issuer, host=name, now=datetime.now(UTC), **other)
+    files = folder / f"{name}.pem", folder / f"{name}.key"
+    files[0].write_bytes(made.public_bytes(Encoding.PEM))
+    files[1].write_bytes(key(name, 2048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return files
 
 
 def revocation_list(
