@@ -1,0 +1,203 @@
+"""A collector at work against a server that the test plays, call by call."""
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from asyncua import ua
+
+from agent.concurrency import TaskGroup
+from agent.ingest.errors import SourceLost
+from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
+from agent.ingest.opcua.events.event_fields import (
+    Event,
+    EventPublication,
+)
+from agent.ingest.opcua.publisher import Route
+from agent.ingest.opcua.publishing import Header, Missing
+from agent.ingest.opcua.session import OpenedSubscription
+from agent.ingest.opcua.values.variant import ValueReader
+from agent.ingest.recorder import Recorder
+from agent.settings.sources import OpcuaSourceSettings
+from tests.ingest.fakes import Busy, FakeStore
+from tests.ingest.opcua.events.events import S, event
+from tests.waiting import wait_until_async
+
+BAD_EVENT_FILTER_INVALID = 0x8047_0000
+
+
+BAD_TIMEOUT = 0x800A_0000
+
+
+NAMESPACES = ["http://opcfoundation.org/UA/", "urn:x"]
+
+
+class Server:
+    """Satisfies what a collector asks of a session, of its library, and of a publisher."""
+
+    def __init__(self) -> None:
+        self.reader = ValueReader(NAMESPACES)
+        self.routes: dict[int, Route] = {}
+        self.asked: list[tuple[int, list[str]]] = []  # (handle, fields) of each item that was asked for
+        self.item_statuses: list[int] = []  # of the next items; then they are good
+        self.bad_fields: set[str] = set()
+        self.item_error: Exception | None = None
+        self.refreshes: list[int] = []
+        self.refresh_status = 0
+        self.subscription_errors = 0
+        self.types_read: list[str] = []
+        self._number = 0
+        self.slower = 1.0  # keep-alives than asked for
+        self.started: object = "today"
+        self.transfers: list[list[int]] = []
+        self.transfer_status = 0
+        self.begun: list[tuple[int, int]] = []  # subscriptions, and the numbers of their next notifications
+        self.deleted: list[int] = []
+
+    async def server_start(self) -> object:
+        return self.started
+
+    async def transfer_subscriptions(self, numbers: Sequence[int]) -> list[int]:
+        self.transfers.append(list(numbers))
+        return [self.transfer_status for _ in numbers]
+
+    async def delete_subscription(self, number: int) -> None:
+        self.deleted.append(number)
+
+    def positions(self, *, routed: bool = False) -> dict[int, int]:
+        return dict.fromkeys(self.routes, 2) if routed else {}
+
+    @property
+    def library(self) -> Any:
+        return self
+
+    async def namespaces(self) -> list[str]:
+        return NAMESPACES
+
+    async def clock_ns(self) -> int:
+        return (8 + 3_600 * (self._number - 1)) * S
+
+    async def create_subscription(self) -> OpenedSubscription:
+        if self.subscription_errors:
+            self.subscription_errors -= 1
+            raise SourceLost("a request to opc.tcp://plc failed: BadTooManySubscriptions")
+        self._number += 1
+        return OpenedSubscription(self._number, 500.0, self.slower)
+
+    async def create_monitored_items(self, parameters: ua.CreateMonitoredItemsParameters) -> list[Any]:
+        if self.item_error is not None:
+            raise self.item_error
+        (item,) = parameters.ItemsToCreate
+        clauses = item.RequestedParameters.Filter.SelectClauses
+        names = [".".join(str(step.Name) for step in clause.BrowsePath) for clause in clauses]
+        self.asked.append((item.RequestedParameters.ClientHandle, names))
+        status = self.item_statuses.pop(0) if self.item_statuses else 0
+        results = [ua.StatusCode(BAD_EVENT_FILTER_INVALID if name in self.bad_fields else 0) for name in names]  # type: ignore[arg-type]
+        return [
+            SimpleNamespace(
+                StatusCode=ua.StatusCode(status),  # type: ignore[arg-type]
+                MonitoredItemId=7,
+                RevisedQueueSize=100,
+                FilterResult=SimpleNamespace(SelectClauseResults=results),
+            )
+        ]
+
+    async def call(self, methods: Sequence[ua.CallMethodRequest]) -> list[Any]:
+        (method,) = methods
+        assert (method.ObjectId, method.MethodId) == (ua.NodeId(2782), ua.NodeId(3875))  # type: ignore[arg-type]
+        self.refreshes.append(method.InputArguments[0].Value)
+        return [SimpleNamespace(StatusCode=ua.StatusCode(self.refresh_status))]  # type: ignore[arg-type]
+
+    async def read(self, parameters: ua.ReadParameters) -> list[ua.DataValue]:
+        self.types_read += [one.NodeId.to_string() for one in parameters.NodesToRead]
+        return [ua.DataValue(ua.Variant(ua.QualifiedName("PumpEventType", 1))) for _ in parameters.NodesToRead]
+
+    def begin(self, number: int, route: Route, at: int = 1) -> None:
+        self.routes[number] = route
+        self.begun.append((number, at))
+
+    def forget(self, number: int) -> None:
+        self.routes.pop(number, None)
+
+    async def publish(self, content: EventPublication, number: int = 0) -> None:
+        """Hand a publication on, by default of the newest subscription."""
+        number = number or self._number
+        sent_ns = (8 + 3_600 * (number - 1)) * S  # later for the next subscription than its creation lets expect
+        header = Header(number, 2, sent_ns, has_data=bool(content.events), arrived_s=time.monotonic())
+        await self.routes[number].take(header, content)
+
+
+LAST_LIFE = "1970-01-01T00:00:06Z"  # of the first answer, less two seconds: the clock showed more at the creation
+
+
+class Collecting:
+    """A collector at work."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.store, self.server = FakeStore(), Server()
+        recorder = Recorder("plc", "plant-a", self.store, (Busy,), "facts.operational")
+        known = {"events": ("Server",), "parked_retry_ms": 100, **settings}
+        self.collector = EventCollector(
+            OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **known), recorder.for_another_task(EVENTS_LOST)
+        )
+        self.collector.read_clock = lambda _: self.server.clock_ns()
+
+    @asynccontextmanager
+    async def collecting(self) -> Any:
+        """A session, until the end of the block, whose subscription stands and has asked for the conditions."""
+        async with self.life():
+            await wait_until_async(lambda: self.server.refreshes, "a refresh")
+            yield
+
+    @asynccontextmanager
+    async def life(self) -> Any:
+        """A session, until the end of the block."""
+        async with TaskGroup() as group:
+            task = group.create_task(self._live(), name="life")
+            yield
+            task.cancel()
+        await self.collector.finish()
+
+    async def _live(self) -> None:
+        async with TaskGroup() as group:
+            await self.collector.begin(self.server, self.server, group)  # type: ignore[arg-type]
+            await self.collector.run(self.server, self.server)  # type: ignore[arg-type]
+
+    async def missing(self, notification: Missing) -> None:
+        """The publisher tells the first subscription of a notification that never came."""
+        tell = self.server.routes[1].missing
+        assert tell is not None
+        await tell(notification)
+
+    def said(self) -> list[Any]:
+        """The texts of the events that were recorded."""
+        return [json.loads(m.fact.object_json).get("message") for m in self.store.events.values()]
+
+    def lost(self) -> list[tuple[str, int, str]]:
+        """Reason, count and first time of each loss that was declared."""
+        found = [json.loads(m.fact.object_json) for m in self.store.messages.values()]
+        assert all(m.fact.predicate == "events_lost" for m in self.store.messages.values())
+        return [(one["reason"], one["count"], one["first_time"]) for one in found]
+
+
+def of(*events: Event, unreadable: int = 0, status: int | None = None) -> EventPublication:
+    """A publication."""
+    return EventPublication(events, status, unreadable)
+
+
+def logged(caplog: pytest.LogCaptureFixture, action: str) -> list[str]:
+    """The reasons that the log gives."""
+    return [record.why for record in caplog.records if getattr(record, "action", "") == action]  # type: ignore[attr-defined]
+
+
+async def collecting_again() -> Collecting:
+    """A collector whose first session has ended, after one event."""
+    run = Collecting()
+    async with run.collecting():
+        await run.server.publish(of(event(message="before")))
+    return run
