@@ -20,7 +20,7 @@ from agent.ingest.quality import BAD_NODE_ID_UNKNOWN, BAD_USER_ACCESS_DENIED
 from agent.message import Json, Value
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import FakeSession
-from tests.ingest.opcua.test_source import S, made, tag, take
+from tests.ingest.opcua.sources import S, made, tag, take
 
 NOTHING = Findings({}, [], {})
 

@@ -6,7 +6,7 @@ from agent.ingest.errors import SourceBusy, SourceLost
 from agent.ingest.opcua import source as source_module
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import FakeSession, living, opening
-from tests.ingest.opcua.test_source import FLAT, made, tag
+from tests.ingest.opcua.sources import FLAT, made, tag
 from tests.waiting import wait_until_async
 
 

@@ -11,8 +11,8 @@ from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.rescue import LostSessions, lost_sessions
 from agent.ingest.opcua.rescue.lost_sessions import SESSIONS_MAX, VAIN_LIVES_MAX
 from tests.ingest.fakes import FakeStore
-from tests.ingest.opcua.fake_session import FakeSession, answer
-from tests.ingest.opcua.test_source import S, living, made
+from tests.ingest.opcua.fake_session import FakeSession, answer, living
+from tests.ingest.opcua.sources import S, made
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.virtual_time

@@ -19,8 +19,8 @@ from agent.ingest.opcua.session import HEARTBEAT_HANDLE, OpenedSubscription
 from agent.ingest.opcua.source import Buffered
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from tests.ingest.fakes import FakeStore
-from tests.ingest.opcua.fake_session import FakeSession, answer, status_change
-from tests.ingest.opcua.test_source import S, living, made, publication
+from tests.ingest.opcua.fake_session import FakeSession, answer, living, status_change
+from tests.ingest.opcua.sources import S, made, publication
 from tests.support.virtual_time import run_virtual
 from tests.waiting import wait_until_async
 

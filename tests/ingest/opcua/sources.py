@@ -1,0 +1,70 @@
+"""An OPC UA source that is connected to nothing, or to a session that the test plays."""
+
+from pathlib import Path
+from typing import cast
+
+from agent.ingest.delivery import Delivery
+from agent.ingest.gap import TagGap
+from agent.ingest.opcua.address import TagPoint
+from agent.ingest.opcua.decode import Change, Changes, Publication
+from agent.ingest.opcua.groups import ServerLimits
+from agent.ingest.opcua.publishing import Header
+from agent.ingest.opcua.session import Session
+from agent.ingest.opcua.source import OpcuaSource
+from agent.ingest.opcua.subscription import CallSize, Subscription
+from agent.ingest.recorder import Recorder
+from agent.ingest.sampling import SamplingRule
+from agent.ingest.tags.tag_map import Tag
+from agent.message import TagDefinition
+from agent.settings.opcua_address import NodeAddress
+from agent.settings.sources import OpcuaSourceSettings
+from tests.ingest.fakes import Busy, FakeStore
+from tests.ingest.opcua.fake_session import (
+    FakeSession,
+)
+
+S = 1_000_000_000
+
+
+FLAT = {"allow_unwrapped": False, "flatten_subgroups": True}
+
+
+HEADER = Header(1, 1, 0, has_data=True)
+
+
+def tag(number: int, point: TagPoint | None = None) -> Tag:
+    """A tag that every server of these tests has."""
+    point = point or TagPoint.of(NodeAddress("urn:x", number))
+    return Tag(number, "facts.telemetry", TagDefinition(f"tag:a/{number}"), SamplingRule(), point)
+
+
+TAGS = [tag(1), tag(2)]
+
+
+async def made(store: FakeStore, tags: list[Tag] = TAGS, **settings: object) -> tuple[OpcuaSource, Recorder]:
+    """A source of these tags that is connected to nothing; it has a subscription that stands for one."""
+    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    numbers = await recorder.define([tag.definition for tag in tags])
+    used = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **{"buffer_values_max": 1_000, **settings})  # type: ignore[arg-type]
+    found = OpcuaSource(used, Delivery("plc", tags, numbers, recorder))
+    subscription = Subscription(FakeSession(), used, ServerLimits(), found.now_ns, CallSize(9))  # type: ignore[arg-type]
+    subscription.id = 1
+    found._subscriptions, found._by_id = [subscription], {1: subscription}
+    return found, recorder
+
+
+def gaps_of(source: OpcuaSource) -> list[TagGap]:
+    """The gaps that it tells of from now on."""
+    gaps: list[TagGap] = []
+    source._delivery.on_gap(gaps.append)
+    return gaps
+
+
+def publication(*changes: Change) -> Publication:
+    """One message with these values."""
+    return Publication(Changes.of(changes))
+
+
+async def take(source: OpcuaSource, *changes: Change) -> None:
+    """A publication comes."""
+    await source._take(cast("Session", FakeSession()), HEADER, publication(*changes))

@@ -1,0 +1,136 @@
+"""Whether a source's connection lives, and which time counts as its last sign of life."""
+
+import time
+from typing import cast
+
+import pytest
+
+from agent.ingest.errors import SourceLost
+from agent.ingest.gap import NOTIFICATIONS_MISSING
+from agent.ingest.opcua import source as source_module
+from agent.ingest.opcua.decode import Change
+from agent.ingest.opcua.groups import ServerLimits
+from agent.ingest.opcua.liveness import Liveness
+from agent.ingest.opcua.server_clock import ServerTime
+from agent.ingest.opcua.session import HEARTBEAT_HANDLE, Session
+from agent.ingest.opcua.subscription import CallSize, Subscription
+from tests.ingest.fakes import FakeStore
+from tests.ingest.opcua.fake_session import (
+    FakeSession,
+    answer,
+    opening,
+)
+from tests.ingest.opcua.sources import FLAT, HEADER, S, gaps_of, made, publication, take
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def test_a_connection_that_stands_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No error, no closed socket, every call answered, keep-alives even, only no value ever: the server's clock that
+    does not move ends it. It never counts as connected."""
+    source, _ = await made(FakeStore(), liveness_timeout_ms=300)
+    source._delivery.expect_value(lambda _: None)
+    session = FakeSession()
+    for number in range(1, 50):
+        session.answers.put_nowait(answer(1, number, publish_ns=number * S))
+    monkeypatch.setattr(source_module, "open_session", opening(session))
+    came_up: list[bool] = []
+    with pytest.RaisesGroup(pytest.RaisesExc(SourceLost, match="sent no value and its clock has not moved"), **FLAT):
+        await source.run(lambda: came_up.append(True))
+    assert not came_up
+    assert session.handles(1) == {1, 2}
+
+
+@pytest.mark.parametrize("revised", [{"publishing_ms": 20_000.0}, {"clock_ms": 20_000.0}])
+async def test_a_server_that_publishes_rarely_is_waited_for(revised: dict[str, float]) -> None:
+    """One that gives signs of life only every 20 s, whatever it was asked for, is given up after three of them are
+    missing and not after one, or its source would be built anew for ever."""
+    source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
+    session = FakeSession()
+    vars(session).update(revised)
+    one = Subscription(session, source._settings, ServerLimits(), source.now_ns, CallSize(9))  # type: ignore[arg-type]
+    source._subscriptions = [one]
+    await one.open()
+    await one.watch_clock()
+    one.liveness.alive_s = time.monotonic() - 50
+    source._check_life()
+    one.liveness.alive_s -= 15
+    with pytest.raises(SourceLost, match="its clock has not moved"):
+        source._check_life()
+
+
+@pytest.mark.parametrize("clock", ["refused", "stands"])
+async def test_keep_alives_are_waited_for_as_the_server_sends_them(clock: str) -> None:
+    """A server whose clock says nothing proves its life by keep-alives, ten times as rare as they were asked for."""
+    source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
+    session = FakeSession()
+    session.slower, session.has_clock = 10.0, clock == "stands"
+    one = Subscription(session, source._settings, ServerLimits(), source.now_ns, CallSize(9))  # type: ignore[arg-type]
+    source._subscriptions = [one]
+    await one.open()
+    await one.watch_clock()
+    if clock == "stands":
+        one.liveness.note_clock("once")
+        one.liveness._begun_s -= 20
+        source._check_life()
+    assert not one.liveness.has_clock
+    one.liveness.alive_s = time.monotonic() - 140
+    source._check_life()
+    one.liveness.alive_s -= 20
+    with pytest.raises(SourceLost):
+        source._check_life()
+
+
+async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
+    """A server that never notifies its clock, but values, is alive (node-opcua with a handle that it cannot hold). A
+    loss is then dated by what the server says of its sending, by the answer before the last."""
+    source, _ = await made(FakeStore())
+    (subscription,) = source._subscriptions
+    for sent_s in (12, 13):
+        header = HEADER._replace(publish_time_ns=sent_s * S)
+        await source._take(cast("Session", FakeSession()), header, publication(Change(1, 1.0, 0, 10 * S, 10 * S)))
+    assert source.alive_ns == 12 * S
+    subscription.liveness = Liveness(0.0)
+    await take(source)
+    assert (subscription.liveness.complete_ns, source.alive_ns) == (0, 0)
+
+
+async def test_the_subscription_furthest_behind_dates_a_loss() -> None:
+    """One that has proven nothing yet counts from its creation; none at all, and the life before counts."""
+    source, _ = await made(FakeStore())
+    first = source._subscriptions[0]
+    second = Subscription(FakeSession(), source._settings, ServerLimits(), lambda: 50 * S, CallSize(9))  # type: ignore[arg-type]
+    await second.open()
+    source._subscriptions.append(second)
+    source._alive_before_ns = 7 * S
+    assert source.alive_ns == 7 * S
+    first.liveness.complete_ns = 60 * S
+    assert source.alive_ns == 50 * S
+    second.liveness.complete_ns = 58 * S
+    assert source.alive_ns == 58 * S
+
+
+async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
+    """A new subscription brings the server's clock as it was when it last moved, up to a second ago (asyncua): that is
+    no clock that was set back, and no gap is declared for it."""
+    source, _ = await made(FakeStore())
+    gaps = gaps_of(source)
+    (subscription,) = source._subscriptions
+    now_ns = time.monotonic_ns()
+    source._clock.read(100 * S, now_ns, None)
+    source._declare_since(NOTIFICATIONS_MISSING, ServerTime(90 * S, 0), [1])
+    subscription.clock_least_ns = source._clock.least_ns(time.monotonic_ns())
+    shown = Change(HEARTBEAT_HANDLE, "99.2", 0, 99_200_000_000, 99_200_000_000)
+    source._note_publication(HEADER._replace(publish_time_ns=100 * S + 1), publication(shown))
+    assert (source._clock.set_back_ns, [gap.reason for gap in gaps]) == (0, [NOTIFICATIONS_MISSING])
+    assert source._clock.shown_ns == 100 * S + 1
+
+
+async def test_a_server_clock_before_1970_dates_a_loss_as_any_other() -> None:
+    """The last proof of life is a negative time there, not a time that comes after all samples."""
+    source, _ = await made(FakeStore())
+    (subscription,) = source._subscriptions
+    assert source.alive_ns == 0
+    for sent_ns in (-101 * S, -100 * S, -99 * S):
+        subscription.liveness.note_answer(0.0, sent_ns, None, is_proof=True, more=False)
+    assert source.alive_ns == -100 * S

@@ -1,0 +1,209 @@
+"""The subscriptions of a source: their items, their end, and notifications that are missing."""
+
+import asyncio
+import json
+import struct
+
+import pytest
+
+from agent.ingest.errors import SourceLost
+from agent.ingest.gap import SUBSCRIPTION_LOST
+from agent.ingest.opcua import source as source_module
+from agent.ingest.opcua import subscription as subscription_module
+from agent.ingest.opcua.groups import ServerLimits
+from agent.ingest.quality import (
+    BAD_NODE_ID_UNKNOWN,
+    BAD_TOO_MANY_MONITORED_ITEMS,
+)
+from tests.ingest.fakes import FakeStore
+from tests.ingest.opcua.fake_session import (
+    NO_SUBSCRIPTION,
+    TOO_MANY_REQUESTS,
+    FakeSession,
+    answer,
+    living,
+    opening,
+    status_change,
+)
+from tests.ingest.opcua.sources import FLAT, S, gaps_of, made, tag
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def test_items_are_spread_over_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the server's limits; what it has no room for is bad with a status that says so; a new tag map moves
+    nothing that stays."""
+    store = FakeStore()
+    source, _ = await made(store, [tag(n) for n in range(1, 6)])
+    session = FakeSession(ServerLimits(items_per_subscription=3, subscriptions_per_session=2))
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: len(store.of("a/5")) == 1, "the tag without room")
+        assert store.of("a/5")[0].quality == BAD_TOO_MANY_MONITORED_ITEMS
+        assert [session.handles(one) for one in session.subscriptions] == [{1, 2}, {3, 4}]
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
+        source._delivery.offer_map([tag(n) for n in (2, 3, 4, 5)], [2, 3, 4, 5])
+        await wait_until_async(lambda: session.handles(1) == {2, 5}, "the new map")
+        assert session.handles(session.subscriptions[1]) == {3, 4}
+        assert [item.handle for item in session.asked] == [1, 2, 3, 4, 5]
+
+
+async def test_a_subscription_that_the_server_ends_is_replaced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tags are bad from its last sign of life until its items stand again, and a gap fact says so; those of the
+    other subscription go on. What still comes of the old one is dropped."""
+    monkeypatch.setattr(subscription_module, "ENDED_EARLY_S", 0.0)
+    store = FakeStore()
+    source, recorder = await made(store, items_per_subscription_max=1, sampling_interval_ms=0)
+    gaps = gaps_of(source)
+    session = FakeSession()
+    session.shows_ns = 10 * S
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: len(session.asked) == 2, "items")
+        first, second = session.subscriptions
+        session.answers.put_nowait(answer(first, 1, (1, 1.0, 10 * S), publish_ns=11 * S))
+        session.answers.put_nowait(answer(first, 2, (1, 1.5, 11 * S), publish_ns=12 * S))
+        session.answers.put_nowait(answer(second, 1, (2, 1.0, 10 * S)))
+        await wait_until_async(lambda: len(store.samples) == 3, "values")
+        await wait_until_async(lambda: source.now_ns() < 100 * S, "the clock, which is read behind what was created")
+        session.shows_ns = 1_000 * S
+        session.answers.put_nowait(status_change(first, 3, 0x800A_0000))
+        await wait_until_async(lambda: len(session.asked) == 3, "a new item")
+        third = session.subscriptions[2]
+        assert (session.handles(second), session.handles(third)) == ({2}, {1})
+        session.answers.put_nowait(answer(first, 4, (1, 9.0, 12 * S)))
+        session.answers.put_nowait(answer(third, 1, (1, 2.0, 20 * S)))
+        await wait_until_async(lambda: len(store.of("a/1")) == 4, "the value after")
+        await wait_until_async(lambda: gaps, "the gap")
+    found = [(s.source_time_ns, s.value) for s in store.of("a/1")]
+    assert found == [(10 * S, 1.0), (11 * S, 1.5), (11 * S + 1, None), (20 * S, 2.0)]
+    assert [s.value for s in store.of("a/2")] == [1.0]
+    assert (gaps[0].reason, gaps[0].first_time_ns, gaps[0].tags) == (SUBSCRIPTION_LOST, 11 * S, (1,))
+    assert 1_000 * S <= gaps[0].last_time_ns < 2_000 * S, "not before the new items were created"
+    await recorder.drain()
+    assert len(store.messages) == 1
+
+
+async def test_a_refused_node_is_asked_for_again_by_the_subscription_that_replaces_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twice: all tags of the ended subscription are in the new one, also those without an item at that moment."""
+    monkeypatch.setattr(subscription_module, "ENDED_EARLY_S", 0.0)
+    source, _ = await made(FakeStore())
+    session = FakeSession()
+    session.refusals[2, ""] = BAD_NODE_ID_UNKNOWN
+    async with living(monkeypatch, source, session):
+        for turn in range(1, 3):
+            await wait_until_async(lambda turn=turn: len(session.asked) == 2 * turn, "both items asked for")  # type: ignore[misc]
+            session.answers.put_nowait(status_change(session.subscriptions[-1], 1, 0x800A_0000))
+        session.refusals.clear()
+        await wait_until_async(lambda: len(session.subscriptions) == 3, "the second new subscription")
+        await wait_until_async(lambda: session.handles(session.subscriptions[-1]) == {1, 2}, "both items")
+
+
+async def test_a_node_that_is_gone_ends_no_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
+    """python-opcua says of a deleted node that the status of the whole subscription is BadNodeIdUnknown, and goes on
+    publishing: no tag is lost, and the audit finds the one that is."""
+    store = FakeStore()
+    source, recorder = await made(store)
+    session = FakeSession()
+    async with living(monkeypatch, source, session):
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, 10 * S)))
+        session.answers.put_nowait(status_change(1, 2, BAD_NODE_ID_UNKNOWN))
+        session.answers.put_nowait(answer(1, 3, (1, 2.0, 20 * S)))
+        await wait_until_async(lambda: session.keeps_subscriptions and len(store.of("a/1")) == 2, "values")
+        assert not source._subscriptions[0].ended
+        assert session.subscriptions == [1]
+    await recorder.drain()
+    assert [s.value for s in store.of("a/1")] == [1.0, 2.0]
+    assert not store.messages
+
+
+async def test_a_subscription_that_is_ended_at_once_ends_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does a session that has none any more although nothing was said: otherwise it would go round for ever."""
+    for ending in (status_change(1, 1, 0x800A_0000), NO_SUBSCRIPTION):
+        source, _ = await made(FakeStore())
+        session = FakeSession()
+        session.answers.put_nowait(ending)
+        monkeypatch.setattr(source_module, "open_session", opening(session))
+        with pytest.RaisesGroup(pytest.RaisesExc(SourceLost, match="ended a subscription at once: Bad"), **FLAT):
+            await source.run(lambda: None)
+
+
+async def test_notifications_that_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the server still holds is asked for again and recorded in its place; what it does not hold is a gap. Fewer
+    requests are kept open for a server that says they are too many."""
+    store = FakeStore()
+    source, recorder = await made(store, publish_requests=3)
+    session = FakeSession()
+    session.shows_ns = 15 * S
+    session.held[1, 2] = answer(1, 2, (1, 2.0, 2 * S))
+    async with living(monkeypatch, source, session):
+        session.answers.put_nowait(TOO_MANY_REQUESTS)
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, 1 * S), publish_ns=1 * S))
+        await wait_until_async(lambda: source.now_ns() < 100 * S, "the clock, which is read behind what was created")
+        session.shows_ns = 1_000 * S
+        session.answers.put_nowait(answer(1, 4, (1, 4.0, 4 * S)))
+        # The answer is held until no older request is open: these come for the others.
+        session.answers.put_nowait(answer(1, 5, (1, 5.0, 5 * S)))
+        session.answers.put_nowait(answer(1, 6, (1, 6.0, 6 * S)))
+        await wait_until_async(lambda: len(store.of("a/1")) == 5, "values")
+        await wait_until_async(lambda: session.publishes_open == 2, "two requests")
+    assert [s.value for s in store.of("a/1")] == [1.0, 2.0, 4.0, 5.0, 6.0]
+    await recorder.drain()
+    (message,) = store.messages.values()
+    content = json.loads(message.fact.object_json)
+    assert (content["reason"], content["count"], content["count_exact"]) == ("notifications_missing", 1, False)
+    assert content["last_time"].startswith("1970-01-01T00:16:4"), "as the server's clock shows"
+
+
+async def test_a_session_that_ends_while_notifications_are_found_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is asked for its clock before they are declared. A life that ends meanwhile declares them all the
+    same, and what arrived after them is recorded."""
+    store = FakeStore()
+    source, recorder = await made(store, publish_requests=1)
+    session, asked = FakeSession(), asyncio.Event()
+
+    async def clock_ns() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with living(monkeypatch, source, session):
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, 1 * S)))
+        await wait_until_async(lambda: store.of("a/1"), "a value")
+        monkeypatch.setattr(session, "clock_ns", clock_ns)
+        session.answers.put_nowait(answer(1, 4, (1, 4.0, 4 * S)))
+        await asked.wait()
+    await source.finish()
+    await recorder.drain()
+    assert [s.value for s in store.good("a/1")] == [1.0, 4.0]
+    (message,) = store.messages.values()
+    content = json.loads(message.fact.object_json)
+    assert (content["reason"], content["count"], content["count_exact"]) == ("notifications_missing", 2, False)
+
+
+UNREADABLE = answer(1, 2, (1, 2.0, 2 * S))[:21] + struct.pack("<i", 1) + b"\xff" * 8
+
+
+@pytest.mark.parametrize(
+    "body",
+    [answer(1, 0), answer(1, 2), answer(1, 7, (1, 7.0, 7 * S)), UNREADABLE, answer(1, 2)[:9]],
+    ids=["number 0", "no data", "another", "unreadable", "cut short"],
+)
+async def test_a_server_that_republishes_something_else_does_not_hold_it(
+    monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    """An empty notification of number 0 (asyncua, python-opcua), one of the right number without data, one of another
+    number, one that cannot be read: each is asked for once, is a gap, and what follows it is recorded. One that cannot
+    be read ended each session in which it was asked for."""
+    store = FakeStore()
+    source, recorder = await made(store, publish_requests=1)
+    session = FakeSession()
+    session.held[1, 2] = body
+    async with living(monkeypatch, source, session):
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, 1 * S), publish_ns=1 * S))
+        session.answers.put_nowait(answer(1, 3, (1, 3.0, 3 * S)))
+        await wait_until_async(lambda: len(store.of("a/1")) == 2, "values")
+    await recorder.drain()
+    assert session.republished == 1
+    assert [s.value for s in store.of("a/1")] == [1.0, 3.0]
+    assert ["notifications_missing" in str(message.fact) for message in store.messages.values()] == [True]
