@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,10 @@ class FakeStore:
         assert stream in ("facts.operational", "events", "alarms")
         kept.setdefault(message.envelope.message_id, message)
         return done(None)
+
+    def told(self) -> list[dict[str, Any]]:
+        """What the facts of the operational stream say, in order."""
+        return [json.loads(one.fact.object_json) for one in self.messages.values()]
 
     def of(self, tag: str) -> list[Sample]:
         """The samples of a tag, by its scope/id."""

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 
 from agent.columns import SampleColumns
 from agent.ingest.delivery import Delivery
@@ -9,7 +8,7 @@ from agent.ingest.quality import BAD_COMMUNICATION_ERROR, TAG_REMOVED
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.tag_map import Tag
-from agent.message import Message, Sample, TagDefinition
+from agent.message import Sample, TagDefinition
 from agent.status_codes import CLOCK_UNCERTAIN
 from tests.ingest.fakes import Busy, FakeStore
 
@@ -132,8 +131,8 @@ async def test_a_gap_that_was_known_ahead_of_an_edit_is_of_the_tag() -> None:
     delivery.add_gap(NOTIFICATIONS_MISSING, 9 * S, 10 * S, 1, [1, 2, 3], exact=False)
     assert gaps == [TagGap(NOTIFICATIONS_MISSING, 9 * S, 10 * S, (4, 2, 3))]
     await delivery.recorder.drain()
-    (message,) = store.messages.values()
-    assert json.loads(message.fact.object_json)["tags"] == ["tag:a", "tag:b"]
+    (message,) = store.told()
+    assert message["tags"] == ["tag:a", "tag:b"]
 
 
 async def test_a_tag_removed_while_its_source_is_away() -> None:
@@ -226,13 +225,8 @@ async def test_the_end_of_a_gap_is_not_before_its_beginning_and_is_reported_when
     delivery.add_gap(NOTIFICATIONS_MISSING, 9 * S, 10 * S, 1, [1], exact=False, is_over=False)
     assert gaps == [TagGap(AGENT_STOPPED, 9 * S, 9 * S, (1,))]
     await delivery.recorder.drain()
-    ended = {one["reason"]: (one["first_time"], one["last_time"]) for one in map(_object, store.messages.values())}
+    ended = {one["reason"]: (one["first_time"], one["last_time"]) for one in store.told()}
     assert ended[AGENT_STOPPED] == ("1970-01-01T00:00:09Z",) * 2
-
-
-def _object(message: Message) -> dict[str, str]:
-    found: dict[str, str] = json.loads(message.fact.object_json)
-    return found
 
 
 async def test_a_log_line_names_the_first_tags_and_counts_the_rest() -> None:

@@ -294,8 +294,7 @@ async def test_missed_polls_are_counted_and_a_fact() -> None:
     source._note_missed([Missed(1_000, 3, 0, 2 * 10**9)], 10**18, "polls_missed")
     await source._delivery.recorder.flush_gaps(at_once=True)
     assert source.polls_missed_total == 3
-    (message,) = store.messages.values()
-    content = json.loads(message.fact.object_json)
+    (content,) = store.told()
     assert (content["reason"], content["count"], content["tags"]) == ("polls_missed", 6, ["tag:a/1", "tag:a/third"])
     assert content["first_time"].startswith("2001-09-09T01:46:40")
 

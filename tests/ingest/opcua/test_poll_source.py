@@ -1,6 +1,5 @@
 """A source that is polled, with a server that the test plays."""
 
-import json
 import logging
 import time
 from pathlib import Path
@@ -230,6 +229,6 @@ async def test_polls_that_a_slow_server_costs_become_a_fact(monkeypatch: pytest.
         life = group.create_task(source.run(lambda: None), name="life")
         await wait_until_async(lambda: store.messages, "the gap")
         life.cancel()
-    (content, *_) = [json.loads(message.fact.object_json) for message in store.messages.values()]
+    (content, *_) = store.told()
     assert (content["reason"], content["tags"]) == ("polls_missed", ["tag:a/a"])
     assert content["count"] >= 2

@@ -1,5 +1,4 @@
 import asyncio
-import json
 import logging
 import math
 import struct
@@ -47,8 +46,7 @@ async def test_values_the_server_discarded_become_a_fact() -> None:
     await source.finish()
     await recorder.drain()
     assert store.of("a/1")[:2] == [Sample(1, 10 * S, 1.0), Sample(1, 20 * S, 2.0, 0x480)]
-    (message,) = store.messages.values()
-    content = json.loads(message.fact.object_json)
+    (content,) = store.told()
     assert content["reason"] == "server_queue_overflow"
     assert (content["first_time"], content["last_time"]) == ("1970-01-01T00:00:10Z", "1970-01-01T00:00:20Z")
     assert (content["count"], content["count_exact"], content["tags"]) == (7 + 2, False, ["tag:a/1", "tag:a/2"])
@@ -67,7 +65,7 @@ async def test_as_many_values_as_the_queue_holds_may_be_the_rest_of_more(burst: 
     await take(source, *(Change(1, float(n), 0, 20 * S + n, 20 * S + n) for n in range(burst)))
     await source.finish()
     await recorder.drain()
-    found = [json.loads(message.fact.object_json) for message in store.messages.values()]
+    found = store.told()
     expected = [("server_queue_overflow", "1970-01-01T00:00:10Z", "1970-01-01T00:00:20Z", 0)] if is_declared else []
     assert [(one["reason"], one["first_time"], one["last_time"], one["count"]) for one in found] == expected
 
@@ -172,7 +170,7 @@ async def test_a_malformed_value_costs_its_own_tag(monkeypatch: pytest.MonkeyPat
     await recorder.drain()
     assert [sample.value for sample in store.of("a/1")] == [1.5, 2.5]
     assert [(sample.value, sample.quality) for sample in store.of("a/2")] == [(None, BAD_DECODING_ERROR)]
-    (fact,) = [json.loads(message.fact.object_json) for message in store.messages.values()]
+    (fact,) = store.told()
     assert (fact["reason"], fact["count"], fact["count_exact"]) == ("values_unreadable", 2, True)
     assert fact["tags"] == ["tag:a/1", "tag:a/2"]
 
@@ -202,7 +200,7 @@ async def test_a_malformed_value_in_each_publication_costs_one_call_a_minute(
     await recorder.drain()
     assert reads == [0]
     assert {sample.quality for sample in store.of("a/2")} == {BAD_DECODING_ERROR}
-    said = [json.loads(message.fact.object_json) for message in store.messages.values()]
+    said = store.told()
     assert sum(one["count"] for one in said if one["reason"] == "values_unreadable") == 5
     assert [getattr(one, "action", "") for one in caplog.records].count("values_unreadable") == 1
 

@@ -1,7 +1,6 @@
 """The subscriptions of a source: their items, their end, and notifications that are missing."""
 
 import asyncio
-import json
 import struct
 
 import pytest
@@ -150,8 +149,7 @@ async def test_notifications_that_never_came(monkeypatch: pytest.MonkeyPatch) ->
         await wait_until_async(lambda: session.publishes_open == 2, "two requests")
     assert [s.value for s in store.of("a/1")] == [1.0, 2.0, 4.0, 5.0, 6.0]
     await recorder.drain()
-    (message,) = store.messages.values()
-    content = json.loads(message.fact.object_json)
+    (content,) = store.told()
     assert (content["reason"], content["count"], content["count_exact"]) == ("notifications_missing", 1, False)
     assert content["last_time"].startswith("1970-01-01T00:16:4"), "as the server's clock shows"
 
@@ -176,8 +174,7 @@ async def test_a_session_that_ends_while_notifications_are_found_missing(monkeyp
     await source.finish()
     await recorder.drain()
     assert [s.value for s in store.good("a/1")] == [1.0, 4.0]
-    (message,) = store.messages.values()
-    content = json.loads(message.fact.object_json)
+    (content,) = store.told()
     assert (content["reason"], content["count"], content["count_exact"]) == ("notifications_missing", 2, False)
 
 

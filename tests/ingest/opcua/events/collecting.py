@@ -180,7 +180,7 @@ class Collecting:
 
     def lost(self) -> list[tuple[str, int, str]]:
         """Reason, count and first time of each loss that was declared."""
-        found = [json.loads(m.fact.object_json) for m in self.store.messages.values()]
+        found = self.store.told()
         assert all(m.fact.predicate == "events_lost" for m in self.store.messages.values())
         return [(one["reason"], one["count"], one["first_time"]) for one in found]
 

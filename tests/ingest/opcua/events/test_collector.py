@@ -168,8 +168,8 @@ async def test_a_publication_that_never_came_is_a_loss() -> None:
         await run.missing(Missing(1, 4, 4))
         assert run.collector._refresh.is_due(1e12)
     assert run.lost() == [("event_publication_missing", 1, LAST_LIFE)]
-    (told,) = run.store.messages.values()
-    assert json.loads(told.fact.object_json)["last_time"] < "1970-01-01T00:01"
+    (told,) = run.store.told()
+    assert told["last_time"] < "1970-01-01T00:01"
 
 
 async def test_a_loss_is_recorded_although_no_event_follows() -> None:

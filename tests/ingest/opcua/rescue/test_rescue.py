@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -239,7 +238,7 @@ def test_what_the_old_subscription_lacks_ends_where_the_new_one_begins(
             await wait_until_async(lambda: told.tags is not None, "the end of the rescue")
         await source.finish()
         await recorder.drain()
-        told_gaps = [json.loads(message.fact.object_json) for message in store.messages.values()]
+        told_gaps = store.told()
         ends = {gap["last_time"][17:19] for gap in told_gaps if gap["reason"] == "notifications_missing"}
         assert ends == {"10"}
         again = {gap["last_time"][17:19] for gap in told_gaps if gap["reason"] == "clock_set_back"}
