@@ -9,7 +9,6 @@ of them shows by itself what was lost or doubled.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +26,6 @@ MODBUS_SERIAL = Stack(
     "NODE_PATH",
     INSTALLED / "modbus_serial" / "node_modules",
 )
-PYMODBUS = Stack("pymodbus", (sys.executable, str(SERVERS / "pymodbus" / "server.py")))  # in our own environment
 SOCAT = Stack("socat", ("socat",))
 
 IMPATIENT: dict[str, Any] = {"timeout_ms": 300}  # for devices that do not answer

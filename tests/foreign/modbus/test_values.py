@@ -14,7 +14,6 @@ import pytest
 from tests.foreign.modbus.device import (
     LIBMODBUS,
     MODBUS_SERIAL,
-    PYMODBUS,
     ModbusDevice,
     modbus_device,
     source,
@@ -158,8 +157,7 @@ def fill(device: ModbusDevice) -> list[Placed]:
 
 @pytest.mark.parametrize(
     "stack",
-    [pytest.param(one, marks=pytest.mark.foreign(one.name), id=one.name) for one in (LIBMODBUS, MODBUS_SERIAL)]
-    + [pytest.param(PYMODBUS, id="pymodbus")],
+    [pytest.param(one, marks=pytest.mark.foreign(one.name), id=one.name) for one in (LIBMODBUS, MODBUS_SERIAL)],
 )
 async def test_every_type_in_every_order_is_right(stack: Stack, tmp_path: Path) -> None:
     """Each value arrives as what was put into the device, with its type: 6 orders of 21 types of one register, 4 of 4
