@@ -1,5 +1,6 @@
 """Gaps at the edge of now, on rows that are made here: the functions know no clock and no files."""
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from agent.message import time_text
 from pyspark_bsfg.jobs import clean, gaps
 from pyspark_bsfg.jobs.derived import Part, Source
 from pyspark_bsfg.jobs.refresh import newest_ns
@@ -25,10 +27,19 @@ def ns(second: float) -> int:
     return NOON_NS + round(second * SECOND_NS)
 
 
-def facts(tag: str, seconds: Sequence[int], problem: str | None = None) -> Iterator[tuple[Any, ...]]:
+def facts(
+    tag: str, seconds: Sequence[int], problem: str | None = None, zone: str = "plant-a"
+) -> Iterator[tuple[Any, ...]]:
     """Rows of READ."""
     for second in seconds:
-        yield date(2026, 1, 1), "plant-a", tag, ns(second), second + 1, "e", second + 1, "double", problem
+        day = date(2026, 1, 1 + (second + 43_200) // 86_400)
+        yield day, zone, tag, ns(second), second + 1, "e", second + 1, "double", problem
+
+
+def lost(zone: str, first: int, last: int) -> tuple[Any, ...]:
+    """A row of INCIDENTS: a loss that a source of the zone has declared."""
+    detail = {"first_time": time_text(ns(first)), "last_time": time_text(ns(last)), "reason": "r", "tags": []}
+    return ("samples_lost", "s", first, first, None, "source:x", zone, "e", 1, json.dumps(detail))
 
 
 @pytest.mark.spark
@@ -53,6 +64,35 @@ def test_facts_of_the_future_end_no_gap(spark: SparkSession) -> None:
         ("ahead once", "silent", 600, 300.0),
         ("bad since", "stale", 0, 900.0),
         ("holed", "missing", 0, 300.0),
+    ]
+
+
+@pytest.mark.spark
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_plants_with_equal_tags_have_their_own_gaps(spark: SparkSession) -> None:
+    """Three plants have the tag, over midnight. Facts and losses of one neither end nor explain a gap of another; a
+    loss within another one changes nothing."""
+    noon, midnight = 0, 43_200
+    made = [
+        *facts("flow", [noon, midnight - 600, midnight + 600], zone="plant-a"),
+        *facts("flow", range(noon, midnight + 700, 60), zone="plant-b"),
+        *facts("flow", [noon, midnight - 300, midnight + 600], zone="plant-c"),
+    ]
+    losses = [
+        *(lost("plant-a", noon, midnight - 600), lost("plant-a", noon + 60, noon + 120)),
+        *(lost("plant-a", midnight - 600, midnight), lost("plant-b", midnight, midnight + 600)),
+        lost("plant-c", midnight - 300, midnight + 600),
+    ]
+    limit_s = gaps.expected_s(60, ())
+    within = gaps.found_within(spark.createDataFrame(made, READ), limit_s)
+    found = gaps.report(within, spark.createDataFrame(losses, INCIDENTS), limit_s, ns(midnight + 600), ())
+    rows = found.selectExpr("zone", "kind", "unix_seconds(begin)", "seconds", "declared_by IS NOT NULL").collect()
+    assert sorted((zone, kind, begin - NOON_NS // SECOND_NS, *more) for zone, kind, begin, *more in rows) == [
+        ("plant-a", "missing", noon, midnight - 600.0, True),
+        ("plant-a", "missing", midnight - 600, 1200.0, False),
+        ("plant-c", "missing", noon, midnight - 300.0, False),
+        ("plant-c", "missing", midnight - 300, 900.0, True),
     ]
 
 
