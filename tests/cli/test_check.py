@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 from datetime import UTC, datetime
@@ -170,18 +171,21 @@ def test_a_health_page_that_others_reach_is_a_note(bsfg: Bsfg, tmp_path: Path) -
 
 
 def test_a_certificate_that_ends_soon_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
-    """Which file, in how many days, and the command that renews it; once for two brokers with one file, and not in its
-    first months."""
+    """Which file, in how many days, and the command that renews it; once for two brokers with one file, also for the
+    file of a third one, and not in its first months."""
     site, now = tmp_path / "pki", datetime.now(UTC)
     pki.create_authority(site, now)
     broker = (
         '[[broker]]\nname = "{}"\nhost = "h"\n'
-        'ca_file = "pki/ca.pem"\ncert_file = "pki/zones/plant-a.pem"\nkey_file = "pki/zones/plant-a.key"\n'
+        'ca_file = "pki/ca.pem"\ncert_file = "pki/zones/{}.pem"\nkey_file = "pki/zones/{}.key"\n'
     )
-    (tmp_path / "node.toml").write_text(NODE + broker.format("b") + broker.format("c"))
-    for days, notes in ((4, 1), (300, 0)):
-        pki.issue_zone(site, "plant-a", now, days=days, force=True)
+    names = [("b", "first"), ("c", "first"), ("d", "second")]
+    (tmp_path / "node.toml").write_text(NODE + "".join(broker.format(name, own, own) for name, own in names))
+    for days, noted in ((4, ["first", "second"]), (300, [])):
+        for own in ("first", "second"):
+            issued = pki.issue_zone(site, "plant-a", now, days=days, force=True)
+            shutil.copy(issued.cert_file, site / f"zones/{own}.pem")
+            shutil.copy(issued.key_file, site / f"zones/{own}.key")
         found = [line for line in bsfg("check").stdout.splitlines() if line.startswith("note: ")]
-        assert len(found) == notes, found
-        for note in found:
-            assert "pki/zones/plant-a.pem: ends in 3 days; at the authority: bsfg pki renew plant-a" in note
+        said = "pki/zones/{}.pem: ends in 3 days; at the authority: bsfg pki renew plant-a"
+        assert [said.format(own) in note for own, note in zip(noted, found, strict=True)] == [True] * len(noted)

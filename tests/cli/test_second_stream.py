@@ -1,16 +1,18 @@
-"""What a command says of one stream comes from the settings and the files of that stream, not from those of another."""
+"""What a command says of one stream or zone is of that one, not of another."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from agent import local_socket
-from agent.cli import bsfg
-from agent.cli.facts import append
-from agent.node.latest import save_peer_latest
+from agent.cli import bsfg, peer
+from agent.cli.facts import append, peer_requests
+from agent.node.latest import record_of, save_peer_latest
 from agent.replication.protocol.messages import PeerLatest
 from tests.replication.serving.test_latest import value
 
@@ -46,8 +48,29 @@ def test_latest_values_of_a_stream_from_peers() -> None:
     assert CliRunner().invoke(bsfg, ["append", "--stream", "facts.a", "batch:1", "done", "{}"]).exit_code == 0
     assert CliRunner().invoke(bsfg, ["append", "--stream", "facts.b", "batch:1", "done", "{}"]).exit_code == 0
     kept = [("plant-b", "facts.a", 1), ("plant-b", "facts.b", 2), ("plant-c", "facts.a", 3)]
-    for peer, stream, number in kept:
-        save_peer_latest(Path("state"), PeerLatest(peer, "00" * 16, stream, 1, [value(number)]))
+    for zone, stream, number in kept:
+        save_peer_latest(Path("state"), PeerLatest(zone, "00" * 16, stream, 1, [value(number)]))
     for words, numbers in (([], [1, 2, 3]), (["--stream", "facts.a"], [1, 3]), (["--stream", "facts.b"], [2])):
         shown = CliRunner().invoke(bsfg, ["latest", "--json", *words]).output.splitlines()
         assert [json.loads(line)["subject"] for line in shown] == [f"tag:{number:03}" for number in numbers]
+
+
+def test_latest_values_of_a_zone_from_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what a relay sends of three zones, the tags of the named one are printed; of one that it does not name, none:
+    a bad result."""
+    zones = ("plant-b", "plant-c", "plant-d")
+    sent = [record_of(msgspec.structs.replace(value(n), zone=zone), "facts.a") for n, zone in enumerate(zones, 1)]
+    monkeypatch.setattr(peer_requests, "get_latest", lambda *_: sent)
+    for words, shown in (([], zones), (["--zone", "plant-c"], ("plant-c",)), (["--zone", "plant-x"], ())):
+        found = CliRunner().invoke(bsfg, ["latest", "--from", "relay", "--json", *words])
+        assert [json.loads(line)["zone"] for line in found.stdout.splitlines()] == [*shown]
+        assert found.exit_code == (not shown)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, None])
+def test_a_peer_with_one_connected_stream_is_connected(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of its three streams that is; the trouble is told where none is."""
+    pulls = [{"zone": "plant-b", "connected": n == place, "trouble": "timeout"} for n in range(3)]
+    monkeypatch.setattr(peer, "ask_health_of", lambda *_: {"peers": pulls})
+    settings: Any = SimpleNamespace(node=None, health=None)
+    assert peer._state(settings) == {"plant-b": "not connected timeout" if place is None else "connected"}

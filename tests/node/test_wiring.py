@@ -11,6 +11,7 @@ import pytest
 
 from agent.concurrency import TaskGroup
 from agent.config import ConfigFile
+from agent.config.in_force import load_kept
 from agent.fact_store import FactStore
 from agent.fact_store.log import errors
 from agent.fact_store.log.errors import StoreBusy, StoreFull
@@ -189,7 +190,7 @@ def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> Non
 
 def test_the_certificates_of_each_broker_are_watched_after_each_reload(tmp_path: Path) -> None:
     """A reload adds a broker, the next one removes the first: the watcher has the identities of the brokers that are
-    there, whatever was there when it began."""
+    there, whatever was there when it began, and these brokers are kept for the next start."""
     names = ("first", "second")
     brokers = [BrokerSettings(name, "host", tmp_path / "ca", tmp_path / f"{name}.pem", tmp_path) for name in names]
     lists = [NodeSettings(IdentitySettings("idmz", tmp_path), broker=tuple(some)) for some in (brokers[:1], brokers)]
@@ -205,6 +206,9 @@ def test_the_certificates_of_each_broker_are_watched_after_each_reload(tmp_path:
                 await node._carry_out(plan_reload(before, after), {})
                 assert [one.files[1] for one in watcher._identities] == [one.cert_file for one in after.broker]
                 assert watcher._identities == [one.identity for one in node._runtimes.values()]
+                kept = load_kept(tmp_path)
+                assert kept is not None
+                assert kept.settings.broker == after.broker
             assert node._readiness is not None
             node._readiness.cancel()
             node._runtimes["second"].stop()
