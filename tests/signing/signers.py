@@ -15,6 +15,8 @@ from agent.signing.keys import SigningKey
 
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 NOW_MS = round(NOW.timestamp() * 1000)
+ENDS = datetime(2200, 1, 1, tzinfo=UTC)  # a certificate that a test of the real clock can use, whenever it runs
+ENDS_MS = round(ENDS.timestamp() * 1000)
 DAY_MS = 86_400_000
 CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 
@@ -54,7 +56,7 @@ def make(
     signs: bool = True,
     signs_all: bool = False,
     begins: datetime = NOW - timedelta(days=1),
-    ends: datetime = NOW + timedelta(days=365),
+    ends: datetime = ENDS,
     names: tuple[str, ...] = (),
     more: tuple[tuple[x509.ExtensionType, bool], ...] = (),
 ) -> Made:

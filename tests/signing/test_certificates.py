@@ -18,7 +18,7 @@ from agent.signing.certificates import (
     refuse_anchor,
     signer_of,
 )
-from tests.signing.signers import CLIENT, DAY_MS, NOW, NOW_MS, SERVER, Made, make, p256, signing_key
+from tests.signing.signers import CLIENT, DAY_MS, ENDS_MS, NOW, NOW_MS, SERVER, Made, make, p256, signing_key
 
 FACTS_CA = make("facts", is_ca=True, ends=NOW + timedelta(days=100))
 TLS_CA = make("zones", is_ca=True, usages=(), key=p256())
@@ -48,7 +48,7 @@ def test_an_issued_certificate_names_zone_and_key() -> None:
     assert (signer.zone, signer.key_id) == ("plant-a", signing_key(made).key_id)
     assert signer.public.verify(b"head", signing_key(made).sign(b"head"))
     assert (signer.not_before_ms, signer.not_after_ms) == (NOW_MS - DAY_MS, NOW_MS + 100 * DAY_MS)
-    assert describe_signer(made.der) == Signer("plant-a", signer.public, NOW_MS - DAY_MS, NOW_MS + 365 * DAY_MS)
+    assert describe_signer(made.der) == Signer("plant-a", signer.public, NOW_MS - DAY_MS, ENDS_MS)
 
 
 @pytest.mark.parametrize("key", [p256(), rsa.generate_private_key(65537, 2048)], ids=["EC", "RSA"])
@@ -64,7 +64,7 @@ def test_a_pin_replaces_the_authorities() -> None:
     pinned, issued = make("plant-a"), make("plant-a", FACTS_CA)
     other_dates = make("plant-a", key=pinned.key, ends=NOW + timedelta(days=9999))
     trust = SignerTrust([FACTS_CA.certificate], {"plant-a": frozenset({pinned.sha256})})
-    assert accepted(pinned.der, trust).not_after_ms == NOW_MS + 365 * DAY_MS
+    assert accepted(pinned.der, trust).not_after_ms == ENDS_MS
     assert refused(issued.der, trust) is RefusalReason.UNKNOWN_ISSUER
     assert refused(other_dates.der, trust) is RefusalReason.UNKNOWN_ISSUER
     assert accepted(make("plant-b", FACTS_CA).der, trust).zone == "plant-b"

@@ -142,7 +142,7 @@ def read_rights(text: str) -> tuple[tuple[PeerLink, ...], tuple[str, ...]]:
                     links.add(PeerLink(topic.serving_zone, topic.asking_zone))
         denied = [str(client["username"]) for client in found["clients"] if not client["roles"]]
         rendered = json.loads(render_rights(links, denied))
-    except (ValueError, KeyError, TypeError, AttributeError, MalformedMessage) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, MalformedMessage) as error:
         raise TopologyError(f"{RIGHTS_NAME} is damaged: {error!r}") from error
     if rendered != found:
         raise TopologyError(
