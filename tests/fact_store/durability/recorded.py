@@ -1,12 +1,11 @@
-"""A process made to be recorded by strace or killed: everything a store can be asked, each answer told when it is
-durable.
+"""A process made to be recorded by strace: two lives of a store, everything it can be asked, each answer told when it
+is durable.
 
     python -m tests.fact_store.durability.recorded STORE SEED TURNS [normal]
 
-It lives twice, so that the log also holds a closing, which folds it into the database, and an opening; with 0 TURNS
-once, until it is killed. It goes on where the store is. What is asked, and in which order, depends on SEED alone.
-Several things are asked at once, so that commits are mixed; then each answer is awaited and told (promises.py).
-`normal` is the test of the test: the connection gets synchronous=NORMAL after the store has set FULL and read it back.
+What is asked, and in which order, depends on SEED alone. Several things are asked at once, so that commits are mixed;
+then each answer is awaited and told (promises.py). `normal` is the test of the test: the connection gets
+synchronous=NORMAL after the store has set FULL and read it back.
 
 Checkpoints come every hundred pages instead of every thousand, so that a short recording holds many of them.
 """
@@ -16,7 +15,6 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +32,12 @@ CHECKPOINT_PAGES = 100
 class Recorded:
     """One store and the numbers it has reached."""
 
-    def __init__(self, rng: random.Random, store: FactStore) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.north = origin_of_north()
-        self.definitions = store.definition_counts().get(store.origin, 0)
-        self.samples, self.messages = store.end_offset(TELEMETRY), store.end_offset(OPERATIONAL)
-        position = store.inbound.peer_position("north", NORTH)
-        for _ in range(position.offset if position else 0):
-            self.north.seal(RUN)
+        self.definitions = self.samples = self.messages = self.batches = 0
         self.has_put = False
         self.asked: list[tuple[Future[Any], Callable[[Any], None]]] = []
-        if not self.definitions:
-            self.define(store)
 
     def ask(self, future: Future[Any], kind: str, *words: object) -> None:
         """Remember to report its answer."""
@@ -84,10 +76,11 @@ class Recorded:
         page = self.north.sealed[-1:]
         for _ in range(self.rng.randint(1, 3)):
             page.append(self.north.seal(RUN))
-        batches = len(self.north.sealed)
-        position = PeerPosition(EPOCH, batches)
-        putting = store.inbound.put_batches("north", NORTH, parsed(page), self.north.received(), position)
-        self.ask(putting, "P", batches)
+        self.batches = len(self.north.sealed)
+        position = PeerPosition(EPOCH, self.batches)
+        self.ask(
+            store.inbound.put_batches("north", NORTH, parsed(page), self.north.received(), position), "P", self.batches
+        )
 
     def confirm(self, store: FactStore) -> None:
         name = self.rng.choice(CONSUMERS)
@@ -109,9 +102,9 @@ class Recorded:
 
 
 def main() -> None:
-    """Live twice, or until killed."""
+    """Two lives, so that the log also holds a closing, which folds it into the database, and an opening."""
     path, seed, turns, *normal = sys.argv[1:]
-    rng = random.Random(int(seed))
+    recorded = Recorded(random.Random(int(seed)))
     pragmas: dict[str, str | int] = {"wal_autocheckpoint": CHECKPOINT_PAGES}
     if normal:
         pragmas["synchronous"] = 1
@@ -127,8 +120,9 @@ def main() -> None:
         except StoreError as error:
             say("E", type(error).__name__)
             return
-        recorded = Recorded(rng, store)
-        for _ in range(int(turns) // 2) if int(turns) else count():
+        if not recorded.definitions:
+            recorded.define(store)
+        for _ in range(int(turns) // 2):
             recorded.turn(store)
         store.close()
 
