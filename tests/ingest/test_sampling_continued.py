@@ -1,0 +1,125 @@
+"""What was recorded of a tag goes on under another number of it, and in the next process."""
+
+import pytest
+
+from agent.columns import SampleColumns
+from agent.ingest.sampling import Return, SamplingRule, Tally
+from agent.message import Sample
+from tests.ingest.test_sampling import BAD, TAG, S, fed, sampler
+
+OTHER = 2  # the number of an edited tag
+
+
+@pytest.mark.parametrize("rule", [SamplingRule(), SamplingRule(deadband=0)])
+@pytest.mark.parametrize("stored", [Sample(TAG, 9_000 * S, 1), Sample(TAG, 9_000 * S, None, BAD)])
+def test_a_value_stored_by_a_clock_that_was_set_back_is_recorded_again(rule: SamplingRule, stored: Sample) -> None:
+    """At the next start, with the time of now, although it has not changed: otherwise its time, which has not come,
+    would stay the newest. A server whose times go on is not concerned."""
+    for given_s, kept_s in ((1_800, [1_800]), (100, [1_800]), (9_000, [] if stored.value else [9_000])):
+        one = sampler(rule)
+        one.seed(TAG, stored, 9_000 * S)
+        found = one.select([Sample(TAG, given_s * S, 1)], 1_800 * S)
+        assert [sample.source_time_ns // S for sample in found] == kept_s
+
+
+@pytest.mark.parametrize("in_columns", [True, False])
+def test_a_standing_value_is_no_second_sample_of_its_time_under_another_number(*, in_columns: bool) -> None:
+    """An edit of a tag has a new item created, whose first value may be the last one of the old. It is recorded under
+    the new number, with the time when it was seen again; the values that follow keep theirs."""
+    one = sampler()
+    one.select_columns(SampleColumns([TAG], [10 * S], [1.5], [0]), 10 * S)
+    one.adopt({OTHER: SamplingRule(deadband=1)}, {TAG: OTHER})
+
+    def taken(*samples: Sample) -> list[Sample]:
+        if in_columns:
+            return list(one.select_columns(SampleColumns.of(samples), 20 * S, 12 * S).rows())
+        return one.select(samples, 20 * S, 12 * S)
+
+    first, second = Sample(OTHER, 10 * S, 1.5), Sample(OTHER, 13 * S, 2.6)
+    assert taken(first, second) == [Sample(OTHER, 12 * S, 1.5), second]
+    assert taken(first) == [first]  # a sample that is late is recorded as it is
+
+
+def test_a_newer_value_keeps_its_time_under_another_number() -> None:
+    """Whatever the rule: the new number has no value yet."""
+    one = sampler()
+    one.note_returns()
+    assert fed(one, 1.5, start_ns=10 * S) == [1.5]
+    one.adopt({OTHER: SamplingRule(deadband=1)}, {TAG: OTHER})
+    assert one.last(OTHER) == Sample(OTHER, 0, None)
+    assert one.tally() == Tally(bad=0, silent=1)
+    assert one.select([Sample(OTHER, 11 * S, 1.5)], 20 * S) == [Sample(OTHER, 11 * S, 1.5)]
+    assert one.take_returns() == [(TAG, Return(0, 0, 10 * S)), (OTHER, Return(0, 0, 11 * S))]
+
+
+def test_a_lost_tag_is_lost_under_another_number_too() -> None:
+    """The loss stands once. The return tells when it began, so that the gap can be filled."""
+    one = sampler()
+    one.note_returns()
+    assert fed(one, 1.5, start_ns=10 * S) == [1.5]
+    assert one.lose(BAD, 11 * S) == [Sample(TAG, 11 * S, None, BAD)]
+    one.adopt({OTHER: SamplingRule()}, {TAG: OTHER})
+    assert one.lose(BAD, 12 * S) == []
+    assert one.tally() == Tally(bad=1, silent=0)
+    assert one.select([Sample(OTHER, 10 * S, 1.5)], 20 * S) == [Sample(OTHER, 20 * S, 1.5)]
+    assert one.take_returns()[-1] == (OTHER, Return(0, 11 * S, 20 * S))
+
+
+def test_a_tag_that_is_lost_ahead_of_its_first_value_under_another_number() -> None:
+    """The loss is dated at the last sign of life, and behind what was recorded last."""
+    for since_ns, lost_ns in ((11 * S, 11 * S), (9 * S, 10 * S + 1)):
+        one = sampler()
+        assert fed(one, 1.5, start_ns=10 * S) == [1.5]
+        one.adopt({OTHER: SamplingRule()}, {TAG: OTHER})
+        assert one.lose(BAD, 20 * S, since_ns=since_ns) == [Sample(OTHER, lost_ns, None, BAD)]
+
+
+def test_a_tag_whose_clock_is_behind_goes_on_under_another_number() -> None:
+    """Its standing value is seen again on its own clock."""
+    one = sampler()
+    for at in (1, 2):
+        one.select([Sample(TAG, at * 1_000 * S, float(at))], (at * 1_000 + 3_600) * S)
+    one.adopt({OTHER: SamplingRule()}, {TAG: OTHER})
+    assert one.select([Sample(OTHER, 2_000 * S, 2.0)], 5_700 * S) == [Sample(OTHER, 2_100 * S, 2.0)]
+
+
+def test_an_earlier_process_is_continued() -> None:
+    """What it recorded last is known: the same sample again is a duplicate, and so is a standing value that it recorded
+    under the time of its return. Until a sample comes the tag counts as silent."""
+    for first in (Sample(TAG, 10 * S, 1.5), Sample(TAG, 4 * S, 1.5)):
+        one = sampler()
+        one.seed(TAG, Sample(TAG, 10 * S, 1.5), 10 * S)
+        assert one.tally() == Tally(bad=0, silent=1)
+        assert one.select([first], 20 * S) == []
+        assert one.tally() == Tally(bad=0, silent=0)
+        changed = Sample(TAG, 21 * S, 2.5)
+        assert one.select([changed], 21 * S) == [changed]
+    assert one.counts.duplicates == 1
+
+
+def test_an_earlier_process_that_ended_in_an_outage() -> None:
+    """Its last sample is bad: the value that stood still is recorded with the time of the return, as within a
+    process."""
+    one = sampler()
+    one.note_returns()
+    one.seed(TAG, Sample(TAG, 10 * S, None, BAD), 8 * S)
+    assert one.select([Sample(TAG, 8 * S, 1.5)], 20 * S) == [Sample(TAG, 20 * S, 1.5)]
+    assert one.take_returns() == [(TAG, Return(8 * S, 10 * S, 20 * S))]
+    assert one.take_returns() == []
+
+
+def test_a_tag_that_was_bad_before_a_restart_and_still_is_counts_as_bad() -> None:
+    """Readers of the store see it as bad, and so does the status of the node, from the start on."""
+    one = sampler()
+    one.seed(TAG, Sample(TAG, 10 * S, None, BAD), 8 * S)
+    assert one.tally() == Tally(1, 0)
+    assert one.lose(BAD, 20 * S, [TAG], corrects=True) == []
+    assert one.tally() == Tally(1, 0)
+    assert one.select([Sample(TAG, 8 * S, 1.5)], 30 * S) == [Sample(TAG, 30 * S, 1.5)]
+
+
+def test_nothing_is_confirmed_for_an_earlier_process() -> None:
+    """max_interval confirms values that this process has seen."""
+    one = sampler(SamplingRule(max_interval_ns=S))
+    one.seed(TAG, Sample(TAG, 10 * S, 1.5), 10 * S)
+    assert one.due(100 * S) == []
