@@ -34,12 +34,14 @@ def test_offsets_beyond_the_log_cannot_be_confirmed(first: int | None) -> None:
 
 
 def test_separate_ranges_are_limited() -> None:
-    """A consumer that confirms every second fact is refused at the limit, with the missing offset."""
+    """A consumer that confirms every second fact is refused beyond the limit, with the missing offset."""
     islands = tuple((offset, offset) for offset in range(3, 3 + 2 * RANGES_MAX, 2))
     full = Confirmed(1, islands)
     with pytest.raises(ConfirmRefused, match="confirm offset 2 first"):
         confirm_range(full, 10 * RANGES_MAX, 10 * RANGES_MAX, 100 * RANGES_MAX)
     assert confirm_range(full, 2, 2, 100 * RANGES_MAX).frontier == 3
+    last = islands[-1][0]
+    assert confirm_range(Confirmed(1, islands[:-1]), last, last, last) == full
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(1, END), st.integers(0, END)), max_size=30))
