@@ -27,6 +27,8 @@ from agent.replication.protocol.messages import PeerLatest
 from agent.replication.protocol.token_bucket import Priority
 from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings, PullStart
+from tests.support.relay_store import FRONTIERS, opened, relay_store
+from tests.waiting import wait_until_async
 
 TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"
 
@@ -71,6 +73,55 @@ def test_the_peers_of_all_brokers_share_their_turns(tmp_path: Path) -> None:
         assert first is second
 
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        asyncio.run(scenario(store))
+
+
+def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path: Path) -> None:
+    """A peer is served, pulled from and compared with at its broker alone. The status and the facts
+    known to be at peers count all brokers, and the status has each consumer of each stream."""
+    files = (tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
+    brokers = tuple(BrokerSettings(name, "host", *files) for name in ("first", "second"))
+    peers = (
+        PeerSettings("plant-a", "first", exports=(OPERATIONAL,), pulls=(TELEMETRY,)),
+        PeerSettings("plant-b", "second", exports=(TELEMETRY,), pulls=(TELEMETRY, OPERATIONAL)),
+    )
+
+    async def scenario(store: FactStore) -> None:
+        settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers, peer=peers)
+        node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
+        for peer in peers:
+            runtime = node._runtimes[peer.broker]
+            assert runtime.zones == (peer.zone,)
+            assert dict(runtime.server._context.exports) == {peer.zone: frozenset(peer.exports)}
+            assert [(one._settings.peer_zone, one._settings.stream) for one in runtime.pullers] == [
+                (peer.zone, stream) for stream in peer.pulls
+            ]
+            assert [*runtime.comparers] == [peer.zone]
+            for number, puller in enumerate(runtime.pullers, 1):
+                puller._runner.peer_end_offset = puller.statistics().offset + 10 * number
+            counted = runtime.comparers[peer.zone]._counted
+            counted |= {stream: replace(one, repaired_facts=len(counted)) for stream, one in counted.items()}
+        assert [(depth, node._queue_depth(depth)) for depth in (TELEMETRY, OPERATIONAL)] == [
+            (TELEMETRY, 20),
+            (OPERATIONAL, 20),
+        ]
+        refreshing = asyncio.create_task(node._collector.run())
+        await wait_until_async(lambda: node._collector._turns, "a refresh")
+        refreshing.cancel()
+        assert [*node._collector._lags] == [(peer.zone, stream) for peer in peers for stream in peer.pulls]
+        shown = node._collector.snapshot()
+        ends = {one.name: one.end_offset for one in store.streams()}
+        assert {one.name: (one.zone, one.stream, ends[one.stream] - one.behind_facts) for one in shown.consumers} == (
+            FRONTIERS
+        )
+        assert [(one.zone, one.stream, one.compared and one.compared.repaired_facts_total) for one in shown.peers] == [
+            ("plant-a", TELEMETRY, 1),
+            ("plant-b", TELEMETRY, 2),
+            ("plant-b", OPERATIONAL, 2),
+        ]
+        assert [(one.name, one.connected) for one in shown.brokers] == [("first", False), ("second", False)]
+
+    with opened(relay_store(tmp_path)) as store:
         asyncio.run(scenario(store))
 
 

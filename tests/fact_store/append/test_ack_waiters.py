@@ -54,8 +54,11 @@ def waits(store: FactStore, future: Future[AppendOutcome]) -> bool:
 
 
 def test_acknowledged_by_the_confirmation(tmp_path: Path) -> None:
-    """With acks = all the answer comes with the confirmation of a consumer in sync, not with the commit."""
+    """With acks = all the answer comes with the confirmation of each consumer of the stream in sync, not with the
+    commit. A consumer of another stream confirms nothing."""
     with plant(tmp_path, ALL, consumers=["a", "b", "gone"]) as store:
+        done(store.consumers.register("other", "idmz", TELEMETRY))
+        store.consumers.seen("other", is_at_end=True)
         store.consumers.seen("a", is_at_end=True)
         store.consumers.seen("b", is_at_end=True)
         future = store.appends.append_message(OPERATIONAL, message("m1"))
