@@ -22,11 +22,13 @@ from agent.node.node import _SOURCE_RETRIES, Node, _first_reason
 from agent.node.reload_plan import plan_reload
 from agent.node.restore_proof import RestoreProof
 from agent.node.start import Start
+from agent.node.trust import TrustFiles
 from agent.replication.pki import IdentityWatcher
 from agent.replication.protocol.messages import PeerLatest
 from agent.replication.protocol.token_bucket import Priority
 from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings, PullStart
+from agent.settings.signing import OriginSettings
 from tests.support.relay_store import FRONTIERS, opened, relay_store
 from tests.waiting import wait_until_async
 
@@ -315,3 +317,12 @@ def test_the_operator_sees_the_first_bsfg_error(raised: list[Exception], shown: 
     """The first BsfgError of a group is raised; with an AssertionError or an unexpected error in it, the whole
     group."""
     assert isinstance(_first_reason(ExceptionGroup("node", raised)), shown)
+
+
+def test_each_zone_has_the_rule_of_its_own_origin(tmp_path: Path) -> None:
+    """Two zones with different rules, and one without."""
+    origins = (OriginSettings("plant-a", "required"), OriginSettings("plant-b", "off"))
+    settings = NodeSettings(IdentitySettings("idmz", tmp_path), origin=origins)
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        policy = TrustFiles.opened(settings, store).judge._policy
+        assert [policy.rule_of(f"plant-{name}") for name in "abc"] == ["required", "off", "if_present"]

@@ -22,6 +22,7 @@ from agent.fact_store.log.lifecycle import Event, Lifecycle
 from agent.fact_store.log.records import ConsumerState
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import AT_ONCE, EPOCH, TELEMETRY, done, failed, samples, tag
+from tests.support.relay_store import FRONTIERS, opened, relay_store
 from tests.waiting import wait_until
 
 NAME = "idmz.facts.telemetry"
@@ -113,6 +114,20 @@ def test_when_it_was_seen_survives_a_restart(tmp_path: Path) -> None:
     with plant(tmp_path) as store:
         assert state(store) is Lifecycle.OFFLINE
         assert store.consumers.seen_unix_ms(NAME) == later
+
+
+def test_when_each_was_seen_survives_a_restart(tmp_path: Path) -> None:
+    """Of four consumers three fetch at different times; the fourth has what the store had."""
+    file = relay_store(tmp_path)
+    with opened(file) as store:
+        seen = {one: store.consumers.seen_unix_ms(one) for one in FRONTIERS}
+        for number, name in enumerate(list(FRONTIERS)[:3], 1):
+            seen[name] = 1_900_000_000_000 + number
+            store._writer.activity.record_fetch(
+                name, is_at_end=False, waits_ns=0, now_ns=time.monotonic_ns(), now_unix_ms=seen[name] or 0
+            )
+    with opened(file) as store:
+        assert {one: store.consumers.seen_unix_ms(one) for one in FRONTIERS} == seen
 
 
 def test_when_a_consumer_is_lost() -> None:

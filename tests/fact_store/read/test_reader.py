@@ -12,6 +12,7 @@ from agent.fact_store import StoreReader
 from agent.fact_store.log import page_assembly, tail_cache
 from agent.fact_store.log.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
 from agent.fact_store.log.records import StreamInfo
+from agent.fact_store.read.history import _pieces
 from agent.fact_store.writer import writer
 from agent.pages import Hole, PeerPosition
 from tests.fact_store.making import EVERYTHING, TELEMETRY, Elsewhere, chain_is_whole, done, plant, samples, values_in
@@ -266,3 +267,19 @@ def test_pages_of_two_streams_and_plants_lead_around_two_holes(tmp_path: Path) -
             (TELEMETRY, "plant-a"): (Hole(1, 4, "expired"),),
             (TELEMETRY, "plant-b"): (Hole(1, 3, "expired"), Hole(4, 5, "damaged")),
         }
+
+
+def test_a_hole_is_split_by_all_that_was_held_and_all_that_is_damaged() -> None:
+    """Of 1 to 40, two ranges were held, and two batches in them are damaged: what is left of each was released, and
+    what lies between was never here."""
+    pieces = _pieces(Hole(1, 40, "absent"), [(1, 10), (21, 30)], [(23, 24), (5, 6)])
+    assert [(one.first_offset, one.last_offset, one.reason) for one in pieces] == [
+        (1, 4, "expired"),
+        (5, 6, "damaged"),
+        (7, 10, "expired"),
+        (11, 20, "absent"),
+        (21, 22, "expired"),
+        (23, 24, "damaged"),
+        (25, 30, "expired"),
+        (31, 40, "absent"),
+    ]

@@ -108,6 +108,19 @@ def test_a_zone_that_never_confirms_loses_and_no_other_does(tmp_path: Path) -> N
         assert incident.detail.endswith("a zone held back more than it may; not confirmed by: evil.t")
 
 
+def test_each_zone_with_a_limit_forfeits_by_its_own(tmp_path: Path) -> None:
+    """Two of three zones never confirm. Each holds back what its own limit allows, so the one with the larger limit
+    decides, and a loss names those who lose."""
+    holds = {"evil": HoldLimit(bytes_max=2_000), "worse": HoldLimit(bytes_max=4_000)}
+    with store_of(tmp_path, holds, keep_hours=0) as store:
+        done(store.consumers.register("worse.t", "worse", TELEMETRY))
+        done(store.consumers.confirm("idmz.t", fill(store, 30)))
+        wait_until(lambda: store.streams()[0].bytes <= 4_400, "the backlog of worse to be within its limit")
+        assert store.streams()[0].bytes > 3_000
+        named = {one["name"] for fact in notices(store) for one in json.loads(fact.object_json)["consumers"]}
+        assert named == {"evil.t", "worse.t"}
+
+
 def test_a_limit_that_is_set_while_the_store_runs(tmp_path: Path) -> None:
     """A zone without a limit gets one later, and forfeits what is beyond it."""
     with store_of(tmp_path, {}, keep_hours=0) as store:
