@@ -39,6 +39,14 @@ def view(**known: object) -> StreamOffsets:
         (view(confirmed=50, excess=70, may_drop=True), Release(70, Reason.FULL, 51)),
         (view(confirmed=10, excess=70), None),
         (view(confirmed=None, excess=70, may_drop=True), Release(70, Reason.FULL, 11)),
+        (view(confirmed=50, excess=50, may_drop=True), Release(50, Reason.CONFIRMED)),
+        # Held back too long: what the slow consumers forfeit, once it need not be kept or the stream is full.
+        (view(confirmed=20, kept=100, forfeited=60), Release(60, Reason.HELD, 21)),
+        (view(confirmed=20, kept=50, forfeited=60), Release(50, Reason.HELD, 21)),
+        (view(confirmed=20, excess=40, forfeited=60), Release(40, Reason.HELD, 21)),
+        (view(confirmed=20, kept=100, forfeited=20), Release(20, Reason.CONFIRMED)),
+        (view(confirmed=20, forfeited=60), None),
+        (view(released=0, confirmed=20, kept=0, forfeited=60), None),
     ],
 )
 def test_which_batches_are_released(found: StreamOffsets, expected: Release | None) -> None:
