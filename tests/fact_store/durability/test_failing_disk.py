@@ -210,7 +210,7 @@ INJECTED = (
 @pytest.mark.parametrize("call, error, when", INJECTED)
 def test_the_kernel_fails_a_call(tmp_path: Path, call: str, error: str, when: str) -> None:
     """The unmodified program under strace: the kernel refuses the n-th call, from `n+` on each."""
-    require_strace(tmp_path)
+    require_strace()
     path = tmp_path / "facts.db"
     inject = (
         "-f",

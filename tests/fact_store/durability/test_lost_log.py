@@ -280,7 +280,7 @@ def test_a_lost_log_is_reported_or_costs_nothing(tmp_path: Path, memory: Path) -
 def test_a_log_that_is_gone_after_a_power_cut(tmp_path: Path, memory: Path) -> None:
     """After a power cut the log is deleted, and the witness is as old as a disk can leave it: a loss is reported. So is
     a changed bit that synced commits follow. Only the newest commits can be lost without a trace."""
-    require_strace(tmp_path)
+    require_strace()
     seed = first_seed()
     rng, log, store_path = random.Random(seed), *recording(tmp_path, seed)
     outcomes: dict[str, Counter[str]] = {"deleted": Counter(), "flipped": Counter()}

@@ -67,7 +67,7 @@ def test_invariant_2_acknowledged_facts_survive_a_power_cut(tmp_path: Path, memo
     """Nothing acknowledged is missing from any disk a power cut could leave: facts, messages, received pages with their
     position, definitions, confirmed ranges and frontiers; nothing is there twice or half; each store opens by
     itself, in the same epoch, and without an incident."""
-    require_strace(tmp_path)
+    require_strace()
     seed, began, kinds = first_seed(), time.monotonic(), Counter[str]()
     while (left := STATES - kinds.total()) > 0:
         log, store = recording(tmp_path, seed + kinds.total())
@@ -84,7 +84,7 @@ def test_invariant_2_acknowledged_facts_survive_a_power_cut(tmp_path: Path, memo
 
 def test_the_power_cut_distinguishes_synchronous_full_from_normal(tmp_path: Path, memory: Path) -> None:
     """With synchronous=NORMAL the same disks lose acknowledged facts, and the check finds it."""
-    require_strace(tmp_path)
+    require_strace()
     log, store = recording(tmp_path, 1, "normal")
     states = lost = 0
     for crash in crashes(log, store, 200, random.Random(1)):
