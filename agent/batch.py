@@ -1,8 +1,9 @@
 """The batch: an immutable run of consecutive facts of one stream from one origin, sealed once and carried verbatim.
 
 A batch is encoded once, where its facts are recorded; every store, wire and relay after that copies its bytes (decision
-0001). It has its identity (stream, origin, first sequence, count), the digest of its predecessor, and a digest of
-itself, so a changed, missing or forked history is detected from two batches alone.
+0001). It has its identity (stream, origin, first sequence, count), the digest of its predecessor, the record of its
+zone's signature (agent.signing), and a digest of itself, so a changed, missing or forked history is detected from two
+batches alone.
 
 Guarantees: `parse` and `open_*` accept only bytes that `seal_*` or `cut` could have made, up to the choice of
 compressor and of MessagePack forms, and raise BatchError for all others, before they allocate more than the limits
@@ -22,7 +23,7 @@ import hashlib
 import re
 import struct
 import threading  # tidy: for codec contexts kept per thread; nothing here starts or awaits one
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -71,13 +72,15 @@ CONTENT_BYTES_MAX = 2 * 1024 * 1024  # decompressed; as Python objects, hostile 
 EPOCH_BYTES = 16
 DIGEST_BYTES = 16  # BLAKE2b-128: second preimages cost 2**128; see docs/decisions
 NO_DIGEST = bytes(DIGEST_BYTES)
+RECORD_BYTES = 82  # of a signature, with its key and time: agent.signing.records
 SEQUENCE_MAX = 2**63 - 1
 DEFINITIONS_MAX = 2**32 - 1
 
 MAGIC = b"BSFB"
 _FIXED = struct.Struct("<4sBBBB16sQIqq16sI16sIIBB")
 _EPOCH_AT, _SEQUENCE_AT, _PREVIOUS_AT = 5, 6, 10  # fields of it, counted from 0
-_FLAG_SLICE = 0x01
+_FLAGS_BYTE = 7
+_FLAG_SLICE, _FLAG_RECORD = 0x01, 0x02
 _NAMES_MAX = 256  # streams and origins cached, of at most 255 bytes each, whatever a peer sends
 _ZSTD_LEVEL = 1  # level 3 saves 3 % of the bytes for twice the time
 
@@ -155,6 +158,7 @@ class Header:
     previous_digest: bytes
     definitions: Definitions
     content_bytes: int
+    is_signed: bool = False
 
     @property
     def last_sequence(self) -> int:
@@ -173,6 +177,41 @@ class Batch:
     body_at: int
 
     @property
+    def record(self) -> bytes:
+        """The record of the signature, which may be malformed; empty if it has none."""
+        return self.sealed[-DIGEST_BYTES - RECORD_BYTES : -DIGEST_BYTES] if self.header.is_signed else b""
+
+    @property
+    def signed_digest(self) -> bytes:
+        """The digest that the record signs, of all bytes before the record."""
+        return (
+            _digest(memoryview(self.sealed)[: -DIGEST_BYTES - RECORD_BYTES]) if self.header.is_signed else self.digest
+        )
+
+    def follows(self, before: Batch) -> bool:
+        """Whether this batch is the successor of another in one chain."""
+        left, right = before.header, self.header
+        is_next = left.origin == right.origin and left.last_sequence + 1 == right.first_sequence
+        return is_next and right.previous_digest == before.digest
+
+    def is_resealed(self, other: Batch) -> bool:
+        """Whether this is the other batch as the same zone sealed it in another chain: with the same facts in the same
+        bytes."""
+        mine, theirs = self.header, other.header
+        header = replace(
+            theirs,
+            origin=Origin(theirs.origin.zone, mine.origin.epoch),
+            first_sequence=mine.first_sequence,
+            previous_digest=mine.previous_digest,
+        )
+        return header == mine and self.body == other.body
+
+    @property
+    def body(self) -> memoryview:
+        tail = DIGEST_BYTES + RECORD_BYTES * self.header.is_signed
+        return memoryview(self.sealed)[self.body_at : -tail]
+
+    @property
     def link(self) -> Link:
         """The link for the successor of this batch. Raises BatchError for a slice, which has none."""
         if self.header.is_slice:
@@ -180,19 +219,24 @@ class Batch:
         return Link(self.header.stream, self.header.origin, self.header.last_sequence + 1, self.digest)
 
 
+Sign = Callable[[Header, bytes], bytes]
+"""Returns the record of a batch, from its header and the digest of all bytes before the record."""
+
 # -------------------------------------------------------------------------------------------------------------- sealing
 
 
-def seal_samples(link: Link, rows: Sequence[tuple[int, int, Value, int]], definitions: Definitions) -> Batch:
-    """Seal samples (tag, source_time_ns, value, quality) as the next batch of a chain.
+def seal_samples(
+    link: Link, rows: Sequence[tuple[int, int, Value, int]], definitions: Definitions, sign: Sign | None = None
+) -> Batch:
+    """Seal samples (tag, source_time_ns, value, quality) as the next batch of a chain, signed if `sign` is given.
 
     Raises BatchTooLarge when they do not fit one batch, ValueError when a tag was not defined or a value has no
     encoding.
     """
-    return seal_columns(link, SampleColumns.of(rows), definitions)
+    return seal_columns(link, SampleColumns.of(rows), definitions, sign)
 
 
-def seal_columns(link: Link, columns: SampleColumns, definitions: Definitions) -> Batch:
+def seal_columns(link: Link, columns: SampleColumns, definitions: Definitions, sign: Sign | None = None) -> Batch:
     """As `seal_samples`, for samples that are columns already, as in the store's queue."""
     count = len(columns.tags)
     _check_count(count)
@@ -200,14 +244,14 @@ def seal_columns(link: Link, columns: SampleColumns, definitions: Definitions) -
         raise ValueError(
             f"columns of {', '.join(str(len(column)) for column in columns)} entries are not one sample each"
         )
-    return _seal(_Part(link, Kind.SAMPLES, count, definitions), *pack(columns, definitions.count))
+    return _seal(_Part(link, Kind.SAMPLES, count, definitions, sign=sign), *pack(columns, definitions.count))
 
 
-def seal_messages(link: Link, messages: Sequence[Message]) -> Batch:
+def seal_messages(link: Link, messages: Sequence[Message], sign: Sign | None = None) -> Batch:
     """Seal messages that `message.check_message` has accepted as the next batch of a chain. Raises as
     `seal_samples`."""
     _check_count(len(messages))
-    return _seal(_Part(link, Kind.MESSAGES, len(messages), Definitions()), *_messages_content(messages))
+    return _seal(_Part(link, Kind.MESSAGES, len(messages), Definitions(), sign=sign), *_messages_content(messages))
 
 
 def cut(batch: Batch, start: int, stop: int) -> Batch:
@@ -226,21 +270,21 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
     return _seal(part, *_messages_content(open_messages(batch)[start:stop]))
 
 
-def resealed(batch: Batch, link: Link) -> Batch:
+def resealed(batch: Batch, link: Link, sign: Sign | None = None) -> Batch:
     """The facts of a batch as the next batch of another chain of the same zone and stream. Only for the store that
-    sealed it, before any reader has received it (decision 0041). The content and the length stay the same."""
+    sealed it, before any reader has received it (decision 0041). The content and the length stay the same, so a signed
+    batch needs `sign`."""
     header = batch.header
     if header.is_slice or (link.stream, link.origin.zone) != (header.stream, header.origin.zone):
         raise ValueError(f"a batch of {header.stream} of {header.origin} cannot follow {link.stream} of {link.origin}")
     changed = replace(header, origin=link.origin, first_sequence=link.next_sequence, previous_digest=link.digest)
     if why := _wrong_header(changed):
         raise ValueError(why)
-    unsigned = bytearray(batch.sealed[:-DIGEST_BYTES])
+    unsigned = bytearray(batch.sealed[: -DIGEST_BYTES - len(batch.record)])
     fields = [*_FIXED.unpack_from(unsigned)]
     fields[_EPOCH_AT], fields[_SEQUENCE_AT], fields[_PREVIOUS_AT] = link.origin.epoch, link.next_sequence, link.digest
     _FIXED.pack_into(unsigned, 0, *fields)
-    digest = _digest(memoryview(unsigned))
-    return Batch(changed, bytes(unsigned) + digest, digest, batch.body_at)
+    return _with_record(changed, bytes(unsigned), batch.body_at, sign if header.is_signed else None)
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -337,7 +381,7 @@ _MESSAGES: Decoder[Any] = Decoder(tuple[tuple(_MESSAGE_COLUMNS.values())])  # ty
 def _content(batch: Batch) -> bytes | memoryview:
     """The content of a batch, decompressed to the length in its header. Raises BatchError."""
     header = batch.header
-    body = memoryview(batch.sealed)[batch.body_at : -DIGEST_BYTES]
+    body = batch.body
     if header.codec is Codec.RAW:
         return body
     try:
@@ -406,6 +450,7 @@ class _Part:
     count: int
     definitions: Definitions
     is_slice: bool = False
+    sign: Sign | None = None
 
 
 def _digest(data: bytes | memoryview) -> bytes:
@@ -413,7 +458,7 @@ def _digest(data: bytes | memoryview) -> bytes:
 
 
 def _seal(part: _Part, content: bytes, time_min_ns: int, time_max_ns: int) -> Batch:
-    """Compress the content, and add header and digest. Raises BatchTooLarge, ValueError."""
+    """Compress the content, and add header, record and digest. Raises BatchTooLarge, ValueError."""
     if len(content) > CONTENT_BYTES_MAX:
         raise BatchTooLarge(f"{len(content)} bytes of content, the limit is {CONTENT_BYTES_MAX}")
     link = part.link
@@ -421,22 +466,32 @@ def _seal(part: _Part, content: bytes, time_min_ns: int, time_max_ns: int) -> Ba
     codec, body = (Codec.ZSTD, compressed) if len(compressed) < len(content) else (Codec.RAW, content)
     header = Header(
         link.stream, link.origin, part.kind, codec, part.is_slice, link.next_sequence, part.count, time_min_ns,
-        time_max_ns, link.digest, part.definitions, len(content),
+        time_max_ns, link.digest, part.definitions, len(content), part.sign is not None,
     )  # fmt: skip
     if why := _wrong_header(header):
         raise ValueError(why)
     zone, stream = link.origin.zone.encode(), link.stream.encode()
     body_at = _FIXED.size + len(zone) + len(stream)
-    if body_at + len(body) + DIGEST_BYTES > SEALED_BYTES_MAX:
+    if body_at + len(body) + RECORD_BYTES * header.is_signed + DIGEST_BYTES > SEALED_BYTES_MAX:
         raise BatchTooLarge(f"{len(body)} bytes compressed, a whole batch may have {SEALED_BYTES_MAX}")
     fixed = _FIXED.pack(
-        MAGIC, FORMAT_VERSION, part.kind, codec, _FLAG_SLICE if part.is_slice else 0, link.origin.epoch,
+        MAGIC, FORMAT_VERSION, part.kind, codec, _FLAG_SLICE * part.is_slice | _FLAG_RECORD * header.is_signed, link.origin.epoch,
         link.next_sequence, part.count, time_min_ns, time_max_ns, link.digest, part.definitions.count,
         part.definitions.digest, len(content), len(body), len(zone), len(stream),
     )  # fmt: skip
-    unsigned = b"".join((fixed, zone, stream, body))
-    digest = _digest(unsigned)
-    return Batch(header, unsigned + digest, digest, body_at)
+    return _with_record(header, b"".join((fixed, zone, stream, body)), body_at, part.sign)
+
+
+def _with_record(header: Header, unsigned: bytes, body_at: int, sign: Sign | None) -> Batch:
+    """Add record and digest. The bytes are hashed once: the record signs the state before it, the digest covers it."""
+    hashed, record = hashlib.blake2b(unsigned, digest_size=DIGEST_BYTES), b""
+    assert header.is_signed == (sign is not None), "a signed batch needs a signer, an unsigned one has none"
+    if sign is not None:
+        record = sign(header, hashed.digest())
+        assert len(record) == RECORD_BYTES, len(record)
+        hashed.update(record)
+    digest = hashed.digest()
+    return Batch(header, b"".join((unsigned, record, digest)), digest, body_at)
 
 
 def _sealed_length(data: memoryview) -> int:
@@ -449,7 +504,8 @@ def _sealed_length(data: memoryview) -> int:
     if data[4] != FORMAT_VERSION:
         raise BatchError(f"version: format {data[4]}, this program reads {FORMAT_VERSION}; update it")
     *_, body_bytes, zone_bytes, stream_bytes = _FIXED.unpack_from(data)
-    length: int = _FIXED.size + zone_bytes + stream_bytes + body_bytes + DIGEST_BYTES
+    record_bytes = RECORD_BYTES if data[_FLAGS_BYTE] & _FLAG_RECORD else 0
+    length: int = _FIXED.size + zone_bytes + stream_bytes + body_bytes + record_bytes + DIGEST_BYTES
     if length > SEALED_BYTES_MAX:
         raise BatchError(f"length: {length} bytes, the limit is {SEALED_BYTES_MAX}")
     return length
@@ -462,14 +518,14 @@ def _read_header(sealed: bytes) -> tuple[Header, int]:
     zone_at, stream_at = _FIXED.size, _FIXED.size + zone_bytes
     body_at = stream_at + stream_bytes
     known_kind, known_codec = _KINDS.get(kind), _CODECS.get(codec)
-    if known_kind is None or known_codec is None or flags & ~_FLAG_SLICE:
+    if known_kind is None or known_codec is None or flags & ~(_FLAG_SLICE | _FLAG_RECORD):
         raise BatchError(f"kind {kind}, codec {codec}, flags {flags:#x}: one of them is unknown")
     if codec == Codec.RAW and content_bytes != body_bytes:
         raise BatchError("content: raw, but not as long as the body")
     stream, origin = _names(sealed[stream_at:body_at], sealed[zone_at:stream_at], epoch)
     header = Header(
         stream, origin, known_kind, known_codec, bool(flags & _FLAG_SLICE), first_sequence, count, time_min_ns, time_max_ns,
-        previous_digest, Definitions(definition_count, definitions_digest), content_bytes,
+        previous_digest, Definitions(definition_count, definitions_digest), content_bytes, bool(flags & _FLAG_RECORD),
     )  # fmt: skip
     if why := _wrong_header(header):
         raise BatchError(why)
@@ -493,6 +549,8 @@ def _wrong_header(header: Header) -> str:
     starts_chain = header.first_sequence == 1 and not header.is_slice
     if not _are_names(header.stream, origin.zone):
         return f"stream: {header.stream!r}" if ZONE.fullmatch(origin.zone) else f"zone: {origin.zone!r}"
+    if header.is_slice and header.is_signed:
+        return "flags: a slice has no record"
     if len(origin.epoch) != EPOCH_BYTES:
         return f"epoch: {len(origin.epoch)} bytes"
     if not 1 <= header.count <= FACTS_MAX:

@@ -30,7 +30,7 @@ class StoredBatch:
     first_offset: int
     batch: Batch
     head: bytes = b""
-    """The signature of the chain up to this batch (`agent.signing.heads`); empty if it has none."""
+    """The signature of the chain up to this batch (`agent.signing.records`); empty if it has none."""
 
     @property
     def last_offset(self) -> int:
@@ -107,16 +107,6 @@ class OriginRange(NamedTuple):
         return {**self._asdict(), "epoch": self.epoch.hex()}
 
 
-@dataclass(frozen=True, slots=True)
-class KeptHead:
-    """The head to be stored with a batch, which `index` gives by its position in the page. `is_verified`: the signature
-    is that of a trusted signer of the batch's zone."""
-
-    index: int
-    record: bytes
-    is_verified: bool
-
-
 CERTIFICATES_OF_KEY_MAX = 16
 """Certificates of one key that are kept from each peer, that are kept as trusted, and that a page may contain: the
 newest of as many renewals. Each peer has its own places, so false certificates from one peer displace no true one from
@@ -127,7 +117,7 @@ new key, and retention does not release certificates."""
 
 
 class SignerCertificate(NamedTuple):
-    """The certificate (DER) of a key that signed a head, whether this node trusts it, and its zone."""
+    """The certificate (DER) of a key that signed batches, whether this node trusts it, and its zone."""
 
     key_id: bytes
     certificate: bytes
@@ -135,14 +125,13 @@ class SignerCertificate(NamedTuple):
     zone: str
 
 
-class StoredHead(NamedTuple):
-    """A head as stored: the last sequence it covers and the digest there, its bytes, and when it was verified here (ms
-    since 1970; None: it was not)."""
+class SignedBatch(NamedTuple):
+    """The end of a batch, its digest, its record, and the digest that the record signs."""
 
     last_sequence: int
     digest: bytes
     record: bytes
-    verified_unix_ms: int | None
+    signed_digest: bytes
 
 
 class Declined(NamedTuple):

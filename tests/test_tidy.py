@@ -110,7 +110,7 @@ CORES = tuple(
             "read_turns"
         ),
         "agent/settings": "opcua_address peers signing sources store",
-        "agent/signing": "certificates freshness heads keys messages runs",
+        "agent/signing": "certificates chains keys messages records",
         "appliance": "packages sbom",
         "spark/pyspark_bsfg": "columns dictionary options packed pruning ranges schema values",
         "spark/pyspark_bsfg/jobs": "clean gaps rollup settings",

@@ -92,7 +92,7 @@ last in force; the state folder has a copy (`in_force/`). Without a copy:
 | `[store]`, `[[stream]]`, `[signing]`, `[[origin]]` | does not start: the defaults could lose facts, export them, or accept unsigned ones. With a copy, all sections of this kind are the copied ones |
 | a tag file | reads the last map that was in force, with the section of that time; without one, nothing from this source |
 | certificates, keys and passwords of a source or broker; a host name that does not resolve | tries again until it can connect |
-| the signing key | records without signatures; the next signature covers these facts |
+| the signing key | records without signatures, and its status is *broken*; the next signed facts prove these |
 
 A node never starts if node.toml is missing or cannot be read, if `[node]` is wrong, if the store belongs to another zone
 or cannot be opened, or if the port of `[health]` is in use. [What to do when a file is

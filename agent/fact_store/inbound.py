@@ -7,7 +7,7 @@ definition_repair.py decide what is written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -25,7 +25,6 @@ from agent.fact_store.writer import Writer
 from agent.message import STREAM, ZONE, check_name
 from agent.pages import (
     Declined,
-    KeptHead,
     OriginRange,
     PeerPosition,
     PutResult,
@@ -59,7 +58,7 @@ class Inbound:
         *,
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
-        heads: Sequence[KeptHead] = (),
+        verified: Collection[int] = (),
         signers: Sequence[SignerCertificate] = (),
         declined: Sequence[Declined] = (),
         after_offset: int = 0,
@@ -70,10 +69,10 @@ class Inbound:
         The caller has parsed each batch and read its content. `holes` are (first_offset, last_offset, reason) of facts
         that the peer says it no longer has; each becomes an incident. `is_backlog`: the peer had kept the facts for
         this store, so forecasts do not count them as inflow. A batch that contradicts the facts held, and is not of the
-        peer's present epoch, is skipped and reported as an incident and as `refused` in the result. `heads` are the
-        heads to be stored with `batches`, `signers` the certificates of their keys. `declined` is what the caller has
-        left out of the page; each becomes an incident and a notice. The page begins after `after_offset` of the peer:
-        if that is before the stored position, another copy of the peer's log is read.
+        peer's present epoch, is skipped and reported as an incident and as `refused` in the result. `verified` are the
+        positions of batches whose records were verified, `signers` the certificates of all records' keys. `declined` is
+        what the caller has left out of the page; each becomes an incident and a notice. The page begins after
+        `after_offset` of the peer: if that is before the stored position, another copy of the peer's log is read.
 
         At once: BatchError (a slice, another stream), FactsRefused (an invalid position), StoreBusy. Through the
         future: ForkError, DefinitionsMissing, FactsRefused (an invalid definition), StoreFull.
@@ -84,7 +83,7 @@ class Inbound:
             raise FactsRefused(f"{position} is not a position", "an epoch has 16 bytes, an offset is not negative")
         check_headers(stream, batches)
         page = ReceivedPage(
-            *(peer, stream, batches, definitions, position, tuple(holes), is_backlog, heads, signers, declined),
+            *(peer, stream, batches, definitions, position, tuple(holes), is_backlog, verified, signers, declined),
             after_offset,
         )
         size = sum(len(one.sealed) for one in batches) + sum(len(one.body) for one in definitions)
@@ -96,11 +95,9 @@ class Inbound:
         """The batches of a stream that are damaged and not repaired, including all damage found before this call."""
         return self._writer.submit("damaged", partial(damaged_batches, stream=stream))
 
-    def repair(
-        self, stream: str, peer: str, batches: Sequence[Batch], heads: Sequence[KeptHead] = ()
-    ) -> Future[list[RepairedRange]]:
-        """Replace damaged batches by copies, byte for byte, at the same offsets (batch_repair.py), together with the
-        heads that some of them have. The caller has parsed each batch and read its content.
+    def repair(self, stream: str, peer: str, batches: Sequence[Batch]) -> Future[list[RepairedRange]]:
+        """Replace damaged batches by copies, byte for byte, at the same offsets (batch_repair.py). The caller has
+        parsed each batch and read its content.
 
         At once: BatchError (a slice, another stream), StoreBusy. Through the future: FactsRefused, ForkError (another
         history), StoreFull.
@@ -108,7 +105,7 @@ class Inbound:
         check_name("peer", peer, ZONE)
         check_name("stream", stream, STREAM)
         check_headers(stream, batches)
-        run = partial(repair_batches, stream=stream, peer=peer, batches=batches, heads=heads)
+        run = partial(repair_batches, stream=stream, peer=peer, batches=batches)
         size = sum(len(one.sealed) for one in batches)
         repairing = self._writer.submit(f"{stream} from {peer}", run, size=size, stream=stream)
         repairing.add_done_callback(partial(self._repaired, stream))

@@ -22,7 +22,7 @@ from typing import Self
 
 from agent.batch import Origin
 from agent.fact_store import consumers
-from agent.fact_store.append import append_checkpoint, begin_signing
+from agent.fact_store.append import append_checkpoint
 from agent.fact_store.appends import Appends
 from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.consumer_registry import ConsumerRegistry
@@ -32,6 +32,7 @@ from agent.fact_store.divergence import (
     Scrubber,
     begin_epoch_while_running,
     find_contradiction,
+    lacks_batch,
     mark_suspect,
     open_writer,
     quarantined_files,
@@ -65,8 +66,7 @@ from agent.fact_store.writer import Writer
 from agent.message import ZONE, check_name
 from agent.pages import HeldRange, Page
 from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
-from agent.signing.freshness import SignedEnd
-from agent.signing.heads import HeadSigner, sign_head
+from agent.signing.records import RecordSigner
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class FactStore:
         self.reader = reader
         """For queries in other threads (`agent.query`); closed with the store."""
         self.batch_ends, self.definitions, self.incidents = reader.batch_ends, reader.definitions, reader.incidents
-        self.signers, self.covering_head, self.next_head = reader.signers, reader.covering_head, reader.next_head
+        self.signers, self.is_proven, self.signed_batch = reader.signers, reader.is_proven, reader.signed_batch
         self.policy, self.statistics, self.on_commit = writer.policy, writer.statistics, writer.subscribe
         self.note = writer.note
         """Record an incident of this node that concerns no peer."""
@@ -129,16 +129,15 @@ class FactStore:
         streams: Sequence[StreamSettings] = (),
         holds: Mapping[str, HoldLimit] | None = None,
         connect_to: Connect = connect,
-        signer: HeadSigner | None = None,
+        signer: RecordSigner | None = None,
         unattended: bool = False,
     ) -> FactStore:
         """Open the store of `zone`, or create it; recovers without an operator, however the last life ended.
 
         Streams that `streams` does not name have the defaults of `StreamSettings`. `holds`: what each zone may hold
-        back from being released. With `signer` the facts recorded here are signed, including those recorded earlier in
-        this epoch. `unattended`, as nodes open it: a file that cannot be used is quarantined and a new store begins in
-        its place, an old copy continues under a new epoch, and everything stored is scrubbed in the background
-        (opening.py, scrubber.py).
+        back from being released. With `signer` the facts recorded here are signed. `unattended`, as nodes open it: a
+        file that cannot be used is quarantined and a new store begins in its place, an old copy continues under a new
+        epoch, and everything stored is scrubbed in the background (opening.py, scrubber.py).
 
         Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
         """
@@ -161,7 +160,7 @@ class FactStore:
         policies: dict[str, StreamSettings],
         holds: Mapping[str, HoldLimit],
         connect_to: Connect,
-        signer: HeadSigner | None,
+        signer: RecordSigner | None,
         descriptor: int,
         *,
         unattended: bool,
@@ -190,7 +189,7 @@ class FactStore:
         store = cls(path, zone, writer, reader, damages, artifacts, space, descriptor, witness)
         if unattended:
             store._start_background_work()
-        if signer is not None:  # before any append: only batches after the last head are known to be unsigned
+        if signer is not None:  # before any append: no batch is served without the certificate of its key
             store.set_signer(signer)
         writer.start()
         return store
@@ -244,7 +243,7 @@ class FactStore:
         return self.origin.epoch
 
     @property
-    def signer(self) -> HeadSigner | None:
+    def signer(self) -> RecordSigner | None:
         """The key that signs what is recorded here; None if nothing is signed. From memory."""
         return self._writer.signer
 
@@ -263,7 +262,6 @@ class FactStore:
         bytes_max: int,
         *,
         until_offset: int | None = None,
-        whole_runs: bool = False,
     ) -> Page:
         """A page of whole batches, read in the calling thread; see `StoreReader.read`.
 
@@ -271,7 +269,7 @@ class FactStore:
         peer that confirmed such a fact at once would appear to have read a newer copy of this store.
         """
         generation = self._seen.generation
-        page = self._read(stream, after_offset, facts_max, bytes_max, until_offset, whole_runs=whole_runs)
+        page = self._read(stream, after_offset, facts_max, bytes_max, until_offset)
         if page.batches:
             self._seen.record(stream, page.batches[-1].last_offset, generation)
         return page
@@ -283,8 +281,6 @@ class FactStore:
         facts_max: int,
         bytes_max: int,
         until_offset: int | None = None,
-        *,
-        whole_runs: bool = False,
     ) -> Page:
         """A page for use inside the store: it is not recorded as read by a consumer."""
         catalog = self._writer.catalog
@@ -293,14 +289,11 @@ class FactStore:
         until_offset = end_offset if until_offset is None else min(until_offset, end_offset)
         if known.released_offset <= after_offset:
             tail = catalog.tails.get(known.id, TailCache())
-            page = tail.page(after_offset, facts_max, bytes_max, until_offset, whole_runs=whole_runs)
+            page = tail.page(after_offset, facts_max, bytes_max, until_offset)
             if page is not None:
                 return page
         return self.reader.read(
-            *(stream, after_offset, facts_max, bytes_max),
-            until_offset=until_offset,
-            end_offset=end_offset,
-            whole_runs=whole_runs,
+            stream, after_offset, facts_max, bytes_max, until_offset=until_offset, end_offset=end_offset
         )
 
     def read_sequences(
@@ -311,15 +304,11 @@ class FactStore:
         last_sequence: int,
         facts_max: int,
         bytes_max: int,
-        *,
-        whole_runs: bool = False,
     ) -> Page:
         """A page of one origin's batches by its sequences, read in the calling thread; see
         `StoreReader.read_sequences`."""
         generation, is_own = self._seen.generation, origin == self.origin
-        page = self.reader.read_sequences(
-            stream, origin, first_sequence, last_sequence, facts_max, bytes_max, whole_runs=whole_runs
-        )
+        page = self.reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
         if page.batches and is_own:
             # Sequences are not offsets, so all of the stream counts as read; this is rarely called.
             self._seen.record(stream, self.end_offset(stream), generation)
@@ -343,26 +332,15 @@ class FactStore:
         )
         return {origin: found for origin, found in ranges.items() if found}
 
-    def signed_end(self, stream: str) -> SignedEnd | None:
-        """The end of this store's own history in a stream, signed in the calling thread with the present time (21 us);
-        None if the store does not sign or has recorded nothing there."""
-        held = self.held(stream).get(self.origin, ())
-        if (signer := self.signer) is None or not held:
-            return None
-        last, now_ms = held[-1], time.time_ns() // 1_000_000
-        head = sign_head(signer, stream, self.origin, last.last_sequence, last.last_digest, now_ms)
-        return SignedEnd(stream, self.origin, last.last_sequence, last.last_digest, head, now_ms, signer.certificate)
-
     def set_limits(self, bytes_max: int, streams: Sequence[StreamSettings], holds: Mapping[str, HoldLimit]) -> None:
         """Replace the limit of the store's file, the settings of all streams, and what zones may hold back. They apply
         to new appends and from the next check of retention; an append that already waits keeps its terms."""
         self._writer.set_limits(bytes_max, {one.name: one for one in streams}, dict(holds))
 
-    def set_signer(self, signer: HeadSigner | None) -> Future[None]:
-        """Sign with this key from its commit on, which also stores its certificate before any of its heads can be
-        served. With None nothing is signed from then on. Existing signatures stay. If the call fails, the previous key
-        stays in use."""
-        return self._writer.submit("sign", partial(begin_signing, signer=signer), is_early=True)
+    def set_signer(self, signer: RecordSigner | None) -> Future[None]:
+        """Sign with this key from its commit on, which also stores its certificate. With None nothing is signed from
+        then on. Existing signatures stay. If the call fails, the previous key stays in use."""
+        return self._writer.submit("sign", lambda transaction: transaction.sign_with(signer), is_early=True)
 
     def checkpoint(self, date: str) -> Future[None]:
         """Record a checkpoint of what is held (append/checkpoint.py), once for each date (YYYY-MM-DD, UTC); does
@@ -376,9 +354,9 @@ class FactStore:
         )
 
     def signed_zones(self) -> frozenset[str]:
-        """The zones of which a head was ever verified here, including this one if it has signed; from memory."""
+        """The zones of which a record was ever verified here, including this one if it has signed; from memory."""
         catalog = self._writer.catalog
-        return frozenset(origin.zone for origin, number in catalog.origins.items() if catalog.signed.get(number))
+        return frozenset(origin.zone for origin, number in catalog.origins.items() if number in catalog.proven)
 
     def end_offset(self, stream: str) -> int:
         """Offset of the last durable fact of a stream, 0 if there is none; from memory."""
@@ -429,6 +407,11 @@ class FactStore:
         thread; see history_check.py.
         """
         return find_contradiction(self.reader, self._writer.catalog, stream, origin_head)
+
+    def lacks_batch(self, stream: str, signed: tuple[int, bytes]) -> bool:
+        """Whether a batch of this store's present epoch, which its key has signed, is not the one held here: its last
+        sequence, and the digest that its record signs. Reads the disk in the calling thread."""
+        return lacks_batch(self.reader, self._writer.catalog, stream, signed)
 
     def peer_names_epoch(self, peer: str, epoch: str) -> None:
         """Record an incident if a configured peer has read facts of this zone under an epoch (hex) that this store

@@ -87,6 +87,10 @@ class Problem(Enum):
         *(_L, "A zone has sent many artifacts that no fact refers to."),
         "find out what it sends; what no fact refers to is removed after artifact_orphan_hours",
     )
+    FACTS_UNSIGNED = ProblemKind(
+        *(_B, "The node has a signing key that cannot be used. Facts are recorded without signatures."),
+        "bsfg check says why; then bsfg reload. The next signed facts prove those before them",
+    )
     CONFIG_REFUSED = ProblemKind(
         *(_B, "node.toml was refused when it was reloaded. The settings before stay in force."),
         "bsfg check lists every problem; then bsfg reload",
@@ -201,14 +205,6 @@ class Problem(Enum):
         *(_B, "A comparison with the peer left differences that it could not repair."),
         "bsfg peer compare {peer} names them (docs/operate/integrity.md)",
     )
-    ORIGIN_WITHHELD = ProblemKind(
-        *(_B, "Facts that a zone has signed do not arrive: a node in between holds them back."),
-        "compare with the zone itself, or by another path (docs/operate/threats.md)",
-    )
-    ORIGIN_STALE = ProblemKind(
-        *(_L, "Nothing new signed by a zone has arrived: it, or a node on the way to it, is away."),
-        "see the peer that relays it; its facts wait there",
-    )
     # ---------------------------------------------------------------------------------------------------------- consumers
     CONSUMER_BEHIND = ProblemKind(
         *(_L, "A consumer has not confirmed for a while. Unconfirmed facts are kept for it."), "{remedy}"
@@ -239,9 +235,9 @@ EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
     P.CERTIFICATE_ENDED: frozenset(_NO_BROKER),
     **dict.fromkeys(
         _NO_BROKER,
-        frozenset({P.PEER_SILENT, P.PEER_LAG, P.PEER_CATCHES_UP, P.ORIGIN_STALE, P.CONSUMER_BEHIND, P.CONSUMER_LOSES}),
+        frozenset({P.PEER_SILENT, P.PEER_LAG, P.PEER_CATCHES_UP, P.CONSUMER_BEHIND, P.CONSUMER_LOSES}),
     ),
-    **dict.fromkeys(_NOT_PULLED, frozenset({P.PEER_LAG, P.PEER_CATCHES_UP, P.ORIGIN_STALE})),
+    **dict.fromkeys(_NOT_PULLED, frozenset({P.PEER_LAG, P.PEER_CATCHES_UP})),
     P.ARTIFACTS_FULL: frozenset({P.PAGE_WAITS, P.PEER_LAG, P.PEER_CATCHES_UP}),
     P.PAGE_WAITS: frozenset({P.PEER_LAG, P.PEER_CATCHES_UP}),
     P.CONSUMER_BEHIND: frozenset({P.CONSUMER_LOSES, P.STORE_FILL, P.STORE_FULL_SOON}),

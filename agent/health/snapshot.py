@@ -286,22 +286,6 @@ class PeerStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class OriginStatus:
-    """The state of the signatures of a zone's facts in a stream, as passed on by peers."""
-
-    zone: Annotated[str, Label("zone")]
-    stream: Annotated[str, Label("stream")]
-    signed_at_ms: Annotated[
-        int, Gauge("bsfg_origin_signed_timestamp_seconds", "Unix time of the newest signature of a zone.", divisor=1000)
-    ]
-    behind: Annotated[int, Gauge("bsfg_origin_facts_behind", "Facts that the zone has signed and that are not here.")]
-    is_stale: Annotated[bool, Gauge("bsfg_origin_stale", "1 if the zone has not been heard of for 15 minutes.")] = False
-    is_withheld: Annotated[
-        bool, Gauge("bsfg_origin_withheld", "1 if signed facts have not arrived for 10 minutes.")
-    ] = False
-
-
-@dataclass(frozen=True, slots=True)
 class EventStatus:
     """Events and conditions of an OPC UA source."""
 
@@ -555,7 +539,6 @@ class NodeSnapshot:
     consumers: tuple[ConsumerStatus, ...] = ()
     brokers: tuple[BrokerStatus, ...] = ()
     peers: tuple[PeerStatus, ...] = ()
-    origins: tuple[OriginStatus, ...] = ()
     sources: tuple[SourceStatus, ...] = ()
     requests: RequestStatus = RequestStatus()
     serving: ServingStatus = ServingStatus()
@@ -569,6 +552,9 @@ class NodeSnapshot:
     integrity: IntegrityStatus = IntegrityStatus()
     clock: ClockStatus = ClockStatus()
     clock_changes: tuple[ClockChangeStatus, ...] = ()
+    facts_unsigned: Annotated[bool, Gauge("bsfg_facts_unsigned", "1 while the node cannot use its signing key.")] = (
+        False
+    )
     config_changed: bool = False
     """node.toml has changed since the node last read it."""
     config_refused: str = ""

@@ -21,7 +21,6 @@ from agent.health.snapshot import (
     ConsumerStatus,
     IntegrityStatus,
     NodeSnapshot,
-    OriginStatus,
     PeerStatus,
     SourceStatus,
     StoreStatus,
@@ -109,8 +108,6 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
         found += _peer_reasons(peer)
         found += _comparison_reasons(peer)
     carriers = _carriers(snapshot)
-    for origin in snapshot.origins:
-        found += _origin_reasons(origin, snapshot)
     ttl_hours = {stream.name: stream.ttl_hours for stream in snapshot.streams}
     for consumer in snapshot.consumers:
         depends_on = carriers.get(consumer.zone, frozenset())
@@ -218,6 +215,9 @@ def _since(unix_ms: int, now_unix_ms: int) -> str:
 
 def _config_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     """node.toml differs from the settings in force."""
+    if snapshot.facts_unsigned:
+        text = "facts are recorded without signatures, because the signing key cannot be used"
+        yield _reason(Problem.FACTS_UNSIGNED, "signing", text, alert=True)
     for part in snapshot.config_not_in_force:
         effect = "goes on as it was last in force" if part.is_kept else "is left out"
         yield _reason(Problem.CONFIG_PART_REFUSED, part.subject, f"{effect}: {part.why}", alert=True)
@@ -383,21 +383,6 @@ def _peer_reasons(peer: PeerStatus) -> Iterator[Reason]:
         return
     for found in _judge("peer_lag", lag, Problem.PEER_LAG, subject, text, carrier):
         yield replace(found, hint=_pacing_hint(peer) or found.hint)
-
-
-def _origin_reasons(origin: OriginStatus, snapshot: NodeSnapshot) -> Iterator[Reason]:
-    """Signed facts that do not arrive although newer signatures do: the zone works, and a node on the path withholds
-    facts. An origin without any signatures looks like an outage, which the peer's lag shows."""
-    subject = f"origin {origin.zone}/{origin.stream}"
-    if origin.is_withheld:
-        text = f"{origin.behind} facts that it has signed do not arrive: a node in between holds them back"
-        yield _reason(Problem.ORIGIN_WITHHELD, subject, text, alert=True)
-    elif origin.is_stale:
-        peers = [one for one in snapshot.peers if one.stream == origin.stream]
-        path = {f"peer {one.zone}/{one.stream}" for one in peers} | {f"broker {one.broker}" for one in peers}
-        age = duration((snapshot.taken_unix_ms - origin.signed_at_ms) / 1000)
-        text = f"nothing signed by it has been seen for {age}"
-        yield _reason(Problem.ORIGIN_STALE, subject, text, frozenset(path))
 
 
 def _pacing_hint(peer: PeerStatus) -> str:

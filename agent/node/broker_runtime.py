@@ -20,7 +20,6 @@ from agent.node.restore_proof import RestoreProof
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pulling import (
-    HeadsWatch,
     LatestSeed,
     PageJudge,
     Puller,
@@ -31,7 +30,6 @@ from agent.replication.pulling import (
 from agent.replication.serving import Server, Turns
 from agent.settings.node import NodeSettings
 from agent.settings.peers import BrokerSettings
-from agent.signing.freshness import Freshness
 from agent.telemetry import Telemetry
 
 
@@ -42,7 +40,6 @@ class SharedParts:
     store: FactStore
     judge: PageJudge
     telemetry: Telemetry
-    freshness: Freshness
     queue_depth: Callable[[str], int]
     """Facts of a stream that are known to be at peers and not yet here."""
     turns: Turns
@@ -69,7 +66,6 @@ class BrokerRuntime:
         }
         self.bandwidths = compare.bandwidths(self._peers)
         self._latest_seeds: list[LatestSeed] = []
-        self._heads_watches: list[HeadsWatch] = []
         self.pullers = list(self._make_pullers())
         self.comparers = compare.comparers(
             *(settings, shared.store, self._requesters, self.bandwidths, shared.judge, shared.telemetry)
@@ -93,7 +89,6 @@ class BrokerRuntime:
             start = partial(group.create_permanent, until=self._stop)
             pulling = [start(puller.run(), name="pull") for puller in self.pullers]
             pulling += [group.create_task(each.run(), name="latest seed") for each in self._latest_seeds]
-            pulling += [start(each.run(), name="heads") for each in self._heads_watches]
             pulling += [start(each.run(), name="compare") for each in self.comparers.values()]
             serving = [
                 start(self.server.run(), name="serve"),
@@ -118,7 +113,6 @@ class BrokerRuntime:
             telemetry=shared.telemetry,
             limits={peer.zone: peer.limits for peer in peers},
             is_proven=RestoreProof(shared.store, shared.judge),
-            ends_known=shared.freshness.newest,
             refuses_request=shared.judge.refuses_request,
             turns=shared.turns,
         )
@@ -141,13 +135,8 @@ class BrokerRuntime:
                     telemetry=shared.telemetry,
                     judge=shared.judge,
                 )
-                within_limit = ThrottledRequester(requester, bandwidth, telemetry=shared.telemetry)
-                self._heads_watches.append(
-                    HeadsWatch(
-                        *(within_limit, shared.store, stream, origins, shared.judge, shared.freshness), STORE_ERRORS
-                    )
-                )
                 if start == "latest" and not has_peer_latest(state_dir, peer.zone, stream):
+                    within_limit = ThrottledRequester(requester, bandwidth, telemetry=shared.telemetry)
                     save = partial(save_peer_latest, state_dir)
                     self._latest_seeds.append(LatestSeed(within_limit, stream, origins, puller.begun, save))
                 yield puller

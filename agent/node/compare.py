@@ -27,7 +27,7 @@ from agent.replication.pulling import (
 )
 from agent.settings.node import NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings
-from agent.signing.heads import SignerInForce
+from agent.signing.records import SignerInForce
 from agent.telemetry import Telemetry
 
 DIFFERENCES_MAX = 1000  # of one kind in an answer, which keeps it below the limit of the local socket

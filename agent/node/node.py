@@ -46,7 +46,6 @@ from agent.node.trust import TrustFiles
 from agent.replication.pki import IdentityWatcher
 from agent.replication.serving import Turns
 from agent.settings.node import NodeSettings
-from agent.signing.freshness import Freshness
 from agent.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -126,14 +125,11 @@ class Node:
             tag_maps=self._ingest.tag_maps,
             not_in_force=start.not_in_force,
         )
-        self._shared = SharedParts(
-            *(store, self._trust.judge, self._telemetry, Freshness(), self._queue_depth), turns=Turns()
-        )
+        self._shared = SharedParts(*(store, self._trust.judge, self._telemetry, self._queue_depth), turns=Turns())
         self._runtimes = {broker.name: BrokerRuntime(settings, broker, self._shared) for broker in settings.broker}
         self._identities = [one.identity for one in self._runtimes.values()]
         self._collector = StatusCollector(
-            *(store, self._runtimes, self._ingest, self._telemetry, self._reloader, self._shared.freshness),
-            clock=self._clock,
+            *(store, self._runtimes, self._ingest, self._telemetry, self._reloader), clock=self._clock
         )
         self._group: TaskGroup | None = None
         self._readiness: asyncio.Task[None] | None = None

@@ -31,7 +31,6 @@ from agent.health.snapshot import (
     Latency,
     NodeSnapshot,
     NotInForceStatus,
-    OriginStatus,
     PacingStatus,
     PeerStatus,
     RequestStatus,
@@ -49,7 +48,6 @@ from agent.node.broker_runtime import BrokerRuntime
 from agent.node.clock import ClockChanges, NodeClock
 from agent.node.reload import Reloader
 from agent.replication.pulling import Asking, PullStatistics
-from agent.signing.freshness import Freshness, OriginView
 from agent.telemetry import BOUNDS_S, Telemetry
 
 REFRESH_S = 1.0
@@ -84,12 +82,10 @@ class StatusCollector:
         ingest: Ingest,
         telemetry: Telemetry,
         reloader: Reloader,
-        freshness: Freshness,
         clock_s: Callable[[], float] = time.monotonic,
         clock: NodeClock | None = None,
     ) -> None:
         self._reloader = reloader
-        self._freshness = freshness
         self._store = store
         self._runtimes, self._ingest = runtimes, ingest
         self._telemetry = telemetry
@@ -116,10 +112,6 @@ class StatusCollector:
             self._turns += 1
             await asyncio.sleep(REFRESH_S)
 
-    def _origins(self) -> list[OriginView]:
-        held = {one.name: self._store.held(one.name) for one in self._store.streams()}
-        return self._freshness.views(held, _now_unix_ms())
-
     def snapshot(self) -> NodeSnapshot:
         """The node now."""
         store, space = self._store, self._from_disk.space
@@ -144,7 +136,6 @@ class StatusCollector:
                     (each.broker.name, puller.statistics()) for each in runtimes for puller in each.pullers
                 )
             ),
-            origins=tuple(OriginStatus(*one) for one in self._origins()),
             sources=tuple(
                 _status(
                     *(SourceStatus, one),
@@ -167,6 +158,7 @@ class StatusCollector:
             **self._certificate(),
             clock=ClockStatus() if self._clock is None else self._clock.status(),
             clock_changes=self._from_disk.clock_changes,
+            facts_unsigned=self._reloader.settings.signing.key_file is not None and store.signer is None,
             config_changed=self._reloader.is_file_changed,
             config_refused=self._reloader.refused,
             config_not_in_force=tuple(_status(NotInForceStatus, one) for one in self._reloader.not_in_force),

@@ -22,15 +22,15 @@ from agent.file_watch import PATIENT, WatchTimes, watch_files
 from agent.replication.pulling import EvidenceFolder, MessageJudge, PageJudge, TrustPolicy
 from agent.settings.node import NodeSettings
 from agent.signing.certificates import Refusal, SignerTrust, describe_signer
+from agent.signing.chains import Rule
 from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, load_trust
-from agent.signing.heads import HeadSigner
-from agent.signing.runs import Rule
+from agent.signing.records import RecordSigner
 
 log = logging.getLogger(__name__)
 
 
-def requests_signer(settings: NodeSettings) -> HeadSigner | None:
+def requests_signer(settings: NodeSettings) -> RecordSigner | None:
     """This node's signing key, for a command. None if there is none or it cannot be used, which opening the store
     reports."""
     try:
@@ -65,7 +65,7 @@ class TrustFiles:
         signing = self._settings.signing
         return [signing.compromised_file, *([signing.facts_ca_file] if signing.facts_ca_file else [])]
 
-    def check(self, settings: NodeSettings) -> HeadSigner | None:
+    def check(self, settings: NodeSettings) -> RecordSigner | None:
         """Read the files of [signing] that a new node.toml names; returns the key to sign with. Raises SigningError,
         also for a new key with which receivers would now refuse all facts."""
         trust = load_trust(settings.signing, settings.origin)
@@ -82,7 +82,7 @@ class TrustFiles:
             raise SigningError(why, "make another: bsfg pki signer key --force")
         return signer
 
-    async def sign_with(self, signer: HeadSigner | None) -> bool:
+    async def sign_with(self, signer: RecordSigner | None) -> bool:
         """Put a key in force, for facts, requests and answers; False if it already is. Raises StoreError; then the key
         before stays."""
         if _is_same(signer, self._store.signer):
@@ -154,7 +154,7 @@ def _rules(settings: NodeSettings) -> dict[str, Rule]:
     return {origin.zone: origin.signatures for origin in settings.origin}
 
 
-def _is_same(one: HeadSigner | None, other: HeadSigner | None) -> bool:
+def _is_same(one: RecordSigner | None, other: RecordSigner | None) -> bool:
     """Whether both are the same key with the same certificate, or both None."""
     if one is None or other is None:
         return one is other

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from agent.signing.errors import SigningError
-from agent.signing.heads import KEY_ID_BYTES
+from agent.signing.records import KEY_ID_BYTES
 
 SIGNATURE_BYTES = 64
 PUBLIC_BYTES = 32

@@ -24,7 +24,7 @@ import msgspec
 
 from agent.batch import DIGEST_BYTES
 from agent.pages import BATCHES_MAX
-from agent.signing.heads import HeadSigner
+from agent.signing.records import RecordSigner
 
 REQUEST_MARK, ANSWER_MARK = b"\1", b"\xff\xff\xff\xff"
 CERTIFICATE_BYTES_MAX = 4096
@@ -62,14 +62,14 @@ def answer_bytes(place: MessagePlace, answer: bytes | memoryview) -> bytes:
     return _covered(ANSWER_MARK, place, _digest_of(_without_bodies(answer)))
 
 
-def sign_request(signer: HeadSigner, place: MessagePlace, request: bytes) -> bytes:
+def sign_request(signer: RecordSigner, place: MessagePlace, request: bytes) -> bytes:
     """The request with its proof in front."""
     signature = signer.sign(request_bytes(place, request))
     return _joined(REQUEST_MARK, signer.certificate, signature, request)
 
 
 def sign_answer(
-    signer: HeadSigner, place: MessagePlace, answer: bytes | Sequence[bytes], known: Collection[str] = ()
+    signer: RecordSigner, place: MessagePlace, answer: bytes | Sequence[bytes], known: Collection[str] = ()
 ) -> bytes:
     """The answer with the proof in front; without the certificate if the requester has named its key id (hex). `answer`
     may be given in parts, of which the first is the header."""
@@ -80,7 +80,7 @@ def sign_answer(
     return _joined(ANSWER_MARK, certificate, signer.sign(covered), *answer)
 
 
-def proof_bytes(signer: HeadSigner | None) -> int:
+def proof_bytes(signer: RecordSigner | None) -> int:
     """The number of bytes that the proof adds to an answer."""
     return len(ANSWER_MARK) + _LENGTH.size + len(signer.certificate) + SIGNATURE_BYTES if signer else 0
 

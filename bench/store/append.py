@@ -12,8 +12,8 @@ the store sealed, appended to a plain file with one fdatasync a batch. `batches_
 a commit.
 
 A store that signs what it records takes the same sustained stretches; the two go first in turns. `signed` compares
-them: rate, CPU, and the bytes of its heads. Awaited batches go to a third store, because the store that had just taken
-them would be faster than the other.
+them: rate, CPU, and the bytes of its records. Awaited batches go to a third store, because the store that had just
+taken them would be faster than the other.
 
 Then single messages, which a node commits at once, take turns with single fsyncs of one page inside a preallocated
 file, the least that any durable write can cost. At the end the files of the closed stores are measured, for both data
@@ -31,11 +31,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from agent.batch import RECORD_BYTES
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message, Sample
 from agent.settings.store import StoreSettings, StreamSettings
-from agent.signing.heads import HeadSigner
 from agent.signing.keys import SigningKey, ZoneSigner
+from agent.signing.records import RecordSigner
 from bench.common.data_sets import DataSet, definitions, runs
 from bench.common.measuring import (
     Latency,
@@ -90,7 +91,7 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
         found = _append_in_turns(folder / "a", facts, seed)
         appended = sum(found.facts)
         at_rest_a = files_bytes(folder / "a") / appended
-        head_bytes = _head_bytes(folder / "signed" / "facts.db") / sum(found.facts)
+        record_bytes = _record_bytes(folder / "signed" / "facts.db") / sum(found.facts)
         one_fact, signed_fact, one_fsync = _single_in_turns(folder, seconds)
         at_rest_b = _fill(folder / "b", "B", appended, seed)
     ways = (found.sustained_ns, found.awaited_ns, found.raw_ns)
@@ -102,7 +103,7 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
         "ratio": rounded(signed_rate / sustained),
         "cpu_us_per_fact": found.us_per_fact(found.signed_cpu_ns),
         "one_fact": signed_fact.to_dict(),
-        "head_bytes_per_fact": rounded(head_bytes),
+        "record_bytes_per_fact": rounded(record_bytes),
     }
     values = {
         "facts_per_s": round(sustained),
@@ -136,7 +137,7 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
         f"awaited    {awaited / 1e6:6.2f} M facts/s when each batch waits for the one before; ratio {rounded(awaited / raw)}",
         f"CPU        {values['cpu_us_per_fact']} us a fact; awaited {found.us_per_fact(found.awaited_cpu_ns)}",
         f"signed     {signed_rate / 1e6:6.2f} M facts/s, {signed['ratio']} of the unsigned; CPU {signed['cpu_us_per_fact']} us",
-        f"heads      {signed['head_bytes_per_fact']:6.3f} bytes a fact; one signed fact {signed_fact}",
+        f"records    {signed['record_bytes_per_fact']:6.3f} bytes a fact; one signed fact {signed_fact}",
         f"one fact   {one_fact}; one fsync {one_fsync}; ratio {values['one_fact_ratio']}",
         f"at rest    {at_rest_a:6.2f} bytes a fact of set A, {at_rest_b:.2f} of set B, all files",
     )
@@ -244,21 +245,21 @@ def _fill(folder: Path, data_set: DataSet, facts: int, seed: int) -> float:
     return files_bytes(folder) / count
 
 
-def new_signer() -> HeadSigner:
+def new_signer() -> RecordSigner:
     """A key without a certificate, which nothing here verifies."""
     return ZoneSigner(SigningKey.generate(), b"")
 
 
-def _head_bytes(path: Path) -> int:
-    """The bytes of the heads in a closed store's file."""
+def _record_bytes(path: Path) -> int:
+    """The bytes of the records in a closed store's file, where each batch is signed."""
     with closing(sqlite3.connect(path)) as connection:
-        found: int = connection.execute("SELECT coalesce(sum(length(head)), 0) FROM batch").fetchone()[0]
-    return found
+        count: int = connection.execute("SELECT count(*) FROM batch").fetchone()[0]
+    return count * RECORD_BYTES
 
 
 @contextmanager
 def new_store(
-    folder: Path, *streams: StreamSettings, has_tags: bool = True, signer: HeadSigner | None = None
+    folder: Path, *streams: StreamSettings, has_tags: bool = True, signer: RecordSigner | None = None
 ) -> Iterator[FactStore]:
     """A new store, with the 500 tags defined unless it is for messages alone."""
     folder.mkdir()

@@ -103,12 +103,13 @@ def forged(content: Any, *, compress: bool = False, **changes: Any) -> bytes:
         "first_sequence": 1, "count": 3, "time_min_ns": 10, "time_max_ns": 30, "previous_digest": bytes(16),
         "definition_count": 5, "definitions_digest": b"\x05" * 16, "content_bytes": len(content),
         "body_bytes": None, "zone_bytes": None, "stream_bytes": None, "zone": b"plant", "stream": b"facts", "body": body,
+        "record": b"",
     }  # fmt: skip
     assert changes.keys() <= fields.keys()
     fields.update(changes)
     for length, part in (("body_bytes", "body"), ("zone_bytes", "zone"), ("stream_bytes", "stream")):
         if fields[length] is None:
             fields[length] = len(fields[part])
-    zone, stream, body = fields.pop("zone"), fields.pop("stream"), fields.pop("body")
+    zone, stream, body, record = (fields.pop(name) for name in ("zone", "stream", "body", "record"))
     fixed = struct.pack("<4sBBBB16sQIqq16sI16sIIBB", *fields.values())
-    return sealed_again(fixed + zone + stream + body + bytes(16))
+    return sealed_again(fixed + zone + stream + body + record + bytes(16))

@@ -17,9 +17,15 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from agent import batch
-from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
+from agent.message import UNIX_MS_MAX, Envelope, Fact, Json, Message, Sample, TagDefinition
+from agent.signing.certificates import Signer
+from agent.signing.chains import Proof, SignedEnd, check_record
+from agent.signing.keys import SignerPublic
+from tests.vectors.make import SIGN
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs/developers/batch-format.md"
@@ -68,21 +74,23 @@ def page_header(sealed: bytes) -> tuple[dict[str, Any], bytes]:
     )
     zone_end = 98 + sealed[96]
     body_at = zone_end + sealed[97]
-    demand(len(sealed) <= 524_288 and len(sealed) == body_at + body_bytes + 16, 2)
+    record_bytes = 82 if flags & 2 else 0
+    demand(len(sealed) <= 524_288 and len(sealed) == body_at + body_bytes + record_bytes + 16, 2)
     demand(page_digest(sealed[:-16]) == sealed[-16:], 3)
-    demand(kind in (1, 2) and codec in (0, 1) and flags in (0, 1), 4)
+    demand(kind in (1, 2) and codec in (0, 1) and flags in (0, 1, 2), 4)
     zone, stream = sealed[98:zone_end].decode("ascii"), sealed[zone_end:body_at].decode("ascii")
     demand(re.fullmatch("[a-z0-9-]{1,32}", zone) and re.fullmatch("[a-z0-9._-]{1,64}", stream), 5)
     demand(1 <= count <= 16_384 and 1 <= first <= first + count - 1 <= 2**63 - 2 and earliest <= latest, 6)
-    demand((sealed[52:68] == bytes(16)) == (first == 1 and not flags), 7)
+    demand((sealed[52:68] == bytes(16)) == (first == 1 and flags != 1), 7)
     demand((definition_count == 0) == (sealed[72:88] == bytes(16)) == (kind == 2), 8)
     demand(content_bytes <= 2_097_152 and (codec or content_bytes == body_bytes), 9)
-    content = sealed[body_at:-16]
+    content = sealed[body_at : body_at + body_bytes]
     if codec == 1:
         demand(zstandard.frame_content_size(content) == content_bytes, 10)
         content = zstandard.ZstdDecompressor().decompress(content, allow_extra_data=False)
     return {
-        "kind": {1: "samples", 2: "messages"}[kind], "codec": {0: "raw", 1: "zstd"}[codec], "slice": bool(flags),
+        "kind": {1: "samples", 2: "messages"}[kind], "codec": {0: "raw", 1: "zstd"}[codec], "slice": flags == 1,
+        "signed": flags == 2,
         "zone": zone, "epoch": sealed[8:24].hex(), "stream": stream, "first_sequence": first, "count": count,
         "time_min_ns": earliest, "time_max_ns": latest, "previous_digest": sealed[52:68].hex(),
         "definition_count": definition_count, "definitions_digest": sealed[72:88].hex(),
@@ -212,7 +220,7 @@ def test_the_product_reads_the_vectors(vector: dict[str, Any]) -> None:
     assert (header.stream, header.origin.zone) == (expected["stream"], expected["zone"])
     assert (header.origin.epoch.hex(), header.previous_digest.hex()) == (expected["epoch"], expected["previous_digest"])
     assert parsed.digest.hex() == expected["digest"]
-    assert header.is_slice is expected["slice"]
+    assert (header.is_slice, header.is_signed) == (expected["slice"], expected["signed"])
     assert header.definitions == batch.Definitions(
         expected["definition_count"], bytes.fromhex(expected["definitions_digest"])
     )
@@ -241,7 +249,7 @@ def test_the_product_still_writes_the_vectors(vector: dict[str, Any]) -> None:
     if expected["kind"] == "samples":
         rows = [Sample(tag, time, value_of(value), quality) for tag, time, value, quality in vector["facts"]]
         definitions = batch.Definitions(expected["definition_count"], bytes.fromhex(expected["definitions_digest"]))
-        sealed = batch.seal_samples(link, rows, definitions)
+        sealed = batch.seal_samples(link, rows, definitions, SIGN if expected["signed"] else None)
     else:
         sealed = batch.seal_messages(link, [message_of(fact) for fact in vector["facts"]])
     assert page_header(sealed.sealed)[1].hex() == vector["content"]
@@ -255,12 +263,38 @@ def message_of(fact: dict[str, Any]) -> Message:
     return Message(Envelope(**envelope), Fact(fact["subject"], fact["predicate"], fact["object_json"].encode()))
 
 
+@pytest.mark.parametrize("vector", [one for one in named("batches") if one.values[0]["header"]["signed"]])
+def test_a_second_reader_verifies_each_record(vector: dict[str, Any]) -> None:
+    """The page suffices: bytes put together from its table are those that were signed, the signature holds for them and
+    for no other batch, and the product agrees."""
+    sealed, header = bytes.fromhex(vector["sealed"]), vector["header"]
+    record, public = sealed[-98:-16], bytes.fromhex(vectors()["signing"]["public_key"])
+    zone, stream = header["zone"].encode(), header["stream"].encode()
+
+    def covered(signed: bytes) -> bytes:
+        last = header["first_sequence"] + header["count"] - 1
+        names = bytes([len(zone)]) + zone + bytes([len(stream)]) + stream
+        end = bytes.fromhex(header["epoch"]) + struct.pack("<Q", last) + page_digest(signed)
+        return b"bsfg/record/1\x00" + record[:10] + names + end + record[10:18]
+
+    assert hashlib.sha256(public).digest()[:8] == record[2:10]
+    assert covered(sealed[:-98]).hex() == vector["record_covers"]
+    key = Ed25519PublicKey.from_public_bytes(public)
+    key.verify(record[18:], covered(sealed[:-98]))
+    with pytest.raises(InvalidSignature):
+        key.verify(record[18:], covered(sealed[:-99] + b"\xff"))
+    signer = Signer(header["zone"], SignerPublic(public), 0, UNIX_MS_MAX)
+    proof, _ = check_record(record, header["zone"], lambda *_: signer, lambda: SignedEnd.of(batch.parse(sealed)))
+    assert proof is Proof.VERIFIED
+
+
 def test_the_vectors_show_what_they_claim() -> None:
-    """Chain, slice, codecs, kinds and every width of integers are all there."""
+    """Chain, slice, record, codecs, kinds and every width of integers are all there."""
     found = {entry["name"]: entry["header"] for entry in vectors()["batches"]}
     assert found["its successor"]["previous_digest"] == found["one sample"]["digest"]
     assert found["its successor"]["first_sequence"] == 2
     assert found["slice"]["slice"]
+    assert found["signed successor"]["previous_digest"] == found["signed"]["digest"] != found["one sample"]["digest"]
     assert found["slice"]["previous_digest"] == found["mixed"]["digest"]
     assert {header["codec"] for header in found.values()} == {"raw", "zstd"}
     sources = {entry["name"]: bytes.fromhex(entry["sealed"]) for entry in vectors()["batches"]}

@@ -150,6 +150,7 @@ class Elsewhere:
         self.link = batch.Link(stream, self.origin)
         self.bodies = [tag(number).to_json() for number in range(1, tags + 1)]
         self.sealed: list[bytes] = []
+        self.sign: batch.Sign | None = None
 
     @property
     def definitions(self) -> batch.Definitions:
@@ -166,7 +167,7 @@ class Elsewhere:
     def seal(self, count: int, salt: int = 0) -> bytes:
         """The next batch of its chain; `salt` makes another content."""
         first = self.link.next_sequence
-        found = batch.seal_samples(self.link, samples(count, first + salt), self.definitions)
+        found = batch.seal_samples(self.link, samples(count, first + salt), self.definitions, self.sign)
         self.link = found.link
         self.sealed.append(found.sealed)
         return found.sealed

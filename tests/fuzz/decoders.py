@@ -23,8 +23,8 @@ from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.appends import ParsedAppend, parse_append
 from agent.replication.serving.outcomes import Drop, Refuse
 from agent.signing.certificates import Refusal, Signer, describe_signer
-from agent.signing.heads import Head, HeadError, parse_head
 from agent.signing.messages import MessagePlace
+from agent.signing.records import Record, RecordError, parse_record
 from tests.fuzz import hostile, seeds
 from tests.replication.answers import encode_answer
 
@@ -40,7 +40,7 @@ class Target(NamedTuple):
     """
 
     decode: Callable[[bytes], Any]
-    error: type[BsfgError] | type[BadPacket] | type[HeadError]
+    error: type[BsfgError] | type[BadPacket] | type[RecordError]
     check: Callable[[bytes, Any], None]
     seeds: Callable[[], list[bytes]]
     mutate: hostile.Mutate
@@ -226,7 +226,7 @@ def check_object(payload: bytes, canonical: bytes) -> None:
 # ----------------------------------------------------------------------------------------------------------- signatures
 
 
-def check_head(payload: bytes, found: Head) -> None:
+def check_record(payload: bytes, found: Record) -> None:
     """Written again it is the same record."""
     assert found.packed() == payload
 
@@ -235,7 +235,7 @@ def signer(payload: bytes) -> Signer:
     """The signer that a peer's certificate names; nothing but a refusal may come of any other bytes."""
     found = describe_signer(payload)
     if isinstance(found, Refusal):
-        raise HeadError(str(found))
+        raise RecordError(str(found))
     return found
 
 
@@ -263,7 +263,7 @@ TARGETS = {
     "definition": Target(
         TagDefinition.from_json, MessageError, check_definition, seeds.definitions, hostile.json_text, 256 * KIB, 64, 64 * MIB
     ),
-    "head": Target(parse_head, HeadError, check_head, seeds.heads, hostile.some_bytes, 64 * KIB, 64, MIB),
-    "signer": Target(signer, HeadError, check_signer, lambda: seeds.certificates()[:1], hostile.some_bytes, 64 * KIB, 64, MIB),
+    "record": Target(parse_record, RecordError, check_record, seeds.records, hostile.some_bytes, 64 * KIB, 64, MIB),
+    "signer": Target(signer, RecordError, check_signer, lambda: seeds.certificates()[:1], hostile.some_bytes, 64 * KIB, 64, MIB),
     "json": Target(json_object, MessageError, check_object, seeds.objects, hostile.json_text, 256 * KIB, 64, 64 * MIB),
 }  # fmt: skip

@@ -56,7 +56,6 @@ TRULY_SIGNED = 0.9
 """Of those to a puller that trusts a key of the peer: an attacker that has the key too. The others are unproven."""
 _MADE = make(PEER)
 SIGNER = ZoneSigner(SigningKey(_MADE.key), _MADE.der)
-HEAD_BYTES = 82  # docs/developers/protocol.md, Heads
 HOSTILE_TEXTS = ("", "expired", "x" * 1_000, "\x1b[2J\n\u202e", "damaged", "\x00")
 
 
@@ -243,8 +242,7 @@ class HostilePeer:
         if how < 0.9:
             for _ in range(chance.randint(1, 3)):
                 header = self._lying(header)
-            heads = [chance.randbytes(HEAD_BYTES) for _ in header.get("heads", [])]
-            return packed(header, b"".join([*attached, *heads]))
+            return packed(header, b"".join(attached))
         if how < 0.95:
             return packed(header | error_body(chance.choice(list(ERRORS)), chance), b"")
         return hostile.answer(chance, packed(header, b"".join(attached)))
@@ -286,7 +284,7 @@ class HostilePeer:
             lambda: {"definitions": [self._definition(edge)]},
             lambda: {"ranges": [[f"{PEER}/{chance.randbytes(16).hex()}", edge, edge, "00" * 16, "ff" * 16]] * 3},
             lambda: {"ends": [[edge, "ff" * 16], [1, "00" * 16]]},
-            lambda: {"heads": chance.choice(([0], [0, 0], [0, 1, 2], [edge])), "signers": [_certificate(chance)]},
+            lambda: {"signers": [_certificate(chance)]},
             lambda: {"version": chance.choice(("2.0", "1.99999999999999999999", "0.1", "1"))},
         ]
         return header | chance.choice(lies)()

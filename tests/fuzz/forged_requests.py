@@ -148,7 +148,8 @@ class Forger:
             "origin_head": {
                 "last_sequence": chance.choice((1, abs(edge) + 1)),
                 "digest": "ab" * 16,
-                "head": base64.b64encode(chance.randbytes(82)).decode(),
+                "record": base64.b64encode(chance.randbytes(82)).decode(),
+                "signed_digest": "cd" * 16,
             },
             "after_offset": edge,
             "confirm": {"last_offset": edge, "first_offset": chance.choice(hostile.EDGES)},
@@ -173,9 +174,9 @@ class Forger:
             "after": {"zone": "x", "subject": "\x00", "predicate": ""},
             "depth_facts": edge,
             "ends_max": edge,
-            "whole_runs": True,
+            "whole_batches": True,
             "signers_known": [chance.randbytes(8).hex()] * chance.choice((0, 1, 512, 513)),
-            "head": base64.b64encode(chance.randbytes(82)).decode(),
+            "record": base64.b64encode(chance.randbytes(82)).decode(),
         }
         name = chance.choice(list(lies))
         request[name] = lies[name]

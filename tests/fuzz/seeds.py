@@ -21,8 +21,8 @@ from agent.replication.protocol import messages
 from agent.replication.protocol.codec import encode_error, encode_request
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageQuery, PageRead, read_page
-from agent.signing.heads import Head
 from agent.signing.messages import ANSWER_MARK
+from agent.signing.records import Record
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 from tests.replication.answers import encode_answer
 from tests.signing.signers import CLIENT, make, p256
@@ -116,8 +116,7 @@ def requests() -> list[bytes]:
         messages.FetchFacts(
             consumer_name="c",
             limit=1,
-            origin_head=messages.OriginHead(last_sequence=7, digest=EPOCH, head=heads()[0]),
-            whole_runs=True,
+            origin_head=messages.OriginHead(last_sequence=7, digest=EPOCH, record=records()[0], signed_digest=EPOCH),
             signers_known=[EPOCH[:16]],
         ),
         messages.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, limit=10),
@@ -126,7 +125,6 @@ def requests() -> list[bytes]:
         ),
         messages.GetDigests(stream=TELEMETRY, after_origin=f"plant-a/{EPOCH}"),
         messages.GetDigests(stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, ends_max=3),
-        messages.GetHeads(stream=TELEMETRY, signers_known=["ab" * 8]),
         messages.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, epoch=EPOCH),
         messages.GetCursor(consumer_name="idmz.facts"),
         messages.UnregisterConsumer(consumer_name="idmz.facts", lease=3),
@@ -154,7 +152,6 @@ def answers() -> list[bytes]:
     held = (f"plant-a/{EPOCH}", 1, 9, "00" * 16, digest)
     found: list[tuple[messages.Answer, list[bytes]]] = [
         (messages.DigestsAnswer(**own, stream=TELEMETRY, end_offset=9, ranges=[held], ends=[(3, digest), (9, digest)]), []),
-        (messages.HeadsAnswer(**own, stream=TELEMETRY, ends=[(f"plant-a/{EPOCH}", 9, digest)], signers=[b"der"]), [bytes(82)]),
         (messages.ConfirmAnswer(**own, cursor_advanced_to=9), []),
         (messages.UnregisterAnswer(**own, was_registered=True), []),
         (messages.CursorAnswer(**own, consumer_name="c", stream=TELEMETRY, frontier=1, end_offset=2), []),
@@ -175,21 +172,19 @@ def answers() -> list[bytes]:
             messages.SequencesAnswer(**own, origin=f"plant-a/{EPOCH}", **page_fields),
         )
         found += [(one, page.batches) for one in page_answers]
-        signed = {"heads": [len(page.entries) - 1], "signers": [certificates()[0]]}
-        signed_answers = (
-            messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **page_fields, **signed),
-            messages.SequencesAnswer(**own, origin=f"plant-a/{EPOCH}", **page_fields, **signed),
+        signed_fields = {**page_fields, "signers": [certificates()[0]]}
+        found.append(
+            (messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **signed_fields), page.batches)
         )
-        found += [(one, [*page.batches, heads()[0]]) for one in signed_answers]
     assert {type(one) for one, _ in found} == set(messages.ANSWERS), "a new operation wants an answer here"
     error = encode_error("plant-a", EPOCH, "FetchFacts", "busy", "later")
     proven = ANSWER_MARK + len(certificates()[0]).to_bytes(2, "little") + certificates()[0] + bytes(64) + error
     return [*(encode_answer(*one) for one in found), error, proven]
 
 
-def heads() -> list[bytes]:
-    """Heads that a store has made."""
-    return [Head(bytes(8), 1_780_000_000_000, bytes(64)).packed(), Head(b"\xff" * 8, 0, b"\x01" * 64).packed()]
+def records() -> list[bytes]:
+    """Records that a store has made."""
+    return [Record(bytes(8), 1_780_000_000_000, bytes(64)).packed(), Record(b"\xff" * 8, 0, b"\x01" * 64).packed()]
 
 
 @functools.cache

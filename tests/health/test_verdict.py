@@ -15,7 +15,6 @@ from agent.health.snapshot import (
     Latency,
     NodeSnapshot,
     NotInForceStatus,
-    OriginStatus,
     PacingStatus,
     RequestStatus,
     StoreStatus,
@@ -385,19 +384,12 @@ def test_an_artifact_that_waits_for_room_is_an_alert(
     assert reason.hint.startswith(hint)
 
 
-def test_facts_that_a_relay_holds_back_are_an_alert(healthy: NodeSnapshot) -> None:
-    """A zone that has signed facts which do not arrive is an alert that names it. A zone of which nothing new is heard
-    looks like an outage, and is none."""
-    origin = OriginStatus("plant-a", "facts.telemetry", healthy.taken_unix_ms - 1_200_000, behind=7)
-    assert assess(replace(healthy, origins=(origin,))).level is Level.GOOD
-    withheld = assess(replace(healthy, origins=(replace(origin, is_withheld=True, is_stale=True),)))
-    (reason,) = withheld.reasons
-    assert (withheld.level, withheld.alert, reason.subject) == (Level.BROKEN, True, "origin plant-a/facts.telemetry")
-    assert reason.text.startswith("7 facts that it has signed do not arrive")
-    stale = assess(replace(healthy, origins=(replace(origin, is_stale=True),)))
-    (reason,) = stale.reasons
-    assert (stale.level, stale.alert) == (Level.LATE, False)
-    assert reason.text == "nothing signed by it has been seen for 20 min"
+def test_facts_recorded_without_signatures_are_an_alert(healthy: NodeSnapshot) -> None:
+    """A node that has a signing key and cannot use it records its facts unsigned."""
+    verdict = assess(replace(healthy, facts_unsigned=True))
+    (reason,) = verdict.reasons
+    assert (verdict.level, verdict.alert, reason.subject) == (Level.BROKEN, True, "signing")
+    assert "bsfg reload" in reason.hint
 
 
 @pytest.mark.parametrize("quota, held, is_told", [(1_000, 899, False), (1_000, 900, True), (0, 5_000, False)])

@@ -37,17 +37,19 @@ def append(store: FactStore, *numbers: int) -> None:
         done(store.appends.append_message(STREAM, message(number)))
 
 
-def last_head(store: FactStore) -> OriginHead:
-    """The newest head that a peer with all facts of this store presents."""
-    held = store.held(STREAM)[store.origin][-1]
-    head = store.covering_head(STREAM, store.origin, held.last_sequence)
+def last_batch(store: FactStore) -> OriginHead:
+    """The newest batch, as a peer with all facts of this store claims it."""
+    batch = store.read(STREAM, store.end_offset(STREAM) - 1, 1, 1).batches[0].batch
     return OriginHead(
-        last_sequence=held.last_sequence, digest=held.last_digest.hex(), head=head.record if head else None
+        last_sequence=batch.header.last_sequence,
+        digest=batch.digest.hex(),
+        record=batch.record,
+        signed_digest=batch.signed_digest.hex(),
     )
 
 
 def claim(head: OriginHead | None) -> FetchFacts:
-    """A request that presents a head."""
+    """A request that claims a batch."""
     return FetchFacts(consumer_name="idmz.x", stream=STREAM, limit=1, epoch="0" * 32, origin_head=head)
 
 
@@ -58,7 +60,7 @@ def proof(store: FactStore) -> RestoreProof:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> tuple[Path, OriginHead]:
-    """A copy of the store after two facts, and the head of the fourth fact, which the store has written since."""
+    """A copy of the store after two facts, and the batch of the fourth fact, which the store has written since."""
     path, copy = tmp_path / "facts.db", tmp_path / "copy" / "facts.db"
     copy.parent.mkdir()
     with opened(path) as store:
@@ -66,11 +68,11 @@ def copied(tmp_path: Path) -> tuple[Path, OriginHead]:
     shutil.copy(path, copy)
     with opened(path) as store:
         append(store, 3, 4)
-        return copy, last_head(store)
+        return copy, last_batch(store)
 
 
 def test_our_signature_on_facts_that_are_not_here_is_proof(copied: tuple[Path, OriginHead]) -> None:
-    """The copy lacks the fourth fact, and later has another one in its place: the peer's head proves both."""
+    """The copy lacks the fourth fact, and later has another one in its place: the peer's record proves both."""
     path, head = copied
     with opened(path) as store:
         assert proof(store)(".", claim(head))
@@ -82,9 +84,9 @@ def test_our_signature_on_facts_that_are_not_here_is_proof(copied: tuple[Path, O
         assert proof(store)(".", unnamed), "that of the registered consumer"
 
 
-def test_a_released_fact_is_compared_by_its_successor(tmp_path: Path) -> None:
-    """The copy has written another third fact and released it; the digest of the fourth shows the difference. The
-    peer's head proves that the copy is an old one; otherwise peer and copy would wait for each other forever."""
+def test_what_was_released_here_proves_nothing(tmp_path: Path) -> None:
+    """The copy has written another third fact and released it. The digest of the fourth contradicts the peer's claim,
+    but a record names no digest that it could be compared with, and a peer could lie about it: an operator decides."""
     path, copy = tmp_path / "facts.db", tmp_path / "copy" / "facts.db"
     copy.parent.mkdir()
     with opened(path) as store:
@@ -92,29 +94,37 @@ def test_a_released_fact_is_compared_by_its_successor(tmp_path: Path) -> None:
     shutil.copy(path, copy)
     with opened(path) as store:
         append(store, 3)
-        head = last_head(store)
+        head = last_batch(store)
     streams = [StreamSettings(STREAM, keep_hours=0)]
     with FactStore.open(copy, "plant", settings=AT_ONCE, signer=SIGNER, streams=streams) as store:
         append(store, 13, 14)
         done(store.consumers.register("idmz.x", "idmz", STREAM))
         done(store.consumers.confirm("idmz.x", 3))
         wait_until(lambda: store.streams()[0].first_offset == 4, "the release")
-        assert proof(store)(".", claim(head))
+        assert store.contradiction(STREAM, (head.last_sequence, bytes.fromhex(head.digest)))
+        assert not proof(store)(".", claim(head))
 
 
 def test_nothing_less_is_proof(copied: tuple[Path, OriginHead]) -> None:
-    """Not a proof: a head of held facts, a claim without a head, a changed head, one by another key, one of another
-    stream, and a confirmation."""
+    """Not a proof: the record of held facts, also beside another digest, a claim without a record, a changed record,
+    one by another key, and a confirmation."""
     path, head = copied
     with opened(path) as store:
-        assert not proof(store)(".", claim(last_head(store)))
+        assert not proof(store)(".", claim(last_batch(store)))
         append(store, 13)
-        assert not proof(store)(".", claim(last_head(store)))
+        assert not proof(store)(".", claim(last_batch(store)))
         assert not proof(store)(".", claim(None))
-        assert head.head is not None
-        for record in (None, bytes(82), head.head[:-1] + bytes([head.head[-1] ^ 1])):
-            assert not proof(store)(".", claim(OriginHead(last_sequence=4, digest=head.digest, head=record)))
-        assert not proof(store)(".", claim(OriginHead(last_sequence=5, digest=head.digest, head=head.head)))
+        assert not proof(store)(".", claim(msgspec.structs.replace(last_batch(store), digest="ab" * 16)))
+        assert head.record is not None
+        for changes in (
+            {"record": None},
+            {"record": bytes(82)},
+            {"record": head.record[:-1] + bytes([head.record[-1] ^ 1])},
+            {"signed_digest": None},
+            {"signed_digest": head.digest},
+            {"last_sequence": 5},
+        ):
+            assert not proof(store)(".", claim(msgspec.structs.replace(head, **changes)))
         other = ZoneSigner(SigningKey.generate(), b"")
         assert not RestoreProof(store, PageJudge(store, TrustPolicy(SignerTrust(), {}, "plant", (other.certificate,))))(
             ".", claim(head)

@@ -35,7 +35,6 @@ from agent.replication.pulling.puller import Pacing, PullStatistics
 from agent.replication.serving.server import ServerStatistics
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.store import StoreSettings, StreamSettings
-from agent.signing.freshness import Freshness
 from agent.telemetry import Telemetry
 from tests.waiting import wait_until_async
 
@@ -49,7 +48,7 @@ def collector_of(
     settings, ingest = NodeSettings(IdentitySettings("plant-a", folder)), Ingest("plant-a", (), {}, store.appends, ())
     file = file or ConfigFile(folder / "node.toml")
     reloader = Reloader(settings, file, TrustFiles(settings, store), not_carried_out, asyncio.Event())
-    return StatusCollector(store, {}, ingest, Telemetry(), reloader, Freshness(), clock_s)
+    return StatusCollector(store, {}, ingest, Telemetry(), reloader, clock_s)
 
 
 async def not_carried_out(*_: object) -> None:

@@ -157,14 +157,13 @@ def test_each_part_goes_by_the_settings_of_its_peer(tmp_path: Path) -> None:
         server, (puller,), comparer = runtime.server, runtime.pullers, runtime.comparers["plant-a"]
         assert server._refuses_request == judge.refuses_request
         assert isinstance(server._context.is_proven, RestoreProof)
-        assert server._context.ends_known == node._shared.freshness.newest
         assert server._context.limits_of("plant-a").consumers_max == 3
         assert puller._requester._refuses_answer == judge.refuses_answer
         assert puller._runner._judge is comparer._judge is judge
         bandwidth = runtime.bandwidths["plant-a"]
-        throttled = [comparer._requester, puller._artifacts._requester, runtime._heads_watches[0]._requester]
+        throttled = [comparer._requester, puller._artifacts._requester]
         assert all(one._bandwidth is bandwidth for one in (puller, *throttled))
-        assert [one._priority for one in throttled] == [Priority.REPAIR, Priority.BACKLOG, Priority.BACKLOG]
+        assert [one._priority for one in throttled] == [Priority.REPAIR, Priority.BACKLOG]
 
 
 def test_a_comparison_without_a_node_judges_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,7 +207,7 @@ def test_facts_without_their_definitions_are_holes(tmp_path: Path) -> None:
 def test_rows_that_a_damaged_file_lost_are_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where SQLite can use no index, what rows are left are read one by one. Those that are gone, at the beginning, in
     the middle and at the end, unreadable or changed are holes of scans and of searches for the latest values. Nothing
-    is proven by a table of heads that cannot be read."""
+    is proven by a table that cannot be read."""
 
     def damaged(*_: object, **__: object) -> Never:
         raise StoreDamaged("the index is malformed")

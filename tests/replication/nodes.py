@@ -31,7 +31,7 @@ from agent.replication.pulling.pull_events import ReceiverSettings
 from agent.replication.serving.server import Server
 from agent.settings.peers import BrokerSettings
 from agent.settings.store import StoreSettings, StreamSettings
-from agent.signing.heads import HeadSigner
+from agent.signing.records import RecordSigner
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import LIMIT_S, wait_until_async
 
@@ -46,7 +46,7 @@ def access(broker: Mosquitto, zone: str) -> Access:
     return link_to(broker, zone).access
 
 
-def link_to(broker: Mosquitto, zone: str, signer: HeadSigner | None = None) -> Link:
+def link_to(broker: Mosquitto, zone: str, signer: RecordSigner | None = None) -> Link:
     """The link of `zone` to the broker, with an identity that may be replaced, as a node has; `signer` signs its
     requests."""
     mine = broker.identity(zone)
@@ -76,7 +76,7 @@ class Node:
         folder: Path,
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
-        signer: HeadSigner | None = None,
+        signer: RecordSigner | None = None,
         policy: TrustPolicy | None = None,
     ) -> "Node":
         """A node with its store in `folder`, opened as `bsfg run` opens it. Settings are the product's defaults; a test

@@ -1,19 +1,13 @@
 """Hostile facts in sealed batches of an otherwise correct peer: the puller continues, the batch is declined by name,
 and later facts flow. Text of a peer reaches no terminal unescaped."""
 
-import contextlib
 import json
-import secrets
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
 
-from agent.batch import SEALED_BYTES_MAX
-from agent.fact_store import StoreReader
-from agent.message import OBJECT_BYTES_MAX
 from tests.security.attacker import b64, message
 from tests.security.site import EVIL, IDMZ, LIMIT_S, STREAM, TELEMETRY, Site, control_characters, some
 from tests.waiting import wait_until
@@ -79,30 +73,6 @@ def test_a_hostile_sample_is_set_aside(site: Site, value: str, definition: str, 
         site.attacker.append_sample(EVIL, TELEMETRY, sample, [definition])
         site.attacker.append(EVIL, flows_on, [message("behind", message_id=f"behind-{flows_on}")])
         site.wait_fact(f"behind-{flows_on}", stream=flows_on)
-
-
-def test_batches_that_no_packet_takes_together_stop_no_reader(site: Site) -> None:
-    """A batch of the largest size without a head is followed by one as large with the head of some key. A page ends
-    with a head, so idmz could pass on neither of them, nor later facts."""
-    before = site.fresh_evil()
-    head = (
-        b"\x01\x00"
-        + secrets.token_bytes(8)
-        + (time.time_ns() // 1_000_000).to_bytes(8, "little")
-        + secrets.token_bytes(64)
-    )
-    with site.unharmed():
-        for number, more in enumerate(({}, {"head": b64(head)})):
-            parts = [
-                f'"{"x" * (bytes_of - 2)}"'
-                for bytes_of in (OBJECT_BYTES_MAX, SEALED_BYTES_MAX - 488 - OBJECT_BYTES_MAX)
-            ]
-            large = [message(f"{number}-{part}", text) for part, text in enumerate(parts)]
-            site.attacker.append(EVIL, STREAM, large, **more)
-        wait_until(lambda: site.end(IDMZ) == before + 4, "both batches at idmz")
-        with contextlib.closing(StoreReader(site.store(IDMZ))) as reader:
-            sizes = [len(one.sealed) for one in reader.read(STREAM, before, 4, 2 * SEALED_BYTES_MAX).batches]
-        assert sum(sizes) > 1_048_576 - 1_024, sizes
 
 
 HOSTILE_TEXT = "quiet\x1b[2J\x1b]0;owned\x07\nverdict: good\u202egnp.exe\u2066\x9b31m\r"

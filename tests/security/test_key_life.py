@@ -15,7 +15,7 @@ import pytest
 
 from agent.fact_store import StoreReader
 from agent.replication import pki
-from agent.signing.heads import key_id_in
+from agent.signing.records import key_id_in
 from tests.security.site import ENTERPRISE, HONEST, IDMZ, PLANT, STREAM, Site, running_site, some
 from tests.waiting import wait_until
 
@@ -61,11 +61,11 @@ def reload(site: Site, zone: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
 
 
-def head_keys(site: Site, zone: str) -> list[str]:
+def record_keys(site: Site, zone: str) -> list[str]:
     """The keys (hex) that have signed the plant's messages, as stored by a zone, in the order of the log."""
     with contextlib.closing(StoreReader(site.store(zone))) as reader:
-        found = [key_id_in(one.head).hex() for one in reader.read(STREAM, 0, 100_000, 80_000_000).batches if one.head]
-    return list(dict.fromkeys(found))
+        records = [one.batch.record for one in reader.read(STREAM, 0, 100_000, 80_000_000).batches]
+    return list(dict.fromkeys(key_id_in(one).hex() for one in records if one))
 
 
 def pull(site: Site, zone: str, peer: str, stream: str = STREAM) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_the_keys_of_a_chain_are_renewed_while_it_runs(site: Site) -> None:
             site.wait_fact(ids[-1])
     site.wait_fact(ids[-1])
     assert site.ids(ENTERPRISE)[first:] == ids
-    assert head_keys(site, ENTERPRISE) == head_keys(site, PLANT) == [old, keys[PLANT]]
+    assert record_keys(site, ENTERPRISE) == record_keys(site, PLANT) == [old, keys[PLANT]]
     with contextlib.closing(StoreReader(site.store(ENTERPRISE))) as reader:
         assert len(reader.signers([bytes.fromhex(keys[PLANT])])) == 1
     for zone in HONEST:
@@ -165,14 +165,14 @@ def test_a_bad_new_key_keeps_the_old_one(site: Site, case: str) -> None:
         case _:
             key_file.chmod(0o644)
             why = "accessible to others"
-    keys = head_keys(site, PLANT)
+    keys = record_keys(site, PLANT)
     try:
         done = reload(site, PLANT)
         assert (done.returncode, done.stdout) == (1, ""), done
         assert why in done.stderr
         assert why in json.dumps(site.status(PLANT))
         site.assert_honest_flow()
-        assert head_keys(site, PLANT) == keys
+        assert record_keys(site, PLANT) == keys
     finally:
         key_file.write_bytes(before[0])
         cert_file.write_bytes(before[1])

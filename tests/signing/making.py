@@ -1,19 +1,20 @@
-"""Chains of sealed batches and their heads, honest and forged, for tests of what a receiver accepts."""
+"""Chains of sealed batches, signed or not, honest and forged, for tests of what a receiver accepts."""
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from agent.batch import Batch, Link, Origin, seal_messages
+from agent.batch import RECORD_BYTES, Batch, Link, Origin, Sign, parse, seal_messages
 from agent.message import UNIX_MS_MAX, Envelope, Fact, Message
 from agent.signing.certificates import Refusal, Signer
-from agent.signing.heads import sign_head
-from agent.signing.keys import SigningKey
-from agent.signing.runs import Offered, Rule, Trust
+from agent.signing.chains import Offered, Rule, Trust
+from agent.signing.keys import SigningKey, ZoneSigner
+from agent.signing.records import sign_record
 from tests.signing.signers import NOW_MS
 
 STREAM = "facts.telemetry"
 EPOCH = bytes(range(16))
-SIGNED_AT_MS = NOW_MS
 
 
 def message(number: int, text: str = "x") -> Message:
@@ -22,55 +23,53 @@ def message(number: int, text: str = "x") -> Message:
     return Message(envelope, Fact(f"batch:erp/B-{number}", "batch_released", b'{"ok":true}'))
 
 
+def signing(key: SigningKey, signed_at_ms: int = NOW_MS) -> Sign:
+    """Makes the records of a zone's key."""
+    return partial(sign_record, ZoneSigner(key, b""), signed_at_ms=signed_at_ms)
+
+
 def chain(
     count: int,
     zone: str = "plant",
+    key: SigningKey | None = None,
     *,
+    at: Collection[int] | None = None,
+    signed_at_ms: int = NOW_MS,
     stream: str = STREAM,
     epoch: bytes = EPOCH,
     text: str = "x",
     link: Link | None = None,
 ) -> list[Batch]:
-    """Batches of one fact each, from `link` on or from the start of a chain."""
-    at, found = link or Link(stream, Origin(zone, epoch)), list[Batch]()
-    for _ in range(count):
-        found.append(seal_messages(at, [message(at.next_sequence, text)]))
-        at = found[-1].link
+    """Batches of one fact each, from `link` on or from the start of a chain. With `key` all are signed, or those at the
+    positions `at`."""
+    end, found = link or Link(stream, Origin(zone, epoch)), list[Batch]()
+    for place in range(count):
+        sign = signing(key, signed_at_ms) if key is not None and (at is None or place in at) else None
+        found.append(seal_messages(end, [message(end.next_sequence, text)], sign))
+        end = found[-1].link
     return found
 
 
-def head_of(key: SigningKey, batch: Batch, signed_at_ms: int = SIGNED_AT_MS) -> bytes:
-    """The head that a zone's key makes of a chain up to this batch."""
-    header = batch.header
-    return sign_head(_Signing(key), header.stream, header.origin, header.last_sequence, batch.digest, signed_at_ms)
+def with_record(batch: Batch, record: bytes) -> Batch:
+    """A signed batch with another record and the digest that fits it, as a relay can make it."""
+    assert len(batch.record) == RECORD_BYTES == len(record)
+    data = batch.sealed[: -16 - RECORD_BYTES] + record
+    return parse(data + hashlib.blake2b(data, digest_size=16).digest())
 
 
-@dataclass
-class _Signing:
-    key: SigningKey
-    certificate: bytes = b""
-
-    @property
-    def key_id(self) -> bytes:
-        return self.key.key_id
-
-    def sign(self, data: bytes) -> bytes:
-        return self.key.sign(data)
+def spoiled(batch: Batch) -> Batch:
+    """The batch with one other bit in its signature."""
+    return with_record(batch, batch.record[:-1] + bytes([batch.record[-1] ^ 1]))
 
 
-def page(batches: Sequence[Batch], heads: dict[int, bytes], unreadable: dict[int, str] | None = None) -> list[Offered]:
-    """A page of batches from offset 1 on, with heads by position."""
+def page(batches: Sequence[Batch], unreadable: dict[int, str] | None = None) -> list[Offered]:
+    """A page of batches from offset 1 on."""
     offset, found = 1, list[Offered]()
     for at, one in enumerate(batches):
         last = offset + one.header.count - 1
-        found.append(Offered(one, offset, last, heads.get(at, b""), (unreadable or {}).get(at, "")))
+        found.append(Offered(one, offset, last, (unreadable or {}).get(at, "")))
         offset = last + 1
     return found
-
-
-def signed(batches: Sequence[Batch], key: SigningKey, at: Iterable[int] | None = None) -> list[Offered]:
-    """A page with heads at these positions, by default at the last."""
-    return page(batches, {one: head_of(key, batches[one]) for one in (at if at is not None else [len(batches) - 1])})
 
 
 @dataclass

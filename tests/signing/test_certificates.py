@@ -46,7 +46,7 @@ def test_an_issued_certificate_names_zone_and_key() -> None:
     made = make("plant-a", FACTS_CA)
     signer = accepted(made.der)
     assert (signer.zone, signer.key_id) == ("plant-a", signing_key(made).key_id)
-    assert signer.public.verify(b"head", signing_key(made).sign(b"head"))
+    assert signer.public.verify(b"record", signing_key(made).sign(b"record"))
     assert (signer.not_before_ms, signer.not_after_ms) == (NOW_MS - DAY_MS, NOW_MS + 100 * DAY_MS)
     assert describe_signer(made.der) == Signer("plant-a", signer.public, NOW_MS - DAY_MS, ENDS_MS)
 

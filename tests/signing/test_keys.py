@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agent.signing.errors import SigningError
 from agent.signing.files import load_key
-from agent.signing.heads import KEY_ID_BYTES
 from agent.signing.keys import SIGNATURE_BYTES, SignerPublic, SigningKey, key_id_of
+from agent.signing.records import KEY_ID_BYTES
 from tests.signing.signers import make, p256
 
 
@@ -28,13 +28,13 @@ def key_file(tmp_path: Path) -> Path:
 def test_a_loaded_key_signs_and_its_public_half_verifies(key_file: Path) -> None:
     """The same bytes give the same 64-byte signature, which the public half accepts for these bytes only."""
     key = load_key(key_file)
-    signature = key.sign(b"head")
-    assert (len(signature), signature) == (SIGNATURE_BYTES, load_key(key_file).sign(b"head"))
+    signature = key.sign(b"record")
+    assert (len(signature), signature) == (SIGNATURE_BYTES, load_key(key_file).sign(b"record"))
     public = SignerPublic(key.public_bytes)
     assert public == key.public
-    assert public.verify(b"head", signature)
+    assert public.verify(b"record", signature)
     assert not public.verify(b"tail", signature)
-    assert not SigningKey.generate().public.verify(b"head", signature)
+    assert not SigningKey.generate().public.verify(b"record", signature)
     assert key.key_id == public.key_id == hashlib.sha256(key.public_bytes).digest()[:KEY_ID_BYTES]
     assert key_id_of(key.public_bytes) == key.key_id
 
@@ -42,14 +42,14 @@ def test_a_loaded_key_signs_and_its_public_half_verifies(key_file: Path) -> None
 @given(st.binary(max_size=80))
 def test_a_malformed_signature_is_false_not_an_error(signature: bytes) -> None:
     """Whatever stands in the place of a signature, `verify` answers."""
-    assert not SigningKey.generate().public.verify(b"head", signature)
+    assert not SigningKey.generate().public.verify(b"record", signature)
 
 
 def test_openssl_verifies_our_signature(key_file: Path, tmp_path: Path) -> None:
     """The signature is plain Ed25519 (RFC 8032): another implementation accepts it, and refuses other bytes."""
     key = load_key(key_file)
-    (tmp_path / "data").write_bytes(b"head")
-    (tmp_path / "sig").write_bytes(key.sign(b"head"))
+    (tmp_path / "data").write_bytes(b"record")
+    (tmp_path / "sig").write_bytes(key.sign(b"record"))
     subprocess.run(["openssl", "pkey", "-in", key_file, "-pubout", "-out", tmp_path / "pub"], check=True)
     words = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", tmp_path / "pub", "-rawin"]
     words += ["-in", tmp_path / "data", "-sigfile", tmp_path / "sig"]

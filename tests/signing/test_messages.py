@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from agent.pages import BATCHES_MAX
 from agent.replication.protocol.codec import HEADER_BYTES_MAX
-from agent.signing.heads import HeadSigner
 from agent.signing.keys import SigningKey, ZoneSigner
 from agent.signing.messages import (
     ANSWER_MARK,
@@ -25,6 +24,7 @@ from agent.signing.messages import (
     split_answer,
     split_request,
 )
+from agent.signing.records import RecordSigner
 
 SIGNER = ZoneSigner(SigningKey.generate(), b"certificate")
 PLACE = MessagePlace("plant", "idmz", "i1", b"c" * 16)
@@ -49,7 +49,7 @@ class Long:
 class Kind:
     """Requests or answers; `plain` begins every message of the kind."""
 
-    sign: Callable[[HeadSigner, MessagePlace, bytes], bytes]
+    sign: Callable[[RecordSigner, MessagePlace, bytes], bytes]
     split: Callable[[bytes], tuple[bytes, MessageProof | None]]
     covered: Callable[[MessagePlace, bytes], bytes]
     plain: bytes

@@ -16,7 +16,7 @@ from pyspark_bsfg.transports.ports import Asked
 from pyspark_bsfg.transports.proofs import Signers
 from pyspark_bsfg.transports.range_pages import RangePages
 from tests.signing import signers
-from tests.signing.making import chain, head_of
+from tests.signing.making import chain
 
 STREAM, EPOCH = "facts.telemetry", "00" * 16
 ORIGIN = Origin("plant", bytes(range(16)))
@@ -85,33 +85,30 @@ def test_a_changed_byte_is_refused() -> None:
         pages(2, 2).take(page, sealed)
 
 
-def test_a_head_proves_its_chain_and_nothing_else() -> None:
-    """The head of the fourth batch proves the first four of the page, not the fifth; not one of another chain that
-    stands before them; and a head made with another key proves nothing."""
+def test_a_record_proves_its_chain_and_nothing_else() -> None:
+    """The record of the fourth batch proves the first four of the page, not the fifth; not one of another chain that
+    stands before them; and a record made with another key proves nothing."""
     authority = signers.make("facts", is_ca=True)
     made = signers.make("plant", authority)
-    key = signers.signing_key(made)
+    key, other = (signers.signing_key(one) for one in (made, signers.make("plant", authority)))
     signers_trusted = Signers(SignerTrust((authority.certificate,)), signers.NOW_MS)
     signers_trusted.add([made.der])
-    stranger = chain(1, text="other")[0]
-    batches = [stranger, *BATCHES[1:6]]
-    heads = [b""] * 3 + [head_of(key, BATCHES[3])] + [b""] * 2
-    assert signers_trusted.verified(batches, heads) == ["no", "yes", "yes", "yes", "no", "no"]
-    forged = head_of(signers.signing_key(signers.make("plant", authority)), BATCHES[5])
-    assert signers_trusted.verified(BATCHES, [*heads[:5], forged]) == ["yes"] * 4 + ["no"] * 2
+    stranger, batches = chain(1, text="other")[0], chain(6, key=key, at=[3])
+    assert signers_trusted.verified([stranger, *batches[1:]]) == ["no", "yes", "yes", "yes", "no", "no"]
+    forged = chain(2, key=other, link=batches[3].link)
+    assert signers_trusted.verified([*batches[:4], *forged]) == ["yes"] * 4 + ["no"] * 2
     assert signers_trusted.known() == [key.key_id.hex()]
 
 
-def test_the_rest_of_a_run_proves_and_is_not_read() -> None:
-    """With proofs, a page may begin before the range and end behind it, at the head; what is behind the range is left
-    to another task."""
+def test_whole_batches_are_requested_to_prove_them() -> None:
+    """A page may begin before the range and end behind it, because only a whole batch has its record."""
     authority = signers.make("facts", is_ca=True)
     made = signers.make("plant", authority)
     signers_trusted = Signers(SignerTrust((authority.certificate,)), signers.NOW_MS)
-    page, sealed = answer(list(enumerate(BATCHES, 1)), heads=[5], signers=[made.der])
-    sealed.append(head_of(signers.signing_key(made), BATCHES[5]))
+    batches = chain(6, key=signers.signing_key(made))
+    page, sealed = answer(list(enumerate(batches, 1)), signers=[made.der])
     reading = pages(2, 3, signers_trusted)
-    assert reading.request().whole_runs
+    assert reading.request().whole_batches
     taken = reading.take(page, sealed).batches
     assert [(one.first_offset, one.verified) for one in taken] == [(1, "yes"), (2, "yes"), (3, "yes")]
     assert reading.is_done

@@ -1,4 +1,4 @@
-"""Writes batches.json and heads.json anew, and the vectors of docs/developers/batch-format.md from it.
+"""Writes batches.json anew, and the vectors of docs/developers/batch-format.md from it.
 
 Run by hand, and only when the format's version changes: the vectors are promises to other implementations, and tests
 hold the code to them. Run again with the same version, it must change nothing but the compressed bytes of a newer zstd.
@@ -6,6 +6,7 @@ hold the code to them. Run again with the same version, it must change nothing b
 
 import json
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent import batch
 from agent.message import Envelope, Fact, Json, Message, TagDefinition
-from agent.signing.heads import Head, signed_bytes
-from agent.signing.keys import SigningKey
+from agent.signing.keys import SigningKey, ZoneSigner
+from agent.signing.records import parse_record, sign_record, signed_bytes
 from tests.batch.making import forged, others, packed
 
 HERE = Path(__file__).parent
@@ -36,6 +37,12 @@ MIXED: list[Any] = [
 ]  # fmt: skip
 
 
+SEED = bytes(range(32))
+"""Of the private key of the records."""
+KEY = SigningKey(Ed25519PrivateKey.from_private_bytes(SEED))
+SIGN = partial(sign_record, ZoneSigner(KEY, b""), signed_at_ms=T0 // 1_000_000)
+
+
 def definitions() -> batch.Definitions:
     """The state after the three definitions above."""
     state = batch.Definitions()
@@ -44,9 +51,9 @@ def definitions() -> batch.Definitions:
     return state
 
 
-def samples(link: batch.Link, rows: list[Any]) -> batch.Batch:
+def samples(link: batch.Link, rows: list[Any], sign: batch.Sign | None = None) -> batch.Batch:
     """Sealed by an origin with three definitions."""
-    return batch.seal_samples(link, rows, definitions())
+    return batch.seal_samples(link, rows, definitions(), sign)
 
 
 def batches() -> dict[str, tuple[str, batch.Batch]]:
@@ -58,6 +65,8 @@ def batches() -> dict[str, tuple[str, batch.Batch]]:
     )
     jitter = (0, 1_000_000_123_000, 999_999_456_000)
     stepped = samples(LINK, [(tag, T0 + ns, 20.0 + tag, 0) for tag, ns in zip((3, 1, 2), jitter, strict=True)])
+    signed = samples(LINK, [(1, T0, 21.5, 0)], SIGN)
+    signed_successor = samples(signed.link, [(1, T0 + 10**9, 21.75, 0)], SIGN)
     last = 2**63 - 1
     messages = [
         Message(
@@ -81,6 +90,8 @@ def batches() -> dict[str, tuple[str, batch.Batch]]:
     return {
         "one sample": ("The first batch of a chain. No planes are needed.", first),
         "its successor": ("Attaches to the batch above: sequence 2, and that batch's digest.", second),
+        "signed": ("The same sample as in the first batch, with a record.", signed),
+        "signed successor": ("Its previous digest covers the record of the batch above.", signed_successor),
         "planes": (
             "Tags out of order; times in units of 1,000 ns, four planes; the time goes back in the third.",
             stepped,
@@ -118,6 +129,8 @@ REFUSED = {
     "quality of 33 bits": forged(packed(qualities=[2**32, 0, b""])),
     "sequence 2 without predecessor": forged(packed(), first_sequence=2),
     "unknown flag": forged(packed(), flags=4),
+    "slice with a record": forged(packed(), flags=3, first_sequence=2, previous_digest=b"\x09" * 16, record=bytes(82)),
+    "record cut off": forged(packed(), flags=2, record=bytes(81)),
     "unknown codec": forged(packed(), codec=2),
     "format 2": forged(packed(), version=2),
     "digest of other bytes": forged(packed())[:-1] + b"\x00",
@@ -161,7 +174,7 @@ def facts(sealed: batch.Batch) -> list[Any]:
 def vector(name: str, about: str, sealed: batch.Batch) -> dict[str, Any]:
     """One entry of batches.json."""
     header = sealed.header
-    body = sealed.sealed[sealed.body_at : -16]
+    body = sealed.sealed[sealed.body_at : -16 - len(sealed.record)]
     content = body if header.codec is batch.Codec.RAW else zstandard.ZstdDecompressor().decompress(body)
     return {
         "name": name,
@@ -170,6 +183,7 @@ def vector(name: str, about: str, sealed: batch.Batch) -> dict[str, Any]:
         "content": content.hex(),
         "header": {
             "kind": header.kind.name.lower(), "codec": header.codec.name.lower(), "slice": header.is_slice,
+            "signed": header.is_signed,
             "zone": header.origin.zone, "epoch": header.origin.epoch.hex(), "stream": header.stream,
             "first_sequence": header.first_sequence, "count": header.count, "time_min_ns": header.time_min_ns,
             "time_max_ns": header.time_max_ns, "previous_digest": header.previous_digest.hex(),
@@ -177,38 +191,15 @@ def vector(name: str, about: str, sealed: batch.Batch) -> dict[str, Any]:
             "content_bytes": header.content_bytes, "digest": sealed.digest.hex(),
         },
         "facts": facts(sealed),
+        **({"record_covers": covered(sealed).hex()} if header.is_signed else {}),
     }  # fmt: skip
 
 
-SEED = bytes(range(32))
-"""Of the private key of the heads."""
-
-
-def heads() -> dict[str, Any]:
-    """heads.json: heads of some of the batches, and records that must be refused."""
-    key = SigningKey(Ed25519PrivateKey.from_private_bytes(SEED))
-    found, made = list[dict[str, Any]](), batches()
-    for number, name in enumerate(("one sample", "its successor", "messages")):
-        sealed = made[name][1]
-        header, at_ms = sealed.header, T0 // 1_000_000 + number
-        end = header.stream, header.origin, header.last_sequence, sealed.digest
-        signed = signed_bytes(*end, key.key_id, at_ms)
-        record = Head(key.key_id, at_ms, key.sign(signed)).packed()
-        found.append({"batch": name, "signed_at_ms": at_ms, "signed": signed.hex(), "record": record.hex()})
-    good = bytes.fromhex(found[0]["record"])
-    refused = {
-        "algorithm 2": b"\x02" + good[1:],
-        "flag 1": good[:1] + b"\x01" + good[2:],
-        "81 bytes": good[:-1],
-        "negative time": good[:10] + b"\xff" * 8 + good[18:],
-    }
-    return {
-        "seed": SEED.hex(),
-        "public_key": key.public_bytes.hex(),
-        "key_id": key.key_id.hex(),
-        "heads": found,
-        "refused": [{"name": name, "record": record.hex()} for name, record in refused.items()],
-    }
+def covered(sealed: batch.Batch) -> bytes:
+    """The bytes that a record's signature covers."""
+    header, record = sealed.header, parse_record(sealed.record)
+    end = header.stream, header.origin, header.last_sequence, sealed.signed_digest
+    return signed_bytes(*end, record.key_id, record.signed_at_ms)
 
 
 def lines(text: str, width: int = 112) -> str:
@@ -234,12 +225,12 @@ def main() -> None:
         defined.append({"json": definition.to_json().decode(), "digest": state.digest.hex()})
     vectors = {
         "format_version": batch.FORMAT_VERSION,
+        "signing": {"seed": SEED.hex(), "public_key": KEY.public_bytes.hex(), "key_id": KEY.key_id.hex()},
         "definitions": defined,
         "batches": [vector(name, about, sealed) for name, (about, sealed) in batches().items()],
         "refused": [{"name": name, "sealed": sealed.hex()} for name, sealed in REFUSED.items()],
     }
     (HERE / "batches.json").write_text(json.dumps(vectors, indent=1, ensure_ascii=True) + "\n")
-    (HERE / "heads.json").write_text(json.dumps(heads(), indent=1) + "\n")
     page = PAGE.read_text()
     before, mark, _ = page.partition("## Vectors\n")
     introduction = (

@@ -31,7 +31,7 @@ from agent.config import load
 from agent.replication import pki as authority
 from agent.signing.certificates import Signer
 from agent.signing.files import Compromise, compromises_text, read_compromises
-from agent.signing.heads import KEY_ID_BYTES
+from agent.signing.records import KEY_ID_BYTES
 
 facts_option = click.option(
     "--facts",

@@ -56,7 +56,7 @@ def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: boo
             click.echo(f"and {len(damages) - SHOWN_MAX} more; --json prints all")
         click.echo(
             f"{path}: {done.batches:,} batches with {done.facts:,} facts in {done.streams} streams,"
-            f" {done.definitions:,} tag definitions, {done.heads:,} signed heads, {done.bytes / 1e6:,.1f} MB"
+            f" {done.definitions:,} tag definitions, {done.signed:,} signed batches, {done.bytes / 1e6:,.1f} MB"
             f" in {took_s:.1f} s:"
             f" {f'{len(damages)} damages' if damages else 'as they were written'}"
         )

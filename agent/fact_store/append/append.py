@@ -20,7 +20,6 @@ from agent.columns import SampleColumns
 from agent.fact_store.append.checkpoint import PREDICATE, checkpoint_objects
 from agent.fact_store.append.group_commit import batch_sizes
 from agent.fact_store.append.message_plan import digest, plan_messages
-from agent.fact_store.append.own_heads import own_heads
 from agent.fact_store.append.queue import AppendMessages, AppendSamples
 from agent.fact_store.log import OPERATIONAL_STREAM, Appended, FactsRefused, Refused, digests_in, operational_fact
 from agent.fact_store.sqlite import Transaction
@@ -55,7 +54,7 @@ def append_samples(
 
     def seal(some: Sequence[AppendSamples]) -> list[Batch]:
         columns = _joined(some)
-        seal_part = partial(seal_columns, definitions=definitions)
+        seal_part = partial(seal_columns, definitions=definitions, sign=transaction.sign)
         return _sealed(seal_part, link, columns.cut, len(columns.tags), facts_target)
 
     refusals = dict[int, Refused]()
@@ -95,7 +94,8 @@ def append_messages(
     link = transaction.catalog.link(stream)
 
     def seal(some: Sequence[Message]) -> list[Batch]:
-        return _sealed(seal_messages, link, lambda start, stop: some[start:stop], len(some), facts_target)
+        seal_part = partial(seal_messages, sign=transaction.sign)
+        return _sealed(seal_part, link, lambda start, stop: some[start:stop], len(some), facts_target)
 
     plan = plan_messages(transaction, stream, appends, refused, is_strong=is_strong)  # decision 0028
     try:
@@ -175,7 +175,7 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) ->
     transaction.set_held(
         known.id, transaction.catalog.own_origin, (HeldRange(1, last.header.last_sequence, NO_DIGEST, last.digest),)
     )
-    return transaction.add_batches(known, batches, own_heads(transaction, batches))
+    return transaction.add_batches(known, batches, verified=range(len(batches) if transaction.signer else 0))
 
 
 def _joined(appends: Sequence[AppendSamples]) -> SampleColumns:

@@ -1,9 +1,10 @@
 """Checkpoints: a store that signs records once a day, in each stream, the last sequence it holds of each origin and the
 digest there.
 
-The store's own head signs the checkpoint, and peers receive it with the other facts, so each zone countersigns what it
-has received. A history that is rewritten later, even by the zone itself with its own key, contradicts the checkpoints
-of every zone that holds one. `bsfg store verify` compares a store with its own checkpoints. Core: no IO.
+The store's record of its batch signs the checkpoint, and peers receive it with the other facts, so each zone
+countersigns what it has received. A history that is rewritten later, even by the zone itself with its own key,
+contradicts the checkpoints of every zone that holds one. `bsfg store verify` compares a store with its own checkpoints.
+Core: no IO.
 """
 
 from __future__ import annotations

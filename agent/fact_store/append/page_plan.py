@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.batch import Batch, Origin
@@ -10,7 +10,6 @@ from agent.fact_store.append.renamed import Search, Shift
 from agent.pages import (
     Declined,
     HeldRange,
-    KeptHead,
     OriginRange,
     PeerPosition,
     ReceivedDefinition,
@@ -31,7 +30,8 @@ class ReceivedPage:
     missing."""
     holes: Sequence[tuple[int, int, str]] = ()
     is_backlog: bool = False
-    heads: Sequence[KeptHead] = ()
+    verified: Collection[int] = ()
+    """Positions of batches whose record is that of a trusted signer of their zone."""
     signers: Sequence[SignerCertificate] = ()
     declined: Sequence[Declined] = ()
     after_offset: int = 0
@@ -52,7 +52,7 @@ class PagePlan:
     fresh: dict[tuple[Origin, int], HeldRange]
     ranges: dict[Origin, tuple[HeldRange, ...]] = field(default_factory=dict)
     inserts: list[Batch] = field(default_factory=list)
-    heads: list[KeptHead] = field(default_factory=list)  # of the inserts
+    verified: set[int] = field(default_factory=set)  # positions in `inserts`
     gaps: list[OriginRange] = field(default_factory=list)
     refused: list[OriginRange] = field(default_factory=list)
     uncompared: dict[OriginRange, str] = field(default_factory=dict)  # why the facts may be others

@@ -100,7 +100,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
         transaction.add_definitions(transaction.origin(origin), bodies)
     transaction.add_signers(page.signers, page.peer)
     if plan.inserts:
-        transaction.add_batches(stream, plan.inserts, plan.heads, is_backlog=page.is_backlog)
+        transaction.add_batches(stream, plan.inserts, verified=plan.verified, is_backlog=page.is_backlog)
         kept = transaction.catalog.streams[page.stream]
         transaction.add_artifacts(kept, digests_in(message for _, message in recorded), kept.end_offset)
     for origin, ranges in plan.ranges.items():
@@ -167,9 +167,8 @@ def _leave_out(page: ReceivedPage, full: _NoRoom, left_out: dict[str, list[Origi
         _add_range(ranges, one.header)
     names = set(map(_name, of_zone))
     kept = [at for at, one in enumerate(page.batches) if _name(one) not in names]
-    place = {at: index for index, at in enumerate(kept)}
-    heads = [replace(one, index=place[one.index]) for one in page.heads if one.index in place]
-    return replace(page, batches=[page.batches[at] for at in kept], heads=heads)
+    verified = {index for index, at in enumerate(kept) if at in page.verified}
+    return replace(page, batches=[page.batches[at] for at in kept], verified=verified)
 
 
 def _name(batch: Batch) -> _BatchName:
@@ -331,8 +330,7 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
     still resolve. A contradiction in any other epoch cannot be resolved: both histories are true, and only one fits
     here. That batch is passed over and reported (decision 0041)."""
     fresh = dict[tuple[batch_format.Origin, int], HeldRange]()
-    plan, present = PagePlan(Search(transaction, page.stream, fresh), fresh), page.present
-    head_of = {one.index: one for one in page.heads}
+    plan, present = PagePlan(Search(transaction, page.stream), fresh), page.present
     for index, batch in enumerate(page.batches):
         origin, stored_before = batch.header.origin, len(plan.inserts)
         try:
@@ -351,8 +349,8 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
                 has_two_histories = may_have_two_histories(transaction, plan, page, origin)
                 last, peer = batch.header.last_sequence, page.peer
                 note_released(transaction, plan, peer, batch.header, last, has_two_histories=has_two_histories)
-            if index in head_of and len(plan.inserts) > stored_before:
-                plan.heads.append(replace(head_of[index], index=stored_before))
+            if index in page.verified and len(plan.inserts) > stored_before:
+                plan.verified.add(stored_before)
     return plan
 
 

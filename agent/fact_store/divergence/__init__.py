@@ -6,7 +6,7 @@ scrub.
 """
 
 from agent.fact_store.divergence.high_water import ReadHighWater
-from agent.fact_store.divergence.history_check import find_contradiction
+from agent.fact_store.divergence.history_check import find_contradiction, lacks_batch
 from agent.fact_store.divergence.new_epoch import begin_epoch_while_running
 from agent.fact_store.divergence.opening import migrate_store, open_writer
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files

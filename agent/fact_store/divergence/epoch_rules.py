@@ -4,9 +4,9 @@ Core: no IO.
 A store restored from an old copy, or opened without the end of its write-ahead log, would give new facts the sequences
 of facts that peers already hold, and each peer would see a fork. Three things detect it: the witness, a small file
 beside the store that records where its streams ended; the file of the write-ahead log, if the store is marked as open;
-and proof, a head that this store signed over facts that it does not have. A peer's claim alone does not begin an epoch.
-In a new epoch own sequences and tag definitions start from 1 again; all facts held keep their origin (decisions 0046
-and 0047).
+and proof, a record that this store signed of a batch that it does not have. A peer's claim alone does not begin an
+epoch. In a new epoch own sequences and tag definitions start from 1 again; all facts held keep their origin (decisions
+0046 and 0047).
 """
 
 from __future__ import annotations

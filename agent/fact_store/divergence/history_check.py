@@ -39,6 +39,18 @@ def find_contradiction(reader: StoreReader, catalog: Catalog, stream: str, last_
     return None if why is None else f"{where}: {why}"
 
 
+def lacks_batch(reader: StoreReader, catalog: Catalog, stream: str, signed: End) -> bool:
+    """Whether this store lacks a batch of its present epoch that its own key has signed, given by its last sequence and
+    the digest that its record signs. False if what is held there was released or is damaged. Raises what StoreReader
+    raises."""
+    known, sequence = catalog.streams.get(stream), signed[0]
+    ranges = catalog.held.get((known.id, catalog.own_origin), ()) if known else ()
+    if not ranges or sequence > ranges[-1].last_sequence:
+        return True
+    page = reader.read_sequences(stream, catalog.origin, sequence, sequence, 1, 1)
+    return any((one.last_offset, one.batch.signed_digest) != signed for one in page.batches)
+
+
 def _end_at(page: Page, sequence: int) -> End | None:
     """The end of the batch that holds a sequence, and its digest; None if it was released or is damaged."""
     for found in page.batches:

@@ -62,7 +62,7 @@ from agent.fact_store.sqlite import (
     unlock,
     wal_path,
 )
-from agent.signing.heads import HeadSigner
+from agent.signing.records import RecordSigner
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def open_writer(
     zone: str,
     connect_to: Connect,
     now_unix_ms: int,
-    signer: HeadSigner | None = None,
+    signer: RecordSigner | None = None,
     *,
     is_unattended: bool,
 ) -> Opened:
@@ -153,7 +153,7 @@ def _open(
     zone: str,
     connect_to: Connect,
     now_unix_ms: int,
-    signer: HeadSigner | None,
+    signer: RecordSigner | None,
     *,
     is_unattended: bool,
     quarantined: str | None = None,
@@ -207,7 +207,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         raise opening_error(path, error) from error
 
 
-def _load_or_begin_epoch(connection: sqlite3.Connection, found: _Found, signer: HeadSigner | None) -> Opened:
+def _load_or_begin_epoch(connection: sqlite3.Connection, found: _Found, signer: RecordSigner | None) -> Opened:
     """Load the catalog, begin a new epoch if one is due, and record what happened, in one transaction.
 
     On a disk without room to reseal facts, the epoch still begins, and the facts keep their old origin.
@@ -222,7 +222,7 @@ def _load_or_begin_epoch(connection: sqlite3.Connection, found: _Found, signer: 
 
 
 def _load_and_begin(
-    connection: sqlite3.Connection, found: _Found, signer: HeadSigner | None, *, is_resealing: bool
+    connection: sqlite3.Connection, found: _Found, signer: RecordSigner | None, *, is_resealing: bool
 ) -> Opened:
     path = found.path
     connection.execute(QUERIES["begin"])

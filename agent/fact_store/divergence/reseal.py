@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
-from agent.batch import NO_DIGEST, Batch, Definitions, Header, Link, Origin, resealed
+from agent.batch import NO_DIGEST, Batch, Definitions, Header, Link, Origin, Sign, resealed
 from agent.fact_store.log import Reseal, StreamState, parse_row
 from agent.fact_store.sqlite import Transaction
 from agent.pages import HeldRange
-from agent.signing.heads import RUN_BYTES_MAX
+from agent.signing.records import RecordSigner, parse_record, sign_record
 
 
 class Resealed(NamedTuple):
@@ -66,12 +67,11 @@ def repeat_reseals(transaction: Transaction, reseals: Iterable[Reseal]) -> list[
     return found
 
 
-def _sign(transaction: Transaction, row: int, link: Link) -> None:
-    """Add a new head to a resealed batch, if this store signs: its old head named the old epoch."""
-    if transaction.signer is not None:
-        transaction.add_head(
-            row, transaction.sign(link.stream, link.next_sequence - 1, link.digest, link.origin), link.origin
-        )
+def _signing(signer: RecordSigner | None, batch: Batch) -> Sign | None:
+    """Signs a batch again, with the time of its record: a repetition must give the same bytes."""
+    if signer is None or not batch.header.is_signed:
+        return None
+    return partial(sign_record, signer, signed_at_ms=parse_record(batch.record).signed_at_ms)
 
 
 def copy_definitions(transaction: Transaction, old: Origin, new: Origin) -> None:
@@ -107,12 +107,14 @@ def _batches(
 
 def _is_sound(transaction: Transaction, state: StreamState, origin: Origin, after: int) -> bool:
     """Whether there are batches to be resealed, every one is undamaged, and each follows the one before it up to the
-    last that is held."""
+    last that is held. A signed batch cannot be resealed without a key: it would become shorter."""
     link: Link | None = None
     for _, _, batch in _batches(transaction, state, origin, after):
         if isinstance(batch, str) or batch.header.origin != origin:
             return False
         header = batch.header
+        if header.is_signed and transaction.signer is None:
+            return False
         if link is not None and (link.next_sequence, link.digest) != (header.first_sequence, header.previous_digest):
             return False
         link = batch.link
@@ -125,24 +127,18 @@ def _seal_stream(
 ) -> Resealed:
     old, new = transaction.catalog.origins[old_origin], transaction.origin(origin)
     link, first, last = Link(state.name, origin), 0, 0
-    row, unsigned_bytes = 0, 0
     for number, first_offset, batch in _batches(transaction, state, old_origin, after):
         assert isinstance(batch, Batch)
         header = batch.header
-        if row and (first_offset != last + 1 or unsigned_bytes >= RUN_BYTES_MAX):  # a run ends before other origins
-            _sign(transaction, row, link)
-            unsigned_bytes = 0
         if not first:
             first = first_offset
             transaction.set_held(state.id, old, tuple(_kept(transaction.catalog.held[state.id, old], header)))
             transaction.add_reseal(
                 Reseal(state.name, old_origin.epoch, header.first_sequence, batch.digest, origin.epoch)
             )
-        copy = resealed(batch, link)
+        copy = resealed(batch, link, _signing(transaction.signer, batch))
         transaction.reseal(number, new, copy)
-        row, link, last = number, copy.link, first_offset + header.count - 1
-        unsigned_bytes += len(copy.sealed)
-    _sign(transaction, row, link)
+        link, last = copy.link, first_offset + header.count - 1
     facts = link.next_sequence - 1
     transaction.set_held(state.id, new, (HeldRange(1, facts, NO_DIGEST, link.digest),))
     return Resealed(state.name, first, last, facts)

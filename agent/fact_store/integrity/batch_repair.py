@@ -17,7 +17,7 @@ from agent.batch import Batch
 from agent.fact_store.append import append_notice
 from agent.fact_store.log import FactsRefused, ForkError, parse_row
 from agent.fact_store.sqlite import Transaction, is_damage
-from agent.pages import KeptHead, OriginRange, RepairedRange
+from agent.pages import OriginRange, RepairedRange
 
 INCIDENT = "repaired"
 
@@ -29,10 +29,10 @@ def damaged_batches(transaction: Transaction, *, stream: str) -> list[OriginRang
 
 
 def repair_batches(
-    transaction: Transaction, *, stream: str, peer: str, batches: Sequence[Batch], heads: Sequence[KeptHead]
+    transaction: Transaction, *, stream: str, peer: str, batches: Sequence[Batch]
 ) -> list[RepairedRange]:
-    """Repair the batches that are damaged here, with the heads that some of them have. Batches that are undamaged or
-    released are only removed from the list of damage.
+    """Repair the batches that are damaged here. Batches that are undamaged or released are only removed from the list
+    of damage.
 
     Returns the offsets whose facts are served again. Raises FactsRefused, ForkError; then nothing has changed.
     """
@@ -40,14 +40,13 @@ def repair_batches(
     places = [_place(transaction, stream, one) for one in batches]
     assert known is not None
     found = list[RepairedRange]()
-    head_of = {one.index: one.record for one in heads}
-    for index, (batch, offset) in enumerate(zip(batches, places, strict=True)):
+    for batch, offset in zip(batches, places, strict=True):
         header = batch.header
         origin = transaction.catalog.origins[header.origin]
         transaction.remove_damage(known.id, origin, header.first_sequence)
         if offset is None:
             continue
-        transaction.add_repaired(known.id, offset, batch, head_of.get(index))
+        transaction.add_repaired(known.id, offset, batch)
         one = RepairedRange(offset, offset + header.count - 1)
         found.append(one)
         _record_repair(transaction, stream, peer, batch, one)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import Definitions, Origin
-from agent.fact_store.integrity.head_check import HeadCheck
 from agent.fact_store.integrity.row_checks import BatchRow, Damage, StreamCheck, definitions_damage
 from agent.fact_store.log import StoreDamaged, parse_row
 from agent.fact_store.sqlite import QUERIES, check_known, connect_reader, identity, is_damage, one_state, reading_tables
@@ -38,7 +37,7 @@ class VerifyCounts:
     facts: int = 0
     bytes: int = 0
     definitions: int = 0
-    heads: int = 0
+    signed: int = 0
     checkpoints: int = 0
     streams: int = 0
 
@@ -95,7 +94,6 @@ class _Walk:
         self, connection: sqlite3.Connection, done: VerifyCounts, progress: Progress, *, is_opened: bool
     ) -> None:
         self._connection = connection
-        self._heads = HeadCheck(connection)
         self._zone = ""
         self._done = done
         self._progress = progress
@@ -129,11 +127,12 @@ class _Walk:
             self._done.streams += 1
             check = StreamCheck(
                 stream.name, tables.origins, tables.definitions, stream.released_offset, stream.released_bytes,
-                self._heads.problem, self._is_opened,
+                self._is_opened,
             )  # fmt: skip
             yield from self._stream(number, check, stream)
             yield from check.finish(stream.end_offset)
             yield from check.held_damage(stream.held)
+            self._done.signed += check.signed
             yield from self._checkpoint_damage(number, check, numbers)
         for (count,) in self._rows("the table batch", "select_batch_streams"):
             if count:
@@ -196,7 +195,6 @@ class _Walk:
             for row in rows:
                 yield from check.check_row(row)
                 self._done.batches += 1
-                self._done.heads += row.head is not None
                 self._done.facts += row.count if isinstance(row.count, int) else 0
                 self._done.bytes += len(row.body) if isinstance(row.body, bytes) else 0
             yield from self._take_unreadable()
@@ -237,7 +235,7 @@ class _Walk:
                 yield BatchRow._make(row)
                 break
             else:
-                yield BatchRow(offset, offset - 1, *[None] * 13)
+                yield BatchRow(offset, offset - 1, *[None] * 12)
 
     def _with_repairs(self, number: int, stream: str, after: int, rows: list[BatchRow]) -> list[BatchRow]:
         """The rows as they are served: with repaired bytes in place of damaged ones."""

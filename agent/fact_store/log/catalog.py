@@ -69,8 +69,8 @@ class Catalog:
     the older origin are. The mapping is replaced."""
     leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Lease epochs by stream and producer; the mapping is replaced, so no commit copies it."""
-    signed: Mapping[int, bool] = field(default_factory=dict)
-    """By number of each origin with a stored head: whether one was verified. The mapping is replaced."""
+    proven: frozenset[int] = frozenset()
+    """Numbers of the origins of which a record was verified."""
     own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
     tails: dict[int, TailCache] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
 
@@ -79,7 +79,7 @@ class Catalog:
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
             self.consumers.copy(), self.peers.copy(), self.timeline, self.timelines, self.read_again, self.unproven,
-            self.contradicted, self.reseals, self.renamed, self.leases, self.signed, self.own_origin, self.tails.copy(),
+            self.contradicted, self.reseals, self.renamed, self.leases, self.proven, self.own_origin, self.tails.copy(),
         )  # fmt: skip
 
     @property

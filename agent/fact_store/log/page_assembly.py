@@ -13,18 +13,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from agent.batch import DIGEST_BYTES, Batch, Origin, parse
+from agent.batch import DIGEST_BYTES, Batch, parse
 from agent.columns import BatchError
 from agent.pages import BATCHES_MAX, Hole, StoredBatch
-from agent.signing.heads import RUN_BYTES_MAX
 
-# first_offset, last_offset, body, digest, head, as read from the disk
-PageRow = tuple[object, object, object, object, object]
+# first_offset, last_offset, body, digest, as read from the disk
+PageRow = tuple[object, object, object, object]
 
 
 def parse_row(stream: str, row: PageRow) -> Batch | str:
     """The batch in a row of `stream`, or what is wrong with it."""
-    first_offset, last_offset, body, digest, _ = row
+    first_offset, last_offset, body, digest = row
     if not (isinstance(first_offset, int) and isinstance(last_offset, int)):
         return "its offsets are not integers"
     if not (isinstance(body, bytes) and isinstance(digest, bytes)) or len(digest) != DIGEST_BYTES:
@@ -50,10 +49,6 @@ class PageAssembly:
     bytes_max: int
     until_offset: int
     released_offset: int = 0
-    signed: frozenset[Origin] = frozenset()
-    """The page ends at the end of a run for these origins, even if it exceeds `bytes_max` by RUN_BYTES_MAX and a
-    batch."""
-    run_bytes_left: int = RUN_BYTES_MAX
     batches: list[StoredBatch] = field(default_factory=list)
     holes: list[Hole] = field(default_factory=list)
     problem: str = ""  # of the last bad row
@@ -85,22 +80,11 @@ class PageAssembly:
             return False
         is_full = self.bytes_max < len(batch.sealed) or first_offset - 1 - self.after_offset >= self.facts_max
         if self.batches and is_full:
-            if not self.is_inside_run(first_offset):
-                return True
-            self.run_bytes_left -= len(batch.sealed)
+            return True
         self._add_hole(first_offset - 1)
         self.bytes_max -= len(batch.sealed)
-        # A head is proven by its signature alone, so one that the disk has changed is served like a missing one.
-        head = row[4] if isinstance(row[4], bytes) else b""
-        self.batches.append(StoredBatch(first_offset, batch, head))
-        return last_offset - self.after_offset >= self.facts_max and not self.is_inside_run(last_offset + 1)
-
-    def is_inside_run(self, first_offset: int) -> bool:
-        """Whether the page ends inside a run that the batch at this offset may continue."""
-        last = self.batches[-1] if self.batches else None
-        if last is None or last.head or last.origin not in self.signed or self.run_bytes_left <= 0:
-            return False
-        return last.last_offset + 1 == first_offset
+        self.batches.append(StoredBatch(first_offset, batch))
+        return self.batches[-1].last_offset - self.after_offset >= self.facts_max
 
     def finish(self, end_offset: int) -> None:
         """End the page. No row is left up to `end_offset`, so offsets that are not in the page are damaged."""

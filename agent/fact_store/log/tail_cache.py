@@ -9,7 +9,7 @@ catalog of the commit that made the batches durable, so a thread sees both or ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.batch import Batch
@@ -25,16 +25,16 @@ class TailCache:
 
     batches: tuple[StoredBatch, ...] = ()
 
-    def extended(self, added: Sequence[Batch], end_offset: int, heads: Mapping[int, bytes]) -> TailCache:
-        """The cache after an append of batches, the last of which ends at `end_offset`, with their heads by position.
-        The oldest batches are dropped."""
+    def extended(self, added: Sequence[Batch], end_offset: int) -> TailCache:
+        """The cache after an append of batches, the last of which ends at `end_offset`. The oldest batches are
+        dropped."""
         kept, left = list[StoredBatch](), BYTES_MAX
-        for index, batch in reversed(list(enumerate(added))):
+        for batch in reversed(added):
             left -= len(batch.sealed)
             if left < 0:
                 return TailCache(tuple(reversed(kept)))
             first_offset = end_offset - batch.header.count + 1
-            kept.append(StoredBatch(first_offset, batch, heads.get(index, b"")))
+            kept.append(StoredBatch(first_offset, batch))
             end_offset = first_offset - 1
         for stored in reversed(self.batches):
             left -= len(stored.sealed)
@@ -43,9 +43,7 @@ class TailCache:
             kept.append(stored)
         return TailCache(tuple(reversed(kept)))
 
-    def page(
-        self, after_offset: int, facts_max: int, bytes_max: int, until_offset: int, *, whole_runs: bool = False
-    ) -> Page | None:
+    def page(self, after_offset: int, facts_max: int, bytes_max: int, until_offset: int) -> Page | None:
         """The page that `StoreReader.read` would return; None if it begins before the cache, is empty, or has invalid
         limits."""
         batches = self.batches
@@ -58,9 +56,8 @@ class TailCache:
             if stored.last_offset <= after_offset:
                 continue
             bytes_max -= len(stored.sealed)
-            is_open = whole_runs and taken and not taken[-1].head and taken[-1].origin == stored.origin
             is_full = bytes_max < 0 or stored.first_offset - 1 - after_offset >= facts_max
-            if stored.first_offset > until_offset or (taken and is_full and not is_open):
+            if stored.first_offset > until_offset or (taken and is_full):
                 break
             taken.append(stored)
         return Page(taken, batches[-1].last_offset)

@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from agent.batch import SEQUENCE_MAX, Origin
 from agent.fact_store.log import PageAssembly
 from agent.fact_store.sqlite import QUERIES, is_damage
 from agent.pages import BatchEnd, Hole, Page, Span, intersect, subtract
@@ -31,9 +30,9 @@ class SequenceRequest(NamedTuple):
     bytes_max: int
 
 
-def read_history(connection: sqlite3.Connection, asked: SequenceRequest, signed: frozenset[Origin]) -> Page:
-    """A page of whole batches from the one that holds the first sequence. Its holes lie within the requested sequences.
-    Batches of `signed` origins are read to the end of their run."""
+def read_history(connection: sqlite3.Connection, asked: SequenceRequest) -> Page:
+    """A page of whole batches from the one that holds the first sequence. Its holes lie within the requested
+    sequences."""
     held = _held(connection, asked.stream, asked.origin)
     page = PageAssembly(
         asked.stream_name,
@@ -41,7 +40,6 @@ def read_history(connection: sqlite3.Connection, asked: SequenceRequest, signed:
         asked.facts_max,
         asked.bytes_max,
         asked.last_sequence,
-        signed=signed,
     )
     bad = list[Span]()
     if _read_rows(connection, asked, page, bad):
@@ -71,16 +69,12 @@ def _held(connection: sqlite3.Connection, stream: int, origin: int) -> list[Span
 
 def _read_rows(connection: sqlite3.Connection, asked: SequenceRequest, page: PageAssembly, bad: list[Span]) -> bool:
     """Read rows into the page until it is full; damaged ones are added to `bad`. True when no row is left."""
-    last_asked = asked.last_sequence
-    beyond = asked if not page.signed else asked._replace(last_sequence=SEQUENCE_MAX)
     try:
-        rows = connection.execute(QUERIES["select_sequences"], beyond._asdict())
+        rows = connection.execute(QUERIES["select_sequences"], asked._asdict())
         try:
-            for first, last, body, digest, head, first_offset in rows:
-                if isinstance(first, int) and first > last_asked and not page.is_inside_run(first):
-                    break
+            for first, last, body, digest, first_offset in rows:
                 before = len(page.batches)
-                if page.add_row((first, last, body, digest, head)):
+                if page.add_row((first, last, body, digest)):
                     return False
                 if len(page.batches) > before:
                     continue
@@ -101,8 +95,8 @@ def _add_repaired(
     connection: sqlite3.Connection, stream: int, first_offset: object, first_sequence: int, page: PageAssembly
 ) -> bool:
     """Add the repaired batch for a damaged row; True when the page is full."""
-    for first, last, *rest in connection.execute(QUERIES["select_repaired"], (stream, first_offset)).fetchall():
-        if page.add_row((first_sequence, first_sequence + last - first, *rest)):
+    for first, last, body, digest in connection.execute(QUERIES["select_repaired"], (stream, first_offset)).fetchall():
+        if page.add_row((first_sequence, first_sequence + last - first, body, digest)):
             return True
     return False
 

@@ -1,8 +1,8 @@
 """Tells readers whether facts of a store are proven by a signature of their origin: yes, no, or suspect.
 
-A batch is proven by the first verified head of its origin at its end or after it, because the chain in between was
-compared when it was stored. Suspect: the head was verified after the time from which its key counts as compromised, so
-the facts may be forged (agent/signing/DESIGN.md).
+A batch is proven by the first verified record of its origin at its end or after it, because the chain in between was
+compared when it was stored. Suspect: the record was verified after the time from which its key counts as compromised,
+so the facts may be forged (agent/signing/DESIGN.md).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import sqlite3
 from typing import Literal, NamedTuple
 
 from agent.fact_store.sqlite import QUERIES
-from agent.signing.heads import HeadError, parse_head
+from agent.signing.records import key_id_in
 
 Verified = Literal["yes", "no", "suspect"]
 
 
 class Proof(NamedTuple):
-    """Sequences of an origin that one head proves, or that no head proves."""
+    """Sequences of an origin that one record proves, or that none proves."""
 
     first_sequence: int
     last_sequence: int
@@ -30,7 +30,7 @@ class Proofs:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._since_ms: dict[bytes, int] = dict(connection.execute(QUERIES["select_compromised"]).fetchall())
-        self._proven = {origin for origin, proven in connection.execute(QUERIES["select_signed"]) if proven is not None}
+        self._proven = {origin for (origin,) in connection.execute(QUERIES["select_proven"])}
         self._last: dict[tuple[int, int], Proof] = {}
 
     def verified(self, stream: int, origin: int, sequence: int) -> Verified:
@@ -47,11 +47,8 @@ class Proofs:
         row = self._connection.execute(QUERIES["select_proof"], asked).fetchone()
         if row is None:
             return Proof(sequence, sequence, "no")
-        last_sequence, first_held, head, verified_unix_ms = row
-        try:
-            since_ms = self._since_ms.get(parse_head(head).key_id)
-        except (HeadError, TypeError):  # changed by the disk; it was verified when it was stored
-            since_ms = None
+        last_sequence, first_held, record, verified_unix_ms = row
+        since_ms = self._since_ms.get(key_id_in(record))
         is_suspect = since_ms is not None and verified_unix_ms >= since_ms
-        # An earlier sequence may have an earlier head, verified at another time, so this one counts from here on.
+        # An earlier sequence may have an earlier record, verified at another time, so this one counts from here on.
         return Proof(max(sequence, first_held), last_sequence, "suspect" if is_suspect else "yes")

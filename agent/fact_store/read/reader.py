@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.batch import NO_DIGEST, Definitions, Origin
+from agent.batch import NO_DIGEST, SEQUENCE_MAX, Definitions, Origin
 from agent.fact_store.log import (
     BatchSummary,
     Catalog,
@@ -47,7 +47,7 @@ from agent.fact_store.sqlite import (
     one_state,
     reading_tables,
 )
-from agent.pages import CERTIFICATES_OF_KEY_MAX, BatchEnd, Hole, OriginRange, Page, StoredBatch, StoredHead
+from agent.pages import CERTIFICATES_OF_KEY_MAX, BatchEnd, Hole, OriginRange, Page, SignedBatch, StoredBatch
 from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
 
 OFFSET_MAX = 2**63 - 2
@@ -93,24 +93,20 @@ class StoreReader:
         *,
         until_offset: int | None = None,
         end_offset: int | None = None,
-        whole_runs: bool = False,
     ) -> Page:
         """Whole batches of `stream` from the one that holds `after_offset` + 1, as many as the limits allow, at least
         one.
 
         Facts up to `after_offset` do not count against `facts_max`. Batches that begin after `until_offset` are left
         out. A stream without facts gives an empty page. Each batch is compared with its digest; damaged and released
-        offsets are holes of the page. `end_offset`: the end of the stream, if the caller knows it. `whole_runs`: the
-        page ends with a head if its facts are signed, and may exceed `bytes_max` by RUN_BYTES_MAX and a batch for that
-        (agent/signing/DESIGN.md).
+        offsets are holes of the page. `end_offset`: the end of the stream, if the caller knows it.
         """
         if after_offset < 0 or facts_max < 1 or bytes_max < 1:
             raise ValueError(f"after_offset {after_offset}, facts_max {facts_max}, bytes_max {bytes_max}")
         last = OFFSET_MAX if until_offset is None else until_offset
         if end_offset is not None:
             with self._reading() as connection:
-                signed = self._signed(connection) if whole_runs else frozenset[Origin]()
-                page = PageAssembly(stream, after_offset, facts_max, bytes_max, last, signed=signed)
+                page = PageAssembly(stream, after_offset, facts_max, bytes_max, last)
                 if read_undamaged_rows(connection, self._stream(connection, stream), page, end_offset):
                     return Page(page.batches, max(end_offset, page.reached))
         with self._reading() as connection, one_state(connection):
@@ -119,8 +115,7 @@ class StoreReader:
             released = connection.execute(QUERIES["select_released"], (number,)).fetchone()
             if released is None:
                 return Page([], 0)  # the stream is newer than this read transaction
-            signed = self._signed(connection) if whole_runs else frozenset[Origin]()
-            page = PageAssembly(stream, after_offset, facts_max, bytes_max, last, released[0], signed)
+            page = PageAssembly(stream, after_offset, facts_max, bytes_max, last, released[0])
             is_all = read_rows(connection, number, page)
             end_offset = self._end(connection, number, page, end_offset, is_all=is_all)
             if is_all:
@@ -140,25 +135,23 @@ class StoreReader:
         last_sequence: int,
         facts_max: int,
         bytes_max: int,
-        *,
-        whole_runs: bool = False,
     ) -> Page:
         """As `read`, for one origin by its sequences: offsets in the page are sequences, and its `end_offset` is the
-        last sequence held (history.py). With `whole_runs` the page may also exceed `last_sequence`."""
+        last sequence held (history.py)."""
         with self._reading() as connection, one_state(connection):
             number, of = self._stream(connection, stream), self._number(connection, origin)
             asked = SequenceRequest(stream, number or 0, of or 0, first_sequence, last_sequence, facts_max, bytes_max)
-            return read_history(connection, asked, self._signed(connection) if whole_runs else frozenset())
+            return read_history(connection, asked)
 
     def signers(self, key_ids: Iterable[bytes]) -> list[bytes]:
-        """The stored certificates (DER) of keys that sign heads."""
+        """The stored certificates (DER) of keys that sign facts."""
         with self._reading() as connection:
             asked = [{"key_id": key_id, "limit": CERTIFICATES_OF_KEY_MAX} for key_id in key_ids]
             rows = [connection.execute(QUERIES["select_signers"], each).fetchall() for each in asked]
         return [certificate for found in rows for (certificate,) in found]
 
     def signed_zones(self) -> frozenset[str]:
-        """The zones of which a head was ever verified here."""
+        """The zones of which a record was ever verified here."""
         with self._reading() as connection:
             return frozenset(zone for (zone,) in connection.execute(QUERIES["select_proven_zones"]))
 
@@ -171,26 +164,26 @@ class StoreReader:
                 proofs.verified(number, self._number(connection, origin) or 0, sequence) for origin, sequence in places
             ]
 
-    def next_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None:
-        """The first head of an origin at or after a sequence. It covers the sequence if everything between is held."""
+    def is_proven(self, stream: str, origin: Origin, sequence: int) -> bool:
+        """Whether a verified record proves a sequence that is held."""
         with self._reading() as connection:
             number, of = self._stream(connection, stream), self._number(connection, origin)
             asked = {"stream": number, "origin": of, "sequence": sequence}
-            row = connection.execute(QUERIES["select_next_head"], asked).fetchone()
-        return None if row is None else StoredHead(*row)
+            return connection.execute(QUERIES["select_proof"], asked).fetchone() is not None
 
-    def covering_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None:
-        """As `next_head`, including released facts: of these the last head of each held range is kept."""
+    def signed_batch(self, stream: str, origin: Origin, sequence: int) -> SignedBatch | None:
+        """The first batch of an origin at or after a sequence, if it is signed. Its record covers the sequence if
+        everything between is held. Of released facts the last batch of each held range is known."""
         with self._reading() as connection:
             number, of = self._stream(connection, stream), self._number(connection, origin)
             asked = {"stream": number, "origin": of, "sequence": sequence}
-            both = QUERIES["select_next_head"], QUERIES["select_released_head"]
-            rows = [connection.execute(one, asked).fetchone() for one in both]
-        return min((StoredHead(*row) for row in rows if row), key=lambda one: one.last_sequence, default=None)
-
-    def _signed(self, connection: sqlite3.Connection) -> frozenset[Origin]:
-        """The origins with a stored head."""
-        return frozenset(self._origin(connection, number) for number, _ in connection.execute(QUERIES["select_signed"]))
+            released = connection.execute(QUERIES["select_released_record"], asked).fetchone()
+        kept = released and SignedBatch(*released)
+        for one in self.read_sequences(stream, origin, sequence, SEQUENCE_MAX, 1, 1).batches:
+            batch = one.batch
+            if kept is None or one.last_offset < kept.last_sequence:
+                kept = SignedBatch(one.last_offset, batch.digest, batch.record, batch.signed_digest)
+        return kept if kept and kept.record else None
 
     def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
         """End and digest of the batches that hold these sequences of an origin, from the table, in order, each once;
@@ -332,7 +325,7 @@ class StoreReader:
         batch = parse_row(stream, found) if found else "it is gone"  # retention may have deleted it
         if isinstance(batch, str):
             raise StoreDamaged(f"row {row} of {stream}: {batch}")
-        return StoredBatch(found[0], batch, found[4] or b"")
+        return StoredBatch(found[0], batch)
 
     def sizes(self) -> tuple[int, int, int]:
         """Bytes of the file, of its write-ahead log, and of the pages of the file that are free for reuse."""

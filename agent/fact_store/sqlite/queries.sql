@@ -40,12 +40,12 @@ UPDATE store SET is_open = ?;
 UPDATE store SET new_epoch_because = ?;
 
 -- select_origin_rows: batches of an origin that begin after an offset
-SELECT id, first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB) FROM batch
+SELECT id, first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch
 WHERE stream = ? AND origin = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
 
 -- update_batch: a batch sealed again under the new epoch, in its place
 UPDATE batch
-SET origin = ?, first_sequence = ?, digest = ?, previous_digest = ?, head = ?, verified_unix_ms = ?, body = ?
+SET origin = ?, first_sequence = ?, digest = ?, previous_digest = ?, body = ?
 WHERE id = ?;
 
 -- update_epoch: a new epoch has begun
@@ -57,18 +57,16 @@ INSERT INTO origin (zone, epoch) VALUES (?, ?) RETURNING id;
 -- select_origins: every origin with its number
 SELECT id, zone, epoch FROM origin ORDER BY id;
 
--- select_signed: the origins of which a head was stored, and when one was first verified (NULL: none)
-SELECT id, proven_unix_ms FROM origin WHERE signed_unix_ms IS NOT NULL;
+-- select_proven: the origins of which a record was ever verified
+SELECT id FROM origin WHERE proven_unix_ms IS NOT NULL;
 
--- select_proven_zones: the zones of which a head was ever verified
+-- select_proven_zones: the zones of which a record was ever verified
 SELECT DISTINCT zone FROM origin WHERE proven_unix_ms IS NOT NULL;
 
--- update_signed: a head of an origin is stored, and perhaps verified
-UPDATE origin
-SET signed_unix_ms = coalesce(signed_unix_ms, :now), proven_unix_ms = coalesce(proven_unix_ms, :proven)
-WHERE id = :origin;
+-- update_proven: a record of an origin is verified for the first time
+UPDATE origin SET proven_unix_ms = ? WHERE id = ?;
 
--- insert_signer: a certificate of a key that signs heads, or note that it came again; a trusted one stays trusted
+-- insert_signer: a certificate of a key that signs facts, or note that it came again; a trusted one stays trusted
 INSERT INTO signer (key_id, certificate, peer, seen_unix_ms) VALUES (:key_id, :certificate, :peer, :now)
 ON CONFLICT (key_id, certificate) DO UPDATE SET peer = excluded.peer, seen_unix_ms = excluded.seen_unix_ms
 WHERE peer != '' AND excluded.peer IN (peer, '');
@@ -90,24 +88,9 @@ SELECT certificate FROM (
     FROM signer WHERE key_id = :key_id
 ) ORDER BY peer != '', place, certificate LIMIT :limit;
 
--- select_unsigned: batches of an origin after its last head: there was no key when they were sealed
-SELECT id, first_offset, last_offset, length(body), first_sequence + count - 1, CAST(digest AS BLOB) FROM batch
-WHERE stream = :stream AND origin = :origin AND first_sequence > coalesce(
-    (
-        SELECT first_sequence FROM batch
-        WHERE stream = :stream AND origin = :origin AND head IS NOT NULL
-        ORDER BY first_sequence DESC LIMIT 1
-    ),
-    0
-)
-ORDER BY first_sequence LIMIT :limit;
-
--- update_head: the head of a batch that had none
-UPDATE batch SET head = ?, verified_unix_ms = ? WHERE id = ?;
-
--- select_proof: the first verified head of an origin at or after a sequence, if all between is held: the last sequence
+-- select_proof: the first verified record of an origin at or after a sequence, if all between is held: the last sequence
 -- that it covers, the first that is held with it, its bytes, and when it was verified
-SELECT batch.first_sequence + batch.count - 1, held.first_sequence, CAST(batch.head AS BLOB), batch.verified_unix_ms
+SELECT batch.first_sequence + batch.count - 1, held.first_sequence, substr(CAST(batch.body AS BLOB), -82), batch.verified_unix_ms
 FROM held JOIN batch ON batch.stream = held.stream AND batch.origin = held.origin
     AND batch.first_sequence BETWEEN held.first_sequence AND held.last_sequence
 WHERE held.stream = :stream AND held.origin = :origin
@@ -132,32 +115,20 @@ DELETE FROM compromised;
 -- insert_compromised: a compromised key
 INSERT INTO compromised (key_id, since_unix_ms) VALUES (?, ?);
 
--- select_released_head: the first head of an origin among released batches that may cover a sequence; as select_next_head
-SELECT last_sequence, CAST(digest AS BLOB), CAST(head AS BLOB), NULL FROM released_head
+-- select_released_record: the first record of an origin among released batches at or after a sequence
+SELECT last_sequence, digest, record, signed_digest FROM released_record
 WHERE stream = :stream AND origin = :origin AND last_sequence >= :sequence ORDER BY last_sequence LIMIT 1;
 
--- select_heads_to_release: the heads of batches that are about to be deleted
-SELECT origin, first_sequence + count - 1, CAST(digest AS BLOB), CAST(head AS BLOB) FROM batch
-WHERE stream = ? AND id BETWEEN ? AND ? AND head IS NOT NULL ORDER BY origin, first_sequence;
+-- select_ends_to_release: origin and last sequence of batches that are about to be deleted
+SELECT id, origin, first_sequence + count - 1 FROM batch
+WHERE stream = ? AND id BETWEEN ? AND ? ORDER BY origin, first_sequence;
 
--- insert_released_head: a head that ends what was released of a held range
-INSERT OR REPLACE INTO released_head (stream, origin, last_sequence, digest, head) VALUES (?, ?, ?, ?, ?);
+-- insert_released_record: the record of the last batch that was released of a held range
+INSERT OR REPLACE INTO released_record (stream, origin, last_sequence, digest, record, signed_digest)
+VALUES (?, ?, ?, ?, ?, ?);
 
--- delete_released_heads: those before another of the same held range
-DELETE FROM released_head WHERE stream = ? AND origin = ? AND last_sequence >= ? AND last_sequence < ?;
-
--- select_next_head: the first head of an origin at or after a sequence: the last sequence it covers and the digest
--- there, the head, and when it was verified
-SELECT first_sequence + count - 1, CAST(digest AS BLOB), CAST(head AS BLOB), verified_unix_ms FROM batch
-WHERE stream = :stream AND origin = :origin AND head IS NOT NULL AND first_sequence + count > :sequence
-    AND first_sequence >= coalesce(
-        (
-            SELECT max(first_sequence) FROM batch
-            WHERE stream = :stream AND origin = :origin AND first_sequence <= :sequence
-        ),
-        0
-    )
-ORDER BY first_sequence LIMIT 1;
+-- delete_released_records: those before another of the same held range
+DELETE FROM released_record WHERE stream = ? AND origin = ? AND last_sequence >= ? AND last_sequence < ?;
 
 -- insert_stream: number a new stream
 INSERT INTO stream (name) VALUES (?) RETURNING id;
@@ -195,14 +166,14 @@ SELECT
 FROM batch NOT INDEXED WHERE id > ? ORDER BY id LIMIT ?;
 
 -- select_row: one batch by its row
-SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB)
+SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB)
 FROM batch NOT INDEXED WHERE id = ?;
 
 -- insert_batch: one sealed batch
 INSERT INTO batch (
     stream, first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec,
-    definition_count, bytes_total, digest, previous_digest, head, verified_unix_ms, body
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    definition_count, bytes_total, digest, previous_digest, verified_unix_ms, body
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- select_batch_at_sequence: the last batch of an origin that starts at or before a sequence
 SELECT first_sequence, count, digest, previous_digest FROM batch
@@ -210,7 +181,7 @@ WHERE stream = ? AND origin = ? AND first_sequence <= ?
 ORDER BY first_sequence DESC LIMIT 1;
 
 -- select_page: batches from the one that holds an offset, up to the last that starts at or before another
-SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB) FROM batch
+SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch
 WHERE stream = :stream
     AND first_offset >= coalesce(
         (SELECT max(first_offset) FROM batch WHERE stream = :stream AND first_offset <= :offset), 0
@@ -230,7 +201,7 @@ WHERE stream = :stream
 ORDER BY first_offset LIMIT :limit;
 
 -- select_page_row: one batch by its first offset
-SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB) FROM batch
+SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch
 WHERE stream = ? AND first_offset = ?;
 
 -- select_page_columns: the origins of batches between two offsets, from the columns
@@ -242,7 +213,7 @@ ORDER BY batch.first_offset LIMIT :limit;
 -- select_sequences: batches of an origin from the one that holds a sequence, up to the last that starts at or before
 -- another
 SELECT
-    first_sequence, first_sequence + count - 1, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB), first_offset
+    first_sequence, first_sequence + count - 1, CAST(body AS BLOB), CAST(digest AS BLOB), first_offset
 FROM batch
 WHERE stream = :stream
     AND origin = :origin
@@ -274,6 +245,9 @@ ORDER BY first_sequence DESC LIMIT 1;
 SELECT first_offset, last_offset, count, CAST(digest AS BLOB) FROM batch
 WHERE stream = ? AND origin = ? AND first_sequence = ?;
 
+-- select_batch: the batch that begins at a sequence
+SELECT CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch WHERE stream = ? AND origin = ? AND first_sequence = ?;
+
 -- select_successor: the previous digest in the batch that begins at a sequence
 SELECT CAST(previous_digest AS BLOB) FROM batch WHERE stream = ? AND origin = ? AND first_sequence = ?;
 
@@ -283,11 +257,11 @@ WHERE stream = :stream AND first_offset <= :until_offset AND last_offset >= :off
 ORDER BY first_offset;
 
 -- select_repaired: the repaired copies at an offset
-SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB) FROM repaired
+SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM repaired
 WHERE stream = ? AND first_offset = ? ORDER BY id;
 
 -- insert_repaired: an undamaged copy of a damaged batch
-INSERT INTO repaired (stream, first_offset, last_offset, digest, head, body) VALUES (?, ?, ?, ?, ?, ?);
+INSERT INTO repaired (stream, first_offset, last_offset, digest, body) VALUES (?, ?, ?, ?, ?);
 
 -- delete_repaired: copies that retention has released
 DELETE FROM repaired WHERE stream = ? AND last_offset <= ?;
@@ -311,7 +285,7 @@ PRAGMA integrity_check;
 -- select_verify_page: batches after one offset up to another, with all columns
 SELECT
     first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec, definition_count,
-    bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(head AS BLOB), CAST(body AS BLOB)
+    bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(body AS BLOB)
 FROM batch WHERE stream = ? AND first_offset > ? AND first_offset <= ? ORDER BY first_offset LIMIT ?;
 
 -- select_verify_offsets: first offsets of these batches, from the index alone
@@ -607,10 +581,10 @@ JOIN origin o ON o.id = r.origin JOIN origin n ON n.id = r.new_origin ORDER BY r
 
 -- select_likenesses: the columns by which the first and the last batches of an origin are recognised
 SELECT * FROM (
-    SELECT first_sequence, count, time_min_ns, time_max_ns FROM batch
+    SELECT first_sequence, count, time_min_ns, time_max_ns, length(body) + length(digest) FROM batch
     WHERE stream = :stream AND origin = :origin ORDER BY first_sequence LIMIT :first_rows
 ) UNION SELECT * FROM (
-    SELECT first_sequence, count, time_min_ns, time_max_ns FROM batch
+    SELECT first_sequence, count, time_min_ns, time_max_ns, length(body) + length(digest) FROM batch
     WHERE stream = :stream AND origin = :origin ORDER BY first_sequence DESC LIMIT :last_rows
 ) ORDER BY first_sequence;
 

@@ -37,7 +37,7 @@ from agent.lease import Lease
 from agent.pages import HeldRange, PeerPosition
 
 FIRST_ORIGIN = 1  # number of a new store in the table `origin`
-FORMAT = 1  # meaning of the tables, apart from their schema; incremented by changes that old programs must not read
+FORMAT = 2  # meaning of the tables, apart from their schema; incremented by changes that old programs must not read
 
 
 def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_ms: int) -> bool:
@@ -59,6 +59,11 @@ def identity(connection: sqlite3.Connection, path: Path) -> Origin:
     if row is None:
         raise StoreForeign(f"{path} has tables but is not a store yet", "start the node once")
     zone, epoch, store_format = row
+    if store_format < FORMAT:
+        why = f"{path} was made by a version before 1.0; this program cannot read it"
+        raise StoreForeign(
+            why, "move it aside: the node begins a new store; the program that made it reads the old one"
+        )
     if store_format != FORMAT:
         raise StoreForeign(f"{path} has format {store_format}, this program reads {FORMAT}", "update the program")
     return Origin(zone, epoch)
@@ -107,7 +112,7 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.read_again |= {(peer, stream)} if is_read_again else set()
         catalog.peers[peer, stream] = PeerPosition(epoch, offset, timeline)
     _load_timelines(connection, catalog)
-    catalog.signed = {origin: proven is not None for origin, proven in _rows(connection, "select_signed")}
+    catalog.proven = frozenset(origin for (origin,) in _rows(connection, "select_proven"))
     catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))
     catalog.contradicted = frozenset((stream, origin) for stream, origin in _rows(connection, "select_contradicted"))
     catalog.reseals = tuple(Reseal(*row) for row in _rows(connection, "select_reseals"))

@@ -8,11 +8,13 @@ affected. An SQLite error ends the whole transaction.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
-from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
+from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin, Sign, parse
+from agent.columns import BatchError
 from agent.fact_store.log import (
     TIMELINES_MAX,
     Catalog,
@@ -29,12 +31,11 @@ from agent.pages import (
     CERTIFICATES_OF_KEY_MAX,
     KEYS_OF_ZONE_MAX,
     HeldRange,
-    KeptHead,
     OriginRange,
     PeerPosition,
     SignerCertificate,
 )
-from agent.signing.heads import KEY_ID_BYTES, HeadSigner, sign_head
+from agent.signing.records import KEY_ID_BYTES, RecordSigner, sign_record
 
 ROWS_AT_ONCE = 8
 """Batches inserted by one statement. For each statement SQLite releases Python's global lock and waits to get it
@@ -46,7 +47,6 @@ INCIDENTS_FIRST = 500
 INCIDENTS_OTHERS = "others"
 """The subject that counts the removed ones."""
 _INCIDENTS_REMOVED = 100
-_NO_HEAD = (None, None)
 _INSERT_BATCHES = with_rows(QUERIES["insert_batch"], ROWS_AT_ONCE)
 
 
@@ -60,7 +60,7 @@ class Transaction:
         index: MessageIndex,
         now_unix_ms: int,
         age_ms: int,
-        signer: HeadSigner | None = None,
+        signer: RecordSigner | None = None,
     ) -> None:
         self.catalog = catalog.draft()
         self.age_ms = age_ms
@@ -71,6 +71,13 @@ class Transaction:
         self.now_unix_ms = now_unix_ms
         self._execute = connection.execute
         self._executemany = connection.executemany
+
+    @property
+    def sign(self) -> Sign | None:
+        """Makes the records of batches sealed in this transaction; None if this store does not sign."""
+        if self.signer is None:
+            return None
+        return partial(sign_record, self.signer, signed_at_ms=self.now_unix_ms)
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
@@ -117,6 +124,14 @@ class Transaction:
             return None
         first_sequence, count, digest, previous_digest = row
         return HeldRange(first_sequence, first_sequence + count - 1, previous_digest, digest)
+
+    def batch(self, stream: int, origin: int, first_sequence: int) -> Batch | None:
+        """The batch that begins at a sequence; None if there is none, or if it is damaged."""
+        row = self._execute(QUERIES["select_batch"], (stream, origin, first_sequence)).fetchone()
+        try:
+            return parse(row[0] + row[1]) if row is not None else None
+        except (BatchError, TypeError):
+            return None
 
     def place(self, stream: int, origin: int, first_sequence: int) -> tuple[int, int, int, bytes] | None:
         """First and last offset, count and digest of the batch that begins at a sequence, from its columns; None if
@@ -174,12 +189,16 @@ class Transaction:
         return known
 
     def add_batches(
-        self, stream: StreamState, batches: Sequence[Batch], heads: Sequence[KeptHead] = (), *, is_backlog: bool = False
+        self,
+        stream: StreamState,
+        batches: Sequence[Batch],
+        *,
+        verified: Collection[int] = (),
+        is_backlog: bool = False,
     ) -> int:
-        """Add batches at the end of a stream, in order, with the heads of some of them; returns the offset of their
-        first fact. `is_backlog`: they are history that a peer had kept."""
+        """Add batches at the end of a stream, in order; returns the offset of their first fact. `verified`: the
+        positions of those whose record was verified. `is_backlog`: they are history that a peer had kept."""
         end_offset, bytes_total, rows = stream.end_offset, stream.bytes_total, []
-        head_of = {one.index: (one.record, self.now_unix_ms if one.is_verified else None) for one in heads}
         for index, batch in enumerate(batches):
             header = batch.header
             first_offset, end_offset = end_offset + 1, end_offset + header.count
@@ -188,7 +207,7 @@ class Transaction:
                 (
                     stream.id, first_offset, end_offset, self.origin(header.origin), header.first_sequence, header.count,
                     header.time_min_ns, header.time_max_ns, header.kind, header.codec, header.definitions.count,
-                    bytes_total, batch.digest, header.previous_digest, *head_of.get(index, _NO_HEAD),
+                    bytes_total, batch.digest, header.previous_digest, self.now_unix_ms if index in verified else None,
                     memoryview(batch.sealed)[:-DIGEST_BYTES],
                 )
             )  # fmt: skip
@@ -206,13 +225,19 @@ class Transaction:
             self._execute(QUERIES["insert_mark"], values)
         self.catalog.streams[stream.name] = replace(marked, end_offset=end_offset, bytes_total=bytes_total)
         tails = self.catalog.tails
-        tails[stream.id] = tails.get(stream.id, TailCache()).extended(
-            batches, end_offset, {one.index: one.record for one in heads}
-        )
-        for one in heads:
-            self._note_signed(batches[one.index].header.origin, is_proven=one.is_verified)
+        tails[stream.id] = tails.get(stream.id, TailCache()).extended(batches, end_offset)
+        for index in verified:
+            self._note_proven(batches[index].header.origin)
         self.batches_added += len(batches)
         return stream.end_offset + 1
+
+    def sign_with(self, signer: RecordSigner | None) -> None:
+        """Sign with this key from this transaction on, and store its certificate, so that no batch of it is served
+        without."""
+        self.signer = signer
+        if signer is not None and signer.certificate:
+            zone = self.catalog.origin.zone
+            self.add_signers([SignerCertificate(signer.key_id, signer.certificate, is_trusted=True, zone=zone)])
 
     def add_damage(self, stream: int, origin: int, first_sequence: int, last_sequence: int) -> None:
         """Record a damaged batch; a repeat changes nothing."""
@@ -222,25 +247,9 @@ class Transaction:
         """Remove the record of a damaged batch that is repaired or released."""
         self._execute(QUERIES["delete_damage"], (stream, origin, first_sequence))
 
-    def sign(self, stream: str, last_sequence: int, digest: bytes, origin: Origin | None = None) -> bytes:
-        """The head of a batch that this store has sealed, under its present epoch or `origin`. `signer` must be set."""
-        assert self.signer is not None
-        where = origin or self.catalog.origin
-        return sign_head(self.signer, stream, where, last_sequence, digest, self.now_unix_ms)
-
-    def unsigned(self, stream: int, limit: int) -> list[tuple[int, int, int, int, int, bytes]]:
-        """Row, first and last offset, bytes, last sequence and digest of the store's own batches after its last head,
-        in order."""
-        asked = {"stream": stream, "origin": self.catalog.own_origin, "limit": limit}
-        return self._execute(QUERIES["select_unsigned"], asked).fetchall()
-
-    def add_head(self, row: int, head: bytes, origin: Origin | None = None) -> None:
-        """Add a head to a batch of this store that has none, by its row."""
-        self._execute(QUERIES["update_head"], (head, self.now_unix_ms, row))
-        self._note_signed(origin or self.catalog.origin, is_proven=True)
-
     def add_signers(self, signers: Iterable[SignerCertificate], peer: str = "") -> None:
-        """Store certificates that a peer has sent, so that they can be forwarded with the heads of their keys."""
+        """Store certificates that a peer has sent, so that they can be forwarded with the batches that their keys
+        signed."""
         brought = set[str]()
         for key_id, certificate, is_trusted, zone in signers:
             assert len(key_id) == KEY_ID_BYTES
@@ -259,20 +268,17 @@ class Transaction:
         self._execute(QUERIES["delete_compromised"])
         self._executemany(QUERIES["insert_compromised"], list(since_ms.items()))
 
-    def _note_signed(self, origin: Origin, *, is_proven: bool) -> None:
-        """Record that a head of an origin is stored. Writes the first time, and when one is first verified."""
-        number, signed = self.catalog.origins[origin], self.catalog.signed
-        if number in signed and (signed[number] or not is_proven):
-            return
-        proven = self.now_unix_ms if is_proven else None
-        self._execute(QUERIES["update_signed"], {"origin": number, "now": self.now_unix_ms, "proven": proven})
-        self.catalog.signed = {**signed, number: is_proven}
+    def _note_proven(self, origin: Origin) -> None:
+        """Record that a record of an origin was verified. Writes only the first time."""
+        if (number := self.catalog.origins[origin]) not in self.catalog.proven:
+            self._execute(QUERIES["update_proven"], (self.now_unix_ms, number))
+            self.catalog.proven |= {number}
 
-    def add_repaired(self, stream: int, first_offset: int, batch: Batch, head: bytes | None) -> None:
-        """Add a batch that is served in place of the damaged one at an offset, with its head if it has one."""
+    def add_repaired(self, stream: int, first_offset: int, batch: Batch) -> None:
+        """Add a batch that is served in place of the damaged one at an offset."""
         body = memoryview(batch.sealed)[:-DIGEST_BYTES]
         last_offset = first_offset + batch.header.count - 1
-        self._execute(QUERIES["insert_repaired"], (stream, first_offset, last_offset, batch.digest, head, body))
+        self._execute(QUERIES["insert_repaired"], (stream, first_offset, last_offset, batch.digest, body))
 
     def set_held(self, stream: int, origin: int, ranges: tuple[HeldRange, ...]) -> None:
         """Set the held ranges of an origin. Writes only the difference."""
@@ -346,8 +352,9 @@ class Transaction:
             self._execute(QUERIES["insert_contradicted"], (stream, origin))
             self.catalog.contradicted |= {(stream, origin)}
 
-    def likenesses(self, stream: int, origin: int, first_rows: int, last_rows: int) -> list[tuple[int, int, int, int]]:
-        """First sequence, count, least and greatest time of an origin's first and last batches, in order."""
+    def likenesses(self, stream: int, origin: int, first_rows: int, last_rows: int) -> list[tuple[int, ...]]:
+        """First sequence, count, least and greatest time, and length of an origin's first and last batches, in
+        order."""
         asked = {"stream": stream, "origin": origin, "first_rows": first_rows, "last_rows": last_rows}
         return self._execute(QUERIES["select_likenesses"], asked).fetchall()
 
@@ -424,11 +431,12 @@ class Transaction:
         self.catalog.origin, self.catalog.own_origin = origin, self.catalog.origins[origin]
 
     def reseal(self, row: int, origin: int, batch: Batch) -> None:
-        """Overwrite a batch by its resealed form under the new epoch, without a head (append/own_heads.py). Allowed
-        only while a new epoch is due."""
+        """Overwrite a batch by its resealed form under the new epoch. Allowed only while a new epoch is due."""
         header, body = batch.header, memoryview(batch.sealed)[:-DIGEST_BYTES]
-        values = (origin, header.first_sequence, batch.digest, header.previous_digest, *_NO_HEAD, body, row)
+        values = (origin, header.first_sequence, batch.digest, header.previous_digest, body, row)
         self._execute(QUERIES["update_batch"], values)
+        if header.is_signed:
+            self._note_proven(header.origin)
 
     def add_reseal(self, one: Reseal) -> None:
         """Record that own facts were resealed."""

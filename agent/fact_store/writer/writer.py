@@ -71,7 +71,7 @@ from agent.fact_store.sqlite import (
 )
 from agent.fact_store.writer.meter import Meter
 from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
-from agent.signing.heads import HeadSigner
+from agent.signing.records import RecordSigner
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Writer:
         policies: Mapping[str, StreamSettings],
         holds: Mapping[str, HoldLimit],
         witness: Witness | None = None,
-        signer: HeadSigner | None = None,
+        signer: RecordSigner | None = None,
     ) -> None:
         self.catalog = catalog
         self.signer = signer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import ssl  # tidy: the type only; cores import this module
 
-from agent.signing.heads import SignerInForce
+from agent.signing.records import SignerInForce
 
 
 @dataclass(frozen=True, slots=True)

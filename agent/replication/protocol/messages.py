@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Annotated, Literal, Self, get_args
 
 import msgspec
 
 from agent.append_contract import WARNING_CHARACTERS_MAX, AppendOutcome
-from agent.batch import Origin
+from agent.batch import RECORD_BYTES, Origin
 from agent.lease import LEASE_EPOCH_MAX
 from agent.message import JSON_INTEGER_MAX, Envelope, MessageError, check_depth
 from agent.pages import BATCHES_MAX, CERTIFICATES_OF_KEY_MAX
 from agent.replication.protocol.errors import MalformedMessage
-from agent.signing.heads import HEAD_BYTES
 
 # ---------------------------------------------------------------------------------------- types of fields, base classes
 
@@ -49,7 +47,7 @@ Word = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_0-9]{1,64}\Z")]
 Artifact = Annotated[str, msgspec.Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
 Reason = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
 KeyId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
-HeadRecord = Annotated[bytes, msgspec.Meta(min_length=HEAD_BYTES, max_length=HEAD_BYTES)]
+Record = Annotated[bytes, msgspec.Meta(min_length=RECORD_BYTES, max_length=RECORD_BYTES)]
 Certificate = Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
 
 
@@ -106,7 +104,7 @@ WAIT_MS_MAX = 60_000
 FORMER_EPOCHS_MAX = 64
 """Epochs of its own zone of which a requester takes facts back. A store begins one after it was restored."""
 SIGNERS_MAX = 16
-"""Keys of one page whose certificates are sent; a page ends before the head that needs those of another one."""
+"""Keys of one page whose certificates are sent; a page ends before the batch that needs those of another one."""
 CERTIFICATES_MAX = CERTIFICATES_OF_KEY_MAX * SIGNERS_MAX
 """Certificates of one page."""
 SIGNERS_KNOWN_MAX = 512
@@ -133,12 +131,13 @@ class OriginHead(Part, frozen=True):
     """A batch of the serving store's own origin, in its present epoch, that the requester holds by any path: the one
     that a page of the server contradicted, else the newest.
 
-    Its last sequence and its digest; `head` is the record of its signature, if the requester holds one.
+    Its last sequence and its digest; if it is signed, its record and the digest that the record signs.
     """
 
     last_sequence: ClaimedPosition
     digest: Digest
-    head: HeadRecord | None = None
+    record: Record | None = None
+    signed_digest: Digest | None = None
 
 
 class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operation"):
@@ -159,8 +158,7 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
     timeline: Timeline | None = None
     origin_head: OriginHead | None = None
     former_epochs: list[Epoch] = []
-    whole_runs: bool = False
-    signers_known: SignersKnown = []
+    signers_known: SignersKnown | None = None
 
     def check(self) -> None:
         check_page(self.limit, self.bytes_max, "FetchFacts")
@@ -194,7 +192,7 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
 
 class FetchRange(RequestBody, frozen=True, tag="FetchRange", tag_field="operation"):
     """A page of facts `first_offset` to `last_offset` of a stream, without a consumer and without waiting; with
-    `whole_runs` of whole batches, beyond both ends of the range if need be."""
+    `whole_batches` beyond both ends of the range if need be."""
 
     stream: Name
     first_offset: Position
@@ -203,8 +201,8 @@ class FetchRange(RequestBody, frozen=True, tag="FetchRange", tag_field="operatio
     bytes_max: int = BYTES_MAX_DEFAULT
     epoch: Epoch | None = None
     definitions_known: dict[OriginName, Offset] = {}
-    whole_runs: bool = False
-    signers_known: SignersKnown = []
+    whole_batches: bool = False
+    signers_known: SignersKnown | None = None
 
     def check(self) -> None:
         check_page(self.limit, self.bytes_max, "FetchRange")
@@ -222,8 +220,7 @@ class FetchSequences(RequestBody, frozen=True, tag="FetchSequences", tag_field="
     limit: int
     bytes_max: int = BYTES_MAX_DEFAULT
     definitions_known: dict[OriginName, Offset] = {}
-    whole_runs: bool = False
-    signers_known: SignersKnown = []
+    signers_known: SignersKnown | None = None
     timeline: Timeline | None = None
     end_offset: Offset | None = None
 
@@ -278,9 +275,8 @@ class PageAnswer(AnswerBody, frozen=True):
     `omitted`: ranges of offsets left out because the requester recorded these facts itself and did not ask for its
     former epochs. `holes`: (first_offset, last_offset, reason) of facts that the store no longer has: `expired`
     (released unconfirmed) or `damaged`; unknown reasons mean the same. Together they cover a contiguous run of offsets.
-    `more`: the requested range continues after the page. `heads`: positions in `batches` of those that have a head; the
-    records follow the batches in the attachment. `signers`: certificates (DER) of keys of these heads that the
-    requester did not name. Both only on request."""
+    `more`: the requested range continues after the page. `signers`: certificates (DER) of the keys of these batches
+    that the requester did not name in `signers_known`; none if it sent no such list."""
 
     stream: Name
     batches: list[tuple[ClaimedPosition, ClaimedPosition, ClaimedPosition]] = []
@@ -288,7 +284,6 @@ class PageAnswer(AnswerBody, frozen=True):
     holes: list[tuple[ClaimedPosition, ClaimedPosition, Reason]] = []
     definitions: list[DefinitionEntry] = []
     more: bool = False
-    heads: list[ClaimedOffset] = []
     signers: Annotated[list[Certificate], msgspec.Meta(max_length=CERTIFICATES_MAX)] = []
 
     def end(self) -> int:
@@ -305,21 +300,11 @@ class PageAnswer(AnswerBody, frozen=True):
         return sorted([(first, last) for first, last, _ in (*self.batches, *self.holes)] + list(self.omitted))
 
     def attached(self) -> list[int]:
-        return [length for _, _, length in self.batches] + [HEAD_BYTES] * len(self.heads)
-
-    def split(self, attachment: Sequence[bytes]) -> tuple[Sequence[bytes], list[bytes]]:
-        """The batches of an attachment, and the head of each, empty where it has none."""
-        count = len(self.batches)
-        heads = dict(zip(self.heads, attachment[count:], strict=True))
-        return attachment[:count], [heads.get(at, b"") for at in range(count)]
+        return [length for _, _, length in self.batches]
 
     def check(self) -> None:
-        """Raise MalformedMessage unless the page covers one contiguous run up to its end at most, and its heads belong
-        to batches, in order."""
+        """Raise MalformedMessage unless the page covers one contiguous run up to its end at most."""
         operation = operation_of(self)
-        places = [-1, *self.heads, len(self.batches)]
-        if any(left >= right for left, right in pairwise(places)):
-            raise MalformedMessage("heads are not positions of batches, in order", operation=operation)
         parts = max(len(self.batches), len(self.omitted), len(self.holes))
         if parts > BATCHES_MAX:
             raise MalformedMessage(f"page of {parts} batches or ranges, at most {BATCHES_MAX}", operation=operation)
@@ -461,30 +446,6 @@ class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operat
         places = [last for last, _ in self.ends]
         if sorted(set(places)) != places:
             raise MalformedMessage("ends of batches are not in order", operation="GetDigests")
-
-
-HEADS_MAX = 256
-"""Signed ends in one answer; a stream has a few origins."""
-
-
-class GetHeads(RequestBody, frozen=True, tag="GetHeads", tag_field="operation"):
-    """The newest signed end of each origin of a stream: the serving store signs its own afresh, and passes on those
-    that it knows."""
-
-    stream: Name
-    signers_known: SignersKnown = []
-
-
-class HeadsAnswer(AnswerBody, frozen=True, tag="GetHeads", tag_field="operation"):
-    """Signed ends, whose heads (82 bytes each) are attached in order: origin, last sequence, digest there. Origins of
-    the requesting zone are left out, and so is what is not signed."""
-
-    stream: Name
-    ends: Annotated[list[tuple[OriginName, ClaimedPosition, Digest]], msgspec.Meta(max_length=HEADS_MAX)] = []
-    signers: Annotated[list[Certificate], msgspec.Meta(max_length=CERTIFICATES_MAX)] = []
-
-    def attached(self) -> list[int]:
-        return [HEAD_BYTES] * len(self.ends)
 
 
 def origin_named(name: str) -> Origin:
@@ -791,7 +752,6 @@ Request = (
     | FetchRange
     | FetchSequences
     | GetDigests
-    | GetHeads
     | ConfirmReceipt
     | GetCursor
     | UnregisterConsumer
@@ -833,7 +793,6 @@ Answer = (
     | RangeAnswer
     | SequencesAnswer
     | DigestsAnswer
-    | HeadsAnswer
     | ConfirmAnswer
     | CursorAnswer
     | UnregisterAnswer

@@ -18,7 +18,7 @@ both, and describes each method. In addition:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future  # tidy: a type in signatures, nothing runs
 from typing import Literal, Protocol
 
@@ -33,18 +33,16 @@ from agent.pages import (
     Consumer,
     Declined,
     HeldRange,
-    KeptHead,
     OriginRange,
     Page,
     PeerPosition,
     PutResult,
     ReceivedDefinition,
     RepairedRange,
+    SignedBatch,
     SignerCertificate,
-    StoredHead,
 )
-from agent.signing.freshness import SignedEnd
-from agent.signing.heads import HeadSigner
+from agent.signing.records import RecordSigner
 
 
 class StreamBounds(Protocol):
@@ -73,8 +71,6 @@ class ComparedStore(Protocol):
         last_sequence: int,
         facts_max: int,
         bytes_max: int,
-        *,
-        whole_runs: bool = False,
     ) -> Page: ...
 
     def signers(self, key_ids: Iterable[bytes]) -> Sequence[bytes]: ...
@@ -166,7 +162,7 @@ class ServingStore(ComparedStore, Protocol):
     @property
     def epoch(self) -> bytes: ...
     @property
-    def signer(self) -> HeadSigner | None: ...
+    def signer(self) -> RecordSigner | None: ...
 
     def streams(self) -> Sequence[StreamBounds]: ...
 
@@ -187,12 +183,9 @@ class ServingStore(ComparedStore, Protocol):
         bytes_max: int,
         *,
         until_offset: int | None = None,
-        whole_runs: bool = False,
     ) -> Page: ...
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> Sequence[bytes]: ...
-
-    def signed_end(self, stream: str) -> SignedEnd | None: ...
 
     def on_commit(self, callback: Callable[[Mapping[str, int]], None]) -> Callable[[], None]: ...
 
@@ -212,7 +205,7 @@ class Inbound(Protocol):
         *,
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
-        heads: Sequence[KeptHead] = (),
+        verified: Collection[int] = (),
         signers: Sequence[SignerCertificate] = (),
         declined: Sequence[Declined] = (),
         after_offset: int = 0,
@@ -220,9 +213,7 @@ class Inbound(Protocol):
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]: ...
 
-    def repair(
-        self, stream: str, peer: str, batches: Sequence[Batch], heads: Sequence[KeptHead] = ()
-    ) -> Future[list[RepairedRange]]: ...
+    def repair(self, stream: str, peer: str, batches: Sequence[Batch]) -> Future[list[RepairedRange]]: ...
 
     def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None: ...
 
@@ -248,9 +239,9 @@ class ReceivingStore(ComparedStore, Protocol):
 
     def signed_zones(self) -> frozenset[str]: ...
 
-    def next_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None: ...
+    def is_proven(self, stream: str, origin: Origin, sequence: int) -> bool: ...
 
-    def covering_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None: ...
+    def signed_batch(self, stream: str, origin: Origin, sequence: int) -> SignedBatch | None: ...
 
     def definition_counts(self) -> Mapping[Origin, int]: ...
 

@@ -49,7 +49,7 @@ from agent.replication.pulling.page_check import (
 )
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.signing.runs import Offered
+from agent.signing.chains import Offered
 from agent.telemetry import Side, Span, Telemetry
 
 ANSWER_S = 10.0
@@ -450,7 +450,7 @@ class AntiEntropy:
             putting = self._store.inbound.put_batches(
                 *(peer, found.stream, judged.batches, definitions, None),
                 is_backlog=True,
-                heads=judged.heads,
+                verified=judged.verified,
                 signers=judged.signers,
                 declined=judged.declined,
             )
@@ -466,12 +466,10 @@ class AntiEntropy:
     async def _fetch_damaged(self, found: Comparison, origin: Origin, span: Sequences) -> None:
         """Put damaged batches back at their offsets. If one is refused, the others are still repaired."""
         peer, facts = self._settings.peer_zone, 0
-        async for offered, _, judged in self._pages(found, origin, span):
-            heads = {judged.batches[one.index].digest: replace(one, index=0) for one in judged.heads}
+        async for offered, _, _ in self._pages(found, origin, span):
             for batch in (one.batch for one in offered if not one.unreadable):
                 # The digest, which is kept here, proves the copy; the signature was verified when the batch was stored.
-                head = heads.get(batch.digest)
-                repairing = self._store.inbound.repair(found.stream, peer, [batch], [head] if head else [])
+                repairing = self._store.inbound.repair(found.stream, peer, [batch])
                 try:
                     put_back = await asyncio.wrap_future(repairing)
                 except self._store_errors as error:
@@ -502,7 +500,6 @@ class AntiEntropy:
                 limit=LIMIT,
                 bytes_max=self._requester.page_bytes(BYTES_MAX_DEFAULT),
                 definitions_known={str(origin): known},
-                whole_runs=True,
                 signers_known=self._judge.signers_known(),
             )
             reply = await self._ask(found, request)

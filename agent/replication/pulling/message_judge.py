@@ -19,9 +19,9 @@ from agent.pages import CERTIFICATES_OF_KEY_MAX
 from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.signing.certificates import Refusal, RefusalReason, Signer, SignerTrust, describe_signer, signer_of
-from agent.signing.heads import KEY_ID_BYTES
+from agent.signing.chains import Rule
 from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, request_bytes
-from agent.signing.runs import Rule
+from agent.signing.records import KEY_ID_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ another thread. The store compares the history that the batches claim. A failed 
 so it is final (`PageRefused`). What a peer may bring is given as names: of zones, and of single origins of which this
 node takes its own facts back. A batch whose framing and digest are right and whose content cannot be opened does not
 fail the page: its origin made it so, and what is behind it must not wait for that origin. It is marked, and declined by
-name (`agent.signing.runs`).
+name (`agent.signing.chains`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agent.replication.protocol.messages import (
     SequencesAnswer,
 )
 from agent.replication.pulling.pull_events import ArrivedPage, Content
-from agent.signing.runs import Offered
+from agent.signing.chains import Offered
 
 DEFINITION_BYTES_MAX = 32 * 1024
 """Twice the largest that an origin can make."""
@@ -50,13 +50,12 @@ class PageRefused(ReplicationError):
 @dataclass(frozen=True, slots=True)
 class PageContent:
     """The part of a page that goes to the store. `entries` are first offset, last offset and size in bytes of each of
-    `sealed`; `heads` their heads, empty where one has none; `signers` the certificates of the heads' keys (DER)."""
+    `sealed`; `signers` the certificates of their keys (DER)."""
 
     entries: Sequence[tuple[int, int, int]]
     sealed: Sequence[bytes]
     definitions: Sequence[ReceivedDefinition]
     holes: Sequence[tuple[int, int, str]] = ()
-    heads: Sequence[bytes] = ()
     signers: Sequence[bytes] = ()
 
 
@@ -81,7 +80,6 @@ def check_page(
         raise PageRefused(f"page of stream {answer.stream!r}, asked for was {stream!r}")
     definitions = _check_definitions(answer.definitions, origins)
     first_offset, last_offset = answer.covered() or (0, 0)
-    sealed, heads = answer.split(attachment)
     numbers: dict[str, int] = {}
     for definition in definitions:
         origin = str(definition.origin)
@@ -98,18 +96,15 @@ def check_page(
         lease=answer.lease or 0,
         lease_in_force=answer.lease_in_force,
         timeline=answer.timeline,
-        content=start_check(
-            PageContent(answer.batches, sealed, definitions, answer.holes, heads, tuple(answer.signers))
-        ),
+        content=start_check(PageContent(answer.batches, attachment, definitions, answer.holes, tuple(answer.signers))),
     )
 
 
 def check_batches(content: PageContent, stream: str, origins: frozenset[str]) -> list[Offered]:
-    """The batches of a page, parsed, with their heads. Raises PageRefused unless each is whole, matches its entry, and
+    """The batches of a page, parsed. Raises PageRefused unless each is whole, matches its entry, and
     is of this stream and of an origin that this peer may bring. One that does not open to its last fact is marked."""
     offered = []
-    heads = content.heads or [b""] * len(content.sealed)
-    for (first, last, _), data, head in zip(content.entries, content.sealed, heads, strict=True):
+    for (first, last, _), data in zip(content.entries, content.sealed, strict=True):
         where, unreadable = f"batch at offset {first}", ""
         try:
             batch = parse(data)
@@ -122,7 +117,7 @@ def check_batches(content: PageContent, stream: str, origins: frozenset[str]) ->
             unreadable = str(error)[:REASON_CHARACTERS_MAX]
         if batch.header.last_sequence > CLAIM_MAX:  # no answer of this node could name it
             unreadable = f"its last sequence is {batch.header.last_sequence}, at most {CLAIM_MAX}"
-        offered.append(Offered(batch, first, last, head, unreadable))
+        offered.append(Offered(batch, first, last, unreadable))
     return offered
 
 
@@ -135,9 +130,8 @@ def check_sequences(
         raise PageRefused("an answer to another operation than FetchSequences")
     if (answer.store_zone, answer.stream, answer.origin) != (peer_zone, request.stream, request.origin):
         raise PageRefused(f"answer of {answer.store_zone}: {answer.stream} of {answer.origin}, which was not asked for")
-    sealed, heads = answer.split(attachment)
     definitions = _check_definitions(answer.definitions, origins)
-    content = PageContent(answer.batches, sealed, definitions, (), heads, tuple(answer.signers))
+    content = PageContent(answer.batches, attachment, definitions, (), tuple(answer.signers))
     offered = check_batches(content, request.stream, origins)
     for one in offered:
         header = one.batch.header

@@ -1,5 +1,5 @@
-"""Verifies the pages of peers by the heads that their origins signed (`agent.signing.runs` decides), with certificates
-from the page or from the store, and keeps declined batches as evidence.
+"""Verifies the pages of peers by the records that their origins signed (`agent.signing.chains` decides), with
+certificates from the page or from the store, and keeps declined batches as evidence.
 
 One judge serves all pulls and comparisons of a node. `judge` is called in the threads that check pages, and for small
 pages in the event loop. It reads the disk only for a certificate seen for the first time, and for facts that the page
@@ -12,19 +12,18 @@ import contextlib
 import re
 import threading  # tidy: one lock around the evidence of several threads; nothing here waits
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.batch import Batch
-from agent.pages import Declined, HeldRange, KeptHead, SignerCertificate
+from agent.pages import Declined, HeldRange, SignerCertificate
 from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.message_judge import MessageJudge, TrustPolicy, remember
 from agent.signing.certificates import Signer
-from agent.signing.freshness import SignedEnd
-from agent.signing.heads import key_id_in
-from agent.signing.runs import ChainEnd, Judgement, Offered, Proof, Trust, check_head, judge_page, proves_own
+from agent.signing.chains import Judgement, Offered, SignedEnd, Trust, judge_page, proves_own
+from agent.signing.records import key_id_in
 
 PASSED_ON_MS = 60_000
 """For this long a peer need not send the certificate of an untrusted key again, which this node only relays."""
@@ -37,17 +36,17 @@ _UNSAFE = re.compile(r"[^a-z0-9._-]")
 
 @dataclass(frozen=True, slots=True)
 class JudgedPage:
-    """The part of a page to store. `signers` are the certificates of the keys of `heads`; `KeptHead.index` is an index
-    of `batches`."""
+    """The part of a page to store. `verified` are the positions of batches whose record was verified, `signers` the
+    certificates of the keys of all of them."""
 
     batches: list[Batch]
-    heads: tuple[KeptHead, ...] = ()
+    verified: frozenset[int] = frozenset()
     signers: tuple[SignerCertificate, ...] = ()
     declined: tuple[Declined, ...] = ()
 
 
 class PageJudge(MessageJudge):
-    """Judges pages for one store. Without `policy` no signer is trusted, and heads are only relayed."""
+    """Judges pages for one store. Without `policy` no signer is trusted, and records are only relayed."""
 
     def __init__(
         self,
@@ -75,22 +74,19 @@ class PageJudge(MessageJudge):
         stream: str,
         offered: Sequence[Offered],
         certificates: Sequence[bytes],
-        *,
-        is_proven: bool = False,
     ) -> JudgedPage:
-        """Decide which batches and heads of a page are stored and which are declined. `is_proven`: the peer has signed
-        the page, heads included. Raises the store's errors."""
+        """Decide which batches of a page are stored and which are declined. Raises the store's errors."""
         signers = self._signers(certificates)
         trust = Trust(
             self._policy.rule_of,
             self._store.signed_zones() | self._proven,
             signers.resolve,
             lambda batch: is_held(self._store, stream, batch),
-            peer if is_proven else "",
         )
         found = judge_page(offered, trust)
         batches = [offered[at].batch for at in found.accepted]
-        kept = {(batches[one.index].header.origin.zone, key_id_in(one.record)) for one in found.heads}
+        kept = {(one.header.origin.zone, key_id_in(one.record)) for one in batches if one.header.is_signed}
+        verified = frozenset(place for place, at in enumerate(found.accepted) if at in found.verified)
         with self._lock:
             self._proven |= found.proven_zones
             remember(signers.known, signers.trusted)
@@ -102,9 +98,9 @@ class PageJudge(MessageJudge):
             ]
             remember(self._relayed, {one.key_id: self._clock_ms() for one in to_store if not one.is_trusted})
         self._keep_evidence(peer, stream, offered, found)
-        return JudgedPage(batches, found.heads, tuple(to_store), _bounded(found.declined))
+        return JudgedPage(batches, verified, tuple(to_store), _bounded(found.declined))
 
-    def proves_own(self, record: bytes, end: ChainEnd) -> bool:
+    def proves_own(self, record: bytes, end: SignedEnd) -> bool:
         """Whether a present or former key of this node has signed the end of a chain of its zone. Reads the disk only
         for a former key."""
         key_id, policy = key_id_in(record), self._policy
@@ -113,37 +109,23 @@ class PageJudge(MessageJudge):
         own = [one for one in found if isinstance(one, Signer) and one.zone == policy.own_zone]
         return end.origin.zone == policy.own_zone and proves_own(record, end, own)
 
-    def prove(self, ends: Sequence[SignedEnd], certificates: Sequence[bytes]) -> Iterator[SignedEnd]:
-        """The ends that a trusted key of their zone has signed, each with its certificate. The certificates of a key
-        are checked once for all ends, because a peer may send 256 of each."""
-        signers = self._signers(certificates)
-        for end in ends:
-            signed = ChainEnd(end.stream, end.origin, end.last_sequence, end.digest)
-            if check_head(end.head, signed, signers.resolve)[0] is not Proof.VERIFIED:
-                continue
-            with self._lock:
-                remember(signers.known, signers.trusted)
-            yield end._replace(certificate=signers.trusted[end.origin.zone, key_id_in(end.head)].certificates[-1])
-
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:
             for at in found.evidence[:EVIDENCE_PER_PAGE_MAX]:
                 one = offered[at]
                 header = one.batch.header
                 name = f"{peer}-{stream}-{header.origin.zone}-{header.first_sequence}-{one.batch.digest.hex()[:8]}"
-                self._evidence.keep(name, one.batch.sealed + one.head)
+                self._evidence.keep(name, one.batch.sealed)
 
 
 def is_held(store: ReceivingStore, stream: str, batch: Batch) -> bool:
-    """Whether a batch is held in a range that a verified head covers, or directly precedes such a range, which its
-    digest proves."""
+    """Whether a batch is held and proven here, or directly precedes such a batch, which names its digest."""
     header = batch.header
     for held in store.held(stream).get(header.origin, ()):
-        is_before = held.first_sequence == header.last_sequence + 1 and held.first_previous_digest == batch.digest
-        if is_before or _is_inside(store, stream, batch, held):
-            head = store.next_head(stream, header.origin, header.last_sequence)
-            if head is not None and head.verified_unix_ms is not None:
-                return head.last_sequence <= held.last_sequence
+        if held.first_sequence == header.last_sequence + 1 and held.first_previous_digest == batch.digest:
+            return store.is_proven(stream, header.origin, held.first_sequence)
+        if _is_inside(store, stream, batch, held):
+            return store.is_proven(stream, header.origin, header.last_sequence)
     return False
 
 
@@ -176,7 +158,7 @@ class EvidenceFolder:
         self._lock = threading.Lock()
 
     def keep(self, name: str, data: bytes) -> None:
-        """Keep a batch, with its head if it has one, under a name. An existing file of this name is not changed."""
+        """Keep a batch under a name. An existing file of this name is not changed."""
         path = self._folder / f"{_UNSAFE.sub('_', name)}.batch"
         with self._lock, contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from agent.batch import Batch, Kind, Origin
@@ -198,8 +197,8 @@ class PullRunner:
 
     def _origin_head(self, fetch: Fetch) -> OriginHead | None:
         """The claim to send: a batch of the peer's own facts, of this epoch, that is held here, whichever peer sent it.
-        It is the batch that the peer's page contradicted (0041), else the last one. If a later batch with a head covers
-        it, that batch is claimed, because a claim without a head proves nothing (0047)."""
+        It is the batch that the peer's page contradicted (0041), else the last one. If its row is not here, a later one
+        with a record covers it; a claim without a record proves nothing (0047)."""
         settings, end = self._settings, fetch.contradicted
         if fetch.epoch is None:
             return None
@@ -209,28 +208,29 @@ class PullRunner:
             end = BatchEnd(ranges[-1].last_sequence, ranges[-1].last_digest)
         if end is None:
             return None
-        head = self._store.covering_head(settings.stream, origin, end.last_sequence)
+        found = self._store.signed_batch(settings.stream, origin, end.last_sequence)
         # The batch before a held range is known too: the first batch of the range names its digest.
-        if head is not None and any(
-            one.first_sequence <= end.last_sequence + 1 and head.last_sequence <= one.last_sequence
+        if found is not None and any(
+            one.first_sequence <= end.last_sequence + 1 and found.last_sequence <= one.last_sequence
             for one in ranges or ()
         ):
-            return OriginHead(last_sequence=head.last_sequence, digest=head.digest.hex(), head=head.record)
+            return OriginHead(
+                last_sequence=found.last_sequence,
+                digest=found.digest.hex(),
+                record=found.record,
+                signed_digest=found.signed_digest.hex(),
+            )
         return OriginHead(last_sequence=end.last_sequence, digest=end.digest.hex())
 
     def _read_answer(self, fetch_id: int, arrived: ArrivedAnswer) -> PageArrived[CheckedContent] | FetchFailed:
         settings = self._settings
-        is_proven = self._judge.demands(settings.peer_zone)  # if so, an answer that can be opened has a valid signature
         try:
             answer, sealed = arrived.open()
             if isinstance(answer, ErrorAnswer):
                 error = answer.error
                 reason = f"{error.code}: {advice(error.message, error.hint)}"
                 return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch, answer.timeline)
-            page = check_page(
-                *(answer, sealed, settings.peer_zone, settings.stream, self._origins()),
-                partial(self._start_check, is_proven=is_proven),
-            )
+            page = check_page(answer, sealed, settings.peer_zone, settings.stream, self._origins(), self._start_check)
         except UnprovenAnswer as error:
             return FetchFailed(fetch_id, error.code, str(error), error.retryable)
         except MalformedMessage as error:
@@ -239,15 +239,15 @@ class PullRunner:
             return FetchFailed(fetch_id, "page_refused", str(error), is_retryable=False)
         return PageArrived(fetch_id, page)
 
-    def _start_check(self, content: PageContent, *, is_proven: bool) -> CheckedContent:
+    def _start_check(self, content: PageContent) -> CheckedContent:
         settings = self._settings
 
         def check() -> JudgedPage:
             offered = check_batches(content, settings.stream, self._origins())
-            return self._judge.judge(settings.peer_zone, settings.stream, offered, content.signers, is_proven=is_proven)
+            return self._judge.judge(settings.peer_zone, settings.stream, offered, content.signers)
 
-        # Certificates and heads count too: a page of few facts may contain hundreds to parse and to verify.
-        size = sum(map(len, [*content.sealed, *content.heads, *content.signers]))
+        # Certificates count too: a page of few facts may contain hundreds to parse.
+        size = sum(map(len, [*content.sealed, *content.signers]))
         return CheckedContent(content, self._io.check(check, size))
 
     async def _store_page(self, effect: Append[CheckedContent]) -> None:
@@ -308,7 +308,6 @@ def fetch_request(
         timeline=effect.timeline,
         origin_head=origin_head,
         former_epochs=list(former_epochs),
-        whole_runs=True,
         signers_known=list(signers_known),
     )
 
@@ -332,7 +331,7 @@ def put_page(
         PeerPosition(bytes.fromhex(page.epoch), page.last_offset, bytes.fromhex(page.timeline or "")),
         holes=page.content.content.holes,
         is_backlog=is_backlog,
-        heads=judged.heads,
+        verified=judged.verified,
         signers=judged.signers,
         declined=judged.declined,
         after_offset=page.first_offset - 1,

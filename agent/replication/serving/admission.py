@@ -121,9 +121,6 @@ def admit_range(request: FetchRange, asking_zone: str, exports: frozenset[str], 
     refusal = check_offsets(log, request.epoch, request.first_offset - 1, None)
     if refusal is not None:
         return refusal
-    if request.whole_runs:  # to the end of the run that holds the last offset
-        limit = min(request.limit, request.last_offset - request.first_offset + 1)
-        return ReadPlan(request.stream, request.first_offset - 1, limit, request.bytes_max, whole_runs=True)
     return ReadPlan(request.stream, request.first_offset - 1, request.limit, request.bytes_max, request.last_offset)
 
 
@@ -132,7 +129,7 @@ def admit_sequences(request: FetchSequences, asking_zone: str, exports: frozense
     if request.stream not in exports:
         return not_exported(request.stream, asking_zone)
     first, last = request.first_sequence, request.last_sequence
-    return ReadPlan(request.stream, first - 1, request.limit, request.bytes_max, last, request.whole_runs)
+    return ReadPlan(request.stream, first - 1, request.limit, request.bytes_max, last)
 
 
 def check_offsets(log: LogView, epoch: str | None, after_offset: int | None, confirm: Confirm | None) -> Refuse | None:
@@ -162,7 +159,7 @@ def decide_fetch(
     """What to read now; None to wait for facts. `position` is `after_offset`, or else the frontier after the
     confirmation. `until_ms` is when the wait ends: the arrival of the request plus `wait_ms`."""
     if end_offset > position or now_ms >= until_ms:
-        return ReadPlan(stream, position, request.limit, request.bytes_max, whole_runs=request.whole_runs)
+        return ReadPlan(stream, position, request.limit, request.bytes_max)
     if parked_of_zone >= PARKED_PER_ZONE_MAX:
         return Refuse("busy", f"{parked_of_zone} fetches of your zone are waiting already")
     return None

@@ -240,7 +240,7 @@ class ConsumerCore:
                 return due, waited_ns
             if due is not None:
                 former = frozenset(map(bytes.fromhex, request.former_epochs))
-                signers = tuple(request.signers_known)
+                signers = None if request.signers_known is None else tuple(request.signers_known)
                 reading = effects.ReadPage(due, zone, request.definitions_known, signers, former)
                 return (yield from reading), waited_ns
             parked = yield from effects.Park(request.consumer_name, zone, stream, position, until_ms)
@@ -261,7 +261,6 @@ class ConsumerCore:
             more=read.last_offset < read.end_offset,
             lease=lease,
             timeline=timeline,
-            heads=list(read.heads),
             signers=read.signers,
         )
-        return Reply(answer, read.attachment, read.facts)
+        return Reply(answer, read.batches, read.facts)

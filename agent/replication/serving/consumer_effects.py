@@ -209,7 +209,7 @@ class ReadPage(Effect[PageRead | Refuse]):
     plan: ReadPlan
     asking_zone: str
     definitions_known: Mapping[str, int]
-    signers_known: tuple[str, ...] = ()
+    signers_known: tuple[str, ...] | None = None
     former_epochs: frozenset[bytes] = frozenset()
 
 

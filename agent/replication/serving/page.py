@@ -10,9 +10,6 @@
 - Facts whose origin is the asking zone are left out and named as omitted, except those of its former epochs for which
   it asks: after a restore its peers may be the only ones to hold them.
 - A page stays within the requester's `bytes_max` and within the broker's packet size.
-- With `whole_runs` a page ends where a run ends: after a batch with a head, or where its origin has signed nothing. To
-  reach that end it may exceed `limit` and `bytes_max`, not the packet; a run that does not fit is left for the next
-  page.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from agent.batch import Origin
 from agent.pages import BATCHES_MAX, Hole, Page, StoredBatch
 from agent.replication.protocol.messages import SIGNERS_MAX
 from agent.replication.serving.outcomes import Refuse
-from agent.signing.heads import HEAD_BYTES, RUN_BYTES_MAX, key_id_in
+from agent.signing.records import key_id_in
 
 ANSWER_OVERHEAD_BYTES = 1024
 """MQTT header, topic, correlation and the fixed fields of an answer's header."""
@@ -34,8 +31,6 @@ HOLE_BYTES = 128
 """One entry of `holes`: two numbers and a reason of up to 64 characters."""
 DEFINITION_OVERHEAD_BYTES = 160
 """One entry of `definitions` without the definition."""
-HEAD_ENTRY_BYTES = HEAD_BYTES + 8
-"""A head, and its entry of `heads`."""
 DEFINITIONS_BYTES_MAX = 384 * 1024
 """Definitions are sent in the header, which has a limit of its own."""
 SIGNERS_BYTES_MAX = 128 * 1024
@@ -45,14 +40,13 @@ SIGNERS_BYTES_MAX = 128 * 1024
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """What to read: up to `limit` facts and `bytes_max` bytes after `after_offset`, not beyond `until_offset` (None: to
-    the end); `whole_runs`: to the end of a run."""
+    the end)."""
 
     stream: str
     after_offset: int
     limit: int
     bytes_max: int
     until_offset: int | None = None
-    whole_runs: bool = False
 
     def until(self, offset: int) -> int:
         """The lower of an offset and `until_offset`."""
@@ -76,11 +70,6 @@ class Piece:
     def is_to_end(self) -> bool:
         """Whether the batch is sent to its last fact, so that its successor may follow."""
         return self.last_offset == self.batch.last_offset
-
-    @property
-    def head(self) -> bytes:
-        """The head to send: none with a part of a batch, which cannot be stored."""
-        return self.batch.head if self.is_whole else b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +100,7 @@ def select_page(
     never advance, but not the packet.
     """
     batches = page.batches[:BATCHES_MAX]
-    selection = _Selection(plan, packet_bytes_max - ANSWER_OVERHEAD_BYTES, _run_ends(plan, batches), signers or {})
+    selection = _Selection(plan, packet_bytes_max - ANSWER_OVERHEAD_BYTES, signers or {})
     holes = list(reversed(page.holes[:BATCHES_MAX]))
     taken, why = 0, ""
     for batch in batches:
@@ -124,13 +113,12 @@ def select_page(
         if not selection.add_definitions(batch, offered.get(batch.origin, ()), known.get(str(batch.origin), 0)):
             break
         if selection.is_too_large(batch):
-            size = selection.bytes_with(batch)
-            why = f"the batch at offset {batch.first_offset} needs {size} bytes, a packet takes {packet_bytes_max}"
+            size = len(batch.sealed)
+            why = f"the batch at offset {batch.first_offset} has {size} bytes, a packet takes {packet_bytes_max}"
             break
         if not selection.add(batch):
             break
         taken += 1
-    taken -= selection.end_at_run()
     # A hole behind a batch that was left out belongs to the next page, which begins at that batch.
     while holes and taken == len(page.batches):
         selection.add_hole(holes.pop())
@@ -148,31 +136,15 @@ def is_omitted(origin: Origin, asking_zone: str, former_epochs: Collection[bytes
     return origin.zone == asking_zone and origin.epoch not in former_epochs
 
 
-def _run_ends(plan: ReadPlan, batches: Sequence[StoredBatch]) -> frozenset[int]:
-    """Last offsets of the batches after which a page may end: not between a batch and the next head of its run. A batch
-    more than RUN_BYTES_MAX before that head does not count as part of its run: otherwise a zone could make a run that
-    fits into no packet, and facts of other zones would wait behind it."""
-    ends, is_signed, run_bytes = set[int](), False, 0
-    for at in range(len(batches) - 1, -1, -1):
-        batch, after = batches[at], batches[at + 1] if at + 1 < len(batches) else None
-        is_next = after is not None and after.origin == batch.origin and after.first_offset == batch.last_offset + 1
-        run_bytes = 0 if batch.head else run_bytes + len(batch.sealed)
-        is_signed = bool(batch.head) or (is_signed and is_next and run_bytes <= RUN_BYTES_MAX)
-        if batch.head or not is_signed or not plan.whole_runs:
-            ends.add(batch.last_offset)
-    return frozenset(ends)
-
-
 class _Selection:
-    """The page while it is being filled. `room` bytes fit into the packet; a page may end at one of `ends`."""
+    """The page while it is being filled. `room` bytes fit into the packet."""
 
-    def __init__(self, plan: ReadPlan, room: int, ends: frozenset[int], signers: Mapping[bytes, int]) -> None:
+    def __init__(self, plan: ReadPlan, room: int, signers: Mapping[bytes, int]) -> None:
         self._plan = plan
         self._facts_left = plan.limit
         self._room_left = room
-        self._run_only_bytes = max(0, room - plan.bytes_max)  # the part of the room for the rest of a run only
-        self._definition_bytes_left = min(room - self._run_only_bytes, DEFINITIONS_BYTES_MAX)
-        self._ends = ends
+        self._spare_bytes = max(0, room - plan.bytes_max)  # the part of the room for a large first batch only
+        self._definition_bytes_left = min(room - self._spare_bytes, DEFINITIONS_BYTES_MAX)
         self._signers = signers
         self._signers_sent = set[bytes]()
         self._pieces: list[Piece] = []
@@ -183,31 +155,14 @@ class _Selection:
 
     @property
     def _bytes_left(self) -> int:
-        return self._room_left if self._is_inside else self._room_left - self._run_only_bytes
-
-    @property
-    def _is_inside(self) -> bool:
-        """Whether the next batch continues a run that the page must end."""
-        return bool(self._pieces) and self._pieces[-1].last_offset not in self._ends
+        return self._room_left - self._spare_bytes
 
     def is_empty(self) -> bool:
         return not self._pieces and not self._definitions
 
     def is_too_large(self, batch: StoredBatch) -> bool:
-        """Whether a batch does not fit even as the only one of its page, or does not fit behind the others of its
-        run."""
-        if self._is_inside:
-            return self._size(batch) > self._room_left
+        """Whether a batch does not fit even as the only one of its page."""
         return self.is_empty() and self._size(batch) > self._room_left + HOLE_BYTES * len(self._holes)
-
-    def bytes_with(self, batch: StoredBatch) -> int:
-        """The size of a batch, and of those before it that can only be proven together with it."""
-        size = len(batch.sealed)
-        for piece in reversed(self._pieces if self._is_inside else []):
-            if piece is not self._pieces[-1] and piece.last_offset in self._ends:
-                break
-            size += len(piece.batch.sealed)
-        return size
 
     def omit(self, batch: StoredBatch) -> None:
         """Leave out a batch of the requester's own facts; neighbours are joined."""
@@ -235,18 +190,16 @@ class _Selection:
 
     def add(self, batch: StoredBatch) -> bool:
         """Add the batch, or as much of it as the limit allows; True when the next one may be tried."""
-        is_inside = self._is_inside
-        if self._facts_left <= 0 and not is_inside:
+        if self._facts_left <= 0:
             return False
         first = max(batch.first_offset, self._plan.after_offset + 1)
         count = self._plan.until(batch.last_offset) - first + 1
         size = self._size(batch)
         if size > self._bytes_left and not (self.is_empty() and not self._holes):
             return False
-        if count > self._facts_left and self._pieces and not is_inside:
+        if count > self._facts_left and self._pieces:
             return False
-        if not self._plan.whole_runs:
-            count = min(count, self._facts_left)
+        count = min(count, self._facts_left)
         if not self._add_signer(batch):
             return False
         piece = Piece(batch, first, first + count - 1)
@@ -258,30 +211,17 @@ class _Selection:
 
     def _size(self, batch: StoredBatch) -> int:
         size = len(batch.sealed) + BATCH_OVERHEAD_BYTES
-        if self._plan.whole_runs and batch.head:
-            size += HEAD_ENTRY_BYTES + self._signer_bytes(key_id_in(batch.head))
-        return size
-
-    def _signer_bytes(self, key_id: bytes) -> int:
-        return 0 if key_id in self._signers_sent else self._signers.get(key_id, 0)
+        key_id = key_id_in(batch.batch.record)
+        return size if key_id in self._signers_sent else size + self._signers.get(key_id, 0)
 
     def _add_signer(self, batch: StoredBatch) -> bool:
-        """Add the certificate of the batch's head; False if the page has reached a limit of certificates."""
-        if self._plan.whole_runs and batch.head and (key_id := key_id_in(batch.head)) in self._signers:
+        """Add the certificates of the batch's key; False if the page has reached a limit of certificates."""
+        if (key_id := key_id_in(batch.batch.record)) in self._signers:
             sent = self._signers_sent | {key_id}
             if len(sent) > SIGNERS_MAX or sum(self._signers.get(one, 0) for one in sent) > SIGNERS_BYTES_MAX:
                 return False
             self._signers_sent = sent
         return True
-
-    def end_at_run(self) -> int:
-        """Take out the batches of a run whose end is not in the page; returns how many."""
-        taken_out = 0
-        while self._is_inside and self._pieces[-1].is_to_end:
-            self._pieces.pop()
-            self._needed.pop()
-            taken_out += 1
-        return taken_out
 
     def frozen(self) -> Selection:
         reached = [piece.last_offset for piece in self._pieces] + [last for _, last in self._omitted]

@@ -18,7 +18,7 @@ from agent.replication.protocol.messages import OFFSET_MAX, DefinitionEntry
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import Piece, ReadPlan, is_omitted, select_page
-from agent.signing.heads import key_id_in
+from agent.signing.records import key_id_in
 
 DEFINITIONS_READ_MAX = 4096
 """Definitions read for one page: more than fit in one."""
@@ -40,7 +40,7 @@ class PageQuery:
     asking_zone: str
     definitions_known: Mapping[str, int]
     packet_bytes_max: int
-    signers_known: Sequence[str] = ()
+    signers_known: Sequence[str] | None = None
     former_epochs: frozenset[bytes] = frozenset()
 
     @property
@@ -61,13 +61,7 @@ class PageRead:
     definitions: list[DefinitionEntry]
     last_offset: int
     end_offset: int
-    heads: dict[int, bytes] = field(default_factory=dict)  # by position in `batches`
     signers: list[bytes] = field(default_factory=list)
-
-    @property
-    def attachment(self) -> list[bytes]:
-        """The batches, and their heads behind them."""
-        return [*self.batches, *self.heads.values()]
 
     @property
     def facts(self) -> int:
@@ -100,9 +94,7 @@ def read_page(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
     """The page that `asked` describes, or why there is none."""
     plan = asked.plan
     limits = plan.limit, asked.read_bytes_max
-    page = store.read(
-        plan.stream, plan.after_offset, *limits, until_offset=plan.until_offset, whole_runs=plan.whole_runs
-    )
+    page = store.read(plan.stream, plan.after_offset, *limits, until_offset=plan.until_offset)
     return _select(store, asked, page)
 
 
@@ -111,13 +103,14 @@ def read_sequences(store: ServingStore, origin: Origin, asked: PageQuery) -> Pag
     plan = asked.plan
     first, last = plan.after_offset + 1, plan.until(OFFSET_MAX)
     asked_for = plan.stream, origin, first, last, plan.limit, asked.read_bytes_max
-    return _select_whole(store, asked, store.read_sequences(*asked_for, whole_runs=plan.whole_runs))
+    return _select_whole(store, asked, store.read_sequences(*asked_for))
 
 
-def read_whole_runs(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
-    """As `read_page`, but the first batch is sent whole too: only a whole batch can be proven."""
+def read_whole(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
+    """As `read_page`, but the first and the last batch are sent whole too: only a whole batch can be proven."""
     plan = asked.plan
-    page = store.read(plan.stream, plan.after_offset, plan.limit, asked.read_bytes_max, whole_runs=True)
+    limits = plan.limit, asked.read_bytes_max
+    page = store.read(plan.stream, plan.after_offset, *limits, until_offset=plan.until_offset)
     return _select_whole(store, asked, page)
 
 
@@ -126,7 +119,7 @@ def _select_whole(store: ServingStore, asked: PageQuery, page: Page) -> PageRead
     if page.batches:
         start = page.batches[0]
         limit, after = max(limit, start.last_offset - start.first_offset + 1), min(after, start.first_offset - 1)
-    whole = replace(asked, plan=ReadPlan(plan.stream, after, limit, plan.bytes_max, whole_runs=plan.whole_runs))
+    whole = replace(asked, plan=ReadPlan(plan.stream, after, limit, plan.bytes_max))
     return _select(store, whole, page)
 
 
@@ -139,14 +132,14 @@ def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Ref
     )
     if isinstance(chosen, Refuse):
         return chosen
-    entries, batches, heads = list[tuple[int, int, int]](), list[bytes](), dict[int, bytes]()
+    entries, batches, key_ids = list[tuple[int, int, int]](), list[bytes](), dict[bytes, None]()
     for piece in chosen.pieces:
         try:
             sealed = piece.batch.sealed if piece.is_whole else _slice(piece)
         except BatchError as error:  # bit rot: no other step opens the batch
             return Refuse("store_unavailable", f"the batch at offset {piece.batch.first_offset} is damaged: {error}")
-        if asked.plan.whole_runs and piece.head:
-            heads[len(entries)] = piece.head
+        if piece.is_whole and (record := piece.batch.batch.record):
+            key_ids[key_id_in(record)] = None
         entries.append((piece.first_offset, piece.last_offset, len(sealed)))
         batches.append(sealed)
     return PageRead(
@@ -161,20 +154,20 @@ def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Ref
         ],
         chosen.last_offset,
         max(page.end_offset, chosen.last_offset),
-        heads,
-        [one for key_id in dict.fromkeys(map(key_id_in, heads.values())) for one in signers.get(key_id, ())],
+        [one for key_id in key_ids for one in signers.get(key_id, ())],
     )
 
 
 def _read_signers(
     store: ServingStore, batches: Sequence[StoredBatch], asked: PageQuery
 ) -> dict[bytes, Sequence[bytes]]:
-    """By key id, the certificates that the heads of batches need beyond those the requester knows. One key may have
+    """By key id, the certificates that the records of batches need beyond those the requester knows. One key may have
     several; a receiver takes what it trusts."""
-    if not asked.plan.whole_runs:
+    if asked.signers_known is None:
         return {}
     known = {bytes.fromhex(key_id) for key_id in asked.signers_known}
-    key_ids = {key_id_in(each.head) for each in batches if each.head and each.origin.zone != asked.asking_zone}
+    signed = [one.batch for one in batches if one.batch.header.is_signed and one.origin.zone != asked.asking_zone]
+    key_ids = {key_id_in(one.record) for one in signed}
     return {key_id: store.signers([key_id]) for key_id in sorted(key_ids - known)}
 
 

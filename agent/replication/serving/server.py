@@ -49,7 +49,6 @@ from agent.replication.serving.operations import (
 )
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.settings.peers import PeerLimits
-from agent.signing.freshness import SignedEnd
 from agent.signing.messages import MessagePlace, MessageProof, sign_answer, split_request
 from agent.telemetry import Side, Span, Telemetry
 
@@ -78,7 +77,7 @@ class Server:
 
     `exports` maps each peer zone to the streams it may read, `appends` to those it may append to. `look_up` finds
     latest values. `is_proven` says whether a request proves that this store is an old copy. `refuses_request` says why
-    no signature proves the zone of a request that changes something. `ends_known` are signed ends of other origins.
+    no signature proves the zone of a request that changes something.
     `signer` signs the answers. `refusals` maps the store's errors to codes; any other of `store_errors` is answered
     `store_unavailable`. `turns` are shared by the servers of a node.
     """
@@ -95,7 +94,6 @@ class Server:
         look_up: LookUp | None = None,
         telemetry: Telemetry | None = None,
         is_proven: IsProven = never_proven,
-        ends_known: Callable[[str], Sequence[SignedEnd]] = lambda _stream: (),
         refuses_request: RefusesRequest = accept_every_request,
         limits: Mapping[str, PeerLimits] | None = None,
         turns: Turns | None = None,
@@ -108,7 +106,7 @@ class Server:
         self._telemetry = telemetry or Telemetry()
         exported = {zone: exports.get(zone, frozenset()) for zone in self._peers}
         self._context = Context(
-            *(link, store, exported, self._telemetry, appends or {}, is_proven, limits or {}, ends_known),
+            *(link, store, exported, self._telemetry, appends or {}, is_proven, limits or {}),
             turns=turns or Turns(),
         )
         self._context.on_answer_lost = self._not_sent
@@ -207,7 +205,7 @@ class Server:
         payload, proof = split_request(incoming.payload)
         request = _decoded(payload)
         operation = "" if isinstance(request, MalformedMessage) else operation_of(request)
-        known: Sequence[str] = getattr(request, "signers_known", ())
+        known: Sequence[str] = getattr(request, "signers_known", None) or ()
         span = self._telemetry.start(Span.SERVE, Side.SERVING, operation, peer=caller.zone)
         try:
             if isinstance(request, MalformedMessage):

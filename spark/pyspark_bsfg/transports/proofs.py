@@ -1,7 +1,7 @@
 """Verifies batches that came over the network: which ones a trusted signature proves. Core: no IO.
 
-A head proves its batch and the batches before it in the page that form a chain with it, by sequence and digest. Heads
-are verified from the end, so that one is enough for a chain. A slice is never proven, because no head is for a slice.
+A record proves its batch and the batches before it in the page that form a chain with it, by sequence and digest.
+Records are verified from the end, so that one is enough for a chain. A slice is never proven: it has no record.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import replace
 from agent.batch import Batch
 from agent.fact_store import Verified
 from agent.signing.certificates import Refusal, Signer, SignerTrust, describe_signer, signer_of
-from agent.signing.heads import key_id_in
-from agent.signing.runs import ChainEnd, Proof, check_head
+from agent.signing.chains import Proof, SignedEnd, check_record
+from agent.signing.records import key_id_in
 
 
 class Signers:
@@ -42,30 +42,24 @@ class Signers:
         """Key ids whose certificates need not be sent again."""
         return sorted(key_id.hex() for key_id in self._received)
 
-    def verified(self, batches: Sequence[Batch], heads: Sequence[bytes]) -> list[Verified]:
-        """Whether each batch of a page is proven; its entry in `heads` is empty if it has none."""
+    def verified(self, batches: Sequence[Batch]) -> list[Verified]:
+        """Whether each batch of a page is proven."""
         found: list[Verified] = []
         after: Batch | None = None
-        for batch, head in zip(reversed(batches), reversed(heads), strict=True):
-            proven: Verified = found[-1] if after is not None and _follows(batch, after) else "no"
-            if head and proven != "yes" and not batch.header.is_slice:
-                proven = self._proven(batch, head) or proven
+        for batch in reversed(batches):
+            proven: Verified = found[-1] if after is not None and after.follows(batch) else "no"
+            if batch.header.is_signed and proven != "yes":
+                proven = self._proven(batch) or proven
             found.append(proven)
             after = batch
         return found[::-1]
 
-    def _proven(self, batch: Batch, head: bytes) -> Verified | None:
-        if check_head(head, ChainEnd.of(batch), self._resolve)[0] is not Proof.VERIFIED:
+    def _proven(self, batch: Batch) -> Verified | None:
+        zone, record = batch.header.origin.zone, batch.record
+        if check_record(record, zone, self._resolve, lambda: SignedEnd.of(batch))[0] is not Proof.VERIFIED:
             return None
-        since_ms = self._compromised.get(key_id_in(head))
+        since_ms = self._compromised.get(key_id_in(record))
         return "suspect" if since_ms is not None and self._now_ms >= since_ms else "yes"
 
     def _resolve(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
         return self._trusted.get((zone, key_id))
-
-
-def _follows(before: Batch, after: Batch) -> bool:
-    """Whether a batch is the successor of another in one chain."""
-    left, right = before.header, after.header
-    is_next = left.origin == right.origin and left.last_sequence + 1 == right.first_sequence
-    return is_next and right.previous_digest == before.digest and not left.is_slice

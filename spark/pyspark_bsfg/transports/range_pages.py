@@ -33,8 +33,8 @@ Definitions = dict[Origin, list[bytes]]
 
 
 class RangePages:
-    """The pages of one range of a zone's store. With `signers` heads are verified: then whole batches and their heads
-    are requested, to the end of a run."""
+    """The pages of one range of a zone's store. With `signers` records are verified: then whole batches are
+    requested."""
 
     def __init__(self, name: str, zone: str, asked: Asked, definitions: Definitions, signers: Signers | None) -> None:
         self._name, self._zone, self._asked = name, zone, asked
@@ -58,8 +58,8 @@ class RangePages:
             bytes_max=PAGE_BYTES,
             epoch=self._asked.epoch or None,
             definitions_known=dict(islice(known, ORIGINS_KNOWN_MAX)),
-            whole_runs=self._signers is not None,
-            signers_known=[] if self._signers is None else self._signers.known()[:SIGNERS_KNOWN_MAX],
+            whole_batches=self._signers is not None,
+            signers_known=None if self._signers is None else self._signers.known()[:SIGNERS_KNOWN_MAX],
         )
 
     def take(self, answer: Answer, attachment: Sequence[bytes]) -> Page:
@@ -88,12 +88,11 @@ class RangePages:
 
     def _page(self, answer: RangeAnswer, attachment: Sequence[bytes]) -> Page:
         asked = self._asked.offsets
-        sealed, heads = answer.split(attachment)
-        batches = [self._parsed(entry, one) for entry, one in zip(answer.batches, sealed, strict=True)]
+        batches = [self._parsed(entry, one) for entry, one in zip(answer.batches, attachment, strict=True)]
         placed = [PlacedBatch(first, batch) for (first, _, _), batch in zip(answer.batches, batches, strict=True)]
         if self._signers is not None:
             self._signers.add(answer.signers)
-            proven = self._signers.verified(batches, heads)
+            proven = self._signers.verified(batches)
             placed = [one._replace(verified=how) for one, how in zip(placed, proven, strict=True)]
         spans = [(max(first, asked.first), min(last, asked.last), why) for first, last, why in answer.holes]
         holes = [
@@ -101,7 +100,6 @@ class RangePages:
             for first, last, why in spans
             if first <= last
         ]
-        # The rest of a run is needed only to prove the range; its facts belong to another task.
         return Page([one for one in placed if one.first_offset <= asked.last], holes)
 
     def _parsed(self, entry: tuple[int, int, int], sealed: bytes) -> Batch:

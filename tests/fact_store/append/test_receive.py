@@ -19,7 +19,7 @@ from agent.fact_store.append.receive import EPOCHS_OF_ZONE_MAX
 from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, ForkError
 from agent.fact_store.sqlite.transaction import INCIDENTS_FIRST, INCIDENTS_OF_KIND_MAX
 from agent.message import Envelope, Fact, Message, MessageError, Sample, canonical_json
-from agent.pages import KeptHead, OriginRange, PeerPosition, PutResult, ReceivedDefinition
+from agent.pages import OriginRange, PeerPosition, PutResult, ReceivedDefinition
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import (
     AT_ONCE,
@@ -758,10 +758,10 @@ def test_a_zone_without_room_stops_no_other_behind_a_relay(
     done(put("idmz1", TELEMETRY, parsed([first]), known.received(), PeerPosition(EPOCH, 1)))
     monkeypatch.setattr(receive, limit, 2 if limit.startswith("DEFINITIONS") else 1)
     definitions = [*known.received(), *beyond.received(), *honest.received()]
-    page, heads = parsed([lost[0], lost[0], known.seal(1), good, *lost[1:]]), [KeptHead(3, b"h" * 82, False)]
-    result = done(put("idmz2", TELEMETRY, page, definitions, PeerPosition(EPOCH, 9), heads=heads))
+    page = parsed([lost[0], lost[0], known.seal(1), good, *lost[1:]])
+    result = done(put("idmz2", TELEMETRY, page, definitions, PeerPosition(EPOCH, 9), verified={3}))
     assert result.stored_facts == 6
-    assert [one.sealed for one in read_file(store, TELEMETRY).batches if one.head] == [good], "a head of another batch"
+    assert store.signed_zones() == {honest.origin.zone}, "the record of another batch"
     assert {(one.zone, one.epoch) for one in result.left_out} == {("evil", b"\x02" * 16)}
     assert (result.left_out[0].first_sequence, result.left_out[-1].last_sequence) == (1, 3)
     assert store.inbound.peer_position("idmz2", TELEMETRY) == PeerPosition(EPOCH, 9)

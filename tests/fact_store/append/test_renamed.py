@@ -129,8 +129,8 @@ def test_each_fact_is_stored_once_in_any_order(memory: Path, order: list[bool], 
 def test_batches_that_are_all_alike_are_compared_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A zone makes thousands of batches with one count and one time, in many epochs. To compare each with each would
     block the thread that writes for all zones. So a batch is compared with a few, and a page with a bounded number."""
-    compared, seal = [], renamed.resealed
-    monkeypatch.setattr(renamed, "resealed", lambda *asked: compared.append(asked) or seal(*asked))
+    compared, is_resealed = [], Batch.is_resealed
+    monkeypatch.setattr(Batch, "is_resealed", lambda *both: bool(compared.append(both)) or is_resealed(*both))
     monkeypatch.setattr(renamed, "ALIKE_OF_PAGE_MAX", 500)
     values = itertools.count()
 

@@ -139,8 +139,8 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     with plant(tmp_path):
         pass
     with by_hand(tmp_path / "facts.db") as found:
-        found.execute("UPDATE store SET format = 2")
-    with pytest.raises(StoreForeign, match="format 2"):
+        found.execute("UPDATE store SET format = 3")
+    with pytest.raises(StoreForeign, match="format 3"):
         FactStore.open(tmp_path / "facts.db", "plant")
 
 

@@ -15,7 +15,6 @@ from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import EpochChanging, StoreFailed, StoreFull
 from agent.fact_store.sqlite.transaction import Transaction
 from agent.pages import Page, PeerPosition
-from agent.signing.keys import SigningKey, ZoneSigner
 from tests.fact_store.divergence.test_epochs import fill, node, notices, pull
 from tests.fact_store.making import (
     AT_ONCE,
@@ -28,12 +27,10 @@ from tests.fact_store.making import (
     failed,
     ids_in,
     message,
-    parsed,
     sealed_in,
     tag,
     values_in,
 )
-from tests.signing.signers import make
 
 BEGUN = PeerPosition(b"\1" * 16, 10)
 BEFORE, LOST, ANEW = [*range(1, 21)], [*range(21, 61)], [*range(1001, 1101)]
@@ -169,29 +166,6 @@ def test_an_older_copy_repeats_a_reseal(copy: Path, early: FactStore, is_whole: 
         assert is_sound(copy)
     assert len(values_in(early)) == held
     assert [one.kind for one in early.incidents()] == []
-
-
-def test_each_run_of_resealed_facts_ends_with_a_head(copy: Path) -> None:
-    """Where facts of another zone lie between resealed ones, the part before them has a head as well: a page proves
-    only what follows in the log without a gap."""
-    made = make("plant")
-    signer = ZoneSigner(SigningKey(made.key), made.der)
-    with FactStore.open(copy / "facts.db", "plant", settings=AT_ONCE, signer=signer) as store:
-        other = Elsewhere("north")
-        fill(store, 1001)
-        done(store.inbound.put_batches("north", TELEMETRY, parsed([other.seal(10)]), other.received(), BEGUN))
-        fill(store, 1011)
-        fill(store, 1021)
-        begin_anew(store)
-    with FactStore.open(copy / "facts.db", "plant", settings=AT_ONCE, signer=signer) as store:
-        page = store.read(TELEMETRY, len(BEFORE), EVERYTHING, EVERYTHING)
-        assert [(one.origin == store.origin, bool(one.head)) for one in page.batches] == [
-            (True, True),
-            (False, False),
-            (True, False),
-            (True, True),
-        ]
-    assert is_sound(copy)
 
 
 def test_facts_that_were_read_keep_their_origin(copy: Path, early: FactStore) -> None:

@@ -14,7 +14,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import FactsRefused, ForkError
 from agent.fact_store.retention.reclaim import Reclaimer
-from agent.pages import BatchEnd, Hole, KeptHead, OriginRange
+from agent.pages import BatchEnd, Hole, OriginRange
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import (
     AT_ONCE,
@@ -166,19 +166,6 @@ def test_what_is_released_is_not_repaired(tmp_path: Path, monkeypatch: pytest.Mo
         assert done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[0]]))) == []
         assert done(store.inbound.damaged(TELEMETRY)) == []
         assert "repaired" not in {one.kind for one in store.incidents()}
-
-
-def test_a_repaired_batch_is_served_with_its_head(tmp_path: Path) -> None:
-    """A head that comes with a copy is stored with it; otherwise the next receiver could not prove the facts."""
-    origin = filled(tmp_path)
-    for offset in (1, 11):
-        damaged = body_of(origin.sealed[offset // 10])
-        edited(tmp_path, "UPDATE batch SET body = ? WHERE first_offset = ?", damaged, offset)
-    with opened(tmp_path) as store:
-        copies, heads = parsed(origin.sealed[:2]), [KeptHead(1, b"h" * 82, is_verified=True)]
-        assert len(done(store.inbound.repair(TELEMETRY, "plant", copies, heads))) == 2
-        page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
-        assert [one.head for one in page.batches[:3]] == [b"", b"h" * 82, b""]
 
 
 def test_ends_are_read_from_the_table(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_rows_become_batches_and_holes() -> None:
     place, of another stream, or with other offsets is skipped."""
     chain = Elsewhere()
     sealed = [chain.seal(10) for _ in range(4)]
-    rows = [(1 + 10 * n, 10 + 10 * n, one[:-16], one[-16:], None) for n, one in enumerate(sealed)]
+    rows = [(1 + 10 * n, 10 + 10 * n, one[:-16], one[-16:]) for n, one in enumerate(sealed)]
     page = PageAssembly(TELEMETRY, 0, EVERYTHING, EVERYTHING, EVERYTHING, released_offset=10)
     for row in (rows[1], (15, 24, *rows[2][2:]), (22, 30, *rows[2][2:]), (b"", 30, *rows[2][2:]), rows[3]):
         assert not page.add_row(row)
@@ -142,4 +142,4 @@ def test_rows_become_batches_and_holes() -> None:
     assert [(one.first_offset, one.last_offset) for one in page.batches] == [(11, 20), (31, 40)]
     assert page.holes == [Hole(1, 10, "expired"), Hole(21, 30, "damaged"), Hole(41, 45, "damaged")]
     assert "of stream" in str(parse_row("facts.other", rows[0]))
-    assert "bytes" in str(parse_row(TELEMETRY, (1, 10, None, 7, None)))
+    assert "bytes" in str(parse_row(TELEMETRY, (1, 10, None, 7)))

@@ -70,7 +70,7 @@ def test_a_tail_is_bounded_in_bytes() -> None:
     for at in range(0, len(sealed), 7):
         some = sealed[at : at + 7]
         end_offset += sum(one.header.count for one in some)
-        tail = tail.extended(some, end_offset, {})
+        tail = tail.extended(some, end_offset)
         assert tail.batches[-1].last_offset == end_offset
         assert sum(len(one.sealed) for one in tail.batches) <= BYTES_MAX
         assert all(one.last_offset + 1 == two.first_offset for one, two in pairwise(tail.batches))

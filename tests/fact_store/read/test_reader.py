@@ -66,14 +66,13 @@ def test_limits_in_bytes(reader: StoreReader) -> None:
 
 
 def test_limits_in_batches(reader: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page has no more batches than its limit, also within a run and of an origin's sequences. The next page has the
+    """A page has no more batches than its limit, also of an origin's sequences. The next page has the
     rest, and no batch is taken for damaged."""
     monkeypatch.setattr(page_assembly, "BATCHES_MAX", 3)
     assert offsets(reader, 0) == [1, 11, 21]
     assert offsets(reader, 30) == [31]
     page = reader.read_sequences(TELEMETRY, reader.origin, 1, 40, EVERYTHING, EVERYTHING)
     assert ([one.first_offset for one in page.batches], page.holes) == ([1, 11, 21], ())
-    assert reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING, whole_runs=True).holes == ()
 
 
 def test_batches_after_until_offset_are_left_out(reader: StoreReader) -> None:

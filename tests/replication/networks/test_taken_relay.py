@@ -4,6 +4,7 @@ them, and serves the enterprise whatever it likes. The enterprise trusts the pla
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,15 @@ from agent.batch import Batch, Link, Origin, parse, seal_messages
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message
 from agent.node.store_errors import COMPARISON_ERRORS
-from agent.pages import KeptHead, PeerPosition, SignerCertificate
+from agent.pages import PeerPosition, SignerCertificate
 from agent.replication.pulling import AntiEntropy, AntiEntropySettings, ThrottledRequester, TrustPolicy
 from agent.settings.store import StoreSettings
 from agent.signing.certificates import SignerTrust
-from agent.signing.heads import HeadSigner, sign_head
+from agent.signing.chains import NO_RECORD, WRONG, Rule
 from agent.signing.keys import ZoneSigner
-from agent.signing.runs import NO_HEAD, WRONG, Rule
+from agent.signing.records import RecordSigner, sign_record
 from tests.replication.nodes import IMPATIENT, STREAM, Node, sealed
+from tests.signing.making import with_record
 from tests.signing.signers import Made, make, signing_key
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -49,42 +51,31 @@ def trusting(authority: Made, rule: Rule = "required") -> TrustPolicy:
     return TrustPolicy(SignerTrust((authority.certificate,)), {"plant-a": rule, "plant-b": rule}, "enterprise")
 
 
-def forged(link: Link, text: str, count: int = 3) -> list[Batch]:
+def forged(link: Link, text: str, key: RecordSigner | None = None, count: int = 3) -> list[Batch]:
     """Facts in the plant's name that the plant never recorded, as a relay can seal them."""
+    sign = None if key is None else partial(sign_record, key, signed_at_ms=1_780_000_000_000)
     found = list[Batch]()
     for number in range(count):
         one = Message(Envelope(f"{text}-{number}", "plant-a", "*", 1), Fact("tank:a/1", "level_set", b"99"))
-        found.append(seal_messages(link, [one]))
+        found.append(seal_messages(link, [one], sign))
         link = found[-1].link
     return found
 
 
-def invented(epoch: bytes = b"1", text: str = "invented") -> list[Batch]:
+def invented(epoch: bytes = b"1", text: str = "invented", key: RecordSigner | None = None) -> list[Batch]:
     """Batches of an epoch that the plant never had."""
-    return forged(Link(STREAM, Origin("plant-a", epoch * 16)), text)
+    return forged(Link(STREAM, Origin("plant-a", epoch * 16)), text, key)
 
 
-def smuggle(
-    relay: FactStore,
-    batches: Sequence[Batch],
-    heads: dict[int, bytes] | None = None,
-    certificate: HeadSigner | None = None,
-) -> None:
+def smuggle(relay: FactStore, batches: Sequence[Batch], certificate: RecordSigner | None = None) -> None:
     """Write batches into the relay's store as if a peer had sent them; an attacker on the machine can do that."""
-    kept = [KeptHead(at, record, is_verified=False) for at, record in (heads or {}).items()]
     signers = (
         [SignerCertificate(certificate.key_id, certificate.certificate, is_trusted=False, zone="")]
         if certificate
         else []
     )
     position = PeerPosition(b"s" * 16, 1)
-    relay.inbound.put_batches("accomplice", STREAM, batches, [], position, heads=kept, signers=signers).result()
-
-
-def head(key: HeadSigner, batch: Batch) -> bytes:
-    """A head of a batch, with any key."""
-    header = batch.header
-    return sign_head(key, header.stream, header.origin, header.last_sequence, batch.digest, 1_780_000_000_000)
+    relay.inbound.put_batches("accomplice", STREAM, batches, [], position, signers=signers).result()
 
 
 def of_plant(store: FactStore) -> list[bytes]:
@@ -104,7 +95,7 @@ async def running(*nodes: Node) -> AsyncIterator[None]:
 
 
 def chain(
-    broker: Mosquitto, folder: Path, authority: Made, rule: Rule = "required", plant_signer: HeadSigner | None = None
+    broker: Mosquitto, folder: Path, authority: Made, rule: Rule = "required", plant_signer: RecordSigner | None = None
 ) -> tuple[Node, Node, Node]:
     """plant-a, which signs; the relay, which trusts every signer; the enterprise with its rule."""
     plant = Node.open(broker, "plant-a", folder / "p", SMALL, signer=plant_signer or signer(authority, "plant-a"))
@@ -133,13 +124,12 @@ async def test_forged_facts_are_declined_and_honest_ones_flow(
     async with running(plant, relay, enterprise):
         await plant.append(0, 400)
         await relay.wait_end(400)
-        genuine = relay.store.read(STREAM, 0, 10_000, 10_000_000).batches[-1].head
+        genuine = relay.store.read(STREAM, 0, 10_000, 10_000_000).batches[-1].batch.record
         assert genuine
         smuggle(relay.store, invented())
-        signed = invented(b"2", "signed by the relay")
-        smuggle(relay.store, signed, {2: head(own, signed[2])}, own)
-        stolen = invented(b"3", "with a stolen signature")
-        smuggle(relay.store, stolen, {2: genuine})
+        smuggle(relay.store, invented(b"2", "signed by the relay", own), own)
+        stolen = invented(b"3", "with a stolen signature", own)
+        smuggle(relay.store, [*stolen[:2], with_record(stolen[2], genuine)])
         await plant.append(400, 200)
         await relay.wait_end(600 + 9)
         smuggle(relay.store, forged(parse(of_plant(plant.store)[-1]).link, "successor"))
@@ -147,8 +137,8 @@ async def test_forged_facts_are_declined_and_honest_ones_flow(
         await wait_until_async(lambda: puller.statistics().offset == 612, "the enterprise to have read all")
         assert of_plant(enterprise.store) == of_plant(plant.store)
         said = declined(enterprise)
-        assert len(said) == 4
-        for reason, count in ((NO_HEAD, 2), (WRONG, 1), ("certificate this node does not have", 1)):
+        assert len(said) == 5
+        for reason, count in ((NO_RECORD, 2), (WRONG, 1), ("certificate this node does not have", 2)):
             assert sum(reason in one for one in said) == count, reason
         notices = [one for one in sealed(enterprise.store) if parse(one).header.origin.zone == "enterprise"]
         assert notices, "no notice fact for the zones behind"
@@ -212,14 +202,14 @@ async def test_a_comparison_brings_what_is_proven_and_nothing_else(
         assert of_plant(enterprise.store) == of_plant(plant.store)
         third = await comparer.compare(STREAM, repair=True)
         assert (third.repaired_facts, len(third.missing)) == (0, 1)
-        counts = [one.count for one in enterprise.store.incidents() if NO_HEAD in one.detail]
+        counts = [one.count for one in enterprise.store.incidents() if NO_RECORD in one.detail]
         assert counts == [4]
 
 
 async def test_a_relay_without_configuration_passes_the_proof_on(
     broker: Mosquitto, tmp_path: Path, authority: Made
 ) -> None:
-    """The relay knows no authority. Facts, heads and certificates reach the enterprise through it, also in a page far
+    """The relay knows no authority. Facts and certificates reach the enterprise through it, also in a page far
     behind the log's end, and every page of the enterprise is verified."""
     plant, relay, enterprise = chain(broker, tmp_path, authority)
     async with running(plant):
@@ -231,6 +221,4 @@ async def test_a_relay_without_configuration_passes_the_proof_on(
             assert of_plant(enterprise.store) == of_plant(plant.store)
             assert not declined(enterprise)
             last = enterprise.store.held(STREAM)[plant.store.origin][-1].last_sequence
-            found = enterprise.store.next_head(STREAM, plant.store.origin, last)
-            assert found is not None
-            assert found.verified_unix_ms is not None
+            assert enterprise.store.is_proven(STREAM, plant.store.origin, last)

@@ -22,7 +22,6 @@ from agent.replication.protocol.messages import (
     SequencesAnswer,
     StreamsAnswer,
 )
-from agent.signing.heads import HEAD_BYTES
 from agent.signing.keys import SigningKey, ZoneSigner
 from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, sign_answer
 from tests.replication.answers import encode_answer
@@ -31,8 +30,8 @@ SIGNER = ZoneSigner(SigningKey.generate(), b"certificate")
 PLACE = MessagePlace("plant", "idmz", "i1", b"c" * 16)
 OWN = {"store_zone": "plant", "epoch": "1" * 32}
 PAGE = {**OWN, "stream": "facts"}
-FACTS = FetchAnswer(**PAGE, frontier=0, end_offset=9, batches=[(1, 2, 20), (3, 9, 30)], heads=[1])  # type: ignore[arg-type]
-ATTACHED = [b"a" * 20, b"b" * 30, b"h" * HEAD_BYTES]
+FACTS = FetchAnswer(**PAGE, frontier=0, end_offset=9, batches=[(1, 2, 20), (3, 9, 30)])  # type: ignore[arg-type]
+ATTACHED = [b"a" * 20, b"b" * 30]
 ANSWERS = [
     FetchAnswer(**PAGE, frontier=0, end_offset=9, holes=[(1, 4, "expired")]),  # type: ignore[arg-type]
     SequencesAnswer(**PAGE, origin=f"plant/{'1' * 32}", omitted=[(1, 4)]),  # type: ignore[arg-type]

@@ -165,14 +165,6 @@ def test_a_sequence_that_no_answer_can_name_is_marked(first: int, *, is_taken: b
     assert is_taken or str(batch.header.last_sequence) in offered.unreadable
 
 
-def test_heads_stand_behind_the_batches() -> None:
-    """The records after the batches belong to the batches that the answer names."""
-    batch, record = sealed(), bytes(range(82))
-    page = check_page(answer(batch.sealed, heads=[0]), [batch.sealed, record], "plant-a", STREAM, ORIGINS, kept)
-    (offered,) = check_batches(page.content, STREAM, ORIGINS)
-    assert (offered.batch, offered.head) == (batch, record)
-
-
 def test_answer_to_another_question() -> None:
     """A cursor in place of the requested page."""
     cursor = CursorAnswer(
@@ -190,7 +182,7 @@ def test_allowed_relayed_origins_are_accepted() -> None:
         answer(batch.sealed, store_zone="idmz", definitions=[]), [batch.sealed], "idmz", STREAM, origins, kept
     )
     (offered,) = check_batches(page.content, STREAM, origins)
-    assert (offered.batch, offered.head, offered.unreadable) == (batch, b"", "")
+    assert (offered.batch, offered.unreadable) == (batch, "")
     assert replace(page, content=None).last_offset == 10
 
 

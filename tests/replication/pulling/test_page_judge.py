@@ -30,18 +30,17 @@ from agent.replication.pulling.page_judge import (
     is_held,
 )
 from agent.signing.certificates import SignerTrust, describe_signer
+from agent.signing.chains import Offered, Rule
 from agent.signing.keys import ZoneSigner
 from agent.signing.messages import MessagePlace, MessageProof, sign_answer, sign_request, split_answer, split_request
-from agent.signing.runs import Offered, Rule
 from tests.fact_store.making import IN_MEMORY
-from tests.signing.making import SIGNED_AT_MS, STREAM, chain, head_of, page, signed
-from tests.signing.signers import DAY_MS, NOW, Made, make, signing_key
+from tests.signing.making import STREAM, chain, page, spoiled, with_record
+from tests.signing.signers import DAY_MS, NOW, NOW_MS, Made, make, signing_key
 
 AUTHORITY = make("facts authority", is_ca=True)
 PLANT = make("plant", AUTHORITY)
 MILL = make("mill", AUTHORITY)
 KEY = signing_key(PLANT)
-NOW_MS = SIGNED_AT_MS
 YEAR, MONTH = timedelta(days=360), timedelta(days=30)
 MONTH_MS = 30 * DAY_MS
 RULES: Mapping[str, Rule] = {"plant": "required"}
@@ -66,33 +65,33 @@ def judge_of(
 def put(store: FactStore, judged: JudgedPage, last: int) -> None:
     """Store what was judged, as a pull does."""
     position = PeerPosition(b"p" * 16, last)
-    proofs = {"heads": judged.heads, "signers": judged.signers, "declined": judged.declined}
+    proofs = {"verified": judged.verified, "signers": judged.signers, "declined": judged.declined}
     store.inbound.put_batches("idmz", STREAM, judged.batches, [], position, **proofs).result()  # type: ignore[arg-type]
 
 
 def test_a_certificate_comes_once_and_is_trusted_from_the_store_later(store: FactStore) -> None:
     """The first page brings the certificate; after a restart, a judge that gets none finds it in the store. Both name
     the key in their requests."""
-    run = chain(4)
+    run = chain(4, key=KEY)
     first = judge_of(store)
     assert first.signers_known() == []
-    judged = first.judge("idmz", STREAM, signed(run[:2], KEY), [PLANT.der])
+    judged = first.judge("idmz", STREAM, page(run[:2]), [PLANT.der])
     assert len(judged.batches) == 2
     assert judged.signers == ((KEY.key_id, PLANT.der, True, "plant"),)
     put(store, judged, 2)
     assert first.signers_known() == [KEY.key_id.hex()]
     again = judge_of(store)
-    assert again.judge("idmz", STREAM, signed(run[2:], KEY), []).declined == ()
+    assert again.judge("idmz", STREAM, page(run[2:]), []).declined == ()
     assert again.signers_known() == [KEY.key_id.hex()]
 
 
 def test_a_certificate_of_a_page_that_was_lost_is_stored_with_the_next(store: FactStore) -> None:
     """The page that brought the certificate was judged and never stored. The peer does not send the certificate again,
     so it is stored with the next page; otherwise this node could not pass it on."""
-    run = chain(4)
+    run = chain(4, key=KEY)
     judge = judge_of(store)
-    judge.judge("idmz", STREAM, signed(run[:2], KEY), [PLANT.der])
-    put(store, judge.judge("idmz", STREAM, signed(run, KEY), []), 4)
+    judge.judge("idmz", STREAM, page(run[:2]), [PLANT.der])
+    put(store, judge.judge("idmz", STREAM, page(run), []), 4)
     assert store.signers([KEY.key_id]) == [PLANT.der]
 
 
@@ -101,19 +100,19 @@ def test_bad_certificates_of_a_good_key_do_not_hide_the_good_one(store: FactStor
     them counts, and without it nothing is trusted."""
     other = make("other authority", is_ca=True)
     bad = [make("plant", other, key=PLANT.key).der, make("evil", AUTHORITY, key=PLANT.key).der, b"no certificate"]
-    run = chain(2)
+    run = chain(2, key=KEY)
     judge = judge_of(store)
-    assert judge.judge("idmz", STREAM, signed(run, KEY), bad).batches == []
+    assert judge.judge("idmz", STREAM, page(run), bad).batches == []
     assert judge.signers_known() == []
-    assert len(judge.judge("idmz", STREAM, signed(run, KEY), [*bad, PLANT.der]).batches) == 2
+    assert len(judge.judge("idmz", STREAM, page(run), [*bad, PLANT.der]).batches) == 2
 
 
 def test_a_compromised_key_is_no_longer_trusted(store: FactStore) -> None:
-    """From the time that the operator has given, the key's heads prove nothing, although its certificate is held."""
-    run = chain(1)
-    put(store, judge_of(store).judge("idmz", STREAM, signed(run, KEY), [PLANT.der]), 1)
+    """From the time that the operator has given, the key's records prove nothing, although its certificate is held."""
+    run = chain(2, key=KEY)
+    put(store, judge_of(store).judge("idmz", STREAM, page(run[:1]), [PLANT.der]), 1)
     trust = SignerTrust((AUTHORITY.certificate,), {}, {KEY.key_id: NOW_MS})
-    judged = judge_of(store, trust=trust).judge("idmz", STREAM, signed(chain(2)[1:], KEY), [PLANT.der])
+    judged = judge_of(store, trust=trust).judge("idmz", STREAM, page(run[1:]), [PLANT.der])
     assert "the key is compromised" in judged.declined[0].reason
 
 
@@ -121,19 +120,18 @@ def test_a_pinned_zone_has_only_the_pinned_certificate(store: FactStore) -> None
     """A facts authority that was taken over issues another certificate, which does not count for a pinned zone."""
     trust = SignerTrust((AUTHORITY.certificate,), {"plant": frozenset({PLANT.sha256})})
     stolen = make("plant", AUTHORITY)
-    run = chain(2)
     judge = judge_of(store, trust=trust)
-    assert judge.judge("idmz", STREAM, signed(run, signing_key(stolen)), [stolen.der]).batches == []
-    assert len(judge.judge("idmz", STREAM, signed(run, KEY), [PLANT.der]).batches) == 2
+    assert judge.judge("idmz", STREAM, page(chain(2, key=signing_key(stolen))), [stolen.der]).batches == []
+    assert len(judge.judge("idmz", STREAM, page(chain(2, key=KEY)), [PLANT.der]).batches) == 2
 
 
 def test_without_trust_proofs_are_passed_on(store: FactStore) -> None:
-    """A relay without configuration stores facts, heads and certificates unverified, and requests the certificate again
+    """A relay without configuration stores facts and certificates unverified, and requests the certificate again
     after a while, because the first one may be false."""
     now_ms = NOW_MS
     judge = PageJudge(store, clock_ms=lambda: now_ms)
-    judged = judge.judge("idmz", STREAM, signed(chain(2), KEY), [PLANT.der])
-    assert (len(judged.batches), [one.is_verified for one in judged.heads]) == (2, [False])
+    judged = judge.judge("idmz", STREAM, page(chain(2, key=KEY)), [PLANT.der])
+    assert (len(judged.batches), judged.verified) == (2, frozenset())
     assert judged.signers == ((KEY.key_id, PLANT.der, False, "plant"),)
     assert judge.signers_known() == [KEY.key_id.hex()]
     now_ms += PASSED_ON_MS + 1
@@ -146,9 +144,9 @@ def test_our_own_facts_come_back_with_our_own_signature(store: FactStore) -> Non
     own: Made = make("enterprise")
     policy = TrustPolicy(SignerTrust(), {}, "enterprise", (own.der,))
     judge = PageJudge(store, policy, clock_ms=lambda: NOW_MS)
-    run = chain(2, "enterprise", epoch=b"f" * 16)
-    assert judge.judge("idmz", STREAM, page(run, {}), []).batches == []
-    assert len(judge.judge("idmz", STREAM, signed(run, signing_key(own)), []).batches) == 2
+    for key, count in ((None, 0), (KEY, 0), (signing_key(own), 2)):
+        run = chain(2, "enterprise", key, epoch=b"f" * 16)
+        assert len(judge.judge("idmz", STREAM, page(run), []).batches) == count
 
 
 def test_facts_signed_before_a_renewal_are_still_our_own(store: FactStore) -> None:
@@ -158,8 +156,8 @@ def test_facts_signed_before_a_renewal_are_still_our_own(store: FactStore) -> No
     judge = PageJudge(store, TrustPolicy(SignerTrust(), {}, "enterprise", (first.der,)), clock_ms=lambda: NOW_MS)
     judge.sign_as(second.der)
     for number, (made, is_own) in enumerate(((first, True), (second, True), (other, False))):
-        run = chain(2, "enterprise", epoch=bytes([number]) * 16)
-        found = judge.judge("idmz", STREAM, signed(run, signing_key(made)), [made.der])
+        run = chain(2, "enterprise", signing_key(made), epoch=bytes([number]) * 16)
+        found = judge.judge("idmz", STREAM, page(run), [made.der])
         assert bool(found.batches) is is_own
 
 
@@ -168,50 +166,50 @@ def sealed(batches: Sequence[Batch]) -> list[bytes]:
     return [one.sealed for one in batches]
 
 
-def test_a_gap_is_filled_without_a_head(store: FactStore) -> None:
-    """The later half of a run is held and proven; its first half comes without a head, is proven by it, and is not
+def test_a_gap_is_filled_without_a_record(store: FactStore) -> None:
+    """The later half of a chain is held and proven; its first half has no records, is proven by it, and is not
     declined when it comes again. Facts that only look like a predecessor are declined."""
-    run, judge = chain(6), judge_of(store)
-    put(store, judge.judge("idmz", STREAM, signed(run[3:], KEY), [PLANT.der]), 6)
+    run, judge = chain(6, key=KEY, at=[5]), judge_of(store)
+    put(store, judge.judge("idmz", STREAM, page(run[3:]), [PLANT.der]), 6)
     assert [is_held(store, STREAM, one) for one in run] == [False, False, True, True, True, True]
     forged = chain(3, text="forged")
-    assert not judge.judge("idmz", STREAM, page(forged, {}), []).batches
-    filled = judge.judge("idmz", STREAM, page(run[:3], {}), [])
+    assert not judge.judge("idmz", STREAM, page(forged), []).batches
+    filled = judge.judge("idmz", STREAM, page(run[:3]), [])
     assert sealed(filled.batches) == sealed(run[:3])
     put(store, filled, 6)
-    again = judge.judge("idmz", STREAM, page(run[:3], {}), [])
+    again = judge.judge("idmz", STREAM, page(run[:3]), [])
     assert not again.declined
 
 
 def test_what_is_held_and_was_never_proven_proves_nothing(store: FactStore) -> None:
     """Facts stored while the rule was off do not prove their predecessors after it was set."""
-    run = chain(4)
-    put(store, judge_of(store, rule="off").judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]), 4)
-    assert not judge_of(store).judge("idmz", STREAM, page(run[:2], {}), []).batches
+    run = chain(4, key=KEY, at=[3])
+    put(store, judge_of(store, rule="off").judge("idmz", STREAM, page(run[2:]), [PLANT.der]), 4)
+    assert not judge_of(store).judge("idmz", STREAM, page(run[:2]), []).batches
 
 
-def test_a_head_beyond_a_hole_proves_nothing_before_it(store: FactStore) -> None:
+def test_a_record_beyond_a_hole_proves_nothing_before_it(store: FactStore) -> None:
     """Facts stored while the rule was off are not proven by a later signed end, because the facts in between, which
     would connect them to it, are not held."""
-    run = chain(6)
-    put(store, judge_of(store, rule="off").judge("idmz", STREAM, page(run[:2], {}), []), 2)
-    put(store, judge_of(store).judge("idmz", STREAM, signed(run[4:], KEY), [PLANT.der]), 6)
+    run = chain(6, key=KEY, at=[5])
+    put(store, judge_of(store, rule="off").judge("idmz", STREAM, page(run[:2]), []), 2)
+    put(store, judge_of(store).judge("idmz", STREAM, page(run[4:]), [PLANT.der]), 6)
     assert [is_held(store, STREAM, one) for one in run] == [False, False, False, True, True, True]
 
 
 def test_a_zone_that_has_signed_is_held_to_it_at_once(store: FactStore) -> None:
     """Its facts without a signature are declined from the next page on, which is judged before the signed one is
     stored: a relay cannot go on with facts of its own."""
-    run, judge = chain(6), judge_of(store, rule="if_present")
-    assert len(judge.judge("idmz", STREAM, page(run[:2], {}), []).batches) == 2
-    assert len(judge.judge("idmz", STREAM, signed(run[2:4], KEY), [PLANT.der]).batches) == 2
-    assert not judge.judge("idmz", STREAM, page(run[4:], {}), []).batches
+    run, judge = chain(6, key=KEY, at=[3]), judge_of(store, rule="if_present")
+    assert len(judge.judge("idmz", STREAM, page(run[:2]), []).batches) == 2
+    assert len(judge.judge("idmz", STREAM, page(run[2:4]), [PLANT.der]).batches) == 2
+    assert not judge.judge("idmz", STREAM, page(run[4:]), []).batches
 
 
 def test_a_page_of_many_declined_ranges_names_a_few(store: FactStore) -> None:
     """A hostile page with an epoch for each batch does not become an incident for each."""
     forged = [chain(1, epoch=bytes([number]) * 16, text="forged")[0] for number in range(40)]
-    judged = judge_of(store).judge("idmz", STREAM, page(forged, {}), [])
+    judged = judge_of(store).judge("idmz", STREAM, page(forged), [])
     assert len(judged.declined) == DECLINED_MAX
     assert "other facts of the same page" in judged.declined[-1].reason
 
@@ -330,13 +328,13 @@ def test_the_dates_of_a_certificate_limit_what_is_written(
     answered = split_answer(sign_answer(signer, serving, b"{}"))[1]
     assert judge.refuses_answer(serving, b"{}", answered) is None
     assert [one.message for one in caplog.records] == ["peer_key_outside_dates"]
-    assert judge.judge("plant", STREAM, signed(chain(1), KEY), [outside.der]).batches == []
+    assert judge.judge("plant", STREAM, page(chain(1, key=KEY)), [outside.der]).batches == []
 
 
 def test_other_signers_are_trusted_from_the_next_page_on(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """An authority is withdrawn while a page is judged: this page is still accepted, the next one is not. When the
     authority is trusted again, its signers count as before."""
-    run, judge = chain(4), judge_of(store)
+    run, judge = chain(4, key=KEY), judge_of(store)
     signed_zones = store.signed_zones
 
     def withdrawn() -> frozenset[str]:
@@ -345,12 +343,12 @@ def test_other_signers_are_trusted_from_the_next_page_on(store: FactStore, monke
 
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(store, "signed_zones", withdrawn)
-        assert judge.judge("idmz", STREAM, signed(run[:2], KEY), [PLANT.der]).declined == ()
-    assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).batches == []
+        assert judge.judge("idmz", STREAM, page(run[:2]), [PLANT.der]).declined == ()
+    assert judge.judge("idmz", STREAM, page(run[2:]), [PLANT.der]).batches == []
     judge.set_trust(SignerTrust((AUTHORITY.certificate,)), RULES)
-    assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).declined == ()
+    assert judge.judge("idmz", STREAM, page(run[2:]), [PLANT.der]).declined == ()
     judge.set_trust(SignerTrust(), RULES)
-    assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).batches == []
+    assert judge.judge("idmz", STREAM, page(run[2:]), [PLANT.der]).batches == []
 
 
 def test_a_key_whose_certificate_is_renewed_each_year(store: FactStore) -> None:
@@ -367,8 +365,8 @@ def test_a_key_whose_certificate_is_renewed_each_year(store: FactStore) -> None:
         return PageJudge(store, TrustPolicy(trust, RULES, "enterprise"), clock_ms=lambda: now_ms)
 
     def declined(judge: PageJudge, at_ms: int, certificates: Sequence[bytes] = ()) -> bool:
-        (one,) = chain(1, epoch=at_ms.to_bytes(16, "big"))
-        judged = judge.judge("idmz", STREAM, page([one], {0: head_of(KEY, one, at_ms)}), certificates)
+        (one,) = chain(1, key=KEY, signed_at_ms=at_ms, epoch=at_ms.to_bytes(16, "big"))
+        judged = judge.judge("idmz", STREAM, page([one]), certificates)
         put(store, judged, 1)
         return bool(judged.declined)
 
@@ -395,11 +393,11 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
     relay = PageJudge(store, clock_ms=lambda: NOW_MS)
 
     def bring(peer: str, certificate: bytes, judge: PageJudge = relay) -> None:
-        (one,) = chain(1, epoch=hashlib.blake2b(certificate + peer.encode(), digest_size=16).digest())
-        judged = judge.judge(peer, STREAM, signed([one], KEY), [certificate])
+        (one,) = chain(1, key=KEY, epoch=hashlib.blake2b(certificate + peer.encode(), digest_size=16).digest())
+        judged = judge.judge(peer, STREAM, page([one]), [certificate])
         signers = judged.signers
         store.inbound.put_batches(
-            peer, STREAM, judged.batches, [], PeerPosition(b"p" * 16, 1), heads=judged.heads, signers=signers
+            peer, STREAM, judged.batches, [], PeerPosition(b"p" * 16, 1), verified=judged.verified, signers=signers
         ).result()
 
     false = [make("plant", key=PLANT.key).der for _ in range(2 * CERTIFICATES_OF_KEY_MAX)]
@@ -422,14 +420,15 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
 def test_certificates_of_ever_new_keys_have_a_limit_for_each_zone(
     store: FactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An untrusted zone signs one batch with ever new keys, behind an honest relay: the newest are kept, because no
+    """An untrusted zone signs each batch with a new key, behind an honest relay: the newest are kept, because no
     retention releases a certificate, and the true one of another zone from the same relay stays."""
     monkeypatch.setattr(transaction, "KEYS_OF_ZONE_MAX", 4)
-    relay, (honest,), (evil,) = PageJudge(store, clock_ms=lambda: NOW_MS), chain(1), chain(1, "evil")
-    put(store, relay.judge("idmz", STREAM, signed([honest], KEY), [PLANT.der]), 1)
+    relay = PageJudge(store, clock_ms=lambda: NOW_MS)
+    put(store, relay.judge("idmz", STREAM, page(chain(1, key=KEY)), [PLANT.der]), 1)
     keys = [make("evil") for _ in range(10)]
     for number, one in enumerate(keys, 2):
-        put(store, relay.judge("idmz", STREAM, signed([evil], signing_key(one)), [one.der]), number)
+        batches = chain(1, "evil", signing_key(one), epoch=bytes([number]) * 16)
+        put(store, relay.judge("idmz", STREAM, page(batches), [one.der]), number)
     with closing(sqlite3.connect(tmp_path / "facts.db")) as file:
         kept = {der for (der,) in file.execute("SELECT certificate FROM signer WHERE peer != ''")}
     assert PLANT.der in kept
@@ -443,16 +442,15 @@ def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> Non
     folder = tmp_path / "declined"
     judge = judge_of(store, evidence=EvidenceFolder(folder))
     for number in range(EVIDENCE_FILES_MAX + 5):
-        (one,) = chain(1, epoch=bytes([number]) * 16)
-        head = head_of(KEY, chain(1, text="other")[0])
-        judge.judge("../idmz", STREAM, [Offered(one, 1, 1, head)], [PLANT.der])
+        one = spoiled(chain(1, key=KEY, epoch=bytes([number]) * 16)[0])
+        judge.judge("../idmz", STREAM, [Offered(one, 1, 1)], [PLANT.der])
     files = sorted(folder.iterdir())
     assert len(files) == EVIDENCE_FILES_MAX
     assert all(one.name.startswith(".._idmz-facts.telemetry-plant-1-") for one in files)
     assert {one.stat().st_mode & 0o777 for one in files} == {0o600}
-    assert one.sealed + head in {each.read_bytes() for each in files}
+    assert one.sealed in {each.read_bytes() for each in files}
     several = EvidenceFolder(tmp_path / "several")
-    bad = [Offered(chain(1, epoch=bytes([number]) * 16)[0], number, number, head) for number in range(1, 9)]
+    bad = page([spoiled(chain(1, key=KEY, epoch=bytes([number]) * 16)[0]) for number in range(1, 9)])
     judge_of(store, evidence=several).judge("idmz", STREAM, bad, [PLANT.der])
     assert len(list((tmp_path / "several").iterdir())) == EVIDENCE_PER_PAGE_MAX
     evidence = EvidenceFolder(tmp_path / "large")
@@ -479,14 +477,17 @@ def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> Non
 def test_whatever_a_peer_sends_is_judged(
     store: FactStore, sent: list[tuple[str, bytes]], certificates: list[bytes | int], rule: str
 ) -> None:
-    """Random heads, real ones at other places, and certificates of random bytes or with one byte changed: every batch
+    """Batches with random records, and certificates of random bytes or with one byte changed: every batch
     is accepted or declined, nothing is raised, and nothing is verified."""
-    batches = [chain(1, zone, epoch=bytes([at]) * 16)[0] for at, (zone, _) in enumerate(sent)]
-    offered = page(batches, {at: head for at, (_, head) in enumerate(sent)})
+    batches = [
+        with_record(chain(1, zone, KEY, epoch=bytes([at]) * 16)[0], record) if record else chain(1, zone)[0]
+        for at, (zone, record) in enumerate(sent)
+    ]
+    offered = page(batches)
     changed = [one if isinstance(one, bytes) else _flipped(PLANT.der, one) for one in certificates]
     judged = judge_of(store, rule=rule).judge("idmz", STREAM, offered, changed)
     assert len(judged.batches) + sum(one.last_offset - one.first_offset + 1 for one in judged.declined) == len(sent)
-    assert not any(one.is_verified for one in judged.heads)
+    assert not judged.verified
 
 
 def _flipped(data: bytes, at: int) -> bytes:

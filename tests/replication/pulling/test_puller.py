@@ -32,7 +32,7 @@ from agent.pages import (
     PeerPosition,
     PutResult,
     ReceivedDefinition,
-    StoredHead,
+    SignedBatch,
 )
 from agent.replication.protocol.arrived_answer import ArrivedAnswer, accept_every_message
 from agent.replication.protocol.codec import encode_error
@@ -52,10 +52,12 @@ from agent.replication.pulling.page_check import check_batches
 from agent.replication.pulling.pull_events import Asking, FetchFailed, ReceiverSettings, Tick
 from agent.settings.peers import BYTES_PER_SECOND_MIN
 from agent.signing.certificates import Refusal, RefusalReason
+from agent.signing.keys import SigningKey
 from agent.signing.messages import MessagePlace
 from agent.telemetry import Span, Telemetry
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
 from tests.replication.answers import encode_answer
+from tests.signing.making import chain
 from tests.waiting import LIMIT_S, wait_until_async
 
 PLACE = MessagePlace("plant", "idmz", "1", bytes(16))
@@ -81,7 +83,17 @@ class Put:
         return self.position.epoch.hex(), self.position.offset
 
 
-HEAD = bytes(range(82))
+SIGNED = chain(35, key=SigningKey.generate())
+
+
+def claim_of(batch: Batch) -> OriginHead:
+    """The claim of a signed batch, with what proves it."""
+    return OriginHead(
+        last_sequence=batch.header.last_sequence,
+        digest=batch.digest.hex(),
+        record=batch.record,
+        signed_digest=batch.signed_digest.hex(),
+    )
 
 
 class HandStore:
@@ -94,6 +106,7 @@ class HandStore:
         self.position = position
         self.counts: dict[Origin, int] = {}
         self.ranges: dict[Origin, Sequence[HeldRange]] = {}
+        self.rows: Sequence[Batch] = ()
         self.put: list[Put] = []
         self.notes: list[tuple[str, str]] = []
         self.missing: list[ArtifactReference] = []
@@ -114,8 +127,13 @@ class HandStore:
         assert stream == TELEMETRY
         return self.ranges
 
-    def covering_head(self, _stream: str, _origin: Origin, sequence: int) -> StoredHead:
-        return StoredHead(sequence, b"e" * 16, HEAD, None)
+    def signed_batch(self, _stream: str, _origin: Origin, sequence: int) -> SignedBatch | None:
+        """The first of the batches, of one fact each, that are held here at or after a sequence."""
+        for one in self.rows:
+            if one.header.first_sequence >= sequence:
+                ends = one.header.last_sequence, one.digest, one.record, one.signed_digest
+                return SignedBatch(*ends) if one.record else None
+        return None
 
     def signed_zones(self) -> frozenset[str]:
         return frozenset()
@@ -274,6 +292,7 @@ async def test_the_first_request_reports_what_is_durable() -> None:
     store = HandStore(PeerPosition(bytes.fromhex(ONE), 40, b"d" * 16))
     store.counts = {origin: 3, Origin("elsewhere", bytes(16)): 9}
     store.ranges = {origin: [HeldRange(1, 20, b"a" * 16, b"b" * 16), HeldRange(31, 35, b"c" * 16, b"e" * 16)]}
+    store.rows = SIGNED
     async with pulling(store) as scene:
         expected = FetchFacts(
             consumer_name="idmz.facts.telemetry",
@@ -287,8 +306,8 @@ async def test_the_first_request_reports_what_is_durable() -> None:
             lease_after=0,
             definitions_known={str(origin): 3},
             timeline=(b"d" * 16).hex(),
-            origin_head=OriginHead(last_sequence=35, digest=(b"e" * 16).hex(), head=HEAD),
-            whole_runs=True,
+            origin_head=claim_of(SIGNED[34]),
+            signers_known=[],
         )
         assert scene.peer.requests == [expected]
         assert scene.peer.expires_s == [4]
@@ -354,7 +373,13 @@ async def test_page_goes_to_the_store_as_it_came() -> None:
         assert put.definitions == plant.received()
         assert put.position == PeerPosition(bytes.fromhex(ONE), 15, b"\xab" * 16)
         assert [tuple(one) for one in put.holes] == [(1, 5, "expired")]
-        assert put.how == {"is_backlog": False, "heads": (), "signers": (), "declined": (), "after_offset": 0}
+        assert put.how == {
+            "is_backlog": False,
+            "verified": frozenset(),
+            "signers": (),
+            "declined": (),
+            "after_offset": 0,
+        }
         put.future.set_result(PutResult(9, 1, 10))
         await settle()
         found = scene.puller.statistics()
@@ -434,38 +459,24 @@ async def test_a_peer_is_shown_the_batch_that_its_page_contradicts() -> None:
 @pytest.mark.parametrize(
     "contradicted, claimed",
     [
-        pytest.param(20, 50, id="the last one before a held range, whose first batch names its digest"),
-        pytest.param(30, 50, id="one within it"),
-        pytest.param(19, 19, id="one that nothing held here is linked to"),
+        pytest.param(20, 21, id="the last one before a held range, whose first batch names its digest"),
+        pytest.param(30, 30, id="one within it"),
+        pytest.param(19, None, id="one that nothing held here is linked to"),
+        pytest.param(31, None, id="one without a record"),
     ],
 )
-async def test_a_claim_is_the_next_batch_with_a_head(contradicted: int, claimed: int) -> None:
-    """A batch that the peer's page contradicts has no head of its own: a later one that is linked to it and has one
-    proves the same. Without a head the peer may not believe it, and the pull would stand still."""
+async def test_a_claim_has_the_record_of_a_held_batch(contradicted: int, claimed: int | None) -> None:
+    """Of the batch that the peer's page contradicts, or of the one after it, which is linked to it. Without a record
+    the peer does not believe the claim."""
     plant, store = Peer(), HandStore(PeerPosition(bytes.fromhex(ONE), 60))
     store.ranges = {Origin("plant", bytes.fromhex(ONE)): [HeldRange(21, 50, b"a" * 16, b"e" * 16)]}
-    store.covering_head = lambda *_: StoredHead(50, b"e" * 16, HEAD, None)  # type: ignore[method-assign]
+    store.rows = [*SIGNED[20:30], *chain(20, link=SIGNED[29].link)]
     async with pulling(store) as scene:
         await scene.answer(plant.page(61, 10))
         store.put[0].future.set_exception(ForkError("another history", BatchEnd(contradicted, b"c" * 16)))
         await settle()
-        claim = scene.peer.requests[-1].origin_head
-        assert claim is not None
-        assert (claim.last_sequence, claim.head) == (claimed, HEAD if claimed == 50 else None)
-
-
-@pytest.mark.parametrize("head", [None, StoredHead(70, b"e" * 16, HEAD, None)], ids=["no head", "of another range"])
-async def test_without_a_head_that_covers_it_the_batch_itself_is_claimed(head: StoredHead | None) -> None:
-    """Where nothing is signed, or the next head is behind a hole, across which nothing is linked."""
-    plant, store = Peer(), HandStore(PeerPosition(bytes.fromhex(ONE), 80))
-    held = [HeldRange(1, 50, b"a" * 16, b"e" * 16), HeldRange(61, 70, b"a" * 16, b"e" * 16)]
-    store.ranges = {Origin("plant", bytes.fromhex(ONE)): held}
-    store.covering_head = lambda *_: head  # type: ignore[method-assign, assignment, return-value]
-    async with pulling(store) as scene:
-        await scene.answer(plant.page(81, 10))
-        store.put[0].future.set_exception(ForkError("another history", BatchEnd(30, b"c" * 16)))
-        await settle()
-        assert scene.peer.requests[-1].origin_head == OriginHead(last_sequence=30, digest=(b"c" * 16).hex())
+        expected = OriginHead(last_sequence=contradicted, digest=(b"c" * 16).hex())
+        assert scene.peer.requests[-1].origin_head == (expected if claimed is None else claim_of(SIGNED[claimed - 1]))
 
 
 @pytest.mark.parametrize("is_at_once", [False, True])

@@ -23,7 +23,6 @@ from agent.replication.protocol.messages import (
     FetchSequences,
     GetBounds,
     GetDigests,
-    GetHeads,
     GetLatest,
     GetObject,
     ListStreams,
@@ -138,7 +137,7 @@ async def test_every_request_that_changes_something_is_proven(tmp_path: Path) ->
             error = await peer.refusal(request)
             assert (error.code, error.message) == ("unsigned_request", "nobody signed it")
             assert judged.pop() == (encode_request(request), is_writing)
-        for request in (ListStreams(), GetBounds(stream=STREAM), GetHeads(stream=STREAM)):
+        for request in (ListStreams(), GetBounds(stream=STREAM)):
             assert not isinstance(await peer.ask(request), ErrorAnswer)
         assert not judged
 
@@ -149,7 +148,6 @@ async def test_no_question_reveals_a_stream_that_is_not_exported(tmp_path: Path)
     origin = f"plant-a/{'0' * 32}"
     questions = [
         GetBounds(stream=ORDERS),
-        GetHeads(stream=ORDERS),
         GetDigests(stream=ORDERS),
         GetDigests(stream=ORDERS, origin=origin, first_sequence=1, last_sequence=5),
         GetLatest(stream=ORDERS),

@@ -42,7 +42,6 @@ WHOLE: dict[str, dict[str, Any]] = {
     "FetchRange": {**RANGE, "first_offset": 1, "last_offset": 9, "definitions_known": {ORIGIN: 1}},
     "FetchSequences": {**RANGE, **SEQUENCES, "definitions_known": {ORIGIN: 1}},
     "GetDigests": {"stream": STREAM, **SEQUENCES},
-    "GetHeads": {"stream": STREAM},
     "ConfirmReceipt": {**CONSUMER, "offset": 1},
     "GetCursor": CONSUMER,
     "UnregisterConsumer": CONSUMER,

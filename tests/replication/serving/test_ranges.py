@@ -44,14 +44,6 @@ def test_a_range_is_read_to_its_end_and_the_place_after_the_log_is_empty() -> No
         assert plan == ReadPlan(STREAM, first - 1, 7, 262_144, 200)
 
 
-def test_whole_runs_go_beyond_the_range_and_not_beyond_its_facts() -> None:
-    """With whole runs the plan is limited only by the number of facts in the range, so that a page ends at the end of a
-    run."""
-    request = FetchRange(stream=STREAM, first_offset=11, last_offset=20, limit=1000, whole_runs=True)
-    plan = admit_range(request, "idmz", frozenset({STREAM}), LOG)
-    assert plan == ReadPlan(STREAM, 10, 10, 262_144, None, whole_runs=True)
-
-
 @pytest.mark.parametrize(
     "fields, code",
     [

@@ -9,7 +9,7 @@ from agent.batch import Definitions, Link, Origin, parse, seal_samples
 from agent.pages import Page, StoredBatch
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import ReadPlan
-from agent.replication.serving.reading import PageQuery, PageRead, read_page, read_sequences, read_whole_runs
+from agent.replication.serving.reading import PageQuery, PageRead, read_page, read_sequences, read_whole
 
 ORIGIN = Origin("plant-a", bytes(16))
 
@@ -64,7 +64,7 @@ def test_no_more_is_read_than_a_packet_takes() -> None:
     store = Measured()
     for bytes_max in (8_000_000, 10_000):
         query = PageQuery(ReadPlan("facts", 0, 10, bytes_max), "idmz", {}, 1_000_000)
-        for read in (read_page, read_whole_runs):
+        for read in (read_page, read_whole):
             read(store, query)  # type: ignore[arg-type]
     assert store.bytes_max == [1_000_000, 1_000_000, 10_000, 10_000]
 
@@ -115,8 +115,8 @@ def test_a_first_batch_is_whole_wherever_the_range_begins(*, is_by_sequence: boo
     """A range that begins inside a batch and asks for fewer facts than it has gets all of it: a part proves nothing,
     and cannot be stored."""
     store: Any = Repaired()
-    query = PageQuery(ReadPlan("facts", 4, 1, 10_000, whole_runs=not is_by_sequence), "idmz", {}, 1_000_000)
-    page = read_sequences(store, ORIGIN, query) if is_by_sequence else read_whole_runs(store, query)
+    query = PageQuery(ReadPlan("facts", 4, 1, 10_000), "idmz", {}, 1_000_000)
+    page = read_sequences(store, ORIGIN, query) if is_by_sequence else read_whole(store, query)
     assert isinstance(page, PageRead)
     assert [(first, last) for first, last, _ in page.entries] == [(1, 10)]
     assert parse(page.batches[0]).header.count == 10

@@ -22,7 +22,6 @@ from agent.replication.protocol.messages import (
     FetchSequences,
     GetBounds,
     GetDigests,
-    GetHeads,
     GetLatest,
     ListStreams,
     Request,
@@ -169,15 +168,14 @@ async def test_pages_being_read_take_no_thread_from_a_search(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "request_of",
     [
-        lambda _: GetHeads(stream=STREAM),
         lambda _: GetDigests(stream=STREAM),
         lambda origin: GetDigests(stream=STREAM, origin=str(origin), first_sequence=1, last_sequence=5),
         lambda _: FetchRange(stream=STREAM, first_offset=1, last_offset=5, limit=5),
     ],
-    ids=["heads", "ranges", "digests", "page"],
+    ids=["ranges", "digests", "page"],
 )
 async def test_what_takes_time_takes_its_turn(tmp_path: Path, request_of: Callable[[Origin], Request]) -> None:
-    """Signed ends and digests wait for a place as pages do, so that a flood of them delays no other zone; their time is
+    """Digests and pages wait for a place as pages do, so that a flood of them delays no other zone; their time is
     counted."""
     async with serving(tmp_path) as (server, peer):
         store, context = await filled(server, 5), server._context
@@ -254,7 +252,6 @@ async def test_a_stream_that_another_zone_may_use_is_refused_by_each_operation(t
                 GetBounds(stream=stream),
                 GetDigests(stream=stream),
                 GetDigests(stream=stream, **sequences),  # type: ignore[arg-type]
-                GetHeads(stream=stream),
                 GetLatest(stream=stream),
             ]
 

@@ -51,7 +51,7 @@ class TakenOverBroker:
         if isinstance(answer, FetchAnswer) and answer.batches and chance.random() < 0.5:
             first, last = answer.covered() or (0, 0)
             hidden = msgspec.structs.replace(
-                answer, batches=[], omitted=[], heads=[], definitions=[], holes=[(first, last, "expired")]
+                answer, batches=[], omitted=[], definitions=[], holes=[(first, last, "expired")]
             )
             forged = encode_answer(hidden, [])
         else:

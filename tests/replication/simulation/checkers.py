@@ -37,7 +37,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.batch import DIGEST_BYTES, NO_DIGEST, Kind, Origin, open_samples, parse
+from agent.batch import NO_DIGEST, Kind, Origin, open_samples, parse
 from agent.columns import BatchError
 from agent.fact_store import FactStore
 from agent.lease import NO_LEASE, Lease
@@ -620,7 +620,7 @@ def _is_held_otherwise(node: Node, peer: Node, key: Key) -> bool:
 
 def _content(sealed: bytes) -> tuple[str, bytes]:
     batch = parse(sealed)
-    return batch.header.origin.zone, sealed[batch.body_at : -DIGEST_BYTES]
+    return batch.header.origin.zone, bytes(batch.body)
 
 
 def _intact(store: FactStore) -> set[Key]:

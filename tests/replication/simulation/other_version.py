@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from agent.signing.heads import HeadSigner
 from agent.signing.messages import MessagePlace, sign_answer, split_answer
+from agent.signing.records import RecordSigner
 
 _LENGTH = struct.Struct("<I")
 _VERSION = b'"version":"1.0",'
@@ -23,7 +23,7 @@ def request_of(version: str, payload: bytes) -> bytes:
     return payload
 
 
-def answer_of(version: str, payload: bytes, signer: HeadSigner, place: MessagePlace) -> bytes:
+def answer_of(version: str, payload: bytes, signer: RecordSigner, place: MessagePlace) -> bytes:
     """An answer as a node of this version sends it, signed if it was."""
     if version == "same":
         return payload

@@ -5,6 +5,7 @@ For a while it does at random what the relay's machine can do:
     forge      writes facts that their zone never recorded into its log, behind the real ones, with a sound chain
     invent     the same under an epoch that their zone never began
     change     changes facts in a page that it serves, and chains those behind them again
+    spoil      changes the record of a batch, and makes the digest fit
     drop       names facts that it holds as expired
     withhold   ends a page early, and names its end as the end of its log
     reorder    serves the batches of a page in another order
@@ -18,21 +19,23 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.batch import Batch, Definitions, Kind, Link, Origin, open_samples, parse, seal_columns, seal_samples
+from agent.batch import Batch, Definitions, Kind, Link, Origin, Sign, open_samples, parse, seal_columns, seal_samples
 from agent.fact_store.log.errors import StoreError
 from agent.message import TagDefinition
-from agent.pages import KeptHead, ReceivedDefinition
+from agent.pages import ReceivedDefinition
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.messages import FetchAnswer
-from agent.signing.heads import sign_head
 from agent.signing.messages import MessagePlace, sign_answer, split_answer
+from agent.signing.records import sign_record
 from tests.replication.answers import encode_answer
 from tests.replication.simulation.checkers import STREAM, Key
 from tests.replication.simulation.trust import signer_of
+from tests.signing.making import spoiled, with_record
 
 if TYPE_CHECKING:
     from tests.replication.simulation.node import Node
@@ -72,22 +75,32 @@ class TakenOver:
                 Link(STREAM, origin, held[-1].last_sequence + 1, held[-1].last_digest) if held else Link(STREAM, origin)
             )
             body = TagDefinition("tag:line1/t1").to_json()
-            batch = self._sealed(link, world.chance.randint(1, 12), Definitions().extended(body))
+            sign = self._sign if world.chance.random() < 0.5 else None
+            batch = self._sealed(link, world.chance.randint(1, 12), Definitions().extended(body), sign)
             with suppress(StoreError):
                 definitions = [ReceivedDefinition(origin, 1, body)]
-                heads = [KeptHead(0, self._head(batch), is_verified=False)] if world.chance.random() < 0.5 else []
-                store.inbound.put_batches(origin.zone, STREAM, [batch], definitions, None, heads=heads)
+                store.inbound.put_batches(origin.zone, STREAM, [batch], definitions, None)
             world.injected["relay_invented" if is_invented else "relay_forged"] += 1
         self.node.after(int(world.chance.expovariate(1 / FORGE_MS)) + 1, self._forge)
 
-    def _sealed(self, link: Link, count: int, definitions: Definitions) -> Batch:
+    @property
+    def _sign(self) -> Sign:
+        """Signs with the only key that the attacker has: the relay's."""
+        return partial(sign_record, signer_of(self.node.zone), signed_at_ms=2**40)
+
+    def _sealed(self, link: Link, count: int, definitions: Definitions, sign: Sign | None) -> Batch:
         """A batch of values that no zone records, chained as if its zone had sealed it."""
         first = self.forged + 1
         self.forged += count
         batch = seal_samples(
-            link, [(1, number * 1_000_000, -number, 0) for number in range(first, first + count)], definitions
+            link, [(1, number * 1_000_000, -number, 0) for number in range(first, first + count)], definitions, sign
         )
-        self.node.world.check.forged.add(Key(link.origin, link.next_sequence, batch.digest))
+        return self._as_forged(batch)
+
+    def _as_forged(self, batch: Batch) -> Batch:
+        """The batch, which no zone made."""
+        header = batch.header
+        self.node.world.check.forged.add(Key(header.origin, header.first_sequence, batch.digest))
         return batch
 
     # --- what it serves
@@ -108,6 +121,7 @@ class TakenOver:
             return payload
         attacks = {
             "changed": self._change,
+            "spoiled": self._spoil,
             "dropped": self._drop,
             "withheld": self._withhold,
             "reordered": self._reorder,
@@ -116,39 +130,41 @@ class TakenOver:
         world.injected[f"relay_{name}"] += 1
         if name == "replayed":
             return chance.choice(self._sent)
-        parts = [
-            _Part(first, last, *one)
-            for (first, last, _), *one in zip(answer.batches, *answer.split(attached), strict=True)
-        ]
+        parts = [_Part(first, last, one) for (first, last, _), one in zip(answer.batches, attached, strict=True)]
         return _packed(*attacks[name](answer, parts))
 
     def _change(self, answer: FetchAnswer, parts: list[_Part]) -> tuple[FetchAnswer, list[_Part]]:
-        """Other facts in one batch, and the batches of its origin behind it chained to them; their heads stay, are left
-        out, or are signed with the relay's own key."""
+        """Other facts in one batch, and the batches of its origin behind it chained to them; their records stay, are
+        left out, or are signed with the relay's own key."""
         chance = self.node.world.chance
-        at, heads, links = chance.randrange(len(parts)), chance.choice(("kept", "none", "own")), dict[Origin, Link]()
+        at, records, links = chance.randrange(len(parts)), chance.choice(("kept", "none", "own")), dict[Origin, Link]()
+        sign = None if records == "none" else self._sign
         found = list[_Part]()
         for index, part in enumerate(parts):
-            batch = parse(part.sealed)
+            batch = honest = parse(part.sealed)
             header, link = batch.header, links.get(batch.header.origin)
             is_others = header.kind is Kind.SAMPLES and header.origin.zone != self.node.zone
             if is_others and not header.is_slice and (index == at or link is not None):
                 if link is None:
                     link = Link(STREAM, header.origin, header.first_sequence, header.previous_digest)
-                    batch = self._sealed(link, header.count, header.definitions)
+                    batch = self._sealed(link, header.count, header.definitions, sign)
                 else:
-                    batch = seal_columns(link, open_samples(batch), header.definitions)
-                    self.node.world.check.forged.add(Key(header.origin, link.next_sequence, batch.digest))
+                    batch = self._as_forged(seal_columns(link, open_samples(batch), header.definitions, sign))
+                if records == "kept" and honest.record:
+                    batch = self._as_forged(with_record(batch, honest.record))
                 links[header.origin] = batch.link
-                head = {"kept": part.head, "none": b"", "own": self._head(batch)}[heads]
-                part = replace(part, sealed=batch.sealed, head=head)  # noqa: PLW2901 - the changed one takes its place
+                part = replace(part, sealed=batch.sealed)  # noqa: PLW2901 - the changed one takes its place
             found.append(part)
         return answer, found
 
-    def _head(self, batch: Batch) -> bytes:
-        """A head made with the only key that the attacker has: the relay's."""
-        header = batch.header
-        return sign_head(signer_of(self.node.zone), STREAM, header.origin, header.last_sequence, batch.digest, 2**40)
+    def _spoil(self, answer: FetchAnswer, parts: list[_Part]) -> tuple[FetchAnswer, list[_Part]]:
+        """One bit of a signature is another one."""
+        at = self.node.world.chance.randrange(len(parts))
+        batch = parse(parts[at].sealed)
+        if not batch.header.is_signed or batch.header.origin.zone == self.node.zone:
+            return answer, parts
+        changed = replace(parts[at], sealed=self._as_forged(spoiled(batch)).sealed)
+        return answer, [*parts[:at], changed, *parts[at + 1 :]]
 
     def _drop(self, answer: FetchAnswer, parts: list[_Part]) -> tuple[FetchAnswer, list[_Part]]:
         """One batch is named as expired."""
@@ -183,16 +199,13 @@ class TakenOver:
 
 @dataclass(frozen=True)
 class _Part:
-    """A batch of a page with its head, which is empty if it has none."""
+    """A batch of a page."""
 
     first_offset: int
     last_offset: int
     sealed: bytes
-    head: bytes
 
 
 def _packed(answer: FetchAnswer, parts: list[_Part]) -> bytes:
-    signed = [at for at, one in enumerate(parts) if one.head]
     entries = [(one.first_offset, one.last_offset, len(one.sealed)) for one in parts]
-    whole = msgspec.structs.replace(answer, batches=entries, heads=signed)
-    return encode_answer(whole, [*(one.sealed for one in parts), *(parts[at].head for at in signed)])
+    return encode_answer(msgspec.structs.replace(answer, batches=entries), [one.sealed for one in parts])

@@ -118,9 +118,9 @@ def server_compares_no_timeline(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer_registry, "why_other_timeline", lambda *_: None)
 
 
-def released_heads_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+def released_records_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A store that can no longer prove what it has released."""
-    patch.setattr(reclaim.Reclaimer, "_keep_heads", lambda *_: None)
+    patch.setattr(reclaim.Reclaimer, "_keep_records", lambda *_: None)
 
 
 def timelines_stay_open(patch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ BROKEN = [
     Broken("restored_grown", "ring", ("converges", "lost", "skipped"), server_compares_no_timeline),
     Broken("restored_grown", "diamond", ("resealed", "once"), reseals_read_facts),
     Broken("restored_grown", "chain_2", ("converges",), every_fork_blocks),
-    Broken("restored_grown_full", "site", ("converges",), released_heads_are_forgotten),
+    Broken("restored_grown_full", "site", ("converges",), released_records_are_forgotten),
     Broken("restored_grown_full", "two_readers", ("lost", "skipped"), server_compares_no_timeline),
     Broken("restored_grown_restarted", "chain_3", ("lost", "skipped"), timelines_stay_open),
     Broken("restored_grown_restarted", "plants", ("lost", "skipped"), released_facts_count_as_equal),

@@ -47,23 +47,21 @@ const COMMANDS = {
         const peer = await peerOf(zone);
         return peer.log(stream).append(stream, { zone, epoch: peer.epoch, ...batch });
     },
-    // Take a page and the signed ends that another zone serves at another port, and serve both as they are; the page's
-    // last offset there. `replay` serves again what was taken so before.
-    async relay({ zone, from, port, stream, after }) {
+    // Take a page that another zone serves at another port, and serve it as it is; its last offset there. `spoil` changes
+    // the record of that many batches first. `replay` serves again what was taken so before.
+    async relay({ zone, from, port, stream, after, spoil }) {
         const source = await new Peer(options, zone, port).connect();
         await source.listen(from);
         const ask = (fields) => source.ask(from, JSON.stringify({ ...COMMON, stream, ...fields }), 10000);
-        const range = { first_offset: (after || 0) + 1, last_offset: 2 ** 48, limit: 1000000, whole_runs: true };
+        const range = { first_offset: (after || 0) + 1, last_offset: 2 ** 48, limit: 1000000, signers_known: [] };
         const page = await ask({ operation: 'FetchRange', ...range });
-        const ends = await ask({ operation: 'GetHeads' });
         source.end();
-        if (page.header.status !== 'ok' || ends.header.status !== 'ok') throw new Error(page.text + ends.text);
-        taken.push({ page, ends });
-        return (await peerOf(zone)).log(stream).relay(page, ends);
+        if (page.header.status !== 'ok') throw new Error(page.text);
+        taken.push(page);
+        return (await peerOf(zone)).log(stream).relay(page, spoil || 0);
     },
     async replay({ zone, stream, number }) {
-        const { page, ends } = taken[number];
-        return (await peerOf(zone)).log(stream).relay(page, ends);
+        return (await peerOf(zone)).log(stream).relay(taken[number], 0);
     },
     // The next `times` answers to an operation get these fields, this attachment, or are these bytes.
     async patch({ zone, ...patch }) {

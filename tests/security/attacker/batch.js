@@ -121,10 +121,17 @@ function sealSample(link, sample, definitions) {
     });
 }
 
+// A signed batch with one other bit in its record, and the digest that fits it.
+function spoiled(sealed) {
+    const signed = Buffer.from(sealed.subarray(0, -16));
+    signed[signed.length - 1] ^= 1;
+    return Buffer.concat([signed, digestOf(signed)]);
+}
+
 // The running digest over definitions, and how many they are.
 const definitionsDigest = (texts) => ({
     count: texts.length,
     digest: texts.reduce((digest, text) => digestOf(digest, Buffer.from(text)), ZEROS),
 });
 
-module.exports = { ZEROS, definitionsDigest, digestOf, sealMessages, sealSample };
+module.exports = { ZEROS, definitionsDigest, digestOf, sealMessages, sealSample, spoiled };

@@ -4,11 +4,10 @@
 const crypto = require('crypto');
 const fs = require('fs');
 const mqtt = require('mqtt');
-const { ZEROS, definitionsDigest, sealMessages, sealSample } = require('./batch.js');
+const { ZEROS, definitionsDigest, sealMessages, sealSample, spoiled } = require('./batch.js');
 
 const CONNECT_MS = 10000;
 const EXPIRY_S = 30;
-const HEAD_BYTES = 82;
 const COMMON = { protocol: 'bsfg.replication', version: '1.0' };
 
 // A log that a peer serves: batches end to end, each continuing the chain of its origin unless told otherwise.
@@ -20,21 +19,16 @@ class Log {
         this.chains = new Map();
         this.waiting = new Set();
         this.signers = [];
-        this.ends = { header: { ends: [], signers: [] }, attachment: Buffer.alloc(0) };
     }
 
-    // Add the batches of a page of another log as they are, each with its head, and serve its signed ends. Returns the
-    // last offset there.
-    relay({ header, attachment }, ends) {
-        this.ends = ends;
+    // Add the batches of a page of another log as they are, but for the records of the first `spoil`. Returns the last
+    // offset there.
+    relay({ header, attachment }, spoil) {
         let at = 0;
-        const heads = header.heads || [];
-        const headsAt = attachment.length - HEAD_BYTES * heads.length;
         header.batches.forEach(([first, last, length], place) => {
-            const sealed = attachment.subarray(at, at + length);
-            const nth = heads.indexOf(place);
-            const head = nth < 0 ? null : attachment.subarray(headsAt + HEAD_BYTES * nth, headsAt + HEAD_BYTES * (nth + 1));
-            this.batches.push({ first: this.end + 1, last: this.end + 1 + last - first, sealed, head });
+            let sealed = attachment.subarray(at, at + length);
+            if (place < spoil) sealed = spoiled(sealed);
+            this.batches.push({ first: this.end + 1, last: this.end + 1 + last - first, sealed });
             this.end += 1 + last - first;
             at += length;
         });
@@ -43,9 +37,8 @@ class Log {
         return header.batches.length ? header.batches[header.batches.length - 1][1] : 0;
     }
 
-    // A batch of messages or of one sample; `forged` replaces fields of the chain, `head` is the record to send with it,
-    // in base64. Returns its offsets.
-    append(stream, { zone, epoch, messages, sample, definitions, forged, head }) {
+    // A batch of messages or of one sample; `forged` replaces fields of the chain. Returns its offsets.
+    append(stream, { zone, epoch, messages, sample, definitions, forged }) {
         const origin = `${zone}/${epoch}`;
         const chain = this.chains.get(origin) || { sequence: 1, digest: ZEROS };
         const link = { stream, zone, epoch, ...chain };
@@ -65,8 +58,7 @@ class Log {
         }
         const count = sample ? 1 : messages.length;
         this.chains.set(origin, { sequence: Number(link.sequence) + count, digest: sealed.subarray(-16) });
-        const record = head ? Buffer.from(head, 'base64') : null;
-        this.batches.push({ first: this.end + 1, last: this.end + count, sealed, head: record });
+        this.batches.push({ first: this.end + 1, last: this.end + count, sealed });
         this.end += count;
         this.waiting.forEach((wake) => wake());
         return { first_offset: this.end - count + 1, last_offset: this.end, digest: sealed.subarray(-16).toString('hex') };
@@ -233,10 +225,6 @@ class Peer {
         }
         case 'ListStreams': return [{ ...header, streams: [], unix_ms: Date.now() }, nothing];
         case 'GetDigests': return [{ ...header, stream: request.stream, end_offset: log.end, ranges: [] }, nothing];
-        case 'GetHeads': {
-            const { ends, signers } = log.ends.header;
-            return [{ ...header, stream: request.stream, ends, signers }, log.ends.attachment];
-        }
         case 'GetObject': return [refusal(header, 'unknown_artifact'), nothing];
         default: return [refusal(header, 'unknown_operation'), nothing];
         }
@@ -255,14 +243,13 @@ class Peer {
         const page = log.page(after, request.bytes_max || 262144);
         const known = request.definitions_known || {};
         const last = page.length ? page[page.length - 1].last : after;
-        const heads = page.map((one, place) => [place, one.head]).filter(([, head]) => head);
         return [{
             ...header, stream: request.stream, frontier, end_offset: log.end, more: last < log.end,
             batches: page.map((one) => [one.first, one.last, one.sealed.length]),
             definitions: log.definitions.filter((one) => one.number > (known[one.origin] || 0)),
-            heads: heads.map(([place]) => place), signers: heads.length ? log.signers : [],
+            signers: log.signers,
             ...(request.lease === undefined || request.lease === null ? {} : { lease: Math.max(1, request.lease) }),
-        }, Buffer.concat([...page.map((one) => one.sealed), ...heads.map(([, head]) => head)])];
+        }, Buffer.concat(page.map((one) => one.sealed))];
     }
 }
 

@@ -17,17 +17,16 @@ CREATE TABLE store (
 ) STRICT;
 
 -- The stores that first recorded the facts held here. This store is the origin with its present epoch.
--- signed_unix_ms: when a head of this origin was first stored; proven_unix_ms: when one was first verified.
+-- proven_unix_ms: when a record of this origin was first verified.
 CREATE TABLE origin (
     id INTEGER PRIMARY KEY,
     zone TEXT NOT NULL,
     epoch BLOB NOT NULL CHECK (length(epoch) = 16),
-    signed_unix_ms INTEGER,
     proven_unix_ms INTEGER,
     UNIQUE (zone, epoch)
 ) STRICT;
 
--- Certificates (DER) of the keys that signed heads held here; they are passed on with the heads. key_id is a hint.
+-- Certificates (DER) of the keys that signed batches held here; they are passed on with them. key_id is a hint.
 -- peer: the peer that sent it and the zone of the key ("idmz/plant"); empty for a trusted certificate and our own.
 CREATE TABLE signer (
     key_id BLOB NOT NULL CHECK (length(key_id) = 8),
@@ -55,8 +54,8 @@ CREATE TABLE stream (
 -- The facts: sealed batches, byte for byte as they were sealed. body is the batch without its last 16 bytes, which are
 -- the digest; the other columns repeat what a look-up needs, and stand before the body so that none has to be read
 -- past. bytes_total counts the stream's sealed bytes up to and including this batch: what lies between two offsets is a
--- difference. head is the signature of the chain up to this batch, and verified_unix_ms when it was verified here (NULL:
--- it was not); agent/signing/DESIGN.md.
+-- difference. verified_unix_ms: when the record of its signature was verified here (NULL: it was not);
+-- agent/signing/DESIGN.md.
 CREATE TABLE batch (
     id INTEGER PRIMARY KEY,
     stream INTEGER NOT NULL REFERENCES stream (id),
@@ -73,7 +72,6 @@ CREATE TABLE batch (
     bytes_total INTEGER NOT NULL,
     digest BLOB NOT NULL CHECK (length(digest) = 16),
     previous_digest BLOB NOT NULL CHECK (length(previous_digest) = 16),
-    head BLOB CHECK (length(head) = 82),
     verified_unix_ms INTEGER,
     body BLOB NOT NULL,
     UNIQUE (stream, first_offset)
@@ -85,18 +83,11 @@ CREATE UNIQUE INDEX batch_by_sequence ON batch (stream, origin, first_sequence);
 -- Own batches that no reader has got are resealed while a new epoch begins (decision 0041).
 CREATE TRIGGER batch_update_refused BEFORE UPDATE OF
     id, stream, first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec,
-    definition_count, bytes_total, digest, previous_digest, body
+    definition_count, bytes_total, digest, previous_digest, verified_unix_ms, body
 ON batch
 WHEN (SELECT new_epoch_because FROM store) IS NULL
 BEGIN
     SELECT RAISE(ABORT, 'batch is append-only');
-END;
-
--- A batch without a head may get one: the key was missing when it was sealed.
-CREATE TRIGGER batch_head_update_refused BEFORE UPDATE OF head, verified_unix_ms ON batch
-WHEN OLD.head IS NOT NULL AND (SELECT new_epoch_because FROM store) IS NULL
-BEGIN
-    SELECT RAISE(ABORT, 'batch is append-only: it has a head');
 END;
 
 CREATE TRIGGER batch_delete_refused BEFORE DELETE ON batch
@@ -123,7 +114,6 @@ CREATE TABLE repaired (
     first_offset INTEGER NOT NULL CHECK (first_offset > 0),
     last_offset INTEGER NOT NULL CHECK (last_offset >= first_offset),
     digest BLOB NOT NULL CHECK (length(digest) = 16),
-    head BLOB CHECK (length(head) = 82),
     body BLOB NOT NULL
 ) STRICT;
 
@@ -205,14 +195,15 @@ CREATE TABLE held (
     PRIMARY KEY (stream, origin, first_sequence)
 ) STRICT, WITHOUT ROWID;
 
--- The last head of each held range of an origin among the released batches: it proves to a peer that was restored that
--- it had more. Ranges before the last one may be all that is left of a history that a restore has undone.
-CREATE TABLE released_head (
+-- The last signed batch of each held range of an origin among the released batches: its record proves to a peer that was
+-- restored that it had more. signed_digest is what the record signs.
+CREATE TABLE released_record (
     stream INTEGER NOT NULL REFERENCES stream (id),
     origin INTEGER NOT NULL REFERENCES origin (id),
     last_sequence INTEGER NOT NULL CHECK (last_sequence > 0),
     digest BLOB NOT NULL CHECK (length(digest) = 16),
-    head BLOB NOT NULL,
+    record BLOB NOT NULL CHECK (length(record) = 82),
+    signed_digest BLOB NOT NULL CHECK (length(signed_digest) = 16),
     PRIMARY KEY (stream, origin, last_sequence)
 ) STRICT, WITHOUT ROWID;
 

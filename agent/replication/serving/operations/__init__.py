@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.replication.protocol import messages
 from agent.replication.serving.admission import Caller
-from agent.replication.serving.operations import appends, heads, objects, ranges, streams
+from agent.replication.serving.operations import appends, objects, ranges, streams
 from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.operations.context import Alarm, Context, IsProven, Turns, never_proven
 from agent.replication.serving.operations.latest import Latest
@@ -23,7 +23,6 @@ STATELESS: dict[type[messages.Request], Callable[[Context, Caller, Any], Awaitab
     messages.FetchSequences: ranges.fetch_sequences,
     messages.GetBounds: streams.get_bounds,
     messages.GetDigests: streams.get_digests,
-    messages.GetHeads: heads.get_heads,
     messages.GetObject: objects.get_object,
     messages.ListStreams: streams.list_streams,
     messages.PutObject: objects.put_object,

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +33,6 @@ from agent.replication.serving.pacing import Pacer
 from agent.replication.serving.read_turns import ReadTurns
 from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
 from agent.settings.peers import PeerLimits
-from agent.signing.freshness import SignedEnd
 from agent.signing.messages import proof_bytes
 from agent.telemetry import Telemetry
 
@@ -113,8 +112,6 @@ class Context:
     appends: Mapping[str, frozenset[str]] = field(default_factory=dict)
     is_proven: IsProven = never_proven
     limits: Mapping[str, PeerLimits] = field(default_factory=dict)
-    ends_known: Callable[[str], Sequence[SignedEnd]] = lambda _stream: ()
-    """Signed ends of other origins that peers have passed on, by stream."""
     readers: Executor | None = None  # while the server runs
     inline_reads: InlineReads = field(default_factory=InlineReads)
     turns: Turns = field(default_factory=Turns)

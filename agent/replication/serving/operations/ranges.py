@@ -2,7 +2,7 @@
 position.
 
 Nothing is registered, confirmed or waited for, so any number of tasks may read in parallel. A range that ends inside a
-batch gets a slice of it, or with `whole_runs` all of it.
+batch gets a slice of it, or with `whole_batches` all of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from agent.replication.protocol.messages import FetchRange, FetchSequences, Rang
 from agent.replication.serving.admission import Caller, LogView, admit_range, admit_sequences
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
-from agent.replication.serving.reading import PageQuery, read_sequences, read_whole_runs
+from agent.replication.serving.reading import PageQuery, read_sequences, read_whole
 
 
 async def fetch_sequences(context: Context, caller: Caller, request: FetchSequences) -> Outcome:
@@ -36,11 +36,10 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
         holes=read.holes,
         definitions=read.definitions,
         more=read.last_offset < request.last_sequence,
-        heads=list(read.heads),
         signers=read.signers,
         timeline=timeline,
     )
-    return Reply(answer, read.attachment, read.facts)
+    return Reply(answer, read.batches, read.facts)
 
 
 async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> Outcome:
@@ -50,8 +49,8 @@ async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> 
     if isinstance(plan, Refuse):
         return plan
     asked = PageQuery(plan, caller.zone, request.definitions_known, context.packet_bytes_max, request.signers_known)
-    if plan.whole_runs:
-        read = await context.in_thread(caller.zone, read_whole_runs, context.store, asked)
+    if request.whole_batches:
+        read = await context.in_thread(caller.zone, read_whole, context.store, asked)
     else:
         read = await context.page(caller.zone, asked)
     if isinstance(read, Refuse):
@@ -65,7 +64,6 @@ async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> 
         holes=read.holes,
         definitions=read.definitions,
         more=read.last_offset < min(request.last_offset, read.end_offset),
-        heads=list(read.heads),
         signers=read.signers,
     )
-    return Reply(answer, read.attachment, read.facts)
+    return Reply(answer, read.batches, read.facts)

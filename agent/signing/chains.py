@@ -1,0 +1,230 @@
+"""Decides which batches of a page are proven by their origin, and which are declined.
+
+A chain is batches of one origin in a page, each the successor of the one before by sequence and digest. A batch is
+proven by its own record or by a proven successor, because the digests cover the records. So only the newest record of a
+chain is verified, and earlier ones only until one is valid. The table of rules is in DESIGN.md.
+
+Core: no IO. The same page, rules and signers give the same judgement.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, NamedTuple
+
+from agent.batch import Batch, Origin
+from agent.pages import Declined, OriginRange
+from agent.signing.certificates import Refusal, RefusalReason, Signer
+from agent.signing.records import RecordError, parse_record, signed_bytes
+
+Rule = Literal["required", "if_present", "off"]
+Resolve = Callable[[str, bytes], Signer | Refusal | None]
+"""The signer of a zone with a key id, why it is not trusted, or None if no certificate of it is known."""
+
+WRONG_RECORDS_MAX = 16
+"""Signatures of one zone in one page that may fail; each costs 67 us, and an honest page has none. After that, every
+signature of the zone counts as failed."""
+
+NO_RECORD = "no signature, which this node demands of the zone"
+WRONG = "the signature is not that of the key it names"
+MALFORMED_RECORD = "the signature is malformed"
+_UNTRUSTED = {RefusalReason.UNKNOWN_ISSUER, RefusalReason.NOT_A_SIGNER, RefusalReason.MALFORMED}
+
+
+class Offered(NamedTuple):
+    """A batch of a page whose framing and digest were checked, and its offsets at the peer. `unreadable` says why its
+    content cannot be opened; empty if it can."""
+
+    batch: Batch
+    first_offset: int
+    last_offset: int
+    unreadable: str = ""
+
+
+class SignedEnd(NamedTuple):
+    """What a record signs in addition to its time: the end of a chain, by the digest of its last batch without the
+    record."""
+
+    stream: str
+    origin: Origin
+    last_sequence: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, batch: Batch) -> SignedEnd:
+        """The chain that ends with a batch."""
+        header = batch.header
+        return cls(header.stream, header.origin, header.last_sequence, batch.signed_digest)
+
+
+class Proof(Enum):
+    """What a record proves."""
+
+    VERIFIED = "signed by a trusted key of the zone"
+    UNKNOWN = "signed by a key of which this node has no trusted certificate"
+    WRONG = "not a signature that counts"
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What a receiver trusts. `proven_zones`: zones of which a record was verified here before. `is_held`: whether a
+    batch, or its successor by digest, is held here and proven."""
+
+    rule_of: Callable[[str], Rule]
+    proven_zones: frozenset[str]
+    resolve: Resolve
+    is_held: Callable[[Batch], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """`accepted` are positions in the page, in order; `verified` are those of them whose own record was verified.
+    `evidence` are positions of batches that cannot be read or whose record is wrong."""
+
+    accepted: tuple[int, ...]
+    verified: frozenset[int]
+    declined: tuple[Declined, ...]
+    proven_zones: frozenset[str]
+    evidence: tuple[int, ...] = ()
+
+
+def judge_page(offered: Sequence[Offered], trust: Trust) -> Judgement:
+    """Judge the batches of a page, chain by chain. A zone proven by one chain is proven for the rest of the page."""
+    judge = _Judge(offered, trust)
+    for chain in _chains(offered):
+        judge.judge_chain(chain)
+    return judge.result()
+
+
+def _chains(offered: Sequence[Offered]) -> list[list[int]]:
+    """The positions of each chain, in order. A batch that cannot be read is not stored, so it ends its chain."""
+    chains, newest = list[list[int]](), dict[Origin, list[int]]()
+    for at, one in enumerate(offered):
+        if one.unreadable:
+            continue
+        origin = one.batch.header.origin
+        if origin not in newest or not one.batch.follows(offered[newest[origin][-1]].batch):
+            newest[origin] = []
+            chains.append(newest[origin])
+        newest[origin].append(at)
+    return chains
+
+
+class _Judge:
+    """The judgement while the chains are walked. `_why` has the reason of each declined batch, "" for an accepted
+    one."""
+
+    def __init__(self, offered: Sequence[Offered], trust: Trust) -> None:
+        self._offered = offered
+        self._trust = trust
+        self._proven = set(trust.proven_zones)
+        self._why = [one.unreadable and f"unreadable: {one.unreadable}" for one in offered]
+        self._verified = set[int]()
+        self._wrong = set[int]()
+        self._wrong_count: Counter[str] = Counter()
+
+    def judge_chain(self, chain: Sequence[int]) -> None:
+        """Judge the batches of a chain from its end, until one is proven: it proves those before it."""
+        zone = self._offered[chain[0]].batch.header.origin.zone
+        rule = self._trust.rule_of(zone)
+        if rule == "off":
+            return
+        unproven = list[tuple[int, Proof | None, str]]()
+        for at in reversed(chain):
+            proof, why = self._check(at)
+            if proof is Proof.VERIFIED:
+                self._proven.add(zone)
+                self._verified.add(at)
+                break
+            unproven.append((at, proof, why))
+        if is_strict := rule == "required" or zone in self._proven:
+            # In pages that fill gaps: a batch that is held, or precedes a held one, is proven by it.
+            held = (place for place, one in enumerate(unproven) if self._trust.is_held(self._offered[one[0]].batch))
+            unproven = unproven[: next(held, None)]
+        for at, proof, why in unproven:
+            if is_strict or proof is Proof.WRONG:
+                self._why[at] = why
+
+    def _check(self, at: int) -> tuple[Proof | None, str]:
+        """What the record of a batch proves, and the reason to decline the batch if it does not prove it; None if it
+        has no record."""
+        batch = self._offered[at].batch
+        if not batch.header.is_signed:
+            return None, NO_RECORD
+        zone = batch.header.origin.zone
+        if self._wrong_count[zone] >= WRONG_RECORDS_MAX:
+            return Proof.WRONG, WRONG
+        proof, why = check_record(batch.record, zone, self._trust.resolve, lambda: SignedEnd.of(batch))
+        if proof is Proof.WRONG:
+            self._wrong_count[zone] += 1
+            self._wrong.add(at)
+        return proof, why
+
+    def result(self) -> Judgement:
+        """The judgement."""
+        offered, why = self._offered, self._why
+        accepted = tuple(at for at, reason in enumerate(why) if not reason)
+        evidence = tuple(at for at, one in enumerate(offered) if one.unreadable or (why[at] and at in self._wrong))
+        declined = tuple(_joined(offered, why))
+        return Judgement(accepted, frozenset(self._verified), declined, frozenset(self._proven), evidence)
+
+
+def check_record(record: bytes, zone: str, resolve: Resolve, find_end: Callable[[], SignedEnd]) -> tuple[Proof, str]:
+    """What a record of a zone proves, and the reason if it proves nothing. `find_end` hashes a batch, and is called
+    only for a trusted key."""
+    try:
+        found = parse_record(record)
+    except RecordError:
+        return Proof.WRONG, MALFORMED_RECORD
+    signer = resolve(zone, found.key_id)
+    key = f"signed by key {found.key_id.hex()}"
+    if signer is None:
+        return Proof.UNKNOWN, f"{key}, whose certificate this node does not have"
+    if isinstance(signer, Refusal):
+        proof = Proof.UNKNOWN if signer.reason in _UNTRUSTED else Proof.WRONG
+        return proof, f"{key}, which is not trusted: {signer.reason.value}"
+    if signer.zone != zone:
+        return Proof.WRONG, f"{key}, which is of zone {signer.zone}"
+    if refusal := signer.refuses(found.signed_at_ms):
+        return Proof.WRONG, f"{key}: {refusal.reason.value}"
+    if not signer.public.verify(signed_bytes(*find_end(), found.key_id, found.signed_at_ms), found.signature):
+        return Proof.WRONG, WRONG
+    return Proof.VERIFIED, ""
+
+
+def proves_own(record: bytes, end: SignedEnd, own_signers: Iterable[Signer]) -> bool:
+    """Whether one of our own keys, present or former, has signed the end of a chain of this zone. A peer that presents
+    such a record of facts that this store lacks proves that the store is an old copy; a claim without a record proves
+    nothing."""
+    known = {signer.key_id: signer for signer in own_signers}
+    proof, _ = check_record(record, end.origin.zone, lambda _, key_id: known.get(key_id), lambda: end)
+    return proof is Proof.VERIFIED
+
+
+def _joined(offered: Sequence[Offered], why: Sequence[str]) -> Iterator[Declined]:
+    """The declined batches as ranges: consecutive ones of one origin with one reason are one range."""
+    last: Declined | None = None
+    for one, reason in zip(offered, why, strict=True):
+        if not reason:
+            continue
+        header = one.batch.header
+        facts = OriginRange(header.origin.zone, header.origin.epoch, header.first_sequence, header.last_sequence)
+        if last is not None and _continues(last, one.first_offset, facts, reason):
+            joined = facts._replace(first_sequence=last.facts.first_sequence)
+            last = Declined(last.first_offset, one.last_offset, joined, reason)
+            continue
+        if last is not None:
+            yield last
+        last = Declined(one.first_offset, one.last_offset, facts, reason)
+    if last is not None:
+        yield last
+
+
+def _continues(last: Declined, first_offset: int, facts: OriginRange, reason: str) -> bool:
+    return (last.reason, last.last_offset + 1, last.facts.zone, last.facts.epoch, last.facts.last_sequence + 1) == (
+        *(reason, first_offset, facts.zone, facts.epoch),
+        facts.first_sequence,
+    )
