@@ -47,6 +47,7 @@ def view(**known: object) -> StreamOffsets:
         (view(confirmed=20, kept=100, forfeited=20), Release(20, Reason.CONFIRMED)),
         (view(confirmed=20, forfeited=60), None),
         (view(released=0, confirmed=20, kept=0, forfeited=60), None),
+        (view(released=0, confirmed=0, kept=0, forfeited=60), None),
     ],
 )
 def test_which_batches_are_released(found: StreamOffsets, expected: Release | None) -> None:
