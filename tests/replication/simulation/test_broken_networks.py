@@ -135,7 +135,7 @@ def store_knows_one_name(patch: pytest.MonkeyPatch) -> None:
 
 def released_facts_count_as_equal(patch: pytest.MonkeyPatch) -> None:
     """A receiver that counts as duplicates what it can no longer compare."""
-    patch.setattr(receive, "_note_released", lambda *_, **__: None)
+    patch.setattr(receive, "note_released", lambda *_, **__: None)
 
 
 def reseals_read_facts(patch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def every_fork_blocks(patch: pytest.MonkeyPatch) -> None:
     def refuse(_: object, header: Header) -> None:
         raise ForkError(f"{header.first_sequence} to {header.last_sequence}")
 
-    patch.setattr(receive, "_refuse", refuse)
+    patch.setattr(receive, "_add_range", refuse)
 
 
 def receiver_uses_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
