@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.syntax import syntax_tree
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("invariants.md", "tests.md")
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
@@ -22,7 +24,7 @@ def test_every_test_named_is_there(page: str) -> None:
     named = TEST.findall(text(page))
     assert named
     for path, name in named:
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        tree = syntax_tree((ROOT / path).read_text(encoding="utf-8"))
         assert not name or name in {
             node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }, f"{path}::{name}"

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.support.syntax import syntax_tree
 from tests.test_invariants import ROOT, TEST
 
 PAGE = (ROOT / "docs/operate/threats.md").read_text(encoding="utf-8")
@@ -32,7 +33,7 @@ def rows() -> list[list[str]]:
 
 def functions(path: str) -> set[str]:
     """The tests in a file."""
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    tree = syntax_tree((ROOT / path).read_text(encoding="utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 

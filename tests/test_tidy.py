@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.syntax import syntax_tree
 from tools.wrap_prose import wrapped
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -147,7 +148,7 @@ class Module:
     @functools.cached_property
     def tree(self) -> ast.Module:
         """The syntax tree."""
-        return ast.parse(self.source, self.path)
+        return syntax_tree(self.source, self.path)
 
     @functools.cached_property
     def nodes(self) -> list[ast.AST]:
@@ -211,7 +212,7 @@ def modules() -> list[Module]:
 def face_of(package: str) -> frozenset[str]:
     """The names that a package offers: its `__all__`, or else all that its `__init__` imports from inside it."""
     file = ROOT / package.replace(".", "/") / "__init__.py"
-    tree = ast.parse(file.read_text("utf-8") if file.exists() else "")
+    tree = syntax_tree(file.read_text("utf-8") if file.exists() else "")
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return frozenset(ast.literal_eval(node.value))

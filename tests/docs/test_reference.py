@@ -1,6 +1,5 @@
 """The reference of settings and commands is what the code says."""
 
-import ast
 import dataclasses
 import re
 import typing
@@ -14,6 +13,7 @@ from agent.settings.node import NodeSettings
 from agent.settings.peers import BrokerSettings
 from agent.settings.sources import ModbusSourceSettings
 from agent.settings.store import StreamSettings
+from tests.support.syntax import syntax_tree
 from tools.draw_reference import PAGES, REFERENCE, accepted, commands, configuration, sections, walk
 from tools.log_events import events, events_of, incidents
 
@@ -71,12 +71,12 @@ def test_every_log_line_and_incident_has_a_meaning() -> None:
 def test_an_unreadable_log_call_is_refused() -> None:
     """A log call whose event is neither a constant nor listed is an error: no event is missed by accident."""
     code = "def f(self):\n    log.warning(%s, extra=%s)\n"
-    found = list(events_of("x.py", ast.parse(code % ("'a_b'", "{}"))))
+    found = list(events_of("x.py", syntax_tree(code % ("'a_b'", "{}"))))
     assert found == [("a_b", "warning")]
-    assert list(events_of("x.py", ast.parse(code % ("'in words'", "{'action': 'c_d'}")))) == [("c_d", "warning")]
+    assert list(events_of("x.py", syntax_tree(code % ("'in words'", "{'action': 'c_d'}")))) == [("c_d", "warning")]
     for message in ("'in words'", "name"):
         with pytest.raises(KeyError):
-            list(events_of("x.py", ast.parse(code % (message, "{}"))))
+            list(events_of("x.py", syntax_tree(code % (message, "{}"))))
 
 
 def test_every_command_and_option_is_described() -> None:

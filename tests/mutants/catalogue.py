@@ -11,6 +11,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.syntax import syntax_tree
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 
@@ -41,7 +43,7 @@ class Mutant:
             raise ValueError("old and new text are the same")
         if self.file.endswith(".py"):
             try:
-                ast.parse(found)
+                syntax_tree(found)
             except SyntaxError as error:
                 raise ValueError(f"{self.file} with the new text is no Python: {error}") from error
         return found
@@ -86,6 +88,6 @@ def _defined(path: Path) -> frozenset[str]:
     """The names of the classes and functions in a test file."""
     return frozenset(
         node.name
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(syntax_tree(path.read_text("utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     )

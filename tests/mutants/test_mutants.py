@@ -14,6 +14,7 @@ from tests.mutants import cores
 from tests.mutants import run as runner
 from tests.mutants.catalogue import ROOT, catalogue
 from tests.mutants.run import FOREIGN, Verdict, copies, judged, run, run_tests
+from tests.support.syntax import syntax_tree
 from tests.test_tidy import CORES
 
 MUTANTS = catalogue()
@@ -84,7 +85,7 @@ def test_accepted_survivors_are_of_functions_that_exist() -> None:
     """The list has no entry of a function that is gone."""
     for core, functions in tomllib.loads(cores.ACCEPTED.read_text("utf-8")).items():
         assert core in CORES
-        names = {name for node in ast.walk(ast.parse((ROOT / core).read_text("utf-8"))) if (name := _name(node))}
+        names = {name for node in ast.walk(syntax_tree((ROOT / core).read_text("utf-8"))) if (name := _name(node))}
         assert {name.rpartition(".")[2] for name in functions} <= names
 
 
