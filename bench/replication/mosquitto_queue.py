@@ -24,7 +24,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from agent.demo.mosquitto import Mosquitto
-from agent.replication.protocol.topics import response_topic
+from agent.replication.protocol.topics import response_topic, subscription_to
 from bench.common.data_sets import definitions, samples
 from bench.common.testbed import ASKING, BARE_SERVING, scratch_folder
 from bench.replication.bare_loop import no_delay
@@ -139,7 +139,7 @@ def _reader(broker: Mosquitto, topic: str, facts: int) -> int:
     start_ns = time.perf_counter_ns()
     _connect(client, broker)
     if not facts:
-        client.subscribe(topic, qos=1)
+        client.subscribe(subscription_to(topic), qos=1)
         assert subscribed.wait(WAIT_S_MAX)
     _wait(lambda: taken >= facts, "facts from the queue")
     duration_ns = time.perf_counter_ns() - start_ns
