@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterator
 from importlib import resources
@@ -61,7 +62,7 @@ def list_() -> None:
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
-    help="Measure the disk that this folder is on.  [default: /var/lib/bsfg, or the current folder]",
+    help="Measure the disk that this folder is on.  [default: /var/lib/bsfg if it may be written, else the current folder]",
 )
 @json_option
 def check(
@@ -116,7 +117,7 @@ def _named(name: str) -> Profile:
 
 def _state_folder() -> Path:
     state = Path("/var/lib/bsfg")
-    return state if state.is_dir() else Path()
+    return state if os.access(state, os.W_OK) else Path()
 
 
 def _disk(
