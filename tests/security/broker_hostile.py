@@ -56,13 +56,11 @@ class Client:
                     break
             yield first[0], self._exactly(length)
 
-    def subscription(self) -> str:
-        """Acknowledge the node's SUBSCRIBE; returns its first topic."""
+    def subscription(self) -> None:
+        """Acknowledge the node's SUBSCRIBE."""
         first, body = next(self.packets())
         assert first == SUBSCRIBE
-        (length,) = struct.unpack_from(">H", body, 3)
         self.send(packet(0x90, body[:2] + b"\x00\x00"))
-        return body[5 : 5 + length].decode()
 
     def _exactly(self, count: int) -> bytes:
         data = b""
@@ -106,14 +104,16 @@ def _oversize(client: Client) -> None:
 def _unsolicited(client: Client) -> None:
     """Send answers that belong to no request, as fast as the node reads them; then answer the node's requests."""
     client.send(connack())
-    topic = client.subscription()
-    block = publish(topic, b"unsolicited") * 1000
+    client.subscription()
+    block = publish("bsfg/1/plant-a/idmz/rsp/0/none", b"unsolicited") * 1000
     for _ in range(UNSOLICITED // 1000):
         client.send(block)
     for first, body in client.packets():
         if first == PUBLISH_AT_QOS_1:
             (length,) = struct.unpack_from(">H", body)
             correlation = body[body.index(b"\x09\x00\x10") + 3 :][:16]
+            at = body.index(b"bsfg/1/plant-a/idmz/rsp/")  # the response topic, behind its length
+            topic = body[at : at + body[at - 1]].decode()
             client.send(packet(0x40, body[2 + length : 4 + length] + b"\x00\x00"))
             client.send(publish(topic, b"wrong", bytes(16)) + publish(topic, b"right", correlation))
             client.send(publish(topic, b"again", correlation))

@@ -100,6 +100,7 @@ class Peer {
         this.logs = new Map();
         this.patches = [];
         this.requests = [];
+        this.askers = new Set();
         this.frontiers = new Map();
         this.closed = null;
         this.epoch = crypto.randomBytes(16).toString('hex');
@@ -153,12 +154,15 @@ class Peer {
     arrived(topic, payload, packet) {
         const properties = packet.properties || {};
         const parts = topic.split('/');
-        if (parts[4] === 'req') { this.requested(parts[3], payload, properties); return; }
+        if (parts[4] === 'req') {
+            if (this.askers.has(parts[3])) this.requested(parts[3], payload, properties);
+            return;
+        }
         const key = Buffer.from(properties.correlationData || []).toString('hex');
         const resolve = this.open.get(key);
         if (!resolve) return;
         this.open.delete(key);
-        const [answer, signedBy] = unsigned(payload, [parts[2], parts[3], parts[5], properties.correlationData]);
+        const [answer, signedBy] = unsigned(payload, [parts[2], parts[3], parts[6], properties.correlationData]);
         const length = answer.readUInt32LE(0);
         const text = answer.subarray(4, 4 + length).toString('utf8');
         resolve({ header: JSON.parse(text), text, attachment: answer.subarray(4 + length), signedBy });
@@ -167,6 +171,7 @@ class Peer {
     // ----------------------------------------------------------------------------------------------------- serving
 
     async serve(asking) {
+        this.askers.add(asking);
         await this.client.subscribeAsync(`bsfg/1/${this.zone}/+/req`, { qos: 1 });
     }
 
