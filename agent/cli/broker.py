@@ -68,9 +68,9 @@ def broker() -> None:
 )
 @click.option("--link", "links", type=_LinkType(), multiple=True, help=_HELP)
 @click.option("--remove-link", "removed", type=_LinkType(), multiple=True, help="A link to remove; repeatable.")
-@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port of a new broker.")
-@click.option("--host", default="", help="Address that a new broker listens on; by default all.")
-@click.option("--user", default=USER, show_default=True, help="The user that a new broker runs as.")
+@click.option("--port", type=click.IntRange(1, 65535), help=f"Port of a new broker; by default {PORT}.")
+@click.option("--host", help="Address that a new broker listens on; by default all.")
+@click.option("--user", help=f"The user that a new broker runs as; by default {USER}.")
 @click.option("--dry-run", is_flag=True, help="Show what would change and write nothing.")
 @broker_pki_option
 @json_option
@@ -79,9 +79,9 @@ def config(
     name: str | None,
     links: tuple[PeerLink, ...],
     removed: tuple[PeerLink, ...],
-    port: int,
-    host: str,
-    user: str,
+    port: int | None,
+    host: str | None,
+    user: str | None,
     pki_folder: Path,
     *,
     dry_run: bool,
@@ -109,7 +109,19 @@ def config(
         for line in changes or ["no change of links"]:
             click.echo(line)
     settings = files.settings()
-    plan = None if settings else BrokerPlan(str(folder.resolve()), find_plugin(), host, port, user)
+    listener, _, address = settings.get("listener", "").partition(" ")
+    for option, value, there in (
+        ("port", port, listener),
+        ("host", host, address),
+        ("user", user, settings.get("user")),
+    ):
+        if settings and value is not None and str(value) != there:
+            raise click.UsageError(
+                f"--{option} {value}: {files.config_file} exists and says {there!r}; change it there"
+            )
+    plan = None
+    if not settings:
+        plan = BrokerPlan(str(folder.resolve()), find_plugin(), host or "", port or PORT, user or USER)
     if not dry_run:
         write_broker(folder, pki_folder, name or folder.resolve().name, after, plan)
     if as_json:
