@@ -1,10 +1,9 @@
 """`hostile`: the lag of an honest zone while another zone floods the node that serves both.
 
-The serving node is `bsfg run`, with Mosquitto processes as `bsfg broker config` writes them: one for each pair of
-zones. An application appends a message every 20 ms through the node's socket; the honest zone pulls and stores it. The
-lag is the time from the start of the append until the message is durable in the honest zone's store. It is measured
-without a flood, then under each flood (floods.py), and without a flood after each. The limit is the lag without a flood
-in the same run.
+The serving node is `bsfg run`, with one Mosquitto for all zones, as `bsfg broker config` writes it. An application
+appends a message every 20 ms through the node's socket; the honest zone pulls and stores it. The lag is the time from
+the start of the append until the message is durable in the honest zone's store. It is measured without a flood, then
+under each flood (floods.py), and without a flood after each. The limit is the lag without a flood in the same run.
 """
 
 from __future__ import annotations
