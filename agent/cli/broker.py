@@ -90,8 +90,8 @@ def config(
     """Write to FOLDER everything that Mosquitto needs to connect the zones of a site.
 
     --link adds links, --remove-link removes them; other links stay. Without options, rights and certificates are
-    written again. mosquitto.conf is written once and then yours. The changes are printed first. If anything is wrong,
-    nothing is written.
+    written again. A denied zone stays denied until --link names it. mosquitto.conf is written once and then yours. The
+    changes are printed first. If anything is wrong, nothing is written.
     """
     from agent.replication.broker import BrokerFolder, BrokerPlan, find_plugin, write_broker
 
@@ -104,10 +104,13 @@ def config(
         raise click.UsageError("no links; name at least one with --link SERVING:ASKING")
     changes = [f"- link {link}" for link in before if link not in after]
     changes += [f"+ link {link}" for link in after if link not in before]
-    changes += [f"+ rights of {zone}, which was denied" for zone in denied if zone in zones_of(after)]
+    still_denied = set(denied) & set(zones_of(after)) - set(zones_of(links))
+    changes += [f"+ rights of {zone}, which was denied" for zone in sorted(set(denied) & set(zones_of(links)))]
     if not as_json:
         for line in changes or ["no change of links"]:
             click.echo(line)
+        if still_denied:
+            click.echo(f"without rights until one of their links is named again: {', '.join(sorted(still_denied))}")
     settings = files.settings()
     listener, _, address = settings.get("listener", "").partition(" ")
     for option, value, there in (
@@ -123,9 +126,10 @@ def config(
     if not settings:
         plan = BrokerPlan(str(folder.resolve()), find_plugin(), host or "", port or PORT, user or USER)
     if not dry_run:
-        write_broker(folder, pki_folder, name or folder.resolve().name, after, plan)
+        write_broker(folder, pki_folder, name or folder.resolve().name, after, plan, still_denied)
     if as_json:
         found = {"folder": str(folder), "changes": changes, "links": [str(link) for link in after]}
+        found["denied"] = sorted(still_denied)
         click.echo(json.dumps(found))
     elif not dry_run:
         verb = "restart" if settings else "enable --now"
@@ -157,7 +161,7 @@ def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bo
     """Take all rights from zones at once, and end their connections: the broker starts again.
 
     Other zones reconnect within seconds and lose nothing. The certificates of the denied ones stay valid until they are
-    revoked (bsfg pki revoke). The next bsfg broker config restores their rights, unless their links are removed.
+    revoked (bsfg pki revoke). Their rights return when bsfg broker config names one of their links with --link.
     """
     from agent.replication.broker import deny_zones, end_broker
 

@@ -77,14 +77,19 @@ def find_plugin(root: Path = Path("/usr/lib")) -> str:
 
 
 def write_broker(
-    folder: Path, pki_folder: Path, broker_name: str, links: Collection[PeerLink], plan: BrokerPlan | None = None
+    folder: Path,
+    pki_folder: Path,
+    broker_name: str,
+    links: Collection[PeerLink],
+    plan: BrokerPlan | None = None,
+    denied: Collection[str] = (),
 ) -> BrokerFolder:
-    """Write rights and certificates to `folder`, and with a plan the configuration.
+    """Write rights and certificates to `folder`, and with a plan the configuration. Zones in `denied` have no rights.
 
     If any file is invalid nothing is written. Raises PkiError, TopologyError."""
     files = BrokerFolder(folder)
     pki.check_zone(broker_name, "broker")
-    rights, config = render_rights(links), None if plan is None else render_config(plan)
+    rights, config = render_rights(links, denied), None if plan is None else render_config(plan)
     cert_file = pki_folder / "brokers" / f"{broker_name}.pem"
     key_file = cert_file.with_suffix(".key")
     ca_file, crl_file = pki_folder / "ca.pem", pki_folder / "ca.crl"

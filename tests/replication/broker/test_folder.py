@@ -112,9 +112,10 @@ def test_wrong_usage_writes_nothing(authority: Path, words: tuple[str, ...], say
     assert not (authority / "etc").exists()
 
 
-def test_a_denied_zone_is_restored_only_with_its_links(authority: Path) -> None:
-    """A denial takes the rights of a zone and keeps its links, mode and group of the file; the next configuration says
-    that it gives them back. A zone that is not there is named."""
+def test_a_denied_zone_is_restored_only_when_a_link_of_it_is_named(authority: Path) -> None:
+    """A denial takes the rights of a zone and keeps its links, mode and group of the file. A configuration that names
+    no link of the zone keeps the denial and says so; one that does restores the rights. A zone that is not there is
+    named."""
     _config("--user", own_user(), "--link", "plant-a:idmz", "--link", "idmz:enterprise")
     files = BrokerFolder(authority / "etc/idmz")
     files.rights_file.chmod(0o640)
@@ -123,7 +124,11 @@ def test_a_denied_zone_is_restored_only_with_its_links(authority: Path) -> None:
     assert files.rights_file.stat().st_mode & 0o777 == 0o640
     with pytest.raises(TopologyError, match="stranger: not in"):
         deny_zones(files.config_file, ["stranger"])
-    assert "+ rights of enterprise, which was denied" in _config()[1]
+    for words in ((), ("--link", "plant-b:idmz")):
+        said = _config(*words)[1]
+        assert ("without rights until one of their links is named again: enterprise" in said) is True
+        assert files.rights()[1] == ("enterprise",)
+    assert "+ rights of enterprise, which was denied" in _config("--link", "idmz:enterprise")[1]
     assert files.rights()[1] == ()
 
 
