@@ -188,7 +188,7 @@ class MessageJudge:
             reason = signer.reason.value if isinstance(signer, Refusal) else "unknown"
             return f"the key {key_id.hex()} of {zone} is not trusted: {reason}" if must_sign else None
         # The dates of a certificate limit what its zone may write. They do not limit which facts of other zones it may
-        # relay, because those zones have signed them (decision 0056).
+        # relay, because those zones have signed them (decision 0052).
         refusal = signer.refuses(self._clock_ms())
         if refusal is not None and is_writing:
             return f"the certificate of {zone}: {refusal.reason.value}"

@@ -1,6 +1,6 @@
 """Opens a connection over TCP, TLS or a serial line, and exchanges one request at a time over it.
 
-pymodbus's transport carries the bytes; its client, which decides what an answer is, is not used (decision 0009). A
+pymodbus's transport carries the bytes; its client, which decides what an answer is, is not used (decision 0008). A
 connection that ends is noticed at once, during a request or between two. Nothing is repeated and nothing reconnects
 here. `Receive` is called with all bytes that arrive, also between requests.
 """
