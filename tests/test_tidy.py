@@ -80,7 +80,7 @@ CORES = tuple(
         "agent/fact_store/retention": "fullness holding retention",
         "agent/fact_store/sqlite": "message_filter",
         "agent/hardware": "conduits fit profile udev",
-        "agent/health": "address consumer_lag flash metrics page problems verdict watchdog",
+        "agent/health": "address brief consumer_lag flash metrics page problems verdict watchdog",
         "agent/ingest": "clock gap lifecycle probe_result sampling",
         "agent/ingest/modbus": (
             "address block columns counters decode no_value plan poll_grid refusal refusal_search refused_spans "

@@ -21,7 +21,9 @@ from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.local_node import ask
 from agent.cli.node_settings import load_settings
+from agent.cli.status import everything_option
 from agent.errors import BsfgError
+from agent.health.brief import SHOWN_MAX
 from agent.health.client import ask_health_of
 from agent.settings.node import NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings
@@ -29,6 +31,7 @@ from agent.settings.peers import BrokerSettings, PeerSettings
 if TYPE_CHECKING:
     from agent.replication.broker import BrokerTarget, Peer
 
+CONNECTED = "connected"
 COMPARE_MS_MAX = 6 * 3600 * 1000  # to read a store of a hundred gigabytes and fetch a tenth of it again
 
 
@@ -39,12 +42,21 @@ def peer() -> None:
 
 @peer.command(name="list")
 @config_option
+@everything_option
 @json_option
-def list_command(config_file: Path, as_json: bool) -> None:
-    """List the configured peers and their state in the running node."""
+def list_command(config_file: Path, everything: bool, as_json: bool) -> None:
+    """List the configured peers and their state in the running node; of many peers ten, without --all or --json."""
     settings = load_settings(config_file)
     state = _state(settings)
-    for each in settings.peer:
+    listed = list(settings.peer)
+    if len(listed) > SHOWN_MAX and not everything and not as_json:
+        up = sum(each == CONNECTED for each in state.values())
+        said = f", {up:,} connected" if state else ""
+        click.echo(
+            f"{len(listed):,} peers{said}; --all lists all, here are {SHOWN_MAX}, those without connection first:"
+        )
+        listed = sorted(listed, key=lambda each: state.get(each.zone) == CONNECTED)[:SHOWN_MAX]
+    for each in listed:
         found = state.get(each.zone, "")
         if as_json:
             click.echo(json.dumps({**asdict(each), "state": found or None}))
@@ -89,6 +101,8 @@ def named_peer(settings: NodeSettings, zone: str) -> PeerSettings:
     found = next((each for each in settings.peer if each.zone == zone), None)
     if found is None:
         known = ", ".join(sorted(each.zone for each in settings.peer)) or "none"
+        if len(settings.peer) > SHOWN_MAX:
+            known = f"{len(settings.peer):,} others"
         raise click.UsageError(f"node.toml names no peer {zone!r}; it names {known}")
     return found
 
@@ -165,12 +179,12 @@ def _lines(zone: str, one: local_socket.ComparedStream) -> Iterator[str]:
 def _state(settings: NodeSettings) -> dict[str, str]:
     """Whether each peer is connected, by zone, from the running node; empty when no node runs."""
     try:
-        found = ask_health_of(settings.node, settings.health)
+        found = ask_health_of(settings.node, settings.health, everything=True)
     except BsfgError:
         return {}
     states: dict[str, str] = {}
     for each in found["peers"]:
-        link = "connected" if each["connected"] else f"not connected {each['trouble']}".rstrip()
+        link = CONNECTED if each["connected"] else f"not connected {each['trouble']}".rstrip()
         if each["connected"] or each["zone"] not in states:
             states[each["zone"]] = link
     return states

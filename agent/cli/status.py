@@ -23,20 +23,22 @@ from agent.health.problems import Level
 from agent.health.verdict import duration
 
 WIDTH = 120
+everything_option = click.option("--all", "everything", is_flag=True, help="Print all, not only the worst ten.")
 DEGRADED = 3  # so that monitoring tells a bad sensor from a dead source
 
 
 @click.command()
 @config_option
+@everything_option
 @json_option
-def status(config_file: Path, as_json: bool) -> None:
-    """Print the state of the running node. Exit status 0 when no action is needed, 3 when only parts are degraded, such
-    as some tags of a source, 1 otherwise."""
+def status(config_file: Path, everything: bool, as_json: bool) -> None:
+    """Print the state of the running node: problems, and of many parts of a kind the worst ten. Exit status 0 when no
+    action is needed, 3 when only parts are degraded, such as some tags of a source, 1 otherwise."""
     sections = load_sections(config_file)  # problems in node.toml do not hide the state of a running node
     node, health = sections.node, sections.health
     if node is None or health is None:
         raise ConfigError(config_file, sections.problems)
-    found = ask_health_of(node, health)
+    found = ask_health_of(node, health, everything=everything)
     if any(reason["problem"] == "log_held" for reason in found["reasons"]):
         found["store"]["log_held_by"] = lasting_readers(node.store_file)
     click.echo(json.dumps(found) if as_json else text(found))
@@ -53,8 +55,13 @@ def exit_status(found: dict[str, Any]) -> int:
 def text(found: dict[str, Any]) -> str:
     """The health page's JSON as text for people."""
     lines = [f"{found['zone']}: {found['summary']}"]
-    for reason in found["reasons"]:
-        lines += _reason(reason)
+    reasons = found["reasons"]
+    for place, reason in enumerate(reasons, 1):
+        is_last_of_hint = place == len(reasons) or reasons[place]["hint"] != reason["hint"]
+        lines += _reason(reason, is_hinted=is_last_of_hint)
+    if left_out := found["reasons_left_out"]:
+        kinds = ", ".join(f"{count:,} {problem}" for problem, count in left_out.items())
+        lines += _wrapped(f"and {sum(left_out.values()):,} more: {kinds} (--all)", "  ")
     if readers := found["store"].get("log_held_by"):
         lines += _wrapped(f"the write-ahead log is held by process {', '.join(readers)}", "      ")
     for stream in found["streams"]:
@@ -62,6 +69,7 @@ def text(found: dict[str, Any]) -> str:
             f"  stream    {stream['name']:<24} offsets {stream['first_offset']:,} to {stream['end_offset']:,}, "
             f"{stream['bytes'] / 1e6:.1f} MB{_room(stream)}"
         )
+    lines += _more(found, "streams")
     lines += _artifacts(found["store"])
     lines += [f"  clock     {one['zone']:<24} {one['text']}" for one in found["clock_changes"]]
     for consumer in found["consumers"]:
@@ -69,6 +77,7 @@ def text(found: dict[str, Any]) -> str:
             f"  consumer  {consumer['name']:<24} {consumer['state']}, confirmed to {consumer['frontier']:,}, "
             f"{consumer['behind_facts']:,} behind{_behind(consumer)}{_held(consumer)}"
         )
+    lines += _more(found, "consumers", "consumers_level", "have everything")
     for broker in found["brokers"]:
         link = "connected" if broker["connected"] else "not connected"
         lines.append(f"  broker    {broker['name']:<24} {link}")
@@ -79,6 +88,7 @@ def text(found: dict[str, Any]) -> str:
             f"  peer      {peer['zone'] + '/' + peer['stream']:<24} {link}, {peer['position']:,} of {peer['end_offset']:,}"
             f"{_catch_up(peer)}{_pacing(peer)}{', a page waits to be stored' if peer['page_waits'] else ''}"
         )
+    lines += _more(found, "peers", "peers_connected", "connected")
     for source in found["sources"]:
         link = "connected" if source["connected"] else "not connected"
         lost = f", {source['lost_total']:,} lost" if source["lost_total"] else ""
@@ -88,17 +98,27 @@ def text(found: dict[str, Any]) -> str:
             f"  source    {source['name']:<24} {link}, {source['tags']:,} tags{bad}, {source['values_total']:,} values"
             f"{quiet}{lost}{_events(source['events'])}"
         )
+    lines += _more(found, "sources", "sources_connected", "connected")
     return "\n".join(map(printable, lines))
 
 
-def _reason(reason: dict[str, Any]) -> list[str]:
-    """A problem, and beneath it what to do. What follows from another problem stands beneath that, and needs nothing of
-    its own."""
+def _more(found: dict[str, Any], kind: str, good: str = "", said: str = "") -> list[str]:
+    """How many parts of a kind there are and how many are good, where not all are printed."""
+    count = found["counts"][kind]
+    if count == len(found[kind]):
+        return []
+    well = f", {found['counts'][good]:,} {said}" if good else ""
+    return [f"  {'':<9} the worst {len(found[kind])} of {count:,}{well} (--all prints all)"]
+
+
+def _reason(reason: dict[str, Any], *, is_hinted: bool) -> list[str]:
+    """A problem, and beneath it what to do, once for several with the same remedy. What follows from another problem
+    stands beneath that, and needs nothing of its own."""
     if reason["caused_by"]:
         return _wrapped(f"{reason['subject']}: {reason['text']}", "      so ")
     mark = "!" if reason["alert"] else "-"
     named = f"{reason['subject']}: {reason['text']} [{reason['problem']}]"  # the name under which log.md explains it
-    return _wrapped(named, f"  {mark} ") + _wrapped(reason["hint"], "      -> ")
+    return _wrapped(named, f"  {mark} ") + (_wrapped(reason["hint"], "      -> ") if is_hinted else [])
 
 
 def _wrapped(text: str, mark: str) -> list[str]:

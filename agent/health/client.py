@@ -14,7 +14,7 @@ from agent.message import check_depth
 from agent.settings.node import HealthSettings, IdentitySettings
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024  # a hundred times the answer of a node with a thousand consumers
-_HTTP_S_MAX = 2.0
+_HTTP_S_MAX = 10.0  # a node at work may be late; where none listens, the refusal comes at once
 
 
 class NodeSilent(BsfgError):
@@ -23,7 +23,7 @@ class NodeSilent(BsfgError):
     hint = "is it running? `bsfg run --config FILE`, or `systemctl status bsfg@ZONE`"
 
 
-def ask_health_of(node: IdentitySettings, health: HealthSettings) -> dict[str, Any]:
+def ask_health_of(node: IdentitySettings, health: HealthSettings, *, everything: bool = False) -> dict[str, Any]:
     """As `ask_health`, for the node with these settings: at its port, and at the one that it has noted in its state
     folder, for it takes a free port if its own is in use."""
     noted = noted_port(node.state_dir)
@@ -34,7 +34,7 @@ def ask_health_of(node: IdentitySettings, health: HealthSettings) -> dict[str, A
     silent: list[NodeSilent] = []
     for host, port in dict.fromkeys(places):
         try:
-            found = ask_health(host, port)
+            found = ask_health(host, port, everything=everything)
         except NodeSilent as error:
             silent.append(error)
             continue
@@ -45,11 +45,12 @@ def ask_health_of(node: IdentitySettings, health: HealthSettings) -> dict[str, A
     raise silent[0]
 
 
-def ask_health(host: str, port: int) -> dict[str, Any]:
-    """The body of a node's /healthz, with status 200 or 503. Raises NodeSilent."""
+def ask_health(host: str, port: int, *, everything: bool = False) -> dict[str, Any]:
+    """The body of a node's /healthz, with status 200 or 503: the worst parts of each kind, or everything. Raises
+    NodeSilent."""
     connection = http.client.HTTPConnection(host, port, timeout=_HTTP_S_MAX)
     try:
-        connection.request("GET", "/healthz")
+        connection.request("GET", "/healthz?all" if everything else "/healthz")
         body = connection.getresponse().read(ANSWER_BYTES_MAX)
         check_depth("answer", body)
         found = json.loads(body)

@@ -6,12 +6,14 @@ never keeps a connection, reads a body, compresses, or puts internal errors into
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from http import HTTPStatus
 
+import msgspec
+
 from agent.errors import BsfgError
 from agent.health import metrics
+from agent.health.brief import SHOWN_MAX, counts_of, left_out, worst_of
 from agent.health.snapshot import NodeSnapshot
 from agent.health.verdict import Verdict, assess
 
@@ -30,7 +32,7 @@ def answer(request: bytes, snapshot: Callable[[], NodeSnapshot]) -> bytes:
         return _plain(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1 request\n")
     if words[0] != b"GET":
         return _plain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered here\n", "Allow: GET\r\n")
-    path = words[1].partition(b"?")[0].decode("ascii", "replace")
+    path, _, query = words[1].decode("ascii", "replace").partition("?")
     if path not in PATHS:
         return _plain(HTTPStatus.NOT_FOUND, f"here are {' and '.join(PATHS)}\n")
     try:
@@ -38,22 +40,33 @@ def answer(request: bytes, snapshot: Callable[[], NodeSnapshot]) -> bytes:
     except BsfgError as error:
         return _plain(HTTPStatus.SERVICE_UNAVAILABLE, f"the node's status cannot be read: {error}\n")
     return (
-        _answer(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.render(taken)) if path == "/metrics" else _healthz(taken)
+        _answer(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.render(taken))
+        if path == "/metrics"
+        else _healthz(taken, query)
     )
 
 
-def _healthz(snapshot: NodeSnapshot) -> bytes:
+def _healthz(snapshot: NodeSnapshot, query: str) -> bytes:
     verdict = assess(snapshot)
     status = HTTPStatus.SERVICE_UNAVAILABLE if verdict.alert else HTTPStatus.OK
-    body = json.dumps(health_json(snapshot, verdict), indent=1, allow_nan=False) + "\n"
-    return _answer(status, "application/json", body.encode())
+    return _answer(status, "application/json", encode_health(snapshot, verdict, everything=query == "all") + b"\n")
 
 
-def health_json(snapshot: NodeSnapshot, verdict: Verdict) -> dict[str, object]:
-    """The body of /healthz: the verdict, then the snapshot."""
-    reasons = [reason.to_json() for reason in verdict.reasons]
-    judged = {"verdict": verdict.level.value, "alert": verdict.alert, "summary": verdict.summary(), "reasons": reasons}
-    return judged | snapshot.to_json()
+def encode_health(snapshot: NodeSnapshot, verdict: Verdict, *, everything: bool = False) -> bytes:
+    """The body of /healthz: the verdict, then the snapshot; of many parts of a kind the worst, unless `everything` is
+    asked for."""
+    reasons = verdict.reasons if everything else verdict.reasons[:SHOWN_MAX]
+    judged = {
+        "verdict": verdict.level.value,
+        "alert": verdict.alert,
+        "summary": verdict.summary(),
+        "reasons": [reason.to_json() for reason in reasons],
+        "reasons_left_out": {} if everything else left_out(verdict),
+        "counts": counts_of(snapshot),
+    }
+    shown = snapshot if everything else worst_of(snapshot, verdict)
+    body = msgspec.json.encode(judged | {name: getattr(shown, name) for name in shown.__dataclass_fields__})
+    return msgspec.json.format(body, indent=1)
 
 
 def _plain(status: HTTPStatus, text: str, headers: str = "") -> bytes:

@@ -9,8 +9,8 @@ are computed by the node.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
 # --- how a field becomes a metric -------------------------------------------------------------------------------------
 
@@ -565,7 +565,3 @@ class NodeSnapshot:
     """Settings of node.toml that a restart puts in force."""
     health_page_moved: str = ""
     """Why the health page is not at its address, and where it is."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The same values as plain objects."""
-        return asdict(self)

@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar
 
 from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, StoreError, StoreSpace
@@ -312,13 +314,23 @@ def _status(kind: type[T], *parts: object, **given: object) -> T:
     """A record of the status. Each field is `given`, or is the attribute of that name of the first part that has one (a
     counter's without `_total`). If a part is missing (None), a field that only it has keeps its default."""
     found = dict[str, Any](given)
-    for one in fields(kind):  # type: ignore[arg-type]
-        names = (one.name, one.name.removesuffix("_total"))
-        values = [getattr(part, name) for part in parts for name in names if hasattr(part, name)]
-        if one.name not in given and values:
-            found[one.name] = values[0]
-        assert one.name in found or (None in parts and one.default is not MISSING), (kind, one.name)
+    for name, place, attribute in _sources(kind, tuple(map(type, parts)), frozenset(given)):  # type: ignore[arg-type]
+        found[name] = getattr(parts[place], attribute)
     return kind(**found)
+
+
+@cache
+def _sources(kind: type, parts: tuple[type, ...], given: frozenset[str]) -> list[tuple[str, int, str]]:
+    """Each field of a record that is not given: its name, and the place and the attribute of the part that has it.
+    Found once, because a node may have thousands of peers."""
+    found = list[tuple[str, int, str]]()
+    for one in fields(kind):
+        names = (one.name, one.name.removesuffix("_total"))
+        places = [(place, name) for place, part in enumerate(parts) for name in names if hasattr(part, name)]
+        if one.name not in given and places:
+            found.append((one.name, *places[0]))
+        assert one.name in given or places or (NoneType in parts and one.default is not MISSING), (kind, one.name)
+    return found
 
 
 def _broker(runtime: BrokerRuntime) -> BrokerStatus:

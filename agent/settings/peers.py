@@ -16,6 +16,8 @@ from agent.settings.store import HOURS_MAX, HoldLimit
 CONSUMERS_BESIDE_STREAMS = 8
 """A pull has one consumer for each stream. These are for readers by hand, jobs that read alongside the node, and the
 names of a machine that was replaced; each consumer keeps facts from being released."""
+STREAMS_MAX = 32
+"""Streams that one peer pulls from another. Each pull waits at the peer, which holds so many requests of a zone."""
 REQUESTS_PER_SECOND_MAX = 1000
 """By default. A pull of live facts sends one request for each commit, some hundred a second at most."""
 BYTES_PER_SECOND_MIN = 16_384
@@ -128,6 +130,9 @@ class PeerSettings:
                 "bytes_per_second_max",
                 f"0 for no limit, or at least {BYTES_PER_SECOND_MIN:,}, which is one small page a second",
             )
+        for name, streams in (("exports", self.exports), ("pulls", self.pulls)):
+            if len(streams) > STREAMS_MAX:
+                yield name, f"{len(streams)} streams, at most {STREAMS_MAX}; map tags to fewer streams"
         if self.bytes_per_second_max and not self.pulls:
             yield (
                 "bytes_per_second_max",

@@ -1,11 +1,13 @@
 """`bsfg status` as a person reads it: room, hours and what each consumer holds back, where there is something to
 say."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from agent.cli.status import exit_status, text
-from agent.health.page import health_json
+from agent.health.page import encode_health
 from agent.health.problems import Level
 from agent.health.snapshot import (
     BrokerStatus,
@@ -23,9 +25,15 @@ from agent.health.snapshot import (
 from agent.health.verdict import assess
 
 
+def health_json(snapshot: NodeSnapshot, *, everything: bool = False) -> dict[str, Any]:
+    """What /healthz answers."""
+    found: dict[str, Any] = json.loads(encode_health(snapshot, assess(snapshot), everything=everything))
+    return found
+
+
 def told(snapshot: NodeSnapshot) -> str:
     """What the command prints for a snapshot."""
-    return text(health_json(snapshot, assess(snapshot)))
+    return text(health_json(snapshot))
 
 
 def snapshot(stream: StreamStatus, consumer: ConsumerStatus) -> NodeSnapshot:
@@ -84,12 +92,9 @@ def test_a_bad_sensor_is_told_from_a_dead_source() -> None:
     dead = SourceStatus("oven", "modbus", False, tags=4)
     for sources, verdict, status in (((sensor,), "degraded", 3), ((dead,), "broken", 1), ((sensor, dead), "broken", 1)):
         node = NodeSnapshot("plant", "00", 1, 0, None, sources=sources)
-        found = health_json(node, assess(node))
+        found = health_json(node)
         assert (found["verdict"], found["alert"], exit_status(found)) == (verdict, True, status)
-    assert (
-        exit_status(health_json(NodeSnapshot("plant", "00", 1, 0, None), assess(NodeSnapshot("p", "0", 1, 0, None))))
-        == 0
-    )
+    assert exit_status(health_json(NodeSnapshot("plant", "00", 1, 0, None))) == 0
 
 
 def test_status_shows_who_holds_the_log() -> None:
@@ -97,7 +102,7 @@ def test_status_shows_who_holds_the_log() -> None:
     none."""
     held = NodeSnapshot("plant", "00", 1, 0, None, store=StoreStatus(log_bytes=300_000_000))
     assert assess(replace(held, store=StoreStatus(log_bytes=64 * 2**20))).reasons == ()
-    found = health_json(held, assess(held))
+    found = health_json(held)
     found["store"]["log_held_by"] = ["1234 (python3)"]
     said = text(found).splitlines()
     assert "  - store: its write-ahead log has 300 MB [log_held]" in said
@@ -201,3 +206,27 @@ def test_consequences_stand_beneath_their_cause_in_lines_of_a_terminal() -> None
         "so peer plant",
     ]
     assert max(map(len, lines)) <= 120
+
+
+def test_a_thousand_peers_fit_a_screen() -> None:
+    """Of a thousand peers, three of which are silent and one of which is behind, the status shows these four first, the
+    remedy of the silent ones once, and how many there are; the exit status is the same. With --all it shows them
+    all."""
+    peers = [PeerStatus(f"plant-{n:04}", "facts.telemetry", True, 9, 9, 0.0) for n in range(1_000)]
+    for n in (7, 500, 900):
+        peers[n] = replace(peers[n], connected=False)
+    peers[600] = replace(peers[600], end_offset=50, lag_seconds=20.0)
+    zones = tuple(peer.zone for peer in peers)
+    broker = BrokerStatus("site", connected=True, zones=zones)
+    node = NodeSnapshot("idmz", "00", 1, 0, None, peers=tuple(peers), brokers=(broker,))
+    said = told(node).splitlines()
+    assert len(said) < 30
+    worst = [line.split()[1] for line in said if line.startswith("  peer ")]
+    assert set(worst[:4]) == {f"plant-{n:04}/facts.telemetry" for n in (7, 500, 600, 900)}
+    assert sum("-> start the node of that zone" in line for line in said) == 1
+    assert "            the worst 10 of 1,000, 997 connected (--all prints all)" in said
+    assert len(encode_health(node, assess(node))) < 20_000
+    assert sum(line.startswith("  peer ") for line in text(health_json(node, everything=True)).splitlines()) == 1_000
+    down = replace(node, brokers=(), peers=tuple(replace(peer, connected=False, lag_seconds=0.0) for peer in peers))
+    assert "  and 990 more: 990 peer_silent (--all)" in told(down).splitlines()
+    assert exit_status(health_json(down)) == exit_status(health_json(down, everything=True))

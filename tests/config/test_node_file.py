@@ -11,7 +11,7 @@ import pytest
 from agent.cli.prepare.init import node_toml
 from agent.config import ConfigError, ConfigFile, load, read
 from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
-from agent.settings.peers import BrokerSettings, PeerSettings
+from agent.settings.peers import STREAMS_MAX, BrokerSettings, PeerSettings
 from agent.settings.signing import PINS_MAX, OriginSettings, SigningSettings
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 from agent.settings.store import StoreSettings, StreamSettings
@@ -294,12 +294,15 @@ def test_rules_of_streams() -> None:
 
 
 def test_a_peer_may_only_append_or_only_be_asked() -> None:
-    """A peer without any exchange is a problem; one that only appends, or that only commands send requests to, is
-    none."""
+    """A peer without any exchange, or with more streams than may wait at it, is a problem; one that only appends, or
+    that only commands send requests to, is none."""
     table = {"node": {"zone": "p"}, "stream": [{"name": "facts.private", "write_class": "local"}], "broker": [BROKER]}
     idle = {"zone": "idmz", "broker": "b"}
     assert set(problems_of({**table, "peer": [idle]})) == {"peer[0].zone"}
     assert set(problems_of({**table, "peer": [{**idle, "appends": ["Facts"]}]})) == {"peer[0].appends"}
+    many = [f"facts.s{n}" for n in range(STREAMS_MAX + 1)]
+    assert "33 streams, at most 32" in problems_of({**table, "peer": [{**idle, "pulls": many}]})["peer[0].pulls"]
+    assert len(read({**table, "peer": [{**idle, "pulls": many[1:]}]}, FILE).peer[0].pulls) == STREAMS_MAX
     for some in ({"appends": ["facts.private"]}, {"asks": True}):
         assert read({**table, "peer": [{**idle, **some}]}, FILE).peer[0].exports == ()
 

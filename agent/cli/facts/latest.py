@@ -2,7 +2,7 @@
 
 Every row shows the staleness of its source. A tag of this node is marked `stale` or `removed` by the tag files of the
 node. Tags without a value within the search depth are listed on standard error, or with --json as rows without a value.
-With --summary it prints counts, a few values, and the names of the tags that are not good.
+With --summary, and for many tags, it prints counts, a few values, and the names of the tags that are not good.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ SPARSE = ("unit", "ahead")  # columns that are left out if no row has a value fo
 DIGITS = 7
 TELEMETRY = "facts.telemetry"
 MISSING_NAMED = 5
+ROWS_MAX = 100
+"""Tags that are printed without --all; of more, a person who does not name them wants to know which are not good."""
 SUMMARY_NAMED = 20  # tags that are bad, and as many that are silent
 
 
@@ -76,6 +78,7 @@ SUMMARY_NAMED = 20  # tags that are bad, and as many that are silent
 @click.option(
     "--summary", "as_summary", is_flag=True, help="Print counts, the first values, and the tags that are not good."
 )
+@click.option("--all", "everything", is_flag=True, help=f"Print every tag, also of more than {ROWS_MAX}.")
 @click.argument("tag_glob", default="*")
 @json_option
 def latest(
@@ -88,10 +91,12 @@ def latest(
     answer_s: float,
     fresh_s: float,
     as_summary: bool,
+    everything: bool,
     tag_glob: str,
     as_json: bool,
 ) -> None:
-    """Print the latest value of each tag whose name matches TAG_GLOB, as "line1/*". Without it, print all tags."""
+    """Print the latest value of each tag whose name matches TAG_GLOB, as "line1/*"; a summary of many, unless --all or
+    --json is given."""
     chosen = {"--config": config_file, "--file": store_file, "--zone": zone, "--stream": stream, "--from": peer}
     wanted = matching(tag_glob, zone)
     if peer is not None:
@@ -104,7 +109,7 @@ def latest(
         )
         in_force, now_ns = tags_in_force(config_file), time.time_ns()
         rows = [aged_record(row, in_force, now_ns) for row in asked if zone in {None, row["zone"]}]
-        if as_summary:
+        if as_summary or (len(rows) > ROWS_MAX and not everything and not as_json):
             sys.exit(_print_summary(summarize(rows, None, wanted), tag_glob, chosen, as_json=as_json))
         _print(rows, as_json=as_json)
         if not as_json:
@@ -129,7 +134,7 @@ def latest(
     in_force = None if store_file is not None else tags_in_force(config_file)
     now_ns = time.time_ns()  # after the search: no tag is younger than its source
     rows = [aged_record(row, in_force, now_ns) for row in records]
-    if as_summary:
+    if as_summary or (len(rows) > ROWS_MAX and not everything and not as_json):
         status = _print_summary(summarize(rows, in_force, wanted), tag_glob, chosen, as_json=as_json)
         sys.exit(max(report_holes(counters), status))
     _print(rows, as_json=as_json)
@@ -210,7 +215,12 @@ def _print_summary(summary: LatestSummary, tag_glob: str, chosen: Mapping[str, o
     for what, tags in (("bad", bad), ("silent", [_name(subject) for subject in summary.silent])):
         for line in _named(what, tags):
             click.echo(line)
-    words = ["bsfg", "latest", *([] if tag_glob == "*" else [tag_glob])]
+    words = [
+        "bsfg",
+        "latest",
+        *(["--all"] if summary.tags > ROWS_MAX else []),
+        *([] if tag_glob == "*" else [tag_glob]),
+    ]
     words += [str(word) for name, value in chosen.items() if value is not None for word in (name, value)]
     click.echo(f"every tag: {shlex.join(words)}")
     return 0 if summary.tags else 1

@@ -32,6 +32,7 @@ from agent.config import ConfigError, Sections, load_sections
 from agent.escaping import printable
 from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
 from agent.health.address import IN_USE_HINT, OPEN_HINT, is_open_to_others
+from agent.health.brief import SHOWN_MAX
 from agent.health.client import noted_port
 from agent.health.problems import Problem
 from agent.ingest import TagMapError, load_tag_maps
@@ -96,6 +97,8 @@ def summary_of(sections: Sections) -> str:
     assert settings is not None, "there is no problem"
     tags = sum(len(found.tags) for found in load_tag_maps(settings.sources).values())
     peers = ", ".join(peer.zone for peer in settings.peer) or "none"
+    if len(settings.peer) > SHOWN_MAX:
+        peers = f"{len(settings.peer):,}"
     return f"zone {settings.node.zone}, {len(settings.sources)} sources with {tags} tags, peers: {peers}"
 
 

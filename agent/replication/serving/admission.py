@@ -16,9 +16,10 @@ from agent.replication.protocol.messages import Confirm, FetchFacts, FetchRange,
 from agent.replication.protocol.topics import check_response_topic, parse_request_topic
 from agent.replication.serving.outcomes import Drop, DropReason, Refuse
 from agent.replication.serving.page import ReadPlan
+from agent.settings.peers import STREAMS_MAX
 
-PARKED_PER_ZONE_MAX = 32
-"""Fetches of one zone that may wait for facts at the same time: more than one for each of its streams."""
+PARKED_PER_ZONE_MAX = STREAMS_MAX
+"""Fetches of one zone that may wait for facts at the same time: one for each of its streams."""
 CORRELATION_BYTES_MIN, CORRELATION_BYTES_MAX = 8, 32
 
 

@@ -3,6 +3,7 @@ version is named. Shown to fail with the product broken: a decoder that forbids 
 checked."""
 
 import asyncio
+import json
 import logging
 import struct
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 
 from agent.cli import status as status_command
-from agent.health.page import health_json
+from agent.health.page import encode_health
 from agent.health.snapshot import NodeSnapshot, PeerStatus
 from agent.health.verdict import assess
 from agent.replication.broker.diagnosis import Outcome
@@ -144,7 +145,7 @@ def test_another_major_version_is_reported_at_the_requester(
         figures = NodeSnapshot(
             "idmz", "e", 0, 0, None, peers=(PeerStatus("plant-a", STREAM, False, 0, 0, trouble=reason),)
         )
-        shown = status_command.text(health_json(figures, assess(figures)))
+        shown = status_command.text(json.loads(encode_health(figures, assess(figures))))
         assert both in " ".join(shown.split())
 
     pulled(broker, tmp_path, until)

@@ -1,0 +1,72 @@
+"""Core: a status that fits a screen, whatever the number of peers: the worst parts of each kind, and counts of all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from heapq import nsmallest
+from typing import TypeVar
+
+from agent.health.snapshot import NodeSnapshot
+from agent.health.verdict import Verdict
+
+SHOWN_MAX = 10
+"""Parts of a kind, and reasons. What is wrong with more of them usually has one cause, which comes first."""
+
+_T = TypeVar("_T")
+
+
+def counts_of(snapshot: NodeSnapshot) -> dict[str, int]:
+    """How many parts of each kind there are, and how many of them are as they should be."""
+    return {
+        "streams": len(snapshot.streams),
+        "consumers": len(snapshot.consumers),
+        "consumers_level": sum(not one.behind_facts for one in snapshot.consumers),
+        "peers": len(snapshot.peers),
+        "peers_connected": sum(one.connected for one in snapshot.peers),
+        "sources": len(snapshot.sources),
+        "sources_connected": sum(one.connected for one in snapshot.sources),
+    }
+
+
+def left_out(verdict: Verdict) -> dict[str, int]:
+    """How many reasons beyond the first ones there are, by problem."""
+    return dict(Counter(reason.problem.name.lower() for reason in verdict.reasons[SHOWN_MAX:]))
+
+
+def worst_of(snapshot: NodeSnapshot, verdict: Verdict) -> NodeSnapshot:
+    """The snapshot with the worst parts of each kind only: those with the first reasons, then those most behind."""
+    places = dict[str, int]()
+    for place, reason in enumerate(verdict.reasons):
+        places.setdefault(reason.subject, place)
+    return replace(
+        snapshot,
+        streams=_worst(snapshot.streams, lambda one: -one.bytes),
+        consumers=_worst(snapshot.consumers, lambda one: -one.behind_facts, places, lambda one: f"consumer {one.name}"),
+        brokers=tuple(replace(one, zones=one.zones[:SHOWN_MAX]) for one in snapshot.brokers),
+        peers=_worst(
+            *(snapshot.peers, lambda one: one.position - one.end_offset, places),
+            lambda one: f"peer {one.zone}/{one.stream}",
+        ),
+        sources=_worst(snapshot.sources, lambda one: -one.errors_total, places, lambda one: f"source {one.name}"),
+        store=replace(
+            snapshot.store,
+            artifact_unreferenced=_worst(snapshot.store.artifact_unreferenced, lambda one: -one.bytes),
+        ),
+        clock_changes=snapshot.clock_changes[:SHOWN_MAX],
+    )
+
+
+def _worst(
+    parts: Sequence[_T],
+    order: Callable[[_T], float],
+    places: Mapping[str, int] | None = None,
+    subject: Callable[[_T], str] = str,
+) -> tuple[_T, ...]:
+    """The first SHOWN_MAX parts by the place of their first reason, then by `order`; all, in their order, if no more
+    are there."""
+    if len(parts) <= SHOWN_MAX:
+        return tuple(parts)
+    ranked = places or {}
+    return tuple(nsmallest(SHOWN_MAX, parts, lambda one: (ranked.get(subject(one), len(ranked)), order(one))))
