@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from agent.lease import LeaseClaim
 from agent.message import Envelope, Fact
 from agent.pages import Hole, Start
 from agent.replication.protocol.messages import AppendedEntry
@@ -49,6 +50,7 @@ class RegisterConsumer(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_
     start: Start = "oldest"
     zone: str | None = None  # None: this zone
     is_fetching: bool = False  # facts are read next, so the consumer counts as seen
+    claim: LeaseClaim | None = None  # of the instance that reads; None: the name is enough
 
 
 class ListConsumers(msgspec.Struct, frozen=True, tag="ListConsumers", tag_field="operation"):
@@ -135,6 +137,7 @@ class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_fiel
     offset: int
     first_offset: int | None = None
     epoch: str | None = None
+    claim: LeaseClaim | None = None
 
 
 class PutObject(msgspec.Struct, frozen=True, tag="PutObject", tag_field="operation"):
@@ -159,10 +162,12 @@ class LeaseAcquired(msgspec.Struct, frozen=True, tag="AcquireLease", tag_field="
 
 
 class Registered(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field="operation"):
-    """The consumer's stream and confirmed frontier."""
+    """The consumer's stream and confirmed frontier; the lease in force after the claim, and who holds it."""
 
     stream: str
     frontier: int
+    lease_epoch: int = 0
+    lease_holder: str = ""
 
 
 class ConsumerEntry(msgspec.Struct, frozen=True):
@@ -322,10 +327,11 @@ class ObjectPut(msgspec.Struct, frozen=True, tag="PutObject", tag_field="operati
 
 
 class Refused(msgspec.Struct, frozen=True, tag="error", tag_field="operation"):
-    """The request was not carried out."""
+    """The request was not carried out. `code`: that of the protocol, for a lease."""
 
     message: str
     hint: str = ""
+    code: str = ""
 
 
 Request = (

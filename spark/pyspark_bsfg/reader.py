@@ -87,7 +87,8 @@ class BsfgReader(DataSourceReader):
         stream = self.options.stream
         asked = Asked(stream, OffsetRange(partition.first, partition.last), partition.epoch)
         with partition.place.opened() as source:
-            missing = HoleLog(source.name, stream, is_expired_refused=self.options.when_released == "fail")
+            refused = ("expired",) if self.options.when_released == "fail" else ()
+            missing = HoleLog(source.name, stream, refused, "read again, from a later offset")
             yield from record_batches(source, asked, arrow_schema(self.schema), missing, self.pruning)
         missing.sum_up()
 

@@ -100,7 +100,9 @@ def test_a_node_gives_what_its_file_holds(enterprise: Served, caplog: pytest.Log
     unproven = [row | {"verified": "no"} for row in expected]
     making.same(found, unproven)
     assert len(found) == HELD - 1000
-    assert any(f"facts {DAMAGED} to {DAMAGED + 999} of facts.telemetry are missing: damaged" in one for one in said)
+    assert any(
+        f"1000 facts of facts.telemetry ({DAMAGED} to {DAMAGED + 999} damaged) are missing" in one for one in said
+    )
 
 
 def test_a_filter_skips_what_it_excludes(enterprise: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from agent.lease import LeaseClaim
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import ConfirmReceipt, GetBounds
@@ -35,10 +36,11 @@ def test_nothing_is_confirmed_before_the_first_fact() -> None:
     node = MqttNode(NodeOptions("broker", "enterprise", "ca.pem", "own.pem", "own.key"))
     conversation = Answering()
     source = MqttNodeSource(node, _Known(cast(Conversation, conversation), {}), "lake", None)
-    source.confirm("local.lake", 0, EPOCH)
+    claim = LeaseClaim("us", 7)
+    source.confirm("local.lake", 0, EPOCH, claim)
     assert conversation.asked == []
-    source.confirm("local.lake", 5, EPOCH)
-    assert conversation.asked == [ConfirmReceipt(consumer_name="local.lake", offset=5, epoch=EPOCH)]
+    source.confirm("local.lake", 5, EPOCH, claim)
+    assert conversation.asked == [ConfirmReceipt(consumer_name="local.lake", offset=5, epoch=EPOCH, lease=7)]
 
 
 def test_another_epoch_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

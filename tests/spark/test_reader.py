@@ -146,7 +146,7 @@ def test_two_streams_of_two_plants_are_read_around_two_holes(
         assert found == expected
     assert [
         record.getMessage().partition(";")[0] for record in caplog.records if record.levelno == logging.WARNING
-    ] == [f"{path}: facts 13 to 14 of facts.telemetry are missing: damaged"]
+    ] == [f"{path}: 2 facts of facts.telemetry (13 to 14 damaged) are missing"]
 
 
 def test_messages_are_rows_of_the_same_schema(tmp_path: Path) -> None:
@@ -221,14 +221,16 @@ def test_facts_released_while_reading_are_reported(tmp_path: Path, caplog: pytes
         [part] = reader.partitions()
         making.release(path, 10)
         if when_released == "fail":
-            with pytest.raises(FactsGone, match=r"facts 1 to 10 of facts.telemetry were released during the read"):
+            with pytest.raises(
+                FactsGone, match=r"10 facts of facts.telemetry \(1 to 10 expired\) are no longer .*; read again"
+            ):
                 list(reader.read(part))
         else:
             found = [row["offset"] for one in reader.read(part) for row in one.to_pylist()]
             assert found == list(range(11, len(RUN) + 1))
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: facts 1 to 10 of facts.telemetry are missing: expired"
-    ]
+        f"{path}: 10 facts of facts.telemetry (1 to 10 expired) are missing"
+    ] * 2
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 7])
@@ -247,7 +249,7 @@ def test_damaged_batches_are_reported_and_cost_nothing_else(
     found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in read(path, numPartitions=tasks)]
     making.same(found, expected)
     said = [record.args for record in caplog.records if record.levelno == logging.WARNING]
-    ranges = [[int(text) for text in re.findall(r"facts (\d+) to (\d+)", str(args))[0]] for args in said]
+    ranges = [[int(text) for text in re.findall(r"\((\d+) to (\d+) damaged", str(args))[0]] for args in said]
     assert sorted(n for first, last in ranges for n in range(first, last + 1)) == sorted(gone)
     assert all("store verify" in record.getMessage() for record in caplog.records)
 
@@ -272,7 +274,10 @@ def test_many_holes_are_summed_up(
     assert [row["offset"] for row in read(path)] == [1, 3, 5, 7]
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3
-    assert said[-1] == f"{path}: 4 facts of facts.telemetry are missing in this task"
+    assert (
+        said[-1]
+        == f"{path}: 4 facts of facts.telemetry (2 to 2 damaged, 4 to 4 damaged, 6 to 6 damaged, 8 to 8 damaged) are missing in this task"
+    )
 
 
 def test_a_missing_definition_is_named(tmp_path: Path) -> None:

@@ -190,7 +190,8 @@ def _lease(consumer: ConsumerState, claim: LeaseClaim) -> Lease:
         case Denied.FENCED:
             own = "none" if claim.epoch is None else str(claim.epoch)
             raise ConsumerFenced(
-                f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force, the request has {own}"
+                f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force, the request has {own}; "
+                f"the holder is {consumer.lease.holder}"
             )
         case Denied.UNKNOWN:
             raise LeaseUnknown(

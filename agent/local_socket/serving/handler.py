@@ -19,8 +19,10 @@ from typing import Any, Protocol
 from agent.append_contract import Precondition, check_from_zone
 from agent.errors import BsfgError
 from agent.fact_store import (
+    ConsumerFenced,
     ConsumerNotYours,
     FactStore,
+    LeaseUnknown,
     Producers,
     StoreError,
     UnknownConsumer,
@@ -37,6 +39,7 @@ from agent.signing.files import load_identity, read_compromises
 
 log = logging.getLogger(__name__)
 
+_LEASE_CODES: dict[type[BsfgError], str] = {ConsumerFenced: "fenced", LeaseUnknown: "lease_unknown"}
 
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
 Reload = Callable[[], Awaitable[messages.Reloaded]]
@@ -148,7 +151,8 @@ class RequestHandler:
         try:
             return await self._carry_out(request)
         except BsfgError as error:
-            return messages.Refused(error.why if isinstance(error, StoreError) else str(error), error.hint)
+            why = error.why if isinstance(error, StoreError) else str(error)
+            return messages.Refused(why, error.hint, _LEASE_CODES.get(type(error), ""))
 
     async def _carry_out(self, request: Request) -> Answer:
         store = self._store
@@ -169,13 +173,7 @@ class RequestHandler:
                 held = await asyncio.to_thread(store.artifacts.put_chunk, store.zone, digest, size, offset, data)
                 return messages.ObjectPut(held.received, held.is_complete)
             case messages.RegisterConsumer():
-                name, zone = request.consumer_name, request.zone or store.zone
-                _check_consumer_name(name, LOCAL_ZONE if zone == store.zone else zone)
-                registering = store.consumers.register(name, zone, request.stream, request.start)
-                state = await asyncio.wrap_future(registering)
-                if request.is_fetching:  # this program reads the file itself, so the store does not see its fetches
-                    store.consumers.seen(name, is_at_end=state.frontier >= store.end_offset(state.stream))
-                return messages.Registered(state.stream, state.frontier)
+                return await _registered(store, request)
             case messages.ListConsumers():
                 return messages.Consumers(await asyncio.to_thread(consumer_entries, store))
             case messages.RemoveConsumer():
@@ -214,10 +212,23 @@ class RequestHandler:
                     raise LocalError(f"offset {request.offset} is of epoch {request.epoch}, not of {store.epoch.hex()}")
                 epoch = None if request.epoch is None else store.epoch  # another one may begin before the commit
                 confirming = store.consumers.confirm(
-                    request.consumer_name, request.offset, request.first_offset, epoch=epoch
+                    request.consumer_name, request.offset, request.first_offset, claim=request.claim, epoch=epoch
                 )
                 frontier = await asyncio.wrap_future(confirming)  # durable before it is answered
                 return messages.Confirmed(frontier)
+
+
+async def _registered(store: FactStore, request: messages.RegisterConsumer) -> messages.Registered:
+    name, zone = request.consumer_name, request.zone or store.zone
+    _check_consumer_name(name, LOCAL_ZONE if zone == store.zone else zone)
+    state = await asyncio.wrap_future(store.consumers.register(name, zone, request.stream, request.start))
+    if request.is_fetching:  # this program reads the file itself, so the store does not see its fetches
+        store.consumers.seen(name, is_at_end=state.frontier >= store.end_offset(state.stream))
+    if request.claim is None:
+        return messages.Registered(state.stream, state.frontier)
+    lease = await asyncio.wrap_future(store.consumers.hold_lease(name, request.claim))
+    state = store.consumers.get(name) or state  # the holder before may have confirmed until then
+    return messages.Registered(state.stream, state.frontier, lease.epoch, lease.holder)
 
 
 def _check_stream(store: FactStore, request: messages.AppendFact) -> None:

@@ -67,7 +67,8 @@ class Order:
         options.pop("startingtimestamp", None)
         options |= {"stream": stream, "startingoffsets": "earliest"}
         if consumer := options.get("consumer"):
-            options |= {"consumer": f"{consumer}.declared", "startingoffsets": "cursor"}
+            # Only the land job of this table uses it, and that holds the lease of `consumer`.
+            options |= {"consumer": f"{consumer}.declared", "startingoffsets": "cursor", "takeover": "true"}
         checkpoint = self.checkpoint.with_name(f"{self.checkpoint.name}_declared")
         return replace(
             self, options=options, folder=declared_of(self.folder), checkpoint=checkpoint, is_available_now=True

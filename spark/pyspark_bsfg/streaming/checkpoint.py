@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agent.lease import LeaseClaim
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.streaming.offsets import StreamOffset
 
@@ -23,13 +25,21 @@ HEADER_LINES = 2  # of an entry of Spark's offset log: version, metadata; then a
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a checkpoint belongs to. `start` is None until it is known. `app` identifies the checkpoint."""
+    """What a checkpoint belongs to. `start` is None until it is known. `app` identifies the checkpoint, `lease` is its
+    lease of the consumer, 0 for none yet."""
 
     app: str
     store: str
     stream: str
     consumer: str
     start: StreamOffset | None = None
+    lease: int = 0
+
+    def claim(self, folder: Path, after: int | None = None) -> LeaseClaim:
+        """The claim of this checkpoint on its consumer; with `after`, a request for the lease that follows that one.
+        The holder is named by its place too, for those who look for the other query."""
+        holder = f"{socket.gethostname()}:{folder}#{self.app[:8]}"
+        return LeaseClaim(holder, self.lease if after is None else 0, after)
 
 
 def bind(folder: Path, store: str, stream: str, consumer: str) -> Binding:
@@ -65,7 +75,7 @@ def read_binding(folder: Path) -> Binding | None:
     try:
         found = json.loads(text)
         start = None if found["start"] is None else StreamOffset.of(found["start"])
-        return Binding(found["app"], found["store"], found["stream"], found["consumer"], start)
+        return Binding(found["app"], found["store"], found["stream"], found["consumer"], start, found["lease"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise JobRefused(f"{folder / FILE} is damaged: {error}", "restore it, or use a new checkpoint") from error
 

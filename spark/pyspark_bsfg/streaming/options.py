@@ -36,6 +36,7 @@ OURS = {
         "consumer",
         "checkpointLocation",
         "onNewEpoch",
+        "takeOver",
     )
 }
 
@@ -53,6 +54,7 @@ class StreamOptions:
     consumer: str = ""
     checkpoint: str = ""
     on_new_epoch: OnNewEpoch = "fail"
+    takes_over: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> StreamOptions:
@@ -70,6 +72,7 @@ class StreamOptions:
             consumer=ours.get("consumer", ""),
             checkpoint=_local_folder(ours.get("checkpointlocation", "")),
             on_new_epoch=_on_new_epoch(ours),
+            takes_over=_flag(ours, "takeover", "false"),
         )
         options._check()
         return options
@@ -85,6 +88,10 @@ class StreamOptions:
         if not self.consumer and (self.start == "cursor" or self.since_unix_ms is not None):
             named = "startingOffsets cursor" if self.start == "cursor" else "startingTimestamp"
             raise OptionError(f"{named} without a consumer", "name one: option consumer")
+        if self.takes_over and self.start != "cursor":
+            raise OptionError(
+                "takeOver without startingOffsets=cursor", "a query that takes over goes on at the cursor"
+            )
         if self.since_unix_ms is not None and self.start != "earliest":
             raise OptionError("startingTimestamp and startingOffsets", "give one of them")
 

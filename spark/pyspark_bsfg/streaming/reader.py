@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from pyspark.sql.types import StructType
 
 from agent.errors import BsfgError
 from agent.fact_store import StoreError
-from agent.pages import Hole
+from agent.lease import LEASE_EPOCH_MAX, LeaseClaim
+from agent.pages import Hole, Start
 from pyspark_bsfg.errors import (
     ConsumerRefused,
     FactsGone,
@@ -35,15 +37,19 @@ from pyspark_bsfg.errors import (
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.reader import exempt_imports, usual_tasks
 from pyspark_bsfg.schema import arrow_schema
-from pyspark_bsfg.streaming.checkpoint import bind, read_binding, write_binding
+from pyspark_bsfg.streaming.checkpoint import Binding, bind, read_binding, write_binding
 from pyspark_bsfg.streaming.offsets import StreamOffset, first_offset, next_step, parts
 from pyspark_bsfg.streaming.options import StreamOptions
-from pyspark_bsfg.transports import Asked, Bounds, FactSource, HoleLog, Place, StoreFile, places, record_batches
+from pyspark_bsfg.transports import Asked, Bounds, FactSource, HoleLog, Place, StoreFile, extent, places, record_batches
 
 # Spark asks 100 times a second while there is nothing new; a stop waits for the answer.
 IDLE_WAIT_S = 0.5
 POLL_S = 0.05
 POLL_NODE_S = 0.2  # a request each
+POLL_TIMEOUT_S = 5  # Spark renews the progress of an idle query every 10 s
+LOSS_HINT = "failOnDataLoss=false goes on after them"
+LEASE_TRIES = 5
+NO_CLAIM = LeaseClaim("", 0, LEASE_EPOCH_MAX)
 UNREACHABLE = (StoreUnreadable, NodeUnavailable, StoreError, StreamUnknown, OSError)
 
 log = logging.getLogger(__name__)
@@ -69,10 +75,16 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise OptionError(f"readStream of {len(stores)} stores", "a query for each: their offsets are their own")
         self.options = options
         self.schema = schema
-        self.place = stores[0]
+        self.place = self._polled = stores[0]
+        if (node := options.read.node) is not None:
+            # The stream asks again by itself, and says meanwhile that it waits: not after all attempts of a task.
+            hasty = replace(node, attempts=1, request_timeout_s=min(node.request_timeout_s, POLL_TIMEOUT_S))
+            [self._polled] = places(replace(options.read, node=hasty))
         self._target: StreamOffset | None = None
         self._held: Bounds | None = None
         self._is_bound = False
+        self._planned: StreamOffset | None = None
+        self._lost = 0
         self._silent_since = ""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  the names are Spark's
@@ -100,9 +112,10 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     self._target = StreamOffset(held.epoch, held.end_offset)
                 step = next_step(after, held, rows_max, self._target, self.options.on_new_epoch)
                 if step.lost is not None:
-                    self._on_lost(Hole(*step.lost, "expired"))
+                    self._on_lost(step.lost)
                 if step.end.epoch != after.epoch:
                     log.warning("%s has begun epoch %s: it is read again", self.place, step.end.epoch)
+                self._planned = step.end
                 if step.end != after:
                     return step.end.to_json()
             if self._target is not None or time.monotonic() >= deadline:
@@ -117,16 +130,26 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = StreamOffset(held.epoch, held.end_offset)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The last known end of the log, for Spark's progress; and since when the store cannot be reached, if so."""
-        if self._held is None:
-            return None
-        seen = StreamOffset(self._held.epoch, self._held.end_offset).to_json()
-        return seen | ({"unreachable_since": self._silent_since} if self._silent_since else {})
+        """The last known end of the log, for Spark's progress, which has no other place for what a Python source
+        measures: how many facts, and about how many bytes, follow what is planned; how many facts this run has passed
+        over because they were released; and since when the store cannot be reached, if so."""
+        silent = {"unreachable_since": self._silent_since} if self._silent_since else {}
+        if (held := self._held) is None:
+            return silent or None
+        seen = StreamOffset(held.epoch, held.end_offset).to_json()
+        if self._planned is not None and self._planned.epoch == held.epoch:
+            seen["behind_facts"] = behind = max(held.end_offset - self._planned.offset, 0)
+            if held.bytes_per_fact:
+                seen["behind_bytes"] = round(behind * held.bytes_per_fact)
+        seen["lost_facts"] = self._lost
+        return seen | silent
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Offset ranges, one for each task. They depend on the offsets only, not on what the store holds now."""
         begin, until = StreamOffset.of(start), StreamOffset.of(end)
         options = self.options
+        if options.consumer and not self._is_bound:
+            self._reached()  # a batch that is repeated after a start: not if another query has taken over
         shares = parts(
             begin, until, usual_tasks(options.read), options.partitions_min, options.read.partition_facts_max
         )
@@ -146,39 +169,42 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 # This batch was planned before the store was restored. Its remaining facts are read again later.
                 log.warning("%s has left epoch %s: %s is empty", source.name, asked.epoch, asked.offsets)
                 return
-            missing = HoleLog(source.name, asked.stream)
-
-            def on_hole(hole: Hole) -> None:
-                self._on_lost(hole)
-                missing(hole)
-
-            yield from record_batches(source, asked, arrow_schema(self.schema), on_hole)
+            refused = ("expired", "damaged") if self.options.is_loss_refused else ()
+            missing = HoleLog(source.name, asked.stream, refused, LOSS_HINT)
+            yield from record_batches(source, asked, arrow_schema(self.schema), missing)
             missing.sum_up()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Confirm everything up to `end`, which Spark has finished. Never raises: that would end the query, and the
-        next call confirms this too."""
+        """Confirm everything up to `end`, which Spark has finished. An error does not end the query, and the next call
+        confirms this too; but if another query has taken the consumer over, this one must read no further."""
         if not self.options.consumer:
             return
         try:
-            done = StreamOffset.of(end)
-            with self.place.opened() as source:
-                source.confirm(self.options.consumer, done.offset, done.epoch)
+            done, folder = StreamOffset.of(end), Path(self.options.checkpoint)
+            binding = read_binding(folder)
+            assert binding is not None, "it was bound before its first batch"
+            with self._polled.opened() as source:
+                source.confirm(self.options.consumer, done.offset, done.epoch, binding.claim(folder))
         except (BsfgError, OSError) as error:
+            if isinstance(error, ConsumerRefused) and error.code == "fenced":
+                raise _fenced(error) from error
             log.warning("consumer %s is not confirmed up to %s: %s", self.options.consumer, end, error)
 
-    def _on_lost(self, hole: Hole) -> None:
-        """Raise FactsGone for facts that cannot be read, unless the options allow losses."""
+    def _on_lost(self, lost: OffsetRange) -> None:
+        """Count facts that retention has released before they were read. Raises FactsGone unless the options allow
+        that."""
+        said = f"{extent([Hole(*lost, 'expired')], self.options.read.stream)} are no longer in the store"
         if self.options.is_loss_refused:
-            hint = "failOnDataLoss=false goes on after them"
-            where = f"facts {hole.first_offset} to {hole.last_offset} of {self.options.read.stream}"
-            raise FactsGone(f"{where} are no longer in the store: {hole.reason}", hint)
+            raise FactsGone(said, LOSS_HINT)
+        log.warning("%s: the stream goes on after them", said)
+        self._lost += lost.facts
 
     def _reached(self) -> Bounds | None:
         """What the store holds; None if it cannot be reached, which is logged once, as is its return. Raises with
         AvailableNow."""
+        began = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            with self.place.opened() as source:
+            with (self._polled if self._target is None else self.place).opened() as source:
                 held = source.bounds(self.options.read.stream)
                 if not self._is_bound:
                     self._bound(source, held)
@@ -186,7 +212,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._target is not None:  # with None, the run would end as if all had been read
                 raise
             if not self._silent_since:
-                self._silent_since = datetime.now(UTC).isoformat(timespec="seconds")
+                self._silent_since = began
                 log.warning("the stream waits: %s", error)
             return None
         if self._silent_since:
@@ -201,34 +227,74 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options, folder = self.options, Path(self.options.checkpoint)
         if not options.checkpoint:
             return None
-        known = read_binding(folder)
-        if known is None and options.consumer and options.start != "cursor":
-            cursor = source.cursor(options.consumer)
-            if cursor is not None:
-                raise ConsumerRefused(
-                    f"consumer {options.consumer} exists and has confirmed up to {cursor}, and checkpoint {folder} is new",
-                    "use the checkpoint it belongs to, or another consumer; startingOffsets=cursor takes it over",
-                )
-        binding = bind(folder, held.zone, options.read.stream, options.consumer)
-        cursor = self._register(source, is_new=binding.start is None) if options.consumer else 0
+        if options.consumer and read_binding(folder) is None:
+            self._check_free(source)
+        known = binding = bind(folder, held.zone, options.read.stream, options.consumer)
+        cursor = 0
+        if options.consumer:
+            cursor, lease = self._register(source, binding)
+            binding = replace(binding, lease=lease)
         if binding.start is None:
             start = first_offset(options.start, held)
             if options.consumer and not isinstance(options.start, int):
                 start = StreamOffset(held.epoch, cursor)
             elif options.consumer and start.offset > cursor:
-                source.confirm(options.consumer, start.offset, held.epoch)
+                source.confirm(options.consumer, start.offset, held.epoch, binding.claim(folder))
             binding = replace(binding, start=start)
+        if binding != known:
             write_binding(folder, binding)
         self._is_bound = True
         return binding.start
 
-    def _register(self, source: FactSource, *, is_new: bool) -> int:
-        """The cursor of the consumer, which is registered if it is not yet. A consumer that was removed meanwhile
-        starts at the oldest fact; finished batches are confirmed with the next one."""
+    def _check_free(self, source: FactSource) -> None:
+        """Raise ConsumerRefused if a new checkpoint would take the consumer from another one without being told to."""
         options = self.options
-        start: Any = "oldest"
-        if is_new and options.since_unix_ms is not None:
+        if (cursor := source.cursor(options.consumer)) is None:
+            return
+        if options.start != "cursor":
+            raise ConsumerRefused(
+                f"consumer {options.consumer} exists and has confirmed up to {cursor}, and checkpoint"
+                f" {options.checkpoint} is new",
+                "use the checkpoint it belongs to, or another consumer; startingOffsets=cursor goes on after its facts,"
+                " into a new output: a file sink skips batches with numbers that it knows",
+            )
+        # A claim after a lease that cannot be in force changes nothing, and is told which one is.
+        found = source.register(options.consumer, options.read.stream, "oldest", NO_CLAIM)
+        if found.in_force and not options.takes_over:
+            raise ConsumerRefused(
+                f"consumer {options.consumer} belongs to another query"
+                f" (lease {found.in_force}{found.holder and f' of {found.holder}'})",
+                "stop that query, then give this one takeOver=true, which fences it",
+            )
+
+    def _register(self, source: FactSource, binding: Binding) -> tuple[int, int]:
+        """The cursor of the consumer and our lease of it; registered or claimed if need be. A consumer that was removed
+        meanwhile starts at the oldest fact; finished batches are confirmed with the next one. Raises ConsumerRefused if
+        another query has taken it over."""
+        options, folder = self.options, Path(self.options.checkpoint)
+        start: Start = "oldest"
+        if binding.start is None and options.since_unix_ms is not None:
             start = options.since_unix_ms
-        elif is_new and options.start == "latest":
+        elif binding.start is None and options.start == "latest":
             start = "end"
-        return source.register(options.consumer, options.read.stream, start)
+        register = partial(source.register, options.consumer, options.read.stream, start)
+        if binding.lease:
+            try:
+                return register(binding.claim(folder))[:2]
+            except ConsumerRefused as error:
+                if error.code != "lease_unknown":  # the store was restored, or has removed the consumer
+                    raise _fenced(error) from error
+        after = 0
+        for _ in range(LEASE_TRIES):
+            found = register(binding.claim(folder, after))
+            if found.lease:
+                return found[:2]
+            after = found.in_force
+        raise ConsumerRefused(f"other queries keep taking consumer {options.consumer}", "stop all but one")
+
+
+def _fenced(error: ConsumerRefused) -> ConsumerRefused:
+    """The error to raise; it says what happened if another query has taken the consumer."""
+    if error.code != "fenced":
+        return error
+    return ConsumerRefused(f"another query has taken over: {error.why}", "let that one go on", error.code)

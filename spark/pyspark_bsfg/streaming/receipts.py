@@ -24,7 +24,7 @@ from pyspark.sql.streaming.listener import (
 
 from agent.errors import BsfgError
 from pyspark_bsfg.errors import OptionError
-from pyspark_bsfg.streaming.checkpoint import last_committed, query_id
+from pyspark_bsfg.streaming.checkpoint import last_committed, query_id, read_binding
 from pyspark_bsfg.streaming.offsets import StreamOffset
 from pyspark_bsfg.streaming.options import StreamOptions
 from pyspark_bsfg.transports import Place, places
@@ -65,8 +65,10 @@ class Receipts(StreamingQueryListener):
                 done = last_committed(self.checkpoint)
                 if done is None or done == self.confirmed or not done.offset:
                     return True
+                binding = read_binding(self.checkpoint)
+                assert binding is not None, "the source wrote it before it planned a batch"
                 with self._place.opened() as source:
-                    source.confirm(self.consumer, done.offset, done.epoch)
+                    source.confirm(self.consumer, done.offset, done.epoch, binding.claim(self.checkpoint))
             except (BsfgError, OSError) as error:
                 log.warning("consumer %s is not confirmed: %s", self.consumer, error)
                 return False

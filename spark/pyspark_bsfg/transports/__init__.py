@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pyspark_bsfg.options import Options
 from pyspark_bsfg.transports.ports import Asked, Bounds, FactSource, OnHole, Page, Place
-from pyspark_bsfg.transports.reading import HoleLog, record_batches
+from pyspark_bsfg.transports.reading import HoleLog, extent, record_batches
 from pyspark_bsfg.transports.store_file import StoreFile, files
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Page",
     "Place",
     "StoreFile",
+    "extent",
     "places",
     "record_batches",
 ]

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from pyspark import SparkFiles
 
 from agent.batch import Origin
+from agent.lease import LeaseClaim
 from agent.pages import Start
 from agent.replication.mqtt import Access, Reply
 from agent.replication.pki import PkiError, client_context, describe, load_certificates
@@ -51,7 +52,7 @@ from pyspark_bsfg.options import NodeOptions
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.transports.conversation import Conversation
-from pyspark_bsfg.transports.ports import Asked, Bounds, Page
+from pyspark_bsfg.transports.ports import Asked, Bounds, Page, Registration
 from pyspark_bsfg.transports.proofs import Signers
 from pyspark_bsfg.transports.range_pages import Definitions, RangePages
 
@@ -162,16 +163,29 @@ class MqttNodeSource:
         assert isinstance(answer, CursorAnswer), answer
         return answer.frontier
 
-    def register(self, consumer: str, stream: str, start: Start) -> int:
-        """Registers by a first fetch, whose page is dropped: the protocol has no other way."""
-        fetch = FetchFacts(consumer_name=consumer, stream=stream, start=start, limit=1, bytes_max=BYTES_MAX_MIN)
+    def register(self, consumer: str, stream: str, start: Start, claim: LeaseClaim) -> Registration:
+        """Registers by a first fetch, whose page is dropped: the protocol has no other way. The holder of a lease is
+        then our connection, and its epoch proves the claim on others."""
+        fetch = FetchFacts(
+            consumer_name=consumer,
+            stream=stream,
+            start=start,
+            limit=1,
+            bytes_max=BYTES_MAX_MIN,
+            lease=claim.epoch,
+            lease_after=claim.after,
+        )
         answer = self._ask(fetch).answer
         assert isinstance(answer, FetchAnswer), answer
-        return answer.frontier
+        granted = answer.lease or 0
+        return Registration(answer.frontier, granted, granted or answer.lease_in_force or 0)
 
-    def confirm(self, consumer: str, offset: int, epoch: str) -> None:
+    def confirm(self, consumer: str, offset: int, epoch: str, claim: LeaseClaim) -> None:
         if offset > 0:
-            self._ask(ConfirmReceipt(consumer_name=consumer, offset=offset, epoch=epoch or None))
+            confirm = ConfirmReceipt(
+                consumer_name=consumer, offset=offset, epoch=epoch or None, lease=claim.epoch or None
+            )
+            self._ask(confirm)
 
     def _ask(self, request: Request) -> Reply:
         return self._answer_of(self._conversation.ask(request))

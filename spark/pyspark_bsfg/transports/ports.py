@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from agent.batch import Batch, Origin
 from agent.fact_store import Verified
+from agent.lease import LeaseClaim
 from agent.pages import Hole, Start
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.pruning import Pruning
@@ -31,6 +32,8 @@ class Bounds:
     end_offset: int
     zone: str = ""
     """The zone of the store."""
+    bytes_per_fact: float = 0.0
+    """On average, as stored; 0 if the transport does not tell."""
 
     @property
     def offsets(self) -> OffsetRange:
@@ -67,6 +70,15 @@ class Page:
 
     batches: Sequence[PlacedBatch]
     holes: Sequence[Hole] = ()
+
+
+class Registration(NamedTuple):
+    """The cursor of a consumer; the lease of our claim, 0 if it was not granted; and the lease in force."""
+
+    frontier: int
+    lease: int
+    in_force: int
+    holder: str = ""
 
 
 class FactSource(Protocol):
@@ -108,13 +120,14 @@ class FactSource(Protocol):
         """The offset up to which a consumer has confirmed everything; None if it is not registered."""
         ...
 
-    def register(self, consumer: str, stream: str, start: Start) -> int:
-        """Register a consumer, if it is not registered. Returns its cursor."""
+    def register(self, consumer: str, stream: str, start: Start, claim: LeaseClaim) -> Registration:
+        """Register a consumer, if it is not registered, and claim its lease (agent/lease.py). Raises ConsumerRefused,
+        with code `fenced` if another reader has taken it over."""
         ...
 
-    def confirm(self, consumer: str, offset: int, epoch: str) -> None:
+    def confirm(self, consumer: str, offset: int, epoch: str, claim: LeaseClaim) -> None:
         """Confirm that the facts up to an offset are durable at the consumer, so that the store may release them. A
-        repetition, or a smaller offset, changes nothing."""
+        repetition, or a smaller offset, changes nothing. Raises as `register` does."""
         ...
 
 

@@ -1,14 +1,15 @@
 """Turns pages of batches into Arrow record batches, for every transport. Core: no IO except its log.
 
 Every fact of the requested range that the store still has, and that a query's filters do not exclude, is returned once,
-in order. Each missing range is passed to `on_hole`; `HoleLog` logs it as a warning, or raises an exception if the
-caller wants one. Missing batches that the filters exclude are not reported.
+in order. Each missing range is passed to `on_hole`; `HoleLog` logs it as a warning, and raises an exception at the end
+if the caller wants one. Missing batches that the filters exclude are not reported.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agent.columns import BatchError
@@ -21,6 +22,7 @@ from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.transports.ports import Asked, FactSource, OnHole, PlacedBatch
 
 HOLES_LOGGED_MAX = 20  # lines of one task; a failing disk has more holes, and their sum is enough
+SPANS_NAMED_MAX = 10
 
 log = logging.getLogger(__name__)
 
@@ -64,28 +66,38 @@ def _summary(placed: PlacedBatch) -> BatchSummary:
 
 
 class HoleLog:
-    """Logs the facts of a task's range that the store does not have. Call it with each hole, and `sum_up` at the
-    end."""
+    """Logs the facts of a task's range that the store does not have. Call it with each hole, and `sum_up` at the end,
+    which raises FactsGone with `hint` if there was a hole for one of the `refused` reasons."""
 
-    def __init__(self, name: str, stream: str, *, is_expired_refused: bool = False) -> None:
-        self._name = name
-        self._stream = stream
-        self._is_expired_refused = is_expired_refused
+    def __init__(self, name: str, stream: str, refused: Collection[str] = (), hint: str = "") -> None:
+        self._name, self._stream = name, stream
+        self._refused, self._hint = refused, hint
         self._holes = 0
-        self._facts = 0
+        self._spans: list[Hole] = []  # holes that touch are one
 
     def __call__(self, hole: Hole) -> None:
-        """Log a hole. Raises FactsGone for released facts, if that is refused."""
-        where = f"{self._name}: facts {hole.first_offset} to {hole.last_offset} of {self._stream}"
-        if hole.reason == "expired" and self._is_expired_refused:
-            raise FactsGone(f"{where} were released during the read", "read again, from a later offset")
+        """Log a hole."""
         self._holes += 1
-        self._facts += hole.last_offset - hole.first_offset + 1
+        before = self._spans[-1] if self._spans else None
+        if before and (before.last_offset + 1, before.reason) == (hole.first_offset, hole.reason):
+            self._spans[-1] = replace(before, last_offset=hole.last_offset)
+        else:
+            self._spans.append(hole)
         if self._holes <= HOLES_LOGGED_MAX:
             hint = "" if hole.reason == "expired" else "; run bsfg store verify on the node"
-            log.warning("%s are missing: %s%s", where, hole.reason, hint)
+            log.warning("%s: %s are missing%s", self._name, extent([hole], self._stream), hint)
 
     def sum_up(self) -> None:
-        """Log the sum, if there were too many holes to log each."""
+        """Log the sum, if there were too many holes to log each. Raises FactsGone, whose text names all of them."""
         if self._holes > HOLES_LOGGED_MAX:
-            log.warning("%s: %s facts of %s are missing in this task", self._name, self._facts, self._stream)
+            log.warning("%s: %s are missing in this task", self._name, extent(self._spans, self._stream))
+        if refused := [one for one in self._spans if one.reason in self._refused]:
+            raise FactsGone(f"{self._name}: {extent(refused, self._stream)} are no longer in the store", self._hint)
+
+
+def extent(holes: Sequence[Hole], stream: str) -> str:
+    """Some holes in words: how many facts, where, and why."""
+    facts = sum(one.last_offset - one.first_offset + 1 for one in holes)
+    spans = ", ".join(f"{one.first_offset} to {one.last_offset} {one.reason}" for one in holes[:SPANS_NAMED_MAX])
+    more = f" and {len(holes) - SPANS_NAMED_MAX} more ranges" if len(holes) > SPANS_NAMED_MAX else ""
+    return f"{facts} facts of {stream} ({spans}{more})"

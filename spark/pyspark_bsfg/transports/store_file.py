@@ -18,12 +18,13 @@ from typing import Any
 
 from agent.batch import DEFINITIONS_MAX, Kind, Origin
 from agent.fact_store import BatchSummary, StoreDamaged, StoreReader, Verified
+from agent.lease import LeaseClaim
 from agent.pages import Start
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange, joined
-from pyspark_bsfg.transports.ports import Asked, Bounds, Page, PlacedBatch
+from pyspark_bsfg.transports.ports import Asked, Bounds, Page, PlacedBatch, Registration
 
 PAGE_FACTS = 200_000
 PAGE_BYTES = 4 * 1024 * 1024  # some milliseconds of reading; larger pages were no faster
@@ -79,7 +80,9 @@ class StoreFileSource:
             raise StreamUnknown(f"{self.name} holds no stream {stream!r}", f"it holds: {names}")
         found = streams[stream]
         origin = self.reader.origin
-        return Bounds(origin.epoch.hex(), found.first_offset, found.end_offset, origin.zone)
+        facts = found.end_offset - found.first_offset + 1
+        each = found.bytes / facts if facts > 0 else 0.0
+        return Bounds(origin.epoch.hex(), found.first_offset, found.end_offset, origin.zone, each)
 
     def marks(self, stream: str) -> Sequence[tuple[int, int]]:
         return self.reader.clock_marks(stream)
@@ -153,16 +156,17 @@ class StoreFileSource:
     def cursor(self, consumer: str) -> int | None:
         return next((one.confirmed.frontier for one in self.reader.consumers() if one.name == consumer), None)
 
-    def register(self, consumer: str, stream: str, start: Start) -> int:
+    def register(self, consumer: str, stream: str, start: Start, claim: LeaseClaim) -> Registration:
         from agent.local_socket import RegisterConsumer
 
-        frontier: int = self._ask(RegisterConsumer(consumer, stream, start, is_fetching=True), consumer).frontier
-        return frontier
+        found = self._ask(RegisterConsumer(consumer, stream, start, is_fetching=True, claim=claim), consumer)
+        granted = 0 if claim.epoch == 0 and found.lease_holder != claim.holder else found.lease_epoch
+        return Registration(found.frontier, granted, found.lease_epoch, found.lease_holder)
 
-    def confirm(self, consumer: str, offset: int, epoch: str) -> None:
+    def confirm(self, consumer: str, offset: int, epoch: str, claim: LeaseClaim) -> None:
         from agent.local_socket import ConfirmReceipt
 
-        self._ask(ConfirmReceipt(consumer, offset, epoch=epoch), consumer)
+        self._ask(ConfirmReceipt(consumer, offset, epoch=epoch, claim=claim), consumer)
 
     def _ask(self, request: Any, consumer: str) -> Any:
         """The answer of the node that owns the store, which alone writes it. Raises StoreUnreadable if none answers,
@@ -178,7 +182,7 @@ class StoreFileSource:
         except (LocalError, StateFolderUnusable) as error:
             raise StoreUnreadable(f"consumer {consumer}: {error}", error.hint) from error
         if isinstance(answer, Refused):
-            raise ConsumerRefused(f"consumer {consumer}: {answer.message}", answer.hint)
+            raise ConsumerRefused(f"consumer {consumer}: {answer.message}", answer.hint, answer.code)
         return answer
 
 

@@ -19,8 +19,9 @@ CONSUMER = f"{READER}.lake"
 
 
 def test_a_stream_follows_a_node_over_mqtt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a node, each fact once; the cursor follows what is finished, and belongs to one checkpoint; while the
-    node is away the offset stays, and when it is back the stream goes on."""
+    """Batches of a node, each fact once; the cursor follows what is finished, and belongs to one checkpoint until
+    another one is told to take it over, which fences the first. While the node is away the offset stays, and progress
+    says since when after one attempt, not after all attempts of a task; when it is back the stream goes on."""
     monkeypatch.setattr(module, "IDLE_WAIT_S", 0.0)
     path = store_path(tmp_path)
     path.parent.mkdir(parents=True)
@@ -34,7 +35,7 @@ def test_a_stream_follows_a_node_over_mqtt(tmp_path: Path, monkeypatch: pytest.M
             return found
 
     with served(tmp_path) as at:
-        quick = {"requestTimeout": 2, "attempts": 2}
+        quick = {"requestTimeout": 2, "attempts": 1000}
         given = at.options(consumer=CONSUMER, checkpointLocation=tmp_path / "checkpoint", **quick)
         reader = stream(None, **given)
         start = reader.initialOffset()
@@ -43,8 +44,19 @@ def test_a_stream_follows_a_node_over_mqtt(tmp_path: Path, monkeypatch: pytest.M
         assert cursor() == 0
         reader.commit(end)
         assert cursor() == 60
+        other = given | {"checkpointLocation": str(tmp_path / "other")}
         with pytest.raises(ConsumerRefused, match="has confirmed up to 60"):
-            stream(None, **given | {"checkpointLocation": str(tmp_path / "other")}).initialOffset()
+            stream(None, **other).initialOffset()
+        # Another timeout, so that it does not share the connection of this process: a lease belongs to a connection.
+        other |= {"startingOffsets": "cursor", "requestTimeout": "3"}
+        with pytest.raises(ConsumerRefused, match="belongs to another query"):
+            stream(None, **other).initialOffset()
+        reader.commit(end)
+        older, reader = reader, stream(None, **other, takeOver="true")
+        assert reader.initialOffset() == end
+        for fenced in (older, stream(None, **given)):
+            with pytest.raises(ConsumerRefused, match="another query has taken over"):
+                fenced.commit(end)
         at.node.kill()
         assert reader.latestOffset(end, ReadMaxRows(60)) == end
         assert "unreachable_since" in reader.reportLatestOffset()

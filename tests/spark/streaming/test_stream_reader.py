@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from agent import local_socket
 from agent.fact_store import FactStore, StoreReader
+from agent.lease import LeaseClaim
 from agent.local_socket.serving import RequestHandler, serve
 from agent.message import Sample
 from agent.settings.store import StreamSettings
@@ -106,7 +107,7 @@ def test_batches_cover_the_log_and_are_repeatable(tmp_path: Path) -> None:
         found += values(reader, at, end)
         at = end
     assert found == [float(n) for n in range(1, 101)]
-    assert reader.reportLatestOffset() == at
+    assert reader.reportLatestOffset() == at | {"behind_facts": 0, "behind_bytes": 0, "lost_facts": 0}
     with FactStore.open(path, "enterprise") as store:
         append(store, 50)
     assert values(stream(tmp_path), start, at) == found
@@ -160,7 +161,7 @@ def test_only_what_spark_has_finished_is_confirmed(tmp_path: Path) -> None:
         reader.commit(end)
         assert store.consumers.get(CONSUMER).frontier == 25  # type: ignore[union-attr]
         with store_of(tmp_path) as source, pytest.raises(ConsumerRefused, match="is of epoch"):
-            source.confirm(CONSUMER, 30, "0" * 32)
+            source.confirm(CONSUMER, 30, "0" * 32, LeaseClaim("us"))
         reader.commit(start)
         assert store.consumers.get(CONSUMER).frontier == 25  # type: ignore[union-attr]
         assert stream(tmp_path, durable=True).initialOffset() == start
@@ -186,13 +187,52 @@ def test_a_consumer_belongs_to_one_checkpoint(tmp_path: Path) -> None:
         first = stream(tmp_path, durable=True)
         first.commit(first.latestOffset(first.initialOffset(), ReadMaxRows(20)))
         other = {"durable": True, "checkpointLocation": tmp_path / "other"}
-        with pytest.raises(ConsumerRefused, match=r"has confirmed up to 20.*startingOffsets=cursor takes it over"):
+        with pytest.raises(ConsumerRefused, match=r"has confirmed up to 20.*startingOffsets=cursor goes on after"):
             stream(tmp_path, **other).initialOffset()
         assert read_binding(tmp_path / "other") is None
-        assert stream(tmp_path, **other, startingOffsets="cursor").initialOffset()["offset"] == 20
         with pytest.raises(JobRefused, match=r"belongs to consumer local.lake, this query reads local.pond"):
             stream(tmp_path, durable=True, consumer="local.pond").initialOffset()
     assert {one.name for one in StoreReader(tmp_path / "facts.db").consumers()} == {CONSUMER}
+
+
+def test_the_newer_query_takes_a_consumer_only_when_told_to_and_fences_the_older(tmp_path: Path) -> None:
+    """A second driver at the cursor of a first one is refused, by the first one's place, and changes nothing. Told to
+    take over, it goes on at the cursor; the first one ends at its next confirmation, also when it is started again, and
+    has moved no cursor. The second one keeps its lease when it is started again."""
+    with node(tmp_path) as store:
+        append(store, 30)
+        first = stream(tmp_path, durable=True)
+        at = first.latestOffset(first.initialOffset(), ReadMaxRows(20))
+        first.commit(at)
+        other: dict[str, Any] = {"durable": True, "checkpointLocation": tmp_path / "other", "startingOffsets": "cursor"}
+        with pytest.raises(ConsumerRefused, match=rf"another query.*{tmp_path}/checkpoint#.*takeOver=true"):
+            stream(tmp_path, **other).initialOffset()
+        assert read_binding(tmp_path / "other") is None
+        first.commit(at)  # it still holds the lease
+        second = stream(tmp_path, **other, takeOver="true")
+        assert second.initialOffset()["offset"] == 20
+        taken = rf"another query has taken over.*{tmp_path}/other#"
+        with pytest.raises(ConsumerRefused, match=taken):
+            first.commit(at | {"offset": 30})
+        for restarted in (lambda one: one.latestOffset(at, ReadMaxRows(20)), lambda one: one.partitions(at, at)):
+            with pytest.raises(ConsumerRefused, match=taken):
+                restarted(stream(tmp_path, durable=True))
+        assert store.consumers.get(CONSUMER).frontier == 20  # type: ignore[union-attr]
+        stream(tmp_path, **other).commit(at | {"offset": 25})
+        assert store.consumers.get(CONSUMER).frontier == 25  # type: ignore[union-attr]
+
+
+def test_a_consumer_that_was_added_by_hand_or_removed_is_taken_without_being_told(tmp_path: Path) -> None:
+    """No query has it: one at the cursor begins there; one whose consumer was removed registers it again."""
+    with node(tmp_path) as store:
+        append(store, 30)
+        store.consumers.register(CONSUMER, "enterprise", TELEMETRY, "end").result()
+        reader = stream(tmp_path, durable=True, startingOffsets="cursor")
+        at = reader.initialOffset()
+        assert at["offset"] == 30
+        store.consumers.remove(CONSUMER, force=True, now=True).result()
+        stream(tmp_path, durable=True).latestOffset(at, ReadMaxRows(20))
+        assert store.consumers.get(CONSUMER).frontier == 0  # type: ignore[union-attr]
 
 
 def test_a_query_waits_while_the_store_is_away(
@@ -238,20 +278,27 @@ def test_a_query_waits_while_the_store_is_away(
 
 @pytest.mark.parametrize("kind", ["expired", "damaged"])
 def test_a_loss_ends_the_query_or_is_passed(tmp_path: Path, kind: str) -> None:
-    """Facts that the store no longer has end the query, naming them; with failOnDataLoss=false the rest is read."""
+    """Facts that the store no longer has end the query, naming all of them; with failOnDataLoss=false the rest is read,
+    and Spark's progress has how many were released, and how many wait."""
     path = tmp_path / "facts.db"
-    making.store(path, [[Sample(1, NOON_NS, float(n))] * 5 for n in range(4)])
+    making.store(path, [[Sample(1, NOON_NS, float(n))] * 5 for n in range(6)])
     start = stream(tmp_path).initialOffset()
     if kind == "expired":
         making.release(path, 10)
+        gone = r"10 facts of facts.telemetry \(1 to 10 expired\)"
     else:
-        making.damage(path, 6)
+        for first_offset in (1, 6, 21):
+            making.damage(path, first_offset)
+        gone = r"15 facts of facts.telemetry \(1 to 10 damaged, 21 to 25 damaged\)"
     strict, lenient = stream(tmp_path), stream(tmp_path, failOnDataLoss="false")
-    with pytest.raises(FactsGone, match=rf"facts \d+ to 10 .*{kind}; failOnDataLoss=false"):
+    with pytest.raises(FactsGone, match=rf"{gone} are no longer in the store; failOnDataLoss=false"):
         values(strict, start, strict.latestOffset(start, ReadMaxRows(100)))
-    end = lenient.latestOffset(start, ReadMaxRows(100))
-    found = values(lenient, start, end)
-    assert (len(found), end["offset"]) == ((10, 20) if kind == "expired" else (15, 20))
+    end = lenient.latestOffset(start, ReadMaxRows(25))
+    assert len(values(lenient, start, end)) == end["offset"] - (10 if kind == "expired" else 15)
+    said = lenient.reportLatestOffset()
+    assert (said["offset"], said["behind_facts"]) == (30, 30 - end["offset"])
+    assert bool(said["behind_bytes"]) is bool(said["behind_facts"])
+    assert said["lost_facts"] == (10 if kind == "expired" else 0)  # what the disk damaged only its task finds
 
 
 def test_a_restored_store_is_refused_or_read_again(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from pyspark_bsfg import __main__ as program
@@ -76,6 +78,34 @@ def test_the_page_does_what_it_says(
     assert spark.read.parquet(*paths(tmp_path / "data" / "facts")).count() == 300
     done = json.loads(capsys.readouterr().out.splitlines()[-1])["jobs"]["land"]
     assert (done["facts_landed"], done["facts_missing"], done["end_offset"], done["restarts"]) == (300, 0, 300, 0)
+
+
+@pytest.mark.spark
+@pytest.mark.system
+def test_a_lost_checkpoint_loses_no_fact_of_a_file_sink(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream of the page, its checkpoint deleted between two runs: the second run is refused before it reads, and
+    as the page says it goes on into a new output. Then both have each fact once. Into the old output Spark itself
+    would write none of the new facts, which is why."""
+    monkeypatch.setattr("pyspark_bsfg.session.session", lambda _: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    text = shown("stream").replace("/var/lib/bsfg/enterprise", str(tmp_path)).replace("/data", str(tmp_path))
+    on = '"startingOffsets": "cursor",\n    "takeOver": "true",\n    "consumer"'
+    with node(tmp_path) as store:
+        append(store, 1, 300)
+        _python(text)
+        shutil.rmtree(tmp_path / "readings_checkpoint")
+        append(store, 301, 500)
+        with pytest.raises(StreamingQueryException, match="file sink skips batches"):
+            _python(text)
+        shutil.rmtree(tmp_path / "readings_checkpoint")
+        moved = text.replace(f"{tmp_path}/readings", f"{tmp_path}/more")
+        _python(moved.replace('"consumer"', on, 1))
+        assert store.consumers.get("local.readings").frontier == 500  # type: ignore[union-attr]
+    found = [spark.read.parquet(str(tmp_path / name)) for name in ("readings", "more")]
+    assert [rows.count() for rows in found] == [300, 200]
+    assert found[0].union(found[1]).distinct().count() == 500
 
 
 def _python(text: str) -> None:
