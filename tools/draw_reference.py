@@ -14,6 +14,7 @@ import re
 import textwrap
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -64,6 +65,10 @@ _GOOD: dict[str, object] = {  # for settings without a default, and for those th
     "private_key_file": Path("a"),
 }
 _WIDTH = 120
+_SHARED_BY_FAMILIES = 3
+"""Commands of the first level that have an option with one text, for it to be described in front of all of them."""
+_SHARED_IN_GROUP = 2
+"""Commands of a group that have an option with one text, for it to be described at the group."""
 _SETTING = re.compile(r"(?:# )?([a-z_0-9]+) = .+")
 _SECTION = re.compile(r"(?:# )?\[\[?([a-z]+)\]\]?")
 
@@ -102,8 +107,8 @@ _COMMANDS = """# Commands
 
 <!-- from the code: python tools/draw_reference.py -->
 
-Every command of `bsfg`, as `--help` prints it. A command prints one line or facts; with `--json` it prints JSON. The exit
-status is 0 for a good result, 1 for a bad one and 2 for wrong usage.
+Every command of `bsfg`, as `--help` prints it. The exit status is 0 for a good result, 1 for a bad one and 2 for wrong
+usage. Options that many commands have, which *also* below refers to:
 """
 
 
@@ -148,8 +153,27 @@ def configuration() -> str:
 
 
 def commands() -> str:
-    """The page of the commands."""
-    return wrapped("\n".join([_COMMANDS, *(_command(path, one) for path, one in walk(bsfg, "bsfg"))]), is_python=False)
+    """The page of the commands. What several commands share is described once: in front, or at their group."""
+    tree = list(walk(bsfg, "bsfg"))
+    options = {path: _options(path, command) for path, command in tree}
+    families: dict[str, list[str]] = {}
+    for path, entries in options.items():
+        families.setdefault(" ".join(path.split()[:2]), []).extend(entries)
+    everywhere = _repeated(map(list, map(dict.fromkeys, families.values())), _SHARED_BY_FAMILIES)
+    parts = [_COMMANDS, "\n".join(map(_filled, everywhere)) + "\n"]
+    for path, command in tree:
+        group = path if isinstance(command, click.Group) else path.rpartition(" ")[0]
+        in_group = [options[below] for below in options if group != "bsfg" and below.rpartition(" ")[0] == group]
+        names = {_name(entry) for entry in everywhere}
+        at_group = [entry for entry in _repeated(in_group, _SHARED_IN_GROUP) if _name(entry) not in names]
+        if group == path:
+            own, shared = options[path] + at_group, []
+        else:
+            shared = [entry for entry in options[path] if entry in everywhere or entry in at_group]
+            own = [entry for entry in options[path] if entry not in shared]
+        also = [f"Also {', '.join(map(_name, shared))}."] if shared else []
+        parts.append(_command(path, command, own, also))
+    return wrapped("\n".join(parts), is_python=False)
 
 
 def log() -> str:
@@ -279,19 +303,34 @@ def _filled(text: str, indent: str = "") -> str:
     return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _command(path: str, command: click.Command) -> str:
+def _options(path: str, command: click.Command) -> list[str]:
+    """An entry for each option that has a text, except --help."""
+    records = [parameter.get_help_record(click.Context(command, info_name=path)) for parameter in command.params]
+    return [f"- `{names}`: {' '.join(text.split())}" for names, text in filter(None, records) if text]
+
+
+def _name(entry: str) -> str:
+    return entry.removeprefix("- ").partition(": ")[0]
+
+
+def _repeated(lists: Iterable[list[str]], count_min: int) -> list[str]:
+    """The entries that stand in so many lists; of those with one name, the most frequent."""
+    found: dict[str, str] = {}
+    for entry, count in Counter(entry for entries in lists for entry in entries).most_common():
+        if count >= count_min:
+            found.setdefault(_name(entry), entry)
+    return list(found.values())
+
+
+def _command(path: str, command: click.Command, options: list[str], also: list[str]) -> str:
     context = click.Context(command, info_name=path)
     told = [" ".join(one.split()) for one in inspect.cleandoc(command.help or "").split("\n\n")]
     parts = [f"{'##' if path.count(' ') < 2 else '###'} {path}", *(_filled(one) for one in told)]
     if path == "bsfg" or not isinstance(command, click.Group):
         parts.append(f"    {' '.join([path, *command.collect_usage_pieces(context)])}")
-    records = [one.get_help_record(context) for one in command.get_params(context)]
-    options = [
-        f"- `{names}`: {' '.join(text.split())}"
-        for names, text in filter(None, records)
-        if text and "--help" not in names
-    ]
-    parts.append("\n".join(_filled(one) for one in options))
+    elif options:
+        parts.append("Options of several of these commands:")
+    parts += ["\n".join(map(_filled, options)), *map(_filled, also)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
