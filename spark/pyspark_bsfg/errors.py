@@ -15,7 +15,14 @@ Spark wraps them as text in its own exceptions, so each text names the thing and
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 from agent.errors import BsfgError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class SparkError(BsfgError):
@@ -66,3 +73,17 @@ class StoreUnreadable(SparkError):
 
 class JobRefused(SparkError):
     """The result of a job would be wrong."""
+
+
+def briefly(call: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Errors of ours come out of `call` without the way that they took: Spark shows users the whole traceback, whose
+    last line would be all that helps them."""
+
+    @wraps(call)
+    def called(*arguments: _P.args, **named: _P.kwargs) -> _T:
+        try:
+            return call(*arguments, **named)
+        except BsfgError as error:
+            raise error.with_traceback(None) from None
+
+    return called

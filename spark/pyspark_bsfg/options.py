@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from difflib import get_close_matches
 from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
@@ -96,8 +97,8 @@ class Options:
             stream=texts.get("stream", TELEMETRY),
             start_offset=_offset(texts, "startingoffsets", "earliest", "latest"),
             end_offset=None if (end := _offset(texts, "endingoffsets", "latest", "earliest")) is None else end - 1,
-            since_unix_ms=_number(texts, "startingtimestamp", UNIX_MS_MAX),
-            before_unix_ms=_number(texts, "endingtimestamp", UNIX_MS_MAX),
+            since_unix_ms=unix_ms(texts, "startingtimestamp"),
+            before_unix_ms=unix_ms(texts, "endingtimestamp"),
             partitions=_number(texts, "numpartitions", PARTITIONS_MAX),
             partition_facts_max=_number(texts, "maxfactsperpartition", OFFSET_MAX) or PARTITION_FACTS_MAX,
             when_released="fail" if when_released == "fail" else "skip",
@@ -237,12 +238,44 @@ def _check_ends(texts: Mapping[str, str], options: Options) -> None:
             raise OptionError(f"{which}Timestamp of transport mqtt", f"give {which}Offsets, or filter on ts")
 
 
+def unix_ms(texts: Mapping[str, str], key: str) -> int | None:
+    """A time in ms since 1970, given so or as ISO 8601 with a zone. Raises OptionError."""
+    if (text := texts.get(key)) is None:
+        return None
+    if text.strip().isdigit():
+        return _number(texts, key, UNIX_MS_MAX)
+    try:
+        at = datetime.fromisoformat(text.strip())
+        found = round(at.timestamp() * 1000) if at.tzinfo else 0
+    except (ValueError, OverflowError):
+        found = 0
+    if not 1 <= found <= UNIX_MS_MAX:
+        raise OptionError(f"{NAMES[key]} {text!r}", "a time with its zone, such as 2026-01-01T12:00Z, or ms since 1970")
+    return found
+
+
+def plain_offset(texts: Mapping[str, str], key: str, default: str) -> str:
+    """An offset as a text, also from Kafka's JSON, in which a stream has partition 0. Raises OptionError."""
+    text = texts.get(key, default).strip()
+    if not text.startswith("{"):
+        return text.lower()
+    stream = texts.get("stream", TELEMETRY)
+    try:
+        by_stream = json.loads(text)
+        if by_stream.keys() == {stream} and by_stream[stream].keys() == {"0"}:
+            number = by_stream[stream]["0"]
+            return {-2: "earliest", -1: "latest"}.get(number, str(number))
+    except (ValueError, AttributeError, TypeError):
+        pass
+    raise OptionError(f"{NAMES[key]} {text!r}", f'as JSON it is {{"{stream}":{{"0":OFFSET}}}}')
+
+
 def _offset(texts: Mapping[str, str], key: str, default: str, refused: str) -> int | None:
     """An offset; None for the default, which is the first or last offset of the store."""
-    text = texts.get(key, default).strip().lower()
+    text = plain_offset(texts, key, default)
     if text == refused:  # as Kafka's source does: there would be nothing to read
         raise OptionError(f"{NAMES[key]} {text} of a batch read", f"it is {default}, or an offset")
-    return None if text == default else _number(texts, key, OFFSET_MAX, f"{default}, or ")
+    return None if text == default else _number({key: text}, key, OFFSET_MAX, f"{default}, or ")
 
 
 def _number(texts: Mapping[str, str], key: str, most: int, otherwise: str = "") -> int | None:

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_bsfg.dictionary import Dictionary
-from pyspark_bsfg.errors import OptionError
+from pyspark_bsfg.errors import OptionError, briefly
 from pyspark_bsfg.options import NODE_PARTITIONS, Options
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange, recorded, resolve, split, task_count
@@ -58,6 +58,7 @@ class BsfgReader(DataSourceReader):
         self.schema = schema
         self.pruning = Pruning()
 
+    @briefly
     def partitions(self) -> list[InputPartition]:  # Spark takes no other sequence than a list
         """Offset ranges, one for each task. Raises SparkError for what cannot be read."""
         exempt_imports()

@@ -11,6 +11,7 @@ from collections.abc import MutableMapping
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from pyspark_bsfg.errors import SparkError, briefly
 from pyspark_bsfg.schema import FACTS, LABELS
 
 
@@ -24,9 +25,14 @@ class BsfgDataSource(DataSource):
     def name(cls) -> str:
         return "bsfg"
 
+    @briefly
     def schema(self) -> StructType:
+        from pyspark_bsfg.streaming.options import check_either
+
+        check_either(dict(self.options))  # for a stream this is the only call before the query is started
         return StructType([*FACTS.fields, LABELS]) if self.options.get("includeLabels", "").lower() == "true" else FACTS
 
+    @briefly
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_bsfg.options import Options
         from pyspark_bsfg.reader import BsfgReader, PruningReader
@@ -36,6 +42,9 @@ class BsfgDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
         from pyspark_bsfg.streaming.options import StreamOptions
-        from pyspark_bsfg.streaming.reader import BsfgStreamReader
+        from pyspark_bsfg.streaming.reader import BsfgStreamReader, Refused
 
-        return BsfgStreamReader(StreamOptions.of(dict(self.options)), schema)
+        try:
+            return BsfgStreamReader(StreamOptions.of(dict(self.options)), schema)
+        except SparkError as error:  # Spark 4.3 would end in an UnboundLocalError
+            return Refused(error)

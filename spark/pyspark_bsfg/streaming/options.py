@@ -12,7 +12,7 @@ from typing import get_args
 
 from agent.message import CONSUMER
 from pyspark_bsfg.errors import OptionError
-from pyspark_bsfg.options import NAMES, OFFSET_MAX, PARTITIONS_MAX, UNIX_MS_MAX, Options, local_path, unknown
+from pyspark_bsfg.options import NAMES, OFFSET_MAX, PARTITIONS_MAX, Options, local_path, plain_offset, unix_ms, unknown
 from pyspark_bsfg.streaming.offsets import OnNewEpoch, Start
 
 # A micro-batch costs some 0.8 s and a microsecond a fact; a larger one would only be more to repeat.
@@ -61,11 +61,12 @@ class StreamOptions:
         """The options that Spark passes. Raises OptionError, which names the option as the documentation does."""
         texts = {key.lower(): value for key, value in given.items()}
         _refuse_strangers(texts)
+        start = _start(texts)
         ours = {key: texts.pop(key) for key in list(texts) if key in OURS}
         options = cls(
             read=Options.of(texts),
-            start=_start(ours),
-            since_unix_ms=_number(ours, "startingtimestamp", 0, UNIX_MS_MAX),
+            start=start,
+            since_unix_ms=unix_ms(ours, "startingtimestamp"),
             offsets_max=_number(ours, "maxoffsetspertrigger", 1, OFFSET_MAX) or OFFSETS_PER_TRIGGER,
             partitions_min=_number(ours, "minpartitions", 1, PARTITIONS_MAX),
             is_loss_refused=_flag(ours, "failondataloss", "true"),
@@ -96,6 +97,27 @@ class StreamOptions:
             raise OptionError("startingTimestamp and startingOffsets", "give one of them")
 
 
+def check_either(given: Mapping[str, str]) -> None:
+    """Raise OptionError for options that suit neither a batch read nor a stream: Spark asks a source for its schema
+    without saying for which."""
+    for key in sorted(one.lower() for one in given):
+        if key not in NAMES | OURS:
+            raise unknown(key, NAMES | OURS)
+    problems = []
+    for kind in (Options, StreamOptions):
+        try:
+            kind.of(given)
+        except OptionError as error:
+            problems.append(error)
+    if len(problems) < 2:
+        return
+    of_batch, of_stream = problems
+    if of_batch.why == of_stream.why and of_batch.hint != of_stream.hint:
+        raise OptionError(of_batch.why, f"of a batch read, {of_batch.hint}; of a stream, {of_stream.hint}")
+    # If one of them does not know an option that the other one knows, the other one says what is wrong.
+    raise of_stream if any(key.lower() in OURS.keys() - NAMES.keys() for key in given) else of_batch
+
+
 def _refuse_strangers(texts: Mapping[str, str]) -> None:
     known = OURS | {key: name for key, name in NAMES.items() if key not in INSTEAD}
     for key in sorted(texts):
@@ -107,8 +129,8 @@ def _refuse_strangers(texts: Mapping[str, str]) -> None:
 
 
 def _start(texts: Mapping[str, str]) -> Start:
-    text = texts.get("startingoffsets", "earliest").strip()
-    match text.lower():
+    text = plain_offset(texts, "startingoffsets", "earliest")
+    match text:
         case "earliest":
             return "earliest"
         case "latest":

@@ -31,8 +31,10 @@ from pyspark_bsfg.errors import (
     FactsGone,
     NodeUnavailable,
     OptionError,
+    SparkError,
     StoreUnreadable,
     StreamUnknown,
+    briefly,
 )
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.reader import exempt_imports, usual_tasks
@@ -65,6 +67,28 @@ class StreamPart(InputPartition):
     last: int
 
 
+class Refused(DataSourceStreamReader):
+    """A query that cannot be read: its first call raises why."""
+
+    def __init__(self, error: SparkError) -> None:
+        self.error = error
+
+    @briefly
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  the names are Spark's
+        raise self.error
+
+    @briefly
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
+        raise self.error
+
+    @briefly
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # noqa: ARG002
+        raise self.error
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:  # noqa: ARG002
+        raise self.error
+
+
 class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One stream of one store, as a source of Structured Streaming."""
 
@@ -87,6 +111,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lost = 0
         self._silent_since = ""
 
+    @briefly
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  the names are Spark's
         """Where the first batch starts. Spark asks several times, also when that batch is repeated after a crash.
         Raises SparkError: a query whose store was never reached does not wait."""
@@ -98,6 +123,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self.options.offsets_max)
 
+    @briefly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch; `start` itself if nothing arrives for a moment, or the store cannot be reached.
         Raises FactsGone if facts are lost and the options do not allow that; with AvailableNow also if the store cannot
@@ -122,6 +148,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return after.to_json()
             pause.wait(POLL_S if isinstance(self.place, StoreFile) else POLL_NODE_S)
 
+    @briefly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """The query ends at the present end of the log. Raises SparkError: a run that could not reach the store is no
         success."""
@@ -144,6 +171,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seen["lost_facts"] = self._lost
         return seen | silent
 
+    @briefly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Offset ranges, one for each task. They depend on the offsets only, not on what the store holds now."""
         begin, until = StreamOffset.of(start), StreamOffset.of(end)
@@ -174,6 +202,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from record_batches(source, asked, arrow_schema(self.schema), missing)
             missing.sum_up()
 
+    @briefly
     def commit(self, end: dict[str, Any]) -> None:
         """Confirm everything up to `end`, which Spark has finished. An error does not end the query, and the next call
         confirms this too; but if another query has taken the consumer over, this one must read no further."""
