@@ -19,6 +19,7 @@ ROLES = {
     "lag": "bench.replication.endpoints:lag",
     "hostile-pull": "bench.replication.hostile:pull",
     "flood": "bench.replication.floods:flood",
+    "plants": "bench.replication.plants:plants",
     "drain": "bench.replication.drain:drain",
     "echo": "bench.replication.bare_loop:echo",
     "blobs-out": "bench.replication.bare_loop:send_blobs",

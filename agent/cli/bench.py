@@ -99,6 +99,11 @@ _benchmark(
     ],
 )
 _benchmark(
+    "replication.fleet",
+    "A node that pulls from many plants over one broker: memory, processor idle and loaded, lag, and times.",
+    [_option("--plants", click.IntRange(2, 4000), 100, "Number of plants."), _seconds(10.0)],
+)
+_benchmark(
     "replication.fetch",
     "FetchFacts of 1000 facts at random offsets, compared with bare round trips of equal bytes.",
     [_facts(1_000_000), _seconds(5.0), _SEED],

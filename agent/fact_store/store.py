@@ -332,6 +332,12 @@ class FactStore:
         )
         return {origin: found for origin, found in ranges.items() if found}
 
+    def held_of(self, stream: str, origin: Origin) -> tuple[HeldRange, ...]:
+        """The ranges of one origin, as `held`."""
+        catalog = self._writer.catalog
+        known, number = catalog.streams.get(stream), catalog.origins.get(origin)
+        return catalog.held.get((known.id, number), ()) if known and number else ()
+
     def set_limits(self, bytes_max: int, streams: Sequence[StreamSettings], holds: Mapping[str, HoldLimit]) -> None:
         """Replace the limit of the store's file, the settings of all streams, and what zones may hold back. They apply
         to new appends and from the next check of retention; an append that already waits keeps its terms."""

@@ -164,6 +164,12 @@ def peak_rss_mib(pid: int | str = "self") -> float:
     raise AssertionError("/proc/self/status without VmHWM")
 
 
+def rss_mib(pid: int) -> float:
+    """Resident memory of a process now, in MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
+
+
 def tcp_bytes(port: int) -> tuple[int, int]:
     """(acknowledged, received) bytes of this process's open connections to a port on loopback, TLS and MQTT
     included."""

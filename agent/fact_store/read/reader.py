@@ -72,6 +72,7 @@ class StoreReader:
         self._is_closed = False
         self._streams: dict[str, int] = {}
         self._origins: dict[int, Origin] = {}
+        self._numbers: dict[Origin, int] = {}
         with ExitStack() as on_error:
             on_error.callback(self.close)
             with self._reading() as connection:
@@ -432,12 +433,13 @@ class StoreReader:
         return self._streams.get(name)
 
     def _number(self, connection: sqlite3.Connection, origin: Origin) -> int | None:
-        """Number of an origin; None if none of its facts was ever held."""
-        for number, zone, epoch in connection.execute(QUERIES["select_origins"]).fetchall():
-            if (zone, epoch) == (origin.zone, origin.epoch):
-                found: int = number
-                return found
-        return None
+        """Number of an origin, which never changes; None if none of its facts was ever held."""
+        if origin not in self._numbers:
+            row = connection.execute(QUERIES["select_origin"], (origin.zone, origin.epoch)).fetchone()
+            if row is None:
+                return None
+            self._numbers[origin] = row[0]
+        return self._numbers[origin]
 
     def _origin(self, connection: sqlite3.Connection, number: int) -> Origin:
         """Origin of a number. Raises StoreDamaged if the table has none."""
@@ -458,6 +460,7 @@ class _MomentReader(StoreReader):
         self._on_damaged = None
         self._streams: dict[str, int] = {}
         self._origins: dict[int, Origin] = {}
+        self._numbers: dict[Origin, int] = {}
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

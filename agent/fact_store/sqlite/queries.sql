@@ -57,6 +57,9 @@ INSERT INTO origin (zone, epoch) VALUES (?, ?) RETURNING id;
 -- select_origins: every origin with its number
 SELECT id, zone, epoch FROM origin ORDER BY id;
 
+-- select_origin: the number of an origin
+SELECT id FROM origin WHERE zone = ? AND epoch = ?;
+
 -- select_proven: the origins of which a record was ever verified
 SELECT id FROM origin WHERE proven_unix_ms IS NOT NULL;
 

@@ -203,7 +203,7 @@ class PullRunner:
         if fetch.epoch is None:
             return None
         origin = Origin(settings.peer_zone, bytes.fromhex(fetch.epoch))
-        ranges = self._store.held(settings.stream).get(origin)
+        ranges = self._store.held_of(settings.stream, origin)
         if end is None and ranges:
             end = BatchEnd(ranges[-1].last_sequence, ranges[-1].last_digest)
         if end is None:
@@ -211,8 +211,7 @@ class PullRunner:
         found = self._store.signed_batch(settings.stream, origin, end.last_sequence)
         # The batch before a held range is known too: the first batch of the range names its digest.
         if found is not None and any(
-            one.first_sequence <= end.last_sequence + 1 and found.last_sequence <= one.last_sequence
-            for one in ranges or ()
+            one.first_sequence <= end.last_sequence + 1 and found.last_sequence <= one.last_sequence for one in ranges
         ):
             return OriginHead(
                 last_sequence=found.last_sequence,

@@ -127,6 +127,9 @@ class HandStore:
         assert stream == TELEMETRY
         return self.ranges
 
+    def held_of(self, stream: str, origin: Origin) -> Sequence[HeldRange]:
+        return self.held(stream).get(origin, ())
+
     def signed_batch(self, _stream: str, _origin: Origin, sequence: int) -> SignedBatch | None:
         """The first of the batches, of one fact each, that are held here at or after a sequence."""
         for one in self.rows:

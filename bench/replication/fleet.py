@@ -1,0 +1,154 @@
+"""`fleet`: one node that pulls from many plants over one broker.
+
+The node is `bsfg run` and the broker is as `bsfg broker config` writes it; the plants are simulated in a few processes
+(plants.py). Measured: the time from the
+node's start until it has an answer of every plant; the processor of node and broker while nothing happens, and at
+5,000 facts/s in all; the lag from an append until its plant has the confirmation; memory; the time of a status; and how
+long after a plant has stopped without a word its node is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from agent.demo.mosquitto import Mosquitto
+from agent.demo.processes import Child, ProcessFailed, free_port
+from agent.health.client import NodeSilent, ask_health
+from bench.common.measuring import Latency, Report, files_bytes, machine, process_cpu_ns, rounded, rss_mib
+from bench.common.testbed import ASKING, Testbed, Worker, scratch_folder
+from bench.replication.endpoints import STREAM
+
+FACTS_PER_S = 5000
+PLANTS_OF_PROCESS = 500
+SETTLE_S = 3.0
+READY_S_MAX, NAMED_S_MAX = 300.0, 120.0
+MEMORY_MIB_MAX, IDLE_CORES_MAX, READY_S, NAMED_S = 200.0, 0.25, 10.0, 10.0
+LAG_MS = 50.0
+
+
+def run(plants: int, seconds: float, below: Path | None) -> Report:
+    """Measure `plants` plants, idle and under load for `seconds` each."""
+    zones = [f"plant-{number:04}" for number in range(plants)]
+    with scratch_folder(below) as folder:
+        described = machine(folder)
+        links = [f"{zone}:{ASKING}" for zone in zones]
+        with Mosquitto.started(folder / "site", [*zones, ASKING], links) as broker:
+            found = _measure(Testbed(folder, broker), zones, seconds)
+    return _report(plants, found, described, seconds)
+
+
+def _measure(bed: Testbed, zones: list[str], seconds: float) -> dict[str, Any]:
+    facts, settle_s = max(1, FACTS_PER_S // len(zones)), min(SETTLE_S, seconds)
+    with contextlib.ExitStack() as stack:
+        groups = [zones[1:][at : at + PLANTS_OF_PROCESS] for at in range(0, len(zones) - 1, PLANTS_OF_PROCESS)]
+        workers = [stack.enter_context(_plants(bed, f"plants-{n}", some, facts)) for n, some in enumerate(groups)]
+        alone = stack.enter_context(_plants(bed, "plants-alone", zones[:1], facts))
+        port = free_port()
+        node = _node(bed, zones, port)
+        stack.callback(node.stop)
+        begun = time.monotonic()
+        node.start()
+        node.wait_ready(lambda: _counts(port).get("peers_connected") == len(zones), READY_S_MAX)
+        found: dict[str, Any] = {"ready_s": rounded(time.monotonic() - begun)}
+        time.sleep(settle_s)
+        found["idle_cores"] = _cores(seconds, node=node, broker=bed.broker)
+        for worker in (*workers, alone):
+            os.kill(worker.pid, signal.SIGUSR1)
+        time.sleep(settle_s)
+        found["loaded_cores"] = _cores(seconds, node=node, broker=bed.broker)
+        begun = time.monotonic()
+        ask_health("127.0.0.1", port)
+        found["status_s"] = rounded(time.monotonic() - begun)
+        for worker in (*workers, alone):
+            os.kill(worker.pid, signal.SIGUSR1)
+        time.sleep(settle_s)
+        found["rss_mib"] = {"node": rss_mib(node.pid), "broker": rss_mib(bed.broker.pid)}
+        alone.freeze()
+        begun = time.monotonic()
+        node.wait_ready(lambda: _is_named(port, zones[0]), NAMED_S_MAX)
+        found["named_s"] = rounded(time.monotonic() - begun)
+        alone.thaw()
+        found["lags_ns"] = [lag for worker in (*workers, alone) for lag in worker.ended()["lags_ns"]]
+        found["bytes_per_fact"] = files_bytes(bed.folder / ASKING) / (len(zones) + facts * len(found["lags_ns"]))
+        return found
+
+
+def _plants(bed: Testbed, name: str, zones: list[str], facts: int) -> contextlib.AbstractContextManager[Worker]:
+    return bed.worker(name, "plants", zones[0], zones=zones, facts_per_plant=facts)
+
+
+def _node(bed: Testbed, zones: list[str], port: int) -> Child:
+    folder, mine = bed.folder / ASKING, bed.broker.identity(ASKING)
+    folder.mkdir()
+    text = f'[node]\nzone = "{ASKING}"\n[health]\nlisten_port = {port}\n'
+    text += f'[[broker]]\nname = "site"\nhost = "{bed.broker.host}"\nport = {bed.broker.port}\n'
+    text += f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
+    for zone in zones:
+        text += f'[[peer]]\nzone = "{zone}"\nbroker = "site"\npulls = ["{STREAM}"]\nanti_entropy_hours = 0\n'
+    config = folder / "node.toml"
+    config.write_text(text, encoding="utf-8")
+    return Child("node", [sys.executable, "-m", "agent.cli", "run", "--config", config], folder / "log")
+
+
+def _counts(port: int) -> dict[str, int]:
+    try:
+        found: dict[str, int] = ask_health("127.0.0.1", port)["counts"]
+    except NodeSilent:
+        return {}
+    return found
+
+
+def _is_named(port: int, zone: str) -> bool:
+    return any(
+        zone in one["subject"] and "no answer" in one["text"] for one in ask_health("127.0.0.1", port)["reasons"]
+    )
+
+
+def _cores(seconds: float, **parts: Child) -> dict[str, float]:
+    """How many cores each process uses."""
+    before, begun_ns = {name: process_cpu_ns(one.pid) for name, one in parts.items()}, time.monotonic_ns()
+    time.sleep(seconds)
+    elapsed_ns = time.monotonic_ns() - begun_ns
+    return {name: rounded((process_cpu_ns(one.pid) - before[name]) / elapsed_ns) for name, one in parts.items()}
+
+
+def _report(plants: int, found: dict[str, Any], described: dict[str, Any], seconds: float) -> Report:
+    lags_ns, memory = found.pop("lags_ns"), sum(found["rss_mib"].values())
+    if not lags_ns:
+        raise ProcessFailed("no plant was ever confirmed a batch under load")
+    lag, idle = Latency.of(lags_ns), sum(found["idle_cores"].values())
+    reached = {
+        "memory": memory <= MEMORY_MIB_MAX,
+        "idle": idle <= IDLE_CORES_MAX,
+        "ready": found["ready_s"] <= READY_S,
+        "named": found["named_s"] <= NAMED_S,
+    }
+    values = {
+        **lag.to_dict(),
+        **found,
+        "limit": {"what": "a lag that nobody notices", "p50_ms": LAG_MS},
+        "ratio": rounded(lag.p50_ms / LAG_MS),
+        "bytes_per_fact": rounded(found["bytes_per_fact"]),
+        "is_reached": reached,
+        "plants": plants,
+        "seconds": seconds,
+    }
+
+    def parts(name: str, digits: str) -> str:
+        return ", ".join(f"{part} {value:{digits}}" for part, value in found[name].items())
+
+    cores = f"idle: {parts('idle_cores', '.3f')} (at most {IDLE_CORES_MAX} together); loaded: "
+    times = f"ready {found['ready_s']} s (at most {READY_S:.0f}), a status {found['status_s']} s, a plant that stopped"
+    lines = [
+        f"fleet      {plants:,} plants: {lag}, append to confirmed at {FACTS_PER_S:,} facts/s",
+        f"cores      {cores}{parts('loaded_cores', '.3f')}",
+        f"memory     {parts('rss_mib', '.0f')} MiB (at most {MEMORY_MIB_MAX:.0f} together)",
+        f"times      {times} is named after {found['named_s']} s (at most {NAMED_S:.0f})",
+    ]
+    return Report("fleet", values, lines, described)

@@ -1,0 +1,154 @@
+"""Many plants in one process for `bench fleet`: each has a real connection to the broker and answers FetchFacts as a
+node does, from memory. A store for each would cost the machine more than the node that is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from agent.batch import Batch, Definitions, Origin, seal_samples
+from agent.batch import Link as Chain
+from agent.message import TagDefinition
+from agent.replication.mqtt import Incoming, Link
+from agent.replication.protocol.codec import answer_parts, decode_request
+from agent.replication.protocol.messages import DefinitionEntry, FetchAnswer, FetchFacts
+from agent.replication.protocol.topics import request_topic
+from bench.common.testbed import ASKING, BrokerAccess
+from bench.common.worker_io import Options, broker_access, emit
+from bench.replication.endpoints import STREAM, access, running
+
+CONNECT_EVERY_S = 0.02
+LEASE = 1
+
+
+class Plant:
+    """One plant. `lags_ns` collects, of each batch, the time until the next zone has confirmed it."""
+
+    def __init__(self, broker: BrokerAccess, lags_ns: list[int]) -> None:
+        self.link = Link(access(broker))
+        self.link.route(request_topic(broker.zone, ASKING), self._arrived)
+        self._lags_ns = lags_ns
+        definition = TagDefinition(f"tag:{broker.zone}/value", source="bench").to_json()
+        self._definition, self._definitions = definition, Definitions().extended(definition)
+        self._chain = Chain(STREAM, Origin(broker.zone, os.urandom(16)))
+        self._held: deque[tuple[int, int, Batch]] = deque(maxlen=1000)  # first sequence, when it was appended
+        self._frontier = 0
+        self._waiting: tuple[FetchFacts, Incoming, asyncio.TimerHandle] | None = None
+
+    def append(self, facts: int) -> None:
+        """Record that many facts as one batch, and answer the request that waits for them."""
+        now_ns = time.time_ns()
+        rows = [(1, now_ns + number, float(number), 0) for number in range(facts)]
+        batch = seal_samples(self._chain, rows, self._definitions)
+        self._held.append((self._chain.next_sequence, time.monotonic_ns(), batch))
+        self._chain = batch.link
+        if self._waiting is not None:
+            request, incoming, _ = self._waiting
+            self._answer(request, incoming)
+
+    def _arrived(self, incoming: Incoming) -> None:
+        request = decode_request(incoming.payload)
+        assert isinstance(request, FetchFacts), request
+        if request.confirm is not None:
+            self._confirmed(request.confirm.last_offset)
+        after = self._frontier if request.after_offset is None else request.after_offset
+        if self._waiting is not None:
+            self._waiting[2].cancel()
+            self._waiting = None
+        if self._chain.next_sequence - 1 > after or not request.wait_ms:
+            self._answer(request, incoming)
+        else:
+            later = asyncio.get_running_loop().call_later(request.wait_ms / 1000, self._answer, request, incoming)
+            self._waiting = request, incoming, later
+
+    def _confirmed(self, frontier: int) -> None:
+        now_ns = time.monotonic_ns()
+        while self._held and self._held[0][2].link.next_sequence <= frontier + 1:
+            self._lags_ns.append(now_ns - self._held.popleft()[1])
+        self._frontier = max(self._frontier, frontier)
+
+    def _answer(self, request: FetchFacts, incoming: Incoming) -> None:
+        if self._waiting is not None:
+            self._waiting[2].cancel()
+            self._waiting = None
+        origin, end = self._chain.origin, self._chain.next_sequence - 1
+        after = self._frontier if request.after_offset is None else request.after_offset
+        batches = [batch for first, _, batch in self._held if first > after]
+        answer = FetchAnswer(
+            store_zone=origin.zone,
+            epoch=origin.epoch.hex(),
+            stream=STREAM,
+            frontier=self._frontier,
+            end_offset=end,
+            batches=[(one.header.first_sequence, one.header.last_sequence, len(one.sealed)) for one in batches],
+            lease=None if request.lease is None else LEASE,
+            timeline=origin.epoch.hex(),
+        )
+        if batches and not request.definitions_known.get(str(origin)):
+            entry = DefinitionEntry(
+                zone=origin.zone, epoch=origin.epoch.hex(), number=1, definition=msgspec.Raw(self._definition)
+            )
+            answer = msgspec.structs.replace(answer, definitions=[entry])
+        payload = b"".join(answer_parts(answer, [one.sealed for one in batches]))
+        assert incoming.response_topic is not None
+        assert incoming.correlation is not None
+        self.link.require().publish_answer(incoming.response_topic, payload, incoming.correlation)
+
+
+def plants(options: Options) -> None:
+    """Run the plants until stopped. SIGUSR1 begins or ends the load; ENDED has the lags under it."""
+    asyncio.run(_plants(options))
+
+
+async def _plants(options: Options) -> None:
+    lags_ns = list[int]()
+    broker = broker_access(options)
+    some = [Plant(_as_zone(broker, zone), lags_ns) for zone in options["zones"]]
+    is_loaded = asyncio.Event()
+
+    def switch() -> None:
+        is_loaded.clear() if is_loaded.is_set() else is_loaded.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, switch)
+    for plant in some:
+        plant.append(1)
+    links = (_connected(plant, number * CONNECT_EVERY_S) for number, plant in enumerate(some))
+    async with running(*links, _load(some, options["facts_per_plant"], is_loaded, lags_ns)) as stopped:
+        for plant in some:
+            await plant.link.wait_up()
+        emit("READY")
+        await asyncio.to_thread(stopped.wait)
+    emit("ENDED", {"lags_ns": lags_ns})
+
+
+def _as_zone(broker: BrokerAccess, zone: str) -> BrokerAccess:
+    """The same access for another zone of the authority."""
+    cert_file, key_file = (str(Path(file).with_stem(zone)) for file in (broker.cert_file, broker.key_file))
+    return replace(broker, zone=zone, cert_file=cert_file, key_file=key_file)
+
+
+async def _connected(plant: Plant, after_s: float) -> None:
+    await asyncio.sleep(after_s)
+    await plant.link.run()
+
+
+async def _load(some: list[Plant], facts: int, is_loaded: asyncio.Event, lags_ns: list[int]) -> None:
+    """Once a second each plant appends a batch; the plants are spread over the second."""
+    due_s = time.monotonic()
+    while True:
+        if not is_loaded.is_set():
+            await is_loaded.wait()
+            lags_ns.clear()
+            due_s = time.monotonic()
+        for plant in some:
+            due_s += 1 / len(some)
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            plant.append(facts)
