@@ -32,9 +32,9 @@ from tools.log_events import events, incidents
 from tools.wrap_prose import wrapped
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
-REACHES = {Reach.APPLY: "reload", Reach.RESTART: "restart", Reach.REFUSE: "refused"}
+REACHES = {Reach.APPLY: "", Reach.RESTART: "restart", Reach.REFUSE: "refused"}
 
-_TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
+_TYPES = {str: "text", int: "integer", float: "number", bool: "boolean", Path: "path"}
 _UNITS = (
     (r"_ms$", "ms"),
     (r"hours", "hours"),
@@ -77,12 +77,12 @@ _CONFIGURATION = """# Configuration: node.toml
 <!-- from the code: python tools/draw_reference.py -->
 
 Every setting of `node.toml`, its default, and the values that are accepted. `bsfg init` writes the file with each
-setting in place, and `bsfg check` reads it and lists every problem. A path is relative to the folder of the file. A
-section in double brackets may occur several times.
+setting in place, and `bsfg check` lists every problem. A path is relative to the folder of the file. A section in double
+brackets may occur several times.
 
-The last column says what a change needs. *reload*: `bsfg reload` or `systemctl reload` takes it over in the running
-node. *restart*: the value of the start stays in force until the node is restarted; the reload says so. *refused*: a
-reload of the file is refused, because the file describes another node.
+A running node takes over a change with `bsfg reload` or `systemctl reload`, with the exceptions in the last column.
+*restart*: the value of the start stays in force until the node is restarted. *refused*: the reload is refused, because
+the file describes another node.
 
 ## What a node starts with
 
@@ -99,9 +99,8 @@ last in force; the state folder has a copy (`in_force/`). Without a copy:
 | certificates, keys and passwords of a source or broker; a host name that does not resolve | tries again until it can connect |
 | the signing key | records without signatures, and its status is *broken*; the next signed facts prove these |
 
-A node never starts if node.toml is missing or cannot be read, if `[node]` is wrong, if the store belongs to another zone
-or cannot be opened, or if the port of `[health]` is in use. [What to do when a file is
-wrong](../operate/sources.md#when-a-file-is-wrong).
+A node never starts if node.toml is missing or cannot be read, if `[node]` is wrong, or if the store belongs to another
+zone or cannot be opened. [What to do when a file is wrong](../operate/sources.md#when-a-file-is-wrong).
 """
 _COMMANDS = """# Commands
 
@@ -171,7 +170,7 @@ def commands() -> str:
         else:
             shared = [entry for entry in options[path] if entry in everywhere or entry in at_group]
             own = [entry for entry in options[path] if entry not in shared]
-        also = [f"Also {', '.join(map(_name, shared))}."] if shared else []
+        also = [f"Also {', '.join(re.findall('^- (`[^ `]+)', entry)[0] + '`' for entry in shared)}."] if shared else []
         parts.append(_command(path, command, own, also))
     return wrapped("\n".join(parts), is_python=False)
 
@@ -306,7 +305,9 @@ def _filled(text: str, indent: str = "") -> str:
 def _options(path: str, command: click.Command) -> list[str]:
     """An entry for each option that has a text, except --help."""
     records = [parameter.get_help_record(click.Context(command, info_name=path)) for parameter in command.params]
-    return [f"- `{names}`: {' '.join(text.split())}" for names, text in filter(None, records) if text]
+    return [
+        f"- `{names.replace(' RANGE', '')}`: {' '.join(text.split())}" for names, text in filter(None, records) if text
+    ]
 
 
 def _name(entry: str) -> str:
