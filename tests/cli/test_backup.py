@@ -3,6 +3,7 @@
 import json
 import os
 import pwd
+import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import fields
@@ -155,10 +156,9 @@ def test_every_setting_that_names_a_file_is_taken(node: Path) -> None:
         assert has_path == (section.name in {*with_files, "node"}), section.name
 
 
-def test_an_authority_alone(tmp_path: Path, bsfg: Bsfg, run: Run) -> None:
-    """A machine without a node saves its authority, which signs again after it was restored."""
-    (tmp_path / "pw").write_text("correct horse battery\n")
-    (tmp_path / "pw").chmod(0o600)
+@pytest.mark.usefixtures("node")
+def test_an_authority(tmp_path: Path, bsfg: Bsfg, run: Run) -> None:
+    """An authority is saved alone or beside a node, and signs again after it was restored."""
     assert run("pki", "ca", "--pki", "auth")[0] == 0
     assert run("pki", "issue", "plant-a", "--pki", "auth")[0] == 0
     assert run("backup", "a.bak", "--authority", "auth")[0] == 0
@@ -169,11 +169,15 @@ def test_an_authority_alone(tmp_path: Path, bsfg: Bsfg, run: Run) -> None:
     code, said = run("backup", "b.bak", "--authority", "new")
     assert code == 1
     assert "is not an authority" in said
+    assert run("backup", "both.bak", "--config", "old/plant-a.toml", "--authority", "auth")[0] == 0
+    said = run("backup", "--list", "both.bak")[1]
+    assert "zone plant-a and an authority" in said
+    assert {"config/plant-a.toml", "authority/ca.key"} <= set(said.split())
     assert bsfg("backup", "--list", "none", "--passphrase-file", "pw").returncode == 1
 
 
 def test_refused_before_anything_is_written(node: Path, tmp_path: Path, run: Run) -> None:
-    """A wrong passphrase, a cut file, another file: the folder stays empty."""
+    """A wrong passphrase, a cut file, another file, a node that runs there: the folder stays empty."""
     run("backup", "a.bak", "--config", "old/plant-a.toml")
     whole = (tmp_path / "a.bak").read_bytes()
     (tmp_path / "cut.bak").write_bytes(whole[:-100])
@@ -186,6 +190,11 @@ def test_refused_before_anything_is_written(node: Path, tmp_path: Path, run: Run
         code, text = run("restore", name, "--config", "new/plant-a.toml")
         assert code == 1
         assert said in text
+    state = tmp_path / "new/state"
+    state.mkdir(parents=True)
+    (state / "facts.db.lock").write_text(str(os.getpid()))
+    assert f"a node runs in {state}; nothing" in run("restore", "a.bak", "--config", "new/plant-a.toml")[1]
+    shutil.rmtree(tmp_path / "new")
     (tmp_path / "pw").write_text("another passphrase\n")
     assert "does not open" in run("restore", "a.bak", "--config", "new/plant-a.toml")[1]
     assert not (tmp_path / "new").exists()

@@ -58,7 +58,7 @@ def test_a_folder_that_may_not_be_read_is_said(etc: Path, tmp_path: Path, monkey
     """Not that no node exists: the operator is told of the group."""
     monkeypatch.setattr(node_choice.os, "access", lambda *_: False)
     assert "member of group bsfg (usermod -aG bsfg USER" in command.bsfg(tmp_path, "status").stderr
-    assert str(etc) in chosen("plant-a")[0]
+    assert chosen("plant-b")[0] == str(etc / "plant-b.toml")
 
 
 def test_commands_take_a_node(etc: Path, tmp_path: Path) -> None:

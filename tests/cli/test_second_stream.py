@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from agent import local_socket
 from agent.cli import bsfg, peer
-from agent.cli.facts import append, peer_requests
+from agent.cli.facts import append, fetch, peer_requests
 from agent.node.latest import record_of, save_peer_latest
 from agent.replication.protocol.messages import PeerLatest
 from tests.replication.serving.test_latest import value
@@ -74,3 +74,28 @@ def test_a_peer_with_one_connected_stream_is_connected(place: int | None, monkey
     monkeypatch.setattr(peer, "ask_health_of", lambda *_, **__: {"peers": pulls})
     settings: Any = SimpleNamespace(node=None, health=None)
     assert peer._state(settings) == {"plant-b": "not connected timeout" if place is None else "connected"}
+
+
+def test_facts_that_differ_in_their_object_are_two() -> None:
+    """Without --message-id, a repeated command stores its fact once, and one with another object a second fact."""
+    words = ["append", "--stream", "facts.a", "--json", "batch:1", "done"]
+    stored = [json.loads(CliRunner().invoke(bsfg, [*words, sent]).output) for sent in ('{"n":1}', '{"n":2}', '{"n":1}')]
+    assert [(row["outcome"], row["offset"]) for row in stored] == [
+        ("applied", 1),
+        ("applied", 2),
+        ("noop_already_applied", 1),
+    ]
+
+
+def test_a_confirmation_names_its_first_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node is asked for the part that the operator names, from the frontier if he names no beginning."""
+    asked = []
+
+    def ask(_settings: object, request: local_socket.ConfirmReceipt, *_: object) -> Any:
+        asked.append(request)
+        return local_socket.Confirmed(9)
+
+    monkeypatch.setattr(fetch, "ask", ask)
+    for words in (["9"], ["9", "--first-offset", "4"]):
+        assert CliRunner().invoke(bsfg, ["confirm", "--consumer", "mes", *words]).exit_code == 0
+    assert asked == [local_socket.ConfirmReceipt("mes", 9, first) for first in (None, 4)]

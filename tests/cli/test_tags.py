@@ -106,7 +106,7 @@ def test_the_schema_is_the_columns(bsfg: Bsfg, protocol: str) -> None:
 
 def test_a_file_is_checked_as_its_source_reads_it(bsfg: Bsfg, tmp_path: Path) -> None:
     """By the source that has it, by the one that is named, or without a node.toml by the protocol; a tag of another
-    source is refused; without any of them the command says what to give."""
+    source is refused, but not what two others share; without any of them the command says what to give."""
     (tmp_path / "node.toml").write_text(NODE + OTHER)
     (tmp_path / "m1.csv").write_text(HEADER + "a/b,holding,1,int16,,\n")
     (tmp_path / "m2.csv").write_text(HEADER + "a/c,holding,1,int16,,\n")
@@ -121,6 +121,10 @@ def test_a_file_is_checked_as_its_source_reads_it(bsfg: Bsfg, tmp_path: Path) ->
     clash = bsfg("tags", "check", "new.csv", "--source", "m2")
     assert (clash.returncode, "is also in m1.csv row 2, of source m1" in clash.stdout) == (1, True)
     assert bsfg("tags", "check", "new.csv", "--source", "m1").returncode == 0
+    (tmp_path / "m3.csv").write_text(HEADER + "a/c,holding,1,int16,,\n")
+    (tmp_path / "node.toml").write_text(NODE + OTHER + OTHER.replace("m2", "m3"))
+    assert bsfg("tags", "check", "m1.csv").stdout == "m1.csv: good; 1 tags\n"
+    (tmp_path / "node.toml").write_text(NODE + OTHER)
     assert bsfg("tags", "check", "new.csv", "--protocol", "modbus", "--base", "0").returncode == 0
     for arguments, why in (
         (("new.csv",), "no source of node.toml reads new.csv"),

@@ -187,7 +187,7 @@ def test_an_import_that_does_not_fit_changes_nothing(signers: Path, tmp_path: Pa
 
 def test_a_compromised_key_is_recorded_and_refused(signers: Path, tmp_path: Path) -> None:
     """A key is added, by key id or certificate, to the list that node.toml names; entries add up; from then on the key
-    is refused."""
+    is refused. With --file the list is another one."""
     file = tmp_path / "node.toml"
     facts_ca = signers / "facts/ca.pem"
     file.write_text(f'[node]\nzone = "enterprise"\n[signing]\nfacts_ca_file = "{facts_ca}"\n')
@@ -213,10 +213,13 @@ def test_a_compromised_key_is_recorded_and_refused(signers: Path, tmp_path: Path
         bad = run("compromise", *words, "--config", file)
         assert (bad.exit_code, why in bad.output) == (2, True), bad.output
     assert len(read_compromises(tmp_path / "compromised.toml")) == 2
+    other = run("compromise", "8899aabbccddeeff", "--since", since, "--file", tmp_path / "other.toml", "--config", file)
+    assert other.exit_code == 0, other.output
+    assert [len(read_compromises(tmp_path / name)) for name in ("compromised.toml", "other.toml")] == [2, 1]
 
 
 def test_show_says_what_is_wrong(signers: Path, tmp_path: Path) -> None:
-    """It shows zone, key, issuer and validity; status 1 for an expired certificate or one of another authority; no
+    """It shows zone, key, issuer and validity; status 1 if any of the certificates has expired or is of another authority; no
     secret in the output."""
     certificate = signers / "plant-a/signers/plant-a.pem"
     good = run("show", certificate, "--facts-ca", signers / "facts/ca.pem", "--json")
@@ -230,3 +233,4 @@ def test_show_says_what_is_wrong(signers: Path, tmp_path: Path) -> None:
     assert "PROBLEM signed after the certificate had expired" in expired.output
     assert "PROBLEM not issued by" in expired.output
     assert "itself, to be pinned" in expired.output
+    assert run("show", tmp_path / "signers/plant-a.pem", certificate).exit_code == 1
