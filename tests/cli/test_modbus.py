@@ -57,7 +57,9 @@ def test_probe_of_texts_and_of_nothing(device: str, bsfg: Bsfg) -> None:
     done = bsfg("modbus", "probe", device, "--base", "0", "100", "--value", "PM-1", "--json")
     (best, *_) = json.loads(done.stdout)["candidates"]
     assert (best["table"], best["register"], best["type"], best["value"]) == ("holding", "100", "string4", "PM-1")
-    done = bsfg("modbus", "probe", device, "--base", "0", "input:16", "--value", "7123456789", "--tolerance", "0")
+    nothing = ("modbus", "probe", device, "--base", "0", "input:16", "--value", "7123456789", "--tolerance", "0")
+    assert bsfg(*nothing, "--json").returncode == 1
+    done = bsfg(*nothing)
     assert done.returncode == 1
     assert "nothing here or one register off equals 7123456789 within 0, in any power of ten" in done.stdout
     done = bsfg("modbus", "probe", device, "--base", "0", "input:500", "--value", "1")

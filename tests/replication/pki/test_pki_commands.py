@@ -52,7 +52,7 @@ def test_cli_from_nothing_to_an_identity(tmp_path: Path) -> None:
     "arguments,says",
     [
         (["issue"], "Missing argument"),
-        (["issue", "Plant_A"], "a name is 1 to 32"),
+        (["issue", "plant-a", "Plant_B", "idmz"], "'Plant_B': a name is 1 to 32"),
         (["issue", "idmz", "--days", "0"], "--days"),
         (["issue", "idmz", "--host", "localhost"], "only a broker has hosts"),
         (["issue", "--broker", "b1"], "needs --host"),
