@@ -219,8 +219,8 @@ def test_a_compromised_key_is_recorded_and_refused(signers: Path, tmp_path: Path
 
 
 def test_show_says_what_is_wrong(signers: Path, tmp_path: Path) -> None:
-    """It shows zone, key, issuer and validity; status 1 if any of the certificates has expired or is of another authority; no
-    secret in the output."""
+    """It shows zone, key, issuer and validity; status 1 if any of the certificates has expired or is of another
+    authority; no secret in the output."""
     certificate = signers / "plant-a/signers/plant-a.pem"
     good = run("show", certificate, "--facts-ca", signers / "facts/ca.pem", "--json")
     assert good.exit_code == 0
