@@ -1,5 +1,6 @@
 """`bsfg backup` and `bsfg restore`: what is taken, where it goes, and that nothing is left half done."""
 
+import fcntl
 import json
 import os
 import pwd
@@ -13,6 +14,7 @@ import pytest
 
 from agent.backup.container import SCRYPT
 from agent.cli.prepare import unit
+from agent.cli.prepare.check import runs
 from agent.config import load, load_sections
 from agent.settings.node import NodeSettings
 from tests.cli.conftest import Bsfg
@@ -192,8 +194,12 @@ def test_refused_before_anything_is_written(node: Path, tmp_path: Path, run: Run
         assert said in text
     state = tmp_path / "new/state"
     state.mkdir(parents=True)
-    (state / "facts.db.lock").write_text(str(os.getpid()))
-    assert f"a node runs in {state}; nothing" in run("restore", "a.bak", "--config", "new/plant-a.toml")[1]
+    with (state / "facts.db.lock").open("w") as lock:
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert f"a node runs in {state}; nothing" in run("restore", "a.bak", "--config", "new/plant-a.toml")[1]
+    assert not runs(state / "facts.db"), "a number that the lock does not have"
     shutil.rmtree(tmp_path / "new")
     (tmp_path / "pw").write_text("another passphrase\n")
     assert "does not open" in run("restore", "a.bak", "--config", "new/plant-a.toml")[1]

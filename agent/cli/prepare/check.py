@@ -247,12 +247,16 @@ def check_health_port(sections: Sections) -> Iterator[Finding]:
 
 
 def runs(store_file: Path) -> bool:
-    """Whether a process holds the store: its number is in the lock file."""
+    """Whether a process holds the lock of the store. The process number in its file alone may be that of another
+    process since, as after a power cut."""
+    lock = store_file.with_name(f"{store_file.name}.lock")
     try:
-        pid = int(store_file.with_name(f"{store_file.name}.lock").read_text())
-    except (OSError, ValueError):
+        held = (lock.read_text().strip(), str(lock.stat().st_ino))
+        rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    except OSError:
         return False
-    return Path(f"/proc/{pid}").exists()
+    # 1: FLOCK  ADVISORY  WRITE 812 08:02:131543 0 EOF; a waiting process has an arrow in its row, and one field more
+    return any(row[1] == "FLOCK" and (row[4], row[5].rpartition(":")[2]) == held for row in rows)
 
 
 def check_unit(sections: Sections) -> Iterator[Finding]:
