@@ -35,14 +35,6 @@ REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 REACHES = {Reach.APPLY: "", Reach.RESTART: "restart", Reach.REFUSE: "refused"}
 
 _TYPES = {str: "text", int: "integer", float: "number", bool: "boolean", Path: "path"}
-_UNITS = (
-    (r"_ms$", "ms"),
-    (r"hours", "hours"),
-    (r"bytes_per_second", "bytes/s"),
-    (r"_per_s(econd)?_max$", "a second"),
-    (r"bytes", "bytes"),
-    (r"^baud_rate$", "bit/s"),
-)
 _WRONG = "Ä !"
 _BREAKING: dict[type, tuple[object, ...]] = {
     str: ("", _WRONG),
@@ -78,7 +70,7 @@ _CONFIGURATION = """# Configuration: node.toml
 
 Every setting of `node.toml`, its default, and the values that are accepted. `bsfg init` writes the file with each
 setting in place, and `bsfg check` lists every problem. A path is relative to the folder of the file. A section in double
-brackets may occur several times.
+brackets may occur several times. Names contain their unit.
 
 A running node takes over a change with `bsfg reload` or `systemctl reload`, with the exceptions in the last column.
 *restart*: the value of the start stays in force until the node is restarted. *refused*: the reload is refused, because
@@ -256,12 +248,11 @@ def _breaking(hint: Any) -> Iterable[object]:
 
 def _section(section: Section) -> str:
     head = f"[[{section.name}]]" if section.is_list else f"[{section.name}]"
-    rows = ["| setting | type | default | accepted | change |", "|---|---|---|---|---|"]
+    rows = ["| setting | default | values | change |", "|---|---|---|---|"]
     hints = typing.get_type_hints(section.record)
     for one in fields(section.record):
-        unit = next((f", {unit}" for pattern, unit in _UNITS if re.search(pattern, one.name)), "")
-        kind = kind_of(hints[one.name]) + (unit if hints[one.name] in (int, float) else "")
-        cells = (kind, _default(one), accepted(section.record, one.name), REACHES[reach_of(section.record, one.name)])
+        values = "; ".join(filter(None, (_kind(one, hints[one.name]), accepted(section.record, one.name))))
+        cells = (_default(one), values, REACHES[reach_of(section.record, one.name)])
         rows.append(f"| `{one.name}` | " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     names = {one.name for one in fields(section.record)}
     about = "\n\n".join(_filled(_linked(one)) for one in _paragraphs(section.about, names))
@@ -269,6 +260,11 @@ def _section(section: Section) -> str:
     notes = (f"- {', '.join(f'`{name}`' for name in named)}: {_linked(text)}" for named, text in section.notes)
     parts = [f"## {head}", about, "\n".join(rows), "\n".join(_filled(one, "  ") for one in notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _kind(one: Field[Any], hint: Any) -> str:
+    """The kind of values, if the default does not show it."""
+    return "" if hint in _TYPES and one.default not in (MISSING, None) else kind_of(hint)
 
 
 def _default(one: Field[Any]) -> str:
@@ -327,9 +323,10 @@ def _command(path: str, command: click.Command, options: list[str], also: list[s
     context = click.Context(command, info_name=path)
     told = [" ".join(one.split()) for one in inspect.cleandoc(command.help or "").split("\n\n")]
     parts = [f"{'##' if path.count(' ') < 2 else '###'} {path}", *(_filled(one) for one in told)]
-    if path == "bsfg" or not isinstance(command, click.Group):
-        parts.append(f"    {' '.join([path, *command.collect_usage_pieces(context)])}")
-    elif options:
+    arguments = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+    if arguments and not isinstance(command, click.Group):
+        parts.append(f"    {' '.join([path, *arguments])}")
+    elif options and path != "bsfg" and isinstance(command, click.Group):
         parts.append("Options of several of these commands:")
     parts += ["\n".join(map(_filled, options)), *map(_filled, also)]
     return "\n\n".join(part for part in parts if part) + "\n"
