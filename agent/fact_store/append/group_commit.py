@@ -11,7 +11,7 @@ So an interval limits how often a node commits:
 - deferred calls (confirmations that came with a fetch) join any commit. They wait longer than samples, so that a commit
   for other work usually comes first;
 - samples that have waited half an interval join a commit that happens anyway. Younger ones do not: with a message every
-  few milliseconds they would be sealed into batches of a handful, at ten times the bytes per fact (decision 0007).
+  few milliseconds they would be sealed into batches of a handful, at ten times the bytes per fact (decision 0001).
 """
 
 from __future__ import annotations
