@@ -248,17 +248,18 @@ def _breaking(hint: Any) -> Iterable[object]:
 
 def _section(section: Section) -> str:
     head = f"[[{section.name}]]" if section.is_list else f"[{section.name}]"
-    rows = ["| setting | default | values | change |", "|---|---|---|---|"]
+    rows = ["| setting | default | meaning | values | change |", "|---|---|---|---|---|"]
     hints = typing.get_type_hints(section.record)
+    about, entries = _paragraphs(section.about, set(hints))
+    meanings: dict[str, str] = {}
+    for (first, *others), text in [*entries, *section.notes]:
+        meanings |= {first: _linked(text)} | dict.fromkeys(others, f"see `{first}`")
     for one in fields(section.record):
         values = "; ".join(filter(None, (_kind(one, hints[one.name]), accepted(section.record, one.name))))
-        cells = (_default(one), values, REACHES[reach_of(section.record, one.name)])
+        change = REACHES[reach_of(section.record, one.name)]
+        cells = (_default(one), meanings.get(one.name, ""), values, change)
         rows.append(f"| `{one.name}` | " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    names = {one.name for one in fields(section.record)}
-    about = "\n\n".join(_filled(_linked(one)) for one in _paragraphs(section.about, names))
-    about = re.sub(r"(?m)(^- .*(?:\n  .*)*)\n\n(?=- )", r"\1\n", about)  # entries of a list stand close together
-    notes = (f"- {', '.join(f'`{name}`' for name in named)}: {_linked(text)}" for named, text in section.notes)
-    parts = [f"## {head}", about, "\n".join(rows), "\n".join(_filled(one, "  ") for one in notes)]
+    parts = [f"## {head}", *(_filled(_linked(text)) for text in about), "\n".join(rows)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -275,18 +276,19 @@ def _default(one: Field[Any]) -> str:
     return f"`{list(one.default)}`" if isinstance(one.default, tuple) else f"`{toml(one.default)}`"
 
 
-def _paragraphs(lines: Iterable[str], names: set[str]) -> list[str]:
-    """Lines of prose as paragraphs: an empty line ends one, and `setting: ...` begins an entry of a list."""
-    found: list[str] = [""]
+def _paragraphs(lines: Iterable[str], names: set[str]) -> tuple[list[str], list[tuple[list[str], str]]]:
+    """Lines of prose as paragraphs, which an empty line ends, and as what they say of settings: `setting: ...`."""
+    found: list[tuple[list[str], str]] = [([], "")]
     for line in lines:
         head, colon, rest = line.partition(": ")
         if colon and set(head.split(", ")) <= names:
-            found.append(f"- {', '.join(f'`{name}`' for name in head.split(', '))}: {rest}")
+            found.append((head.split(", "), rest))
         elif not line:
-            found.append("")
+            found.append(([], ""))
         else:
-            found[-1] += f" {line}" if found[-1] else line
-    return [one for one in found if one]
+            named, text = found[-1]
+            found[-1] = named, f"{text} {line}".strip()
+    return [text for named, text in found if text and not named], [entry for entry in found if entry[0]]
 
 
 def _linked(text: str) -> str:
