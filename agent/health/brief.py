@@ -53,6 +53,7 @@ def worst_of(snapshot: NodeSnapshot, verdict: Verdict) -> NodeSnapshot:
         store=replace(
             snapshot.store,
             artifact_unreferenced=_worst(snapshot.store.artifact_unreferenced, lambda one: -one.bytes),
+            shares_used_up=snapshot.store.shares_used_up[:SHOWN_MAX],
         ),
         clock_changes=snapshot.clock_changes[:SHOWN_MAX],
     )
