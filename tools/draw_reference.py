@@ -99,7 +99,8 @@ _COMMANDS = """# Commands
 <!-- from the code: python tools/draw_reference.py -->
 
 Every command of `bsfg`, as `--help` prints it. The exit status is 0 for a good result, 1 for a bad one and 2 for wrong
-usage. Options that many commands have, which *also* below refers to:
+usage. [Benchmarks](../developers/benchmarks.md) has the commands of `bsfg bench`. Options that many commands have, which
+*also* below refers to:
 """
 
 
@@ -145,7 +146,7 @@ def configuration() -> str:
 
 def commands() -> str:
     """The page of the commands. What several commands share is described once: in front, or at their group."""
-    tree = list(walk(bsfg, "bsfg"))
+    tree = [(path, command) for path, command in walk(bsfg, "bsfg") if not path.startswith("bsfg bench ")]
     options = {path: _options(path, command) for path, command in tree}
     families: dict[str, list[str]] = {}
     for path, entries in options.items():

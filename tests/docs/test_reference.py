@@ -80,9 +80,13 @@ def test_an_unreadable_log_call_is_refused() -> None:
 
 
 def test_every_command_and_option_is_described() -> None:
-    """Each command has a heading and a sentence, and each of its options an entry that says what it is."""
+    """Each command has a heading and a sentence, and each of its options an entry that says what it is; those of
+    `bench` are on the page of the benchmarks."""
     page = commands()
     for path, command in walk(bsfg, "bsfg"):
+        if path.startswith("bsfg bench "):
+            assert f"`{path.split()[2]}`" in (REFERENCE.parent / "developers/benchmarks.md").read_text("utf-8")
+            continue
         (entry,) = re.findall(rf"^##+ {path}\n(.*?)(?=^##+ |\Z)", page, re.MULTILINE | re.DOTALL)
         assert entry.strip().splitlines()[0].strip(), path
         assert command.help, path
