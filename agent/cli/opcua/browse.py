@@ -53,7 +53,7 @@ CSV_FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 @click.option(
     "--exclude", multiple=True, metavar="GLOB", help="Leave out variables whose path or tag matches; may be repeated."
 )
-@click.option("--prefix", default="", help="Put this before each tag's name, as 'press-2/', for equal machines.")
+@click.option("--prefix", default="", help="Put this before each tag's name, as 'press-2/', for identical machines.")
 @click.option("--force", is_flag=True, help="Replace an existing tag file.")
 @json_option
 def browse(csv_file: Path | None, force: bool, as_json: bool, **options: Any) -> None:
