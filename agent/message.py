@@ -31,6 +31,8 @@ from agent.errors import BsfgError
 ZONE = re.compile(r"[a-z0-9-]{1,32}")
 STREAM = re.compile(r"[a-z0-9._-]{1,64}")
 CONSUMER = re.compile(r"[a-z0-9._-]{1,64}")
+HEALTH_STREAM, HEALTH_SOURCE, HEALTH_PREFIX = "health", "bsfg", "tag:bsfg/"
+"""Reserved: each node records its own health as samples of this source, with such subjects, in this stream."""
 LOCAL_ZONE = "local"
 """Reserved: consumers on the node's own machine have this name instead of a zone's."""
 PRODUCER = re.compile(r"[a-z0-9._-]{1,64}")

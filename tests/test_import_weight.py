@@ -17,7 +17,9 @@ MACHINERY = (
     "agent.replication.pulling",
 )
 
-LIGHT_COMMANDS = "agent.cli.status, agent.cli.facts.append, agent.cli.consumer, agent.cli.run"  # `reload` is in run
+LIGHT_COMMANDS = (
+    "agent.cli.health.status, agent.cli.facts.append, agent.cli.consumer, agent.cli.run"  # `reload` is in run
+)
 
 LOADS_NONE_OF = [
     ("agent.config", (*LIBRARIES, *PARTS, "asyncio", "zstandard")),

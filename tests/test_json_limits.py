@@ -131,7 +131,7 @@ def test_no_append_rounds_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """A number beyond 2^53 that no double has is refused by AppendFact of a peer, by the local socket and by `bsfg
     append`; nothing is stored. Its neighbour that a double has is stored as it is."""
     monkeypatch.chdir(tmp_path)
-    Path("node.toml").write_text('[node]\nzone = "plant"\n[health]\nlisten_port = 0\n')
+    Path("node.toml").write_text('[node]\nzone = "plant"\n')
     content = f'{{"n":{number}}}'
     envelope = Envelope("m", "plant", "*", 1)
     asked = AppendFact("s", [NewMessage(envelope, NewFact("a:b", "c", msgspec.Raw(content.encode())))])

@@ -37,7 +37,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "signing",
         "config fact_store health ingest replication",
         "backup hardware local_socket query",
-        "node pyspark_bsfg",
+        "node page pyspark_bsfg",
         "demo",
         "bench",
         "cli",
@@ -77,10 +77,10 @@ CORES = tuple(
             "store_age tail_cache timeline"
         ),
         "agent/fact_store/read": "forecast",
-        "agent/fact_store/retention": "fullness holding retention shares",
+        "agent/fact_store/retention": "fullness holding retention",
         "agent/fact_store/sqlite": "message_filter",
         "agent/hardware": "conduits fit profile udev",
-        "agent/health": "address brief consumer_lag flash metrics page problems verdict watchdog",
+        "agent/health": "brief consumer_lag flash metrics problems samples verdict watchdog",
         "agent/ingest": "clock gap lifecycle probe_result sampling",
         "agent/ingest/modbus": (
             "address block columns counters decode no_value plan poll_grid refusal refusal_search refused_spans "
@@ -98,6 +98,7 @@ CORES = tuple(
         "agent/ingest/tags": "change columns csv_rows example sheet tag_map templates toml_rows",
         "agent/ingest/tags/foreign": "ignition kepware neuron translation",
         "agent/node": "reload_plan",
+        "agent/page": "fleet trend words zone_view",
         "agent/query/latest": "latest_rows latest_search latest_summary tag_age",
         "agent/query/scan": "bounds fact_columns times",
         "agent/query/sql": "plan",
@@ -530,7 +531,7 @@ BAD: list[tuple[Rule, str, str]] = [
     (imports_run_downwards, "agent/batch.py", "import agent.config"),
     (imports_run_downwards, "agent/settings/store.py", "from agent.fact_store import FactStore"),
     (imports_run_downwards, "agent/fact_store/writer/writer.py", "from ...replication.sender import Sender"),
-    (imports_run_downwards, "agent/health/page.py", "from agent import fact_store"),
+    (imports_run_downwards, "agent/health/verdict.py", "from agent import fact_store"),
     (imports_run_downwards, "spark/pyspark_bsfg/source.py", "from agent.node import compare_alone"),
     (imports_run_downwards, "agent/node/node.py", "import bench.lag"),
     (imports_run_downwards, "agent/fact_store/log/x.py", "from agent.fact_store.writer import Writer"),

@@ -32,7 +32,7 @@ from tools.log_events import events, incidents
 from tools.wrap_prose import wrapped
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
-REACHES = {Reach.APPLY: "", Reach.RESTART: "restart", Reach.REFUSE: "refused"}
+REACHES = {Reach.APPLY: "", Reach.RESTART: "restart", Reach.REFUSE: "refused", Reach.OTHER: "restart of the page"}
 
 _TYPES = {str: "text", int: "integer", float: "number", bool: "boolean", Path: "path"}
 _WRONG = "Ä !"
@@ -85,7 +85,7 @@ last in force; the state folder has a copy (`in_force/`). Without a copy:
 | --- | --- |
 | `[[opcua]]`, `[[modbus]]`, a device profile | runs without this source |
 | `[[broker]]`, `[[peer]]` | runs without this broker and its peers, or without this peer |
-| `[health]`, an unknown section | runs with the defaults |
+| `[page]`, an unknown section | runs with the defaults |
 | `[store]`, `[[stream]]`, `[signing]`, `[[origin]]` | does not start: the defaults could lose facts, export them, or accept unsigned ones. With a copy, all sections of this kind are the copied ones |
 | a tag file | reads the last map that was in force, with the section of that time; without one, nothing from this source |
 | certificates, keys and passwords of a source or broker; a host name that does not resolve | tries again until it can connect |

@@ -3,10 +3,10 @@
     tools/touched_tests.py              of what differs from the last commit
     tools/touched_tests.py FILE...      of these files
 
-A module's tests are those that mirror its path (`agent/health/page.py`: `tests/health/test_page*.py`), then test files
-that import it, those of its own folder first. A changed helper of the tests stands for the test files that use it. At
-most FILES_MAX are named, because the answer has to come within a minute; how many are left out is said on standard
-error.
+A module's tests are those that mirror its path (`agent/health/verdict.py`: `tests/health/test_verdict*.py`), then test
+files that import it, those of its own folder first. A changed helper of the tests stands for the test files that use
+it. At most FILES_MAX are named, because the answer has to come within a minute; how many are left out is said on
+standard error.
 """
 
 import ast

@@ -19,12 +19,11 @@ import msgspec
 
 from agent import local_socket
 from agent.cli import config_option, json_option
+from agent.cli.health.status import everything_option
 from agent.cli.local_node import ask
 from agent.cli.node_settings import load_settings
-from agent.cli.status import everything_option
 from agent.errors import BsfgError
 from agent.health.brief import SHOWN_MAX
-from agent.health.client import ask_health_of
 from agent.settings.node import NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings
 
@@ -179,7 +178,7 @@ def _lines(zone: str, one: local_socket.ComparedStream) -> Iterator[str]:
 def _state(settings: NodeSettings) -> dict[str, str]:
     """Whether each peer is connected, by zone, from the running node; empty when no node runs."""
     try:
-        found = ask_health_of(settings.node, settings.health, everything=True)
+        found = local_socket.ask_status(settings.node.state_dir, everything=True)
     except BsfgError:
         return {}
     states: dict[str, str] = {}

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from agent.config.sections_text import BrokenTable, read_tables
 from agent.errors import BsfgError
-from agent.settings.node import DEFAULT_STATE_DIR, HealthSettings, IdentitySettings, NodeSettings
+from agent.settings.node import DEFAULT_STATE_DIR, IdentitySettings, NodeSettings, PageSettings
 from agent.settings.peers import BrokerSettings
 from agent.settings.signing import OriginSettings, SigningSettings
 from agent.settings.sources import DeviceProfile, ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
@@ -101,9 +101,9 @@ class Sections:
         return next(iter(self.named("node")), None)
 
     @property
-    def health(self) -> HealthSettings | None:
-        """[health], if it is valid."""
-        return next(iter(self.named("health")), None)
+    def page(self) -> PageSettings | None:
+        """[page], if it is valid."""
+        return next(iter(self.named("page")), None)
 
     @property
     def signing(self) -> SigningSettings | None:

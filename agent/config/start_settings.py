@@ -3,7 +3,7 @@
 What is right runs. What is wrong goes on as it was last in force (`in_force`): a restart changes nothing that a reload
 would have refused. What was never in force is left out, and named.
 
-Left out may be what only takes something away: a source, a broker, a peer, [health]. [store], [[stream]], [signing] and
+Left out may be what only takes something away: a source, a broker, a peer, [page]. [store], [[stream]], [signing] and
 [[origin]] say what is kept for how long, what may leave the node and whose facts are believed. Without them the node
 would run with defaults that lose or leak facts, so these are as they were last in force as a whole, or the node does
 not start.
@@ -65,7 +65,7 @@ def plan_settings(sections: Sections, before: NodeSettings | None) -> SettingsPl
         before = None
     out: list[NotInForce] = []
     chosen: dict[str, list[_Chosen]] = {}
-    for kind in ("node", "store", "stream", "signing", "origin", "health", "broker", "peer", "opcua", "modbus"):
+    for kind in ("node", "store", "stream", "signing", "origin", "page", "broker", "peer", "opcua", "modbus"):
         found = [one for one in sections.all if one.kind == kind]
         wrong = [one for one in found if one.settings is None]
         if wrong and kind in _WHOLE:

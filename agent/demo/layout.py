@@ -54,11 +54,11 @@ reconnect_delay_max_ms = 5000
 """
 
 
-def node_toml(zone: str, identity: Issued, broker_port: int, health_port: int, plant: PlantAddress | None) -> str:
+def node_toml(zone: str, identity: Issued, broker_port: int, page_port: int, plant: PlantAddress | None) -> str:
     """The configuration of one zone; `plant` where it has sources."""
     sections = [
         f'[node]\nzone = "{zone}"\n',
-        f"[health]\nlisten_port = {health_port}\n",
+        f"[page]\nlisten_port = {page_port}\n",
         f"""[[broker]]
 name = "site"
 host = "127.0.0.1"

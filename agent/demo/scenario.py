@@ -31,7 +31,7 @@ from agent.demo.processes import Child, free_port
 from agent.demo.view import View
 from agent.errors import BsfgError
 from agent.fact_store import StoreReader
-from agent.health.client import NodeSilent, ask_health
+from agent.local_socket import NodeSilent, ask_status
 
 _POLL_S = 0.25
 _SPARK_S_MAX = 240.0
@@ -99,18 +99,20 @@ class RunningZones:
     broker: Mosquitto
     plant: tuple[Child, ...]
     nodes: dict[str, Child]
-    health_ports: dict[str, int]
+    page_ports: dict[str, int]
     configs: dict[str, Path] = field(default_factory=dict)
+    page: str = ""
+    """The address of the enterprise's page."""
 
     def status(self, zone: str) -> dict[str, Any] | None:
-        """The health page of a node, or None when it does not answer."""
+        """The status of a node, or None when it does not answer."""
         try:
-            return ask_health("127.0.0.1", self.health_ports[zone])
+            return ask_status(self.folder / zone / "state")
         except NodeSilent:
             return None
 
     def statuses(self) -> dict[str, dict[str, Any] | None]:
-        """The health page of every zone's node."""
+        """The status of every zone's node."""
         return {zone: self.status(zone) for zone in self.nodes}
 
     def store(self, zone: str) -> Path:
@@ -138,7 +140,7 @@ def run_zones(folder: Path, *, keep: bool) -> Iterator[RunningZones]:
         for zone in layout.ZONES:
             config = folder / zone / "node.toml"
             source = address if zone == layout.PLANT else None
-            text = layout.node_toml(zone, broker.identity(zone), broker.port, made.health_ports[zone], source)
+            text = layout.node_toml(zone, broker.identity(zone), broker.port, made.page_ports[zone], source)
             config.write_text(text, encoding="utf-8")
             made.configs[zone] = config
             arguments: list[str | Path] = [sys.executable, "-m", "agent.cli", "run", "--config", config]
@@ -148,6 +150,14 @@ def run_zones(folder: Path, *, keep: bool) -> Iterator[RunningZones]:
             node.start()
         for zone, node in made.nodes.items():
             node.wait_ready(lambda zone=zone: made.status(zone) is not None)  # type: ignore[misc]
+        page = Child(
+            "page",
+            [sys.executable, "-m", "agent.cli", "page", "--config", made.configs[layout.ENTERPRISE]],
+            folder / "page.log",
+        )
+        stack.callback(page.stop)
+        page.start()
+        made.page = page.wait_line("page: ").removeprefix("page: ")
         yield made
         if keep:
             _wait_for_interrupt(made)
@@ -162,6 +172,7 @@ def run_demo(
     """
     view.say(f"starting a broker, a plant and three nodes in {folder}")
     with run_zones(folder, keep=keep) as zones:
+        view.say(f"the page of the enterprise, with every zone below it: {zones.page}")
         _watch(zones, view, lambda: zones.facts(layout.ENTERPRISE, TELEMETRY) > 0, timing.converge_s_max)
         view.say("facts travel plant-a -> idmz -> enterprise; each zone has its own store, each arrow is a pull")
         _watch_for(zones, view, timing.run_s / 2)
@@ -292,9 +303,9 @@ def _wait_for_interrupt(zones: RunningZones) -> None:
     for child in zones.plant:
         child.start()
     print(f"\nEverything is left running in {zones.folder}. Look around, for example:")
-    for zone, config in zones.configs.items():
-        print(f"  bsfg status --config {config}        http://127.0.0.1:{zones.health_ports[zone]}/metrics")
-    print("Ctrl-C ends it all.")
+    for config in zones.configs.values():
+        print(f"  bsfg status --config {config}")
+    print(f"  {zones.page}\nCtrl-C ends it all.")
     with contextlib.suppress(KeyboardInterrupt):
         while all(node.running for node in zones.nodes.values()):
             time.sleep(_POLL_S)

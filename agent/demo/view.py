@@ -1,6 +1,6 @@
 """The display of the running demonstration: a table on a terminal, or a line every few seconds in a pipe.
 
-The figures come from each node's /healthz. A node that does not answer is marked and keeps its last figures.
+The figures are each node's status. A node that does not answer is marked and keeps its last figures.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from agent.fact_store.log import (
     FactsRefused,
     Incident,
     LeaseUnknown,
-    ShareFull,
     StoreBusy,
     StoreDamaged,
     StoreError,

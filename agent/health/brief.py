@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import nsmallest
 from typing import TypeVar
+
+import msgspec
 
 from agent.health.snapshot import NodeSnapshot
 from agent.health.verdict import Verdict
@@ -35,39 +38,57 @@ def left_out(verdict: Verdict) -> dict[str, int]:
     return dict(Counter(reason.problem.name.lower() for reason in verdict.reasons[SHOWN_MAX:]))
 
 
-def worst_of(snapshot: NodeSnapshot, verdict: Verdict) -> NodeSnapshot:
+def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MAX) -> NodeSnapshot:
     """The snapshot with the worst parts of each kind only: those with the first reasons, then those most behind."""
     places = dict[str, int]()
     for place, reason in enumerate(verdict.reasons):
         places.setdefault(reason.subject, place)
+    worst = partial(_worst, shown_max)
     return replace(
         snapshot,
-        streams=_worst(snapshot.streams, lambda one: -one.bytes),
-        consumers=_worst(snapshot.consumers, lambda one: -one.behind_facts, places, lambda one: f"consumer {one.name}"),
-        brokers=tuple(replace(one, zones=one.zones[:SHOWN_MAX]) for one in snapshot.brokers),
-        peers=_worst(
+        streams=worst(snapshot.streams, lambda one: -one.bytes),
+        consumers=worst(snapshot.consumers, lambda one: -one.behind_facts, places, lambda one: f"consumer {one.name}"),
+        brokers=tuple(replace(one, zones=one.zones[:shown_max]) for one in snapshot.brokers),
+        peers=worst(
             *(snapshot.peers, lambda one: one.position - one.end_offset, places),
             lambda one: f"peer {one.zone}/{one.stream}",
         ),
-        sources=_worst(snapshot.sources, lambda one: -one.errors_total, places, lambda one: f"source {one.name}"),
+        sources=worst(snapshot.sources, lambda one: -one.errors_total, places, lambda one: f"source {one.name}"),
         store=replace(
             snapshot.store,
-            artifact_unreferenced=_worst(snapshot.store.artifact_unreferenced, lambda one: -one.bytes),
-            shares_used_up=snapshot.store.shares_used_up[:SHOWN_MAX],
+            artifact_unreferenced=worst(snapshot.store.artifact_unreferenced, lambda one: -one.bytes),
         ),
-        clock_changes=snapshot.clock_changes[:SHOWN_MAX],
+        clock_changes=snapshot.clock_changes[:shown_max],
     )
 
 
 def _worst(
+    shown_max: int,
     parts: Sequence[_T],
     order: Callable[[_T], float],
     places: Mapping[str, int] | None = None,
     subject: Callable[[_T], str] = str,
 ) -> tuple[_T, ...]:
-    """The first SHOWN_MAX parts by the place of their first reason, then by `order`; all, in their order, if no more
+    """The first parts by the place of their first reason, then by `order`; all, in their order, if no more
     are there."""
-    if len(parts) <= SHOWN_MAX:
+    if len(parts) <= shown_max:
         return tuple(parts)
     ranked = places or {}
-    return tuple(nsmallest(SHOWN_MAX, parts, lambda one: (ranked.get(subject(one), len(ranked)), order(one))))
+    return tuple(nsmallest(shown_max, parts, lambda one: (ranked.get(subject(one), len(ranked)), order(one))))
+
+
+def encode_health(snapshot: NodeSnapshot, verdict: Verdict, *, everything: bool = False) -> bytes:
+    """The status as JSON: the verdict, then the snapshot; of many parts of a kind the worst, unless `everything` is
+    asked for."""
+    reasons = verdict.reasons if everything else verdict.reasons[:SHOWN_MAX]
+    judged = {
+        "verdict": verdict.level.value,
+        "alert": verdict.alert,
+        "summary": verdict.summary(),
+        "reasons": [reason.to_json() for reason in reasons],
+        "reasons_left_out": {} if everything else left_out(verdict),
+        "counts": counts_of(snapshot),
+    }
+    shown = snapshot if everything else worst_of(snapshot, verdict)
+    body = msgspec.json.encode(judged | {name: getattr(shown, name) for name in shown.__dataclass_fields__})
+    return msgspec.json.format(body, indent=1)

@@ -7,11 +7,10 @@ the rest.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from itertools import accumulate
-from typing import Any, get_type_hints
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -19,39 +18,47 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from agent.health.problems import Level
-from agent.health.snapshot import Counter, Gauge, Histogram, Label, Latency, NodeSnapshot
+from agent.health.snapshot import Counter, Gauge, Histogram, Label, Latency, NodeSnapshot, marks
 from agent.health.verdict import assess
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
-def render(snapshot: NodeSnapshot) -> bytes:
-    """The snapshot in Prometheus' text format."""
+def render(snapshot: NodeSnapshot | None, zones: Sequence[Any] = ()) -> bytes:
+    """The snapshot, or that the node is silent, and the rows of the fleet (`agent.page.fleet`) in Prometheus' text
+    format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Scrape(snapshot))
+    registry.register(_Scrape(snapshot, zones))
     return generate_latest(registry)
 
 
 class _Scrape(Collector):
     """One snapshot, in the form in which the library takes metrics."""
 
-    def __init__(self, snapshot: NodeSnapshot) -> None:
-        self._snapshot = snapshot
+    def __init__(self, snapshot: NodeSnapshot | None, zones: Sequence[Any]) -> None:
+        self._snapshot, self._zones = snapshot, zones
 
     def collect(self) -> Iterable[Metric]:
-        return families(self._snapshot)
+        return families(self._snapshot, self._zones)
 
 
-def families(snapshot: NodeSnapshot) -> Iterable[Metric]:
-    """Every metric of which the snapshot has a value."""
-    verdict = assess(snapshot)
+def families(snapshot: NodeSnapshot | None, zones: Sequence[Any] = ()) -> Iterable[Metric]:
+    """Every metric of which there is a value."""
     found = _Families()
-    found.add(Gauge("bsfg_node_info", "Zone and store epoch."), 1, {"zone": snapshot.zone, "epoch": snapshot.epoch})
-    for level in Level:
-        is_level = Gauge("bsfg_node_verdict", "1 for the current verdict.")
-        found.add(is_level, level is verdict.level, {"verdict": level.value})
-    found.add(Gauge("bsfg_node_alert", "1 when an operator must act."), verdict.alert, {})
-    found.add_record(snapshot, {})
+    found.add(Gauge("bsfg_node_up", "1 while the node answers."), snapshot is not None, {})
+    if snapshot is not None:
+        verdict = assess(snapshot)
+        found.add(Gauge("bsfg_node_info", "Zone and store epoch."), 1, {"zone": snapshot.zone, "epoch": snapshot.epoch})
+        for level in Level:
+            is_level = Gauge("bsfg_node_verdict", "1 for the current verdict.")
+            found.add(is_level, level is verdict.level, {"verdict": level.value})
+        found.add(Gauge("bsfg_node_alert", "1 when an operator must act."), verdict.alert, {})
+        found.add_record(snapshot, {})
+    for row in zones:
+        for level in Level:
+            is_level = Gauge("bsfg_zone_verdict", "1 for the verdict on the zone, as its health here shows it.")
+            found.add(is_level, level is row.level, {"zone": row.zone, "verdict": level.value})
+        found.add_record(row, {})
     return found.by_name.values()
 
 
@@ -64,13 +71,15 @@ class _Families:
 
     def add_record(self, record: Any, labels: Mapping[str, str]) -> None:
         """The metrics of all fields of a record and of the records in it."""
-        marked = _marks(record.__class__)
-        labels = {**labels, **{mark.name: getattr(record, name) for name, mark in marked if isinstance(mark, Label)}}
-        for name, mark in marked:
+        marked = marks(record.__class__)
+        named = ((mark.name, name) for name, found in marked.items() for mark in found if isinstance(mark, Label))
+        labels = {**labels, **{label: getattr(record, name) for label, name in named}}
+        for name, found in marked.items():
             value = getattr(record, name)
-            if isinstance(mark, Gauge | Histogram):
-                self.add(mark, value, labels)
-            elif mark is None:
+            for mark in found:
+                if isinstance(mark, Gauge | Histogram):
+                    self.add(mark, value, labels)
+            if not found:
                 for inner in value if isinstance(value, tuple) else (value,):
                     if is_dataclass(inner):
                         self.add_record(inner, labels)
@@ -96,15 +105,6 @@ class _Families:
         elif (shared := (mark.name, *(labels[name] for name in mark.labels))) not in self._shared:
             self._shared.add(shared)  # several records have this value in common
             family.add_sample(mark.name, {name: labels[name] for name in mark.labels}, _number(value))
-
-
-@functools.cache
-def _marks(kind: Any) -> tuple[tuple[str, Label | Gauge | Histogram | None], ...]:
-    """Each field of a record with each of its marks; None for a field without any."""
-    hints = get_type_hints(kind, include_extras=True)
-    return tuple(
-        (field.name, mark) for field in fields(kind) for mark in getattr(hints[field.name], "__metadata__", (None,))
-    )
 
 
 def _number(value: float | str | Latency) -> float:

@@ -18,7 +18,6 @@ class Level(Enum):
 
     GOOD = "good"
     LATE = "late"
-    DEGRADED = "degraded"
     FULL = "full"
     BROKEN = "broken"
 
@@ -34,7 +33,7 @@ class ProblemKind(NamedTuple):
     remedy: str
 
 
-_B, _F, _D, _L, _G = Level.BROKEN, Level.FULL, Level.DEGRADED, Level.LATE, Level.GOOD
+_B, _F, _L, _G = Level.BROKEN, Level.FULL, Level.LATE, Level.GOOD
 
 
 class Problem(Enum):
@@ -44,10 +43,6 @@ class Problem(Enum):
     APPENDS_REFUSED = ProblemKind(
         *(_F, "The store takes no new facts. What it holds is served and confirmed. Sources wait and record a gap."),
         "{remedy}",
-    )
-    SHARE_USED_UP = ProblemKind(
-        *(_F, "A zone has used up its share of the store. Its facts are refused; those of other zones are stored."),
-        "see which reader of its streams is behind, or give it more (share_bytes of its [[peer]])",
     )
     STORE_FILL = ProblemKind(
         *(_F, "The store, its stream or its disk is half full or more of what retention cannot free."),
@@ -117,10 +112,6 @@ class Problem(Enum):
         *(_L, "The clock of this machine is probably wrong. Good values with its times are uncertain."),
         "set the clock (timedatectl set-time), or see why the time server does not (timedatectl timesync-status)",
     )
-    HEALTH_PAGE_MOVED = ProblemKind(
-        *(_D, "The health page cannot be served at its address. It has a free port meanwhile, which no scraper knows."),
-        "end the program that has the port, or set listen_port in [health] to another one and restart the node",
-    )
     CERTIFICATE_ENDED = ProblemKind(
         *(_B, "The certificate with which this node connects to its brokers has expired; they refuse it."),
         "at the authority: bsfg pki renew {zone} --same-key; copy the new certificate over that file",
@@ -147,7 +138,7 @@ class Problem(Enum):
         "see the device behind the server, and bsfg latest; the node tries again by itself",
     )
     TAGS_BAD = ProblemKind(
-        *(_D, "The device reports some tags as bad, or refuses them. The others are read."),
+        *(_L, "The device reports some tags as bad, or refuses them. The others are read."),
         "bsfg latest shows which; correct the tag file or the device",
     )
     TAG_FILE_REFUSED = ProblemKind(
@@ -244,7 +235,7 @@ EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
     **dict.fromkeys(_NOT_PULLED, frozenset({P.PEER_LAG, P.PEER_CATCHES_UP})),
     P.ARTIFACTS_FULL: frozenset({P.PAGE_WAITS, P.PEER_LAG, P.PEER_CATCHES_UP}),
     P.PAGE_WAITS: frozenset({P.PEER_LAG, P.PEER_CATCHES_UP}),
-    P.CONSUMER_BEHIND: frozenset({P.CONSUMER_LOSES, P.STORE_FILL, P.STORE_FULL_SOON, P.SHARE_USED_UP}),
+    P.CONSUMER_BEHIND: frozenset({P.CONSUMER_LOSES, P.STORE_FILL, P.STORE_FULL_SOON}),
     P.STORE_DAMAGED: frozenset({P.COMPARISON_DIFFERS}),
     P.STORE_IS_OLD_COPY: frozenset({P.CONSUMER_BEHIND, P.CONSUMER_LOSES}),
     P.SOURCE_CERTIFICATE_ENDED: frozenset({P.SOURCE_REFUSED, P.SOURCE_LOST}),
@@ -259,7 +250,8 @@ OF_NODE = frozenset({P.APPENDS_REFUSED, P.CLOCK_UNSET, P.CERTIFICATE_ENDED, P.ST
 class Reason:
     """A problem of this node: its subject, what is wrong, what to do, and whether an operator must act now (`alert`).
 
-    `depends_on`: the subjects without which this one cannot work. `caused_by`: the subjects that explain it here."""
+    `depends_on`: the subjects without which this one cannot work. `caused_by`: the subjects that explain it here.
+    `since_unix_ms`: when it was first found."""
 
     problem: Problem
     alert: bool
@@ -268,6 +260,12 @@ class Reason:
     hint: str
     depends_on: frozenset[str] = frozenset()
     caused_by: tuple[str, ...] = ()
+    since_unix_ms: int = 0
+
+    @property
+    def key(self) -> str:
+        """What it is, whatever its text says now."""
+        return f"{self.problem.name.lower()} {self.subject}"
 
     @property
     def level(self) -> Level:
@@ -276,7 +274,8 @@ class Reason:
     def to_json(self) -> dict[str, object]:
         """The reason as a JSON object."""
         named = {"problem": self.problem.name.lower(), "level": self.level.value, "alert": self.alert}
-        return named | {"subject": self.subject, "text": self.text, "hint": self.hint, "caused_by": self.caused_by}
+        told = {"subject": self.subject, "text": self.text, "hint": self.hint, "caused_by": list(self.caused_by)}
+        return named | told | {"since_unix_ms": self.since_unix_ms}
 
 
 def order_by_cause(reasons: Iterable[Reason]) -> tuple[Reason, ...]:

@@ -1,16 +1,19 @@
 """The status of a node at one moment: taken by the node, judged and displayed by this package.
 
-Each value is declared here once: its JSON name at /healthz is the field's name, and its annotation names the Prometheus
-metric that shows it at /metrics (`metrics.py` renders from these annotations). A value that the node does not have is
-None, never a default number. Counters (`_total`) count since the process started. `_unix_ms` is wall clock time; ages
-are computed by the node.
+Each value is declared here once: its JSON name at /healthz is the field's name, and its annotations name the Prometheus
+metric that shows it at /metrics (`metrics.py`) and the tag that records it (`samples.py`). A value that the node does
+not have is None, never a default number. Counters (`_total`) count since the process started. `_unix_ms` is wall clock
+time; ages are computed by the node.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, get_type_hints
+
+from agent import __version__
 
 # --- how a field becomes a metric -------------------------------------------------------------------------------------
 
@@ -51,6 +54,15 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """The field is recorded in the stream `health`, as a tag of the source `bsfg` (`samples.py`). `meaning` is that of
+    a field without a metric."""
+
+    unit: str = ""
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Latency:
     """A histogram of durations: `counts[i]` of them were in (bounds_s[i - 1], bounds_s[i]], the last ones above all
     bounds."""
@@ -79,6 +91,13 @@ class Latency:
         return None
 
 
+@functools.cache
+def marks(kind: Any) -> Mapping[str, tuple[Any, ...]]:
+    """The marks of each field of a record, none for a field without any."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {one.name: getattr(hints[one.name], "__metadata__", ()) for one in fields(kind)}
+
+
 # --- the status -------------------------------------------------------------------------------------------------------
 
 
@@ -93,11 +112,12 @@ class StreamStatus:
     name: Annotated[str, Label("stream")]
     first_offset: Annotated[int, Gauge("bsfg_first_offset", "Oldest offset kept.")]
     end_offset: Annotated[int, Gauge("bsfg_end_offset", "Newest offset written.")]
-    bytes: Annotated[int, Gauge("bsfg_store_bytes", "Bytes of batches kept.")]
+    bytes: Annotated[int, Gauge("bsfg_store_bytes", "Bytes of batches kept."), Sampled("B")]
     bytes_max: Annotated[int | None, Gauge("bsfg_store_bytes_max", "Bytes of batches the stream may keep.")] = None
     fill_percent: Annotated[
         float | None,
         Gauge("bsfg_store_stream_fill_percent", "Percentage of the stream's limit that retention cannot free."),
+        Sampled("%"),
     ] = None
     inflow_bytes_per_s: Annotated[
         float | None,
@@ -105,10 +125,12 @@ class StreamStatus:
             "bsfg_store_inflow_bytes_per_second",
             "Bytes of batches stored, over the last hour, without history that a peer had kept.",
         ),
+        Sampled("B/s"),
     ] = None
     hours_until_full: Annotated[
         float | None,
         Gauge("bsfg_store_hours_until_full", "Hours until the limit, if no consumer confirms from now on."),
+        Sampled("h"),
     ] = None
     ttl_hours: Annotated[float | None, Gauge("bsfg_store_ttl_hours", "Time to live of unconfirmed facts.")] = None
     hours_until_ttl_loss: Annotated[
@@ -128,16 +150,17 @@ class ConsumerStatus:
     name: Annotated[str, Label("consumer")]
     stream: Annotated[str, Label("stream")]
     zone: Annotated[str, Label("zone")]
-    state: str
+    state: Annotated[str, Sampled(meaning="Whether it is online.")]
     frontier: Annotated[int, Gauge("bsfg_frontier_offset", "Confirmed frontier.")]
-    behind_facts: Annotated[int, Gauge("bsfg_consumer_behind_facts", "Facts not confirmed.")]
+    behind_facts: Annotated[int, Gauge("bsfg_consumer_behind_facts", "Facts not confirmed."), Sampled()]
     oldest_unconfirmed_age_s: Annotated[
         float | None,
         Gauge("bsfg_consumer_oldest_unconfirmed_seconds", "How long its oldest unconfirmed fact has waited."),
+        Sampled("s"),
     ] = None
-    bytes_held: Annotated[int | None, Gauge("bsfg_consumer_held_bytes", "Bytes of batches it has not confirmed.")] = (
-        None
-    )
+    bytes_held: Annotated[
+        int | None, Gauge("bsfg_consumer_held_bytes", "Bytes of batches it has not confirmed."), Sampled("B")
+    ] = None
     hours_held: Annotated[
         float | None,
         Gauge("bsfg_consumer_held_hours", "Age of its oldest unconfirmed fact, as its time to live counts it."),
@@ -159,11 +182,11 @@ class BrokerStatus:
     """A broker over which this node and its peers pull from each other."""
 
     name: Annotated[str, Label("broker")]
-    connected: Annotated[bool, Gauge("bsfg_broker_up", "1 while connected.")]
+    connected: Annotated[bool, Gauge("bsfg_broker_up", "1 while connected."), Sampled()]
     connects_total: Annotated[int, Counter("bsfg_broker_connects_total", "Connections made.")] = 0
     failures_total: Annotated[int, Counter("bsfg_broker_connect_failures_total", "Failed attempts to connect.")] = 0
     unsolicited_total: Annotated[int, Counter("bsfg_broker_unsolicited_total", "Messages that answer no request.")] = 0
-    trouble: str = ""
+    trouble: Annotated[str, Sampled(meaning="Why it is not connected.")] = ""
     needs_person: bool = False
     """The cause does not pass by itself."""
     identity_trouble: str = ""
@@ -237,17 +260,18 @@ class PeerStatus:
 
     zone: Annotated[str, Label("peer")]
     stream: Annotated[str, Label("stream")]
-    connected: Annotated[bool, Gauge("bsfg_peer_up", "1 while the peer answers.")]
+    connected: Annotated[bool, Gauge("bsfg_peer_up", "1 while the peer answers."), Sampled()]
     position: Annotated[int, Gauge("bsfg_peer_position_offset", "Newest offset received.")]
     end_offset: Annotated[int, Gauge("bsfg_peer_end_offset", "Newest offset known to be at the peer.")]
     lag_seconds: Annotated[
         float | None,
         Gauge("bsfg_replication_lag_seconds", "Age of the oldest fact that the peer has and this node lacks."),
+        Sampled("s"),
     ] = None
     lag_seconds_max: Annotated[
         float, Gauge("bsfg_replication_lag_high_watermark", "Highest lag in seconds since the start.")
     ] = 0.0
-    trouble: str = ""
+    trouble: Annotated[str, Sampled(meaning="Why it does not answer.")] = ""
     fenced: Annotated[bool, Gauge("bsfg_peer_fenced", "1 if another instance of this node took over the pull.")] = False
     blocked: bool = False
     """Refused for good by the peer or by this store. The pull asks rarely, and goes on once an operator has removed the
@@ -307,20 +331,23 @@ class SourceStatus:
     """A configured OPC UA server or Modbus device."""
 
     name: Annotated[str, Label("source")]
-    kind: Annotated[str, Label("kind")]
-    connected: Annotated[bool, Gauge("bsfg_source_up", "1 while connected.")]
+    kind: Annotated[str, Label("kind"), Sampled(meaning="Its protocol.")]
+    connected: Annotated[bool, Gauge("bsfg_source_up", "1 while connected."), Sampled()]
     last_value_unix_ms: Annotated[
         int | None,
         Gauge("bsfg_source_last_value_timestamp_seconds", "Unix time of the last value.", divisor=1000),
+        Sampled("ms"),
     ] = None
-    values_total: Annotated[int, Counter("bsfg_source_values_total", "Values stored.")] = 0
+    values_total: Annotated[int, Counter("bsfg_source_values_total", "Values stored."), Sampled()] = 0
     errors_total: Annotated[int, Counter("bsfg_source_errors_total", "Errors of the source.")] = 0
-    trouble: str = ""
+    trouble: Annotated[str, Sampled(meaning="Why it is not connected.")] = ""
     tags_problem: str = ""
     """Why the current tag file is not in use."""
-    tags: Annotated[int, Gauge("bsfg_source_tags", "Tags in its tag map.")] = 0
-    tags_bad: Annotated[int, Gauge("bsfg_source_tags_bad", "Tags whose last sample is bad.")] = 0
-    tags_silent: Annotated[int, Gauge("bsfg_source_tags_silent", "Tags without a sample since the start.")] = 0
+    tags: Annotated[int, Gauge("bsfg_source_tags", "Tags in its tag map."), Sampled()] = 0
+    tags_bad: Annotated[int, Gauge("bsfg_source_tags_bad", "Tags whose last sample is bad."), Sampled()] = 0
+    tags_silent: Annotated[
+        int, Gauge("bsfg_source_tags_silent", "Tags without a sample since the start."), Sampled()
+    ] = 0
     connects_total: Annotated[int, Counter("bsfg_source_connects_total", "Connections made.")] = 0
     lost_total: Annotated[
         int, Counter("bsfg_source_values_lost_total", "Values received and lost; a fact records each gap.")
@@ -346,6 +373,7 @@ class SourceStatus:
     certificate_days_left: Annotated[
         float | None,
         Gauge("bsfg_source_certificate_days_left", "Days until the first of our certificates for it expires."),
+        Sampled("d"),
     ] = None
     certificate_file: str = ""
     """The one of these certificates that expires first."""
@@ -405,14 +433,6 @@ class UnreferencedStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class ShareStatus:
-    """A zone whose facts are refused, because its share of the store is used up and the rest is kept for others."""
-
-    zone: Annotated[str, Label("zone")]
-    why: Annotated[str, Gauge("bsfg_store_share_used_up", "1 while facts of the zone are refused for its share.")]
-
-
-@dataclass(frozen=True, slots=True)
 class StoreStatus:
     """What the store took in, what its queue holds, and the size of its files."""
 
@@ -430,7 +450,7 @@ class StoreStatus:
     queue_bytes_max: Annotated[
         int, Gauge("bsfg_store_queue_bytes_max", "Bytes that may wait; at this limit sources are slowed.")
     ] = 0
-    file_bytes: Annotated[int, Gauge("bsfg_store_file_bytes", "Size of the database.")] = 0
+    file_bytes: Annotated[int, Gauge("bsfg_store_file_bytes", "Size of the database."), Sampled("B")] = 0
     log_bytes: Annotated[int, Gauge("bsfg_store_log_bytes", "Size of its write-ahead log.")] = 0
     written_bytes_total: Annotated[
         int | None,
@@ -451,11 +471,12 @@ class StoreStatus:
         int, Gauge("bsfg_store_artifact_unreferenced_bytes_max", "Limit per zone; 0 is no limit.")
     ] = 0
     artifact_unreferenced: tuple[UnreferencedStatus, ...] = ()
-    appends_refused: Annotated[str, Gauge("bsfg_store_appends_refused", "1 while the store refuses new facts.")] = ""
+    appends_refused: Annotated[
+        str, Gauge("bsfg_store_appends_refused", "1 while the store refuses new facts."), Sampled()
+    ] = ""
     """Why; empty if the last append was stored."""
     refused_remedy: str = ""
     refused_since_unix_ms: int | None = None
-    shares_used_up: tuple[ShareStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,11 +559,12 @@ class NodeSnapshot:
     epoch: str
     taken_unix_ms: int
     started_unix_ms: Annotated[
-        int, Gauge("bsfg_node_start_time_seconds", "Unix time at which the node started.", divisor=1000)
+        int, Gauge("bsfg_node_start_time_seconds", "Unix time at which the node started.", divisor=1000), Sampled("ms")
     ]
     store_fill_percent: Annotated[
         float | None,
         Gauge("bsfg_store_buffer_fill_percent", "Percentage of the nearest limit that retention cannot free."),
+        Sampled("%"),
     ]
     streams: tuple[StreamStatus, ...] = ()
     consumers: tuple[ConsumerStatus, ...] = ()
@@ -554,7 +576,9 @@ class NodeSnapshot:
     store: StoreStatus = StoreStatus()
     spans: tuple[SpanStatus, ...] = ()
     certificate_days_left: Annotated[
-        float | None, Gauge("bsfg_certificate_days_left", "Days until the first certificate in use expires.")
+        float | None,
+        Gauge("bsfg_certificate_days_left", "Days until the first certificate in use expires."),
+        Sampled("d"),
     ] = None
     certificate_file: str = ""
     """That certificate."""
@@ -572,5 +596,6 @@ class NodeSnapshot:
     """What the start left out of node.toml."""
     config_waits: tuple[str, ...] = ()
     """Settings of node.toml that a restart puts in force."""
-    health_page_moved: str = ""
-    """Why the health page is not at its address, and where it is."""
+    version: Annotated[str, Sampled(meaning="Version of the program.")] = __version__
+    since: Mapping[str, int] = field(default_factory=dict)
+    """Since when each level and each reason has been there (`problems.Reason.key`), in Unix milliseconds."""

@@ -1,4 +1,4 @@
-"""Core: from a snapshot to a verdict, good, late, degraded, full or broken, with every reason and what to do about it.
+"""Core: from a snapshot to a verdict, good, late, full or broken, with every reason and what to do about it.
 
 The person on call sees the level first and then the reasons: causes before their consequences, worst first
 (problems.py). All limits are in one table, `THRESHOLDS`, with their unit and their reason. Nothing is kept between two
@@ -73,6 +73,7 @@ THRESHOLDS = {
     "append_p99": Threshold("s", 0.1, 0.5, "an append that takes over 100 ms points at the disk"),
     "append_failures": Threshold("%", 0.1, 1, "appends normally do not fail"),
     "certificate_left": Threshold("days", 30, 7, "renew a month before it ends", low_is_bad=True),
+    "health_age": Threshold("s", 90, 180, "a node records its health once a minute; three missing ones are no accident"),
     "device_clock": Threshold("s", 60, inf, "drift and the network explain seconds; a minute means that a clock is wrong"),
 }
 # fmt: on
@@ -80,11 +81,13 @@ THRESHOLDS = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The level of a node and the reasons. `alert`: an operator must act now."""
+    """The level of a node and the reasons. `alert`: an operator must act now. `since_unix_ms`: when the node came to
+    this level."""
 
     level: Level
     alert: bool
     reasons: tuple[Reason, ...]
+    since_unix_ms: int = 0
 
     def summary(self) -> str:
         """One line for a status display: the first cause."""
@@ -114,10 +117,15 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
         if consumer.zone in snapshot.integrity.claimed_by:
             depends_on |= {"store"}
         found += _consumer_reasons(consumer, ttl_hours.get(consumer.stream), depends_on)
-    reasons = order_by_cause(found)
-    if not reasons:
-        return Verdict(Level.GOOD, alert=False, reasons=())
-    return Verdict(reasons[0].level, any(one.alert for one in reasons), reasons)
+    since, now_ms = snapshot.since, snapshot.taken_unix_ms
+    reasons = tuple(replace(one, since_unix_ms=since.get(one.key, now_ms)) for one in order_by_cause(found))
+    level = reasons[0].level if reasons else Level.GOOD
+    return Verdict(level, any(one.alert for one in reasons), reasons, since.get(level.value, now_ms))
+
+
+def since_of(verdict: Verdict) -> dict[str, int]:
+    """What the next snapshot tells of this verdict, so that what lasts keeps its beginning."""
+    return {verdict.level.value: verdict.since_unix_ms, **{one.key: one.since_unix_ms for one in verdict.reasons}}
 
 
 def _carriers(snapshot: NodeSnapshot) -> Mapping[str, frozenset[str]]:
@@ -158,8 +166,6 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     yield from _config_reasons(snapshot)
     behind = frozenset(f"consumer {one.name}" for one in snapshot.consumers if one.behind_facts)
     yield from _refused_reasons(store, snapshot.taken_unix_ms)
-    for share in store.shares_used_up:
-        yield _reason(Problem.SHARE_USED_UP, f"zone {share.zone}", share.why, behind)
     text = "" if fill is None else f"{fill:.0f} % full"
     yield from _judge("store_fill", fill, Problem.STORE_FILL, "store", text, behind)
     yield from _full_reasons(snapshot, behind)
@@ -229,8 +235,6 @@ def _config_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     elif snapshot.config_changed:
         text = "changed since the node read it; the change is not in force"
         yield _reason(Problem.CONFIG_CHANGED, "node.toml", text, zone=snapshot.zone)
-    if snapshot.health_page_moved:
-        yield _reason(Problem.HEALTH_PAGE_MOVED, "health page", snapshot.health_page_moved, alert=True)
     if snapshot.config_waits:
         text = f"not in force until a restart: {', '.join(snapshot.config_waits)}"
         yield _reason(Problem.CONFIG_WAITS, "node.toml", text, zone=snapshot.zone)

@@ -3,7 +3,7 @@
 `messages` has the requests and answers, `client` sends requests. `serving` answers them and is imported by itself.
 """
 
-from agent.local_socket.client import accepted, ask
+from agent.local_socket.client import NodeSilent, accepted, ask, ask_status, read_status
 from agent.local_socket.messages import (
     NODE_REQUESTS,
     AcquireLease,

@@ -1,15 +1,19 @@
-"""Sends requests to the node that runs on a state folder, through its local socket: one request, one answer."""
+"""Sends requests to the node that runs on a state folder, through its local socket: one request, one answer.
+
+NodeSilent      no node answers there (the operator starts it)
+"""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from agent.concurrency import timeout
-from agent.local_socket.messages import Answer, Refused, Request
+from agent.errors import BsfgError
+from agent.local_socket.messages import Answer, NodeStatus, ReadStatus, Refused, Request
 from agent.local_socket.transport import (
     ANSWER_BYTES_MAX,
     LocalError,
@@ -23,6 +27,29 @@ from agent.message import MessageError, check_depth
 ANSWER_S_MAX = 30.0
 _ANSWER = msgspec.json.Decoder(Answer)
 _AnswerT = TypeVar("_AnswerT", bound=Answer)
+
+
+class NodeSilent(BsfgError):
+    """No node answers on a state folder."""
+
+    hint = "is it running? `bsfg run --config FILE`, or `systemctl status bsfg@ZONE`"
+
+
+async def read_status(state_dir: Path, *, everything: bool = False) -> bytes:
+    """The status of the node as JSON. Raises NodeSilent."""
+    try:
+        answer = accepted(await ask(state_dir, ReadStatus(everything)), NodeStatus)
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise NodeSilent(f"no node runs on {state_dir}") from error
+    except (LocalError, StateFolderUnusable) as error:
+        raise NodeSilent(f"no answer from the node on {state_dir}: {error}") from error
+    return bytes(answer.status)
+
+
+def ask_status(state_dir: Path, *, everything: bool = False) -> dict[str, Any]:
+    """As `read_status`, for a program without an event loop."""
+    found: dict[str, Any] = msgspec.json.decode(asyncio.run(read_status(state_dir, everything=everything)))
+    return found
 
 
 def accepted(answer: Answer, kind: type[_AnswerT]) -> _AnswerT:

@@ -110,6 +110,12 @@ class BackfillSource(msgspec.Struct, frozen=True, tag="BackfillSource", tag_fiel
     last_ns: int
 
 
+class ReadStatus(msgspec.Struct, frozen=True, tag="ReadStatus", tag_field="operation"):
+    """The status of the node: the worst parts of each kind, or everything."""
+
+    everything: bool = False
+
+
 class ReadLatest(msgspec.Struct, frozen=True, tag="ReadLatest", tag_field="operation"):
     """The latest value of each tag, from the row `first` on: as `bsfg latest` reads it."""
 
@@ -296,6 +302,12 @@ class BackfillQueued(msgspec.Struct, frozen=True, tag="BackfillSource", tag_fiel
     gaps_open: int
 
 
+class NodeStatus(msgspec.Struct, frozen=True, tag="ReadStatus", tag_field="operation"):
+    """The verdict and the snapshot (`agent/health/brief.py`)."""
+
+    status: msgspec.Raw
+
+
 class LatestRows(msgspec.Struct, frozen=True, tag="ReadLatest", tag_field="operation"):
     """The rows, as `bsfg latest --json` prints them, and whether more follow. `holes`: by stream."""
 
@@ -349,12 +361,13 @@ Request = (
     | ReadSource
     | BackfillSource
     | ConfirmReceipt
+    | ReadStatus
     | ReadLatest
     | ReadTail
 )
-NODE_REQUESTS = (Reload, RetrySource, ListSources, ReadSource, BackfillSource, ReadLatest, ReadTail)
+NODE_REQUESTS = (Reload, RetrySource, ListSources, ReadSource, BackfillSource, ReadStatus, ReadLatest, ReadTail)
 """Only a running node can answer these. The others can be answered from the store too."""
-LOOKING_REQUESTS = (ListSources, ListConsumers, ReadLatest, ReadTail)
+LOOKING_REQUESTS = (ListSources, ListConsumers, ReadStatus, ReadLatest, ReadTail)
 """These change nothing, so members of the node's group may make them. The others are for its user and root."""
 Answer = (
     Appended
@@ -371,6 +384,7 @@ Answer = (
     | SourceRead
     | BackfillQueued
     | Confirmed
+    | NodeStatus
     | LatestRows
     | Tail
     | Refused

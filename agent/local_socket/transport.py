@@ -24,7 +24,7 @@ from agent.errors import BsfgError
 
 SOCKET = "bsfg.sock"
 REQUEST_BYTES_MAX = 1024 * 1024  # the largest message is 256 KiB, base64 makes it 350
-ANSWER_BYTES_MAX = 1024 * 1024  # some thousand consumers
+ANSWER_BYTES_MAX = 16 * 1024 * 1024  # everything about a node with five thousand peers
 _LENGTH = struct.Struct("<I")
 
 

@@ -1,9 +1,8 @@
 """Answers those who may look at a node and change nothing: latest values and the end of a stream, over the local
 socket.
 
-Members of the node's group do not open the store's file: the locks and snapshots of a reader are on the same bytes as
-those of the writer, and could stop it. The node reads for them, one request at a time and as far as any reader. A
-search is kept for its further pages.
+Commands of the node's group do not open the store's file: the node reads for them, one request at a time and as far as
+any reader. A search is kept for its further pages.
 """
 
 from __future__ import annotations
@@ -11,31 +10,47 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from agent.fact_store import FactStore
+from agent.health.brief import encode_health
+from agent.health.snapshot import NodeSnapshot
+from agent.health.verdict import Verdict
 from agent.local_socket import LatestRows, ReadLatest, ReadTail, Tail
 from agent.node.latest import peer_latest
 from agent.pages import Hole
-from agent.query.latest import DEPTH_FACTS, LatestRecord, Tag, find_latest, latest_record, merge_peer_records
-from agent.query.scan import Scanner, fact_messages, matches_glob
+from agent.query.latest import (
+    DEPTH_FACTS,
+    LatestRecord,
+    Tag,
+    find_latest,
+    latest_record,
+    merge_peer_records,
+    tags_matching,
+)
+from agent.query.scan import Scanner, fact_messages
 
 ANSWER_BYTES = 700_000  # below the socket's limit with one more row of any size
 TAIL_FACTS_MAX = 10_000
 KEPT_S = 10.0
+Judge = Callable[[], tuple[NodeSnapshot, Verdict]]
 
 
 class Looking:
     """Reads the store of a running node for its group."""
 
-    def __init__(self, store: FactStore, state_dir: Path) -> None:
-        self._store, self._state_dir = store, state_dir
+    def __init__(self, store: FactStore, state_dir: Path, judge: Judge) -> None:
+        self._store, self._state_dir, self._judge = store, state_dir, judge
         self._turn = asyncio.Lock()
         self._kept: tuple[ReadLatest, float, LatestRows] | None = None
+
+    def status(self, *, everything: bool) -> bytes:
+        """The status of the node as JSON."""
+        return encode_health(*self._judge(), everything=everything)
 
     async def latest(self, request: ReadLatest) -> LatestRows:
         """The rows from `request.first` that fit into an answer. Raises the store's errors."""
@@ -51,9 +66,7 @@ class Looking:
             return LatestRows(rows, not is_last, found.holes)
 
     def _search(self, query: ReadLatest) -> LatestRows:
-        def wanted(tag: Tag) -> bool:
-            return query.zone in {None, tag.zone} and matches_glob(tag.subject, [query.tag_glob])
-
+        wanted = tags_matching(query.tag_glob, query.zone)
         scanner, now_ns = Scanner(self._store.reader), time.time_ns()
         streams = None if query.stream is None else scanner.check_streams([query.stream])
         depth = min(query.depth_facts or DEPTH_FACTS, DEPTH_FACTS)  # a deeper search occupies the node for minutes

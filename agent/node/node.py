@@ -27,13 +27,13 @@ from agent.concurrency import TaskGroup
 from agent.config import ConfigFile, InForce
 from agent.errors import BsfgError
 from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreLocked
-from agent.health import notify, server
-from agent.health.verdict import assess
+from agent.health import notify
 from agent.ingest import LEARNED, Ingest, RemovedTag, SourceMemory, TagFile
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.node import compare
 from agent.node.broker_runtime import BrokerRuntime, SharedParts
 from agent.node.clock import NodeClock
+from agent.node.health_recorder import HealthRecorder
 from agent.node.latest import facts_at_peers
 from agent.node.looking import Looking
 from agent.node.reload import Reloader
@@ -141,7 +141,7 @@ class Node:
         Raises an ExceptionGroup with the error of the part that ended by itself.
         """
         settings = self._reloader.settings
-        health, state_dir = settings.health, settings.node.state_dir
+        state_dir = settings.node.state_dir
         async with TaskGroup() as group:
             self._group, start = group, partial(group.create_permanent, until=stop)
             ingest = start(self._ingest.run(), name="ingest")
@@ -151,14 +151,8 @@ class Node:
                 start(_until(failed_assertion), name="assertions"),
                 start(self._clock.run(), name="clock"),
                 start(self._collector.run(), name="status"),
-                start(
-                    server.serve(
-                        *(health.listen_host, health.listen_port, self._collector.snapshot),
-                        ready=self._note_health_page,
-                    ),
-                    name="health",
-                ),
                 start(notify.watch(self._notifier, self._collector.progress, self._status), name="notify"),
+                start(HealthRecorder(self._store, self._collector.judge).run(), name="health"),
                 start(self._checkpoint_daily(), name="checkpoints"),
                 start(self._trust.run(), name="trust"),
                 start(IdentityWatcher(self._identities).run(), name="identities"),
@@ -167,7 +161,8 @@ class Node:
                 runtime.start(group)
             self._wait_for_readiness(group)
             handler = RequestHandler(
-                *(self._store, self._compare, self._ingest, self._reload), reading=Looking(self._store, state_dir)
+                *(self._store, self._compare, self._ingest, self._reload),
+                reading=Looking(self._store, state_dir, self._collector.judge),
             )
             local = start(serve(handler, state_dir), name="local")
             reloading = start(self._reloader.run(), name="reload")
@@ -183,10 +178,6 @@ class Node:
             await _cancelled([local])
             await _cancelled([self._readiness, *watching])
         log.info("node_stopped", extra={"zone": self._store.zone})
-
-    def _note_health_page(self, port: int, moved: str) -> None:
-        server.note_port(self._reloader.settings.node.state_dir, port)
-        self._collector.health_page_moved = moved
 
     def _wait_for_readiness(self, group: TaskGroup) -> None:
         """Report ready once. If the brokers have changed before, begin to wait again."""
@@ -210,7 +201,7 @@ class Node:
         settings, group = plan.settings, self._group
         assert group is not None, "a node that runs"
         if plan.has_new_limits:
-            holds = {peer.zone: peer.zone_limit for peer in settings.peer}
+            holds = {peer.zone: peer.hold_limit for peer in settings.peer}
             self._store.set_limits(settings.store.bytes_max, settings.stream, holds)
         if plan.has_new_trust:
             self._trust.reconfigure(settings)
@@ -252,7 +243,7 @@ class Node:
         log.info("node_ready", extra={"zone": self._store.zone})
 
     def _status(self) -> str:
-        return assess(self._collector.snapshot()).summary()
+        return self._collector.judge()[1].summary()
 
 
 def _first_assertion(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:

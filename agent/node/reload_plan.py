@@ -2,7 +2,8 @@
 
 Each field of the settings is in one class. APPLY: taken over while the node runs; a source, or everything that goes
 over one broker, is ended and restarted, and nothing else is touched. RESTART: the old value stays in force until a
-restart. REFUSE: the whole file is refused, because it describes another node. A field without a class fails here, and
+restart. REFUSE: the whole file is refused, because it describes another node. OTHER: only another program reads it, so
+nothing is told. A field without a class fails here, and
 in a test.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
-from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
+from agent.settings.node import IdentitySettings, NodeSettings, PageSettings
 from agent.settings.peers import BrokerSettings, PeerSettings
 from agent.settings.signing import OriginSettings, SigningSettings
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
@@ -26,6 +27,7 @@ class Reach(Enum):
     APPLY = "apply"
     RESTART = "restart"
     REFUSE = "refuse"
+    OTHER = "other"
 
 
 REACH: Mapping[type, Reach | Mapping[str, Reach]] = {
@@ -54,7 +56,7 @@ REACH: Mapping[type, Reach | Mapping[str, Reach]] = {
     ModbusSourceSettings: Reach.APPLY,
     SigningSettings: Reach.APPLY,
     OriginSettings: Reach.APPLY,
-    HealthSettings: Reach.RESTART,
+    PageSettings: Reach.OTHER,
 }
 
 _KEYS = {"stream": "name", "broker": "name", "peer": "zone", "origin": "zone", "opcua": "name", "modbus": "name"}
@@ -116,7 +118,7 @@ def _merged_section(section: str, before: Any, after: Any, by_reach: dict[Reach,
             continue
         reach = reach_of(type(after), one.name)
         by_reach[reach].append(f"{section}.{one.name}")
-        if reach is Reach.APPLY:
+        if reach in {Reach.APPLY, Reach.OTHER}:
             applied[one.name] = getattr(after, one.name)
     return replace(before, **applied)
 
@@ -147,7 +149,7 @@ def _brokers(settings: NodeSettings) -> dict[str, object]:
 
 
 def _limits(settings: NodeSettings) -> object:
-    holds = {peer.zone: peer.zone_limit for peer in settings.peer}
+    holds = {peer.zone: peer.hold_limit for peer in settings.peer}
     return settings.store, _named(settings.stream, "name"), holds
 
 

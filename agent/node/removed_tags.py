@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from agent.batch import Kind, Origin
 from agent.fact_store import StoreError, StoreReader
 from agent.ingest import TAG_REMOVED, Newest, RemovedTag
+from agent.message import HEALTH_SOURCE
 from agent.node.stored_samples import NEWEST_DEPTH_FACTS, find_newest
 from agent.query.scan import Bounds, Scanner
 
@@ -30,7 +31,7 @@ def find_removed_tags(
         numbers = {
             number: one.subject
             for number, one in enumerate(scanner.dictionary.all_of(origin), 1)
-            if one.source and not one.acquisition and one.subject not in subjects
+            if one.source not in {"", HEALTH_SOURCE} and not one.acquisition and one.subject not in subjects
         }
         newest: dict[str, tuple[RemovedTag, int]] = {}
         for stream in scanner.ends if numbers else ():

@@ -1,4 +1,5 @@
-"""The status of a node, taken from its parts as one frozen snapshot, for the health page and the status line.
+"""The status of a node, taken from its parts as one frozen snapshot, for its status, its health in the store and the
+line for systemd.
 
 Most values are read from memory. Those that cost a read from disk (space, artifacts, the end of a certificate) are
 refreshed in a thread every second or minute and kept, so a request for the status never slows the node down. A value
@@ -12,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -37,13 +38,13 @@ from agent.health.snapshot import (
     PeerStatus,
     RequestStatus,
     ServingStatus,
-    ShareStatus,
     SourceStatus,
     SpanStatus,
     StoreStatus,
     StreamStatus,
     UnreferencedStatus,
 )
+from agent.health.verdict import Verdict, assess, since_of
 from agent.health.watchdog import Progress
 from agent.ingest import Ingest
 from agent.ingest.opcua.security.file_check import first_certificate_to_end
@@ -100,7 +101,7 @@ class StatusCollector:
         self._lag_samples = LagSamples()
         self._unreadable: dict[str, str] = {}  # what could not be read last time, and why
         self._turns = 0
-        self.health_page_moved = ""
+        self._since: dict[str, int] = {}
 
     async def run(self) -> None:
         """Refresh the values that cost a read, until cancelled."""
@@ -166,9 +167,16 @@ class StatusCollector:
             config_refused=self._reloader.refused,
             config_not_in_force=tuple(_status(NotInForceStatus, one) for one in self._reloader.not_in_force),
             config_waits=self._reloader.needs_restart,
-            health_page_moved=self.health_page_moved,
+            since=self._since,
             integrity=_status(IntegrityStatus, damage, set_aside_bytes=sum(size for _, size in damage.quarantined)),
         )
+
+    def judge(self) -> tuple[NodeSnapshot, Verdict]:
+        """The node now, and the verdict on it."""
+        snapshot = self.snapshot()
+        verdict = assess(snapshot)
+        self._since = since_of(verdict)
+        return replace(snapshot, since=self._since), verdict
 
     def progress(self) -> list[Progress]:
         """Progress for the watchdog: commits, or appends that a full disk refused, while something waits. This call
@@ -256,7 +264,6 @@ class StatusCollector:
         return _status(
             *(StoreStatus, counted, self._from_disk),
             log_bytes=counted.wal_bytes,
-            shares_used_up=tuple(ShareStatus(*one) for one in sorted(counted.shares_used_up.items())),
             written_bytes_total=_written_bytes(),
             artifact_bytes_max=self._store.artifacts.limits.total_max or None,
             artifact_unreferenced_bytes_max=self._store.artifacts.limits.unreferenced_max,

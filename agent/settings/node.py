@@ -1,7 +1,9 @@
-"""All of node.toml as one value, its sections [node] and [health], and the rules that concern several sections."""
+"""All of node.toml as one value, its sections [node] and [page], and the rules that concern several sections."""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,20 +41,40 @@ class IdentitySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class HealthSettings:
-    """[health]: where /healthz and /metrics are served. Port 0 takes any free one, so that several nodes of a machine
-    need no agreement; the node logs it, and commands find it in the state folder."""
+class PageSettings:
+    """[page]: where `bsfg page` serves the page, /healthz and /metrics. `names`: by which it is asked for, besides
+    `listen_host` and those of this machine. Reachable for others only with TLS, and with users or client certificates:
+    it shows zones, devices and values."""
 
     listen_host: str = "127.0.0.1"
-    listen_port: int = 0
+    listen_port: int = 8470
+    names: tuple[str, ...] = ()
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    client_ca_file: Path | None = None
+    users_file: Path | None = None
+
+    @property
+    def is_open_to_others(self) -> bool:
+        """Whether other machines reach it. A name counts as reachable, except localhost."""
+        with contextlib.suppress(ValueError):
+            return not ipaddress.ip_address(self.listen_host).is_loopback
+        return self.listen_host != "localhost"
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not self.listen_host:
-            yield "listen_host", "must not be empty; 0.0.0.0 listens on all interfaces, without authentication"
+            yield "listen_host", "must not be empty; 0.0.0.0 listens on all interfaces"
         elif why := host_problem(self.listen_host):
             yield "listen_host", why.replace("host =", "listen_host =").replace(" port =", " listen_port =")
         if not 0 <= self.listen_port <= 65_535:
-            yield "listen_port", "a TCP port is 0 to 65535"
+            yield "listen_port", "a TCP port is 1 to 65535, or 0 for any free one"
+        if (self.cert_file is None) != (self.key_file is None):
+            yield "cert_file", "cert_file and key_file go together"
+        if self.cert_file is None and (self.client_ca_file or self.users_file):
+            yield "cert_file", "passwords and client certificates need TLS: name cert_file and key_file"
+        if self.is_open_to_others and not (self.cert_file and (self.client_ca_file or self.users_file)):
+            why = "other machines reach this address: name cert_file, key_file, and users_file or client_ca_file"
+            yield "listen_host", f"{why}; or listen on 127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +90,7 @@ class NodeSettings:
     origin: tuple[OriginSettings, ...] = ()
     opcua: tuple[OpcuaSourceSettings, ...] = ()
     modbus: tuple[ModbusSourceSettings, ...] = ()
-    health: HealthSettings = field(default_factory=HealthSettings)
+    page: PageSettings = field(default_factory=PageSettings)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Broken rules that concern several sections."""

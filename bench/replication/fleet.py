@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.demo.mosquitto import Mosquitto
-from agent.demo.processes import Child, ProcessFailed, free_port
-from agent.health.client import NodeSilent, ask_health
+from agent.demo.processes import Child, ProcessFailed
+from agent.local_socket import NodeSilent, ask_status
 from bench.common.measuring import Latency, Report, files_bytes, machine, process_cpu_ns, rounded, rss_mib
 from bench.common.testbed import ASKING, Testbed, Worker, scratch_folder
 from bench.replication.endpoints import STREAM
@@ -49,12 +49,11 @@ def _measure(bed: Testbed, zones: list[str], seconds: float) -> dict[str, Any]:
         groups = [zones[1:][at : at + PLANTS_OF_PROCESS] for at in range(0, len(zones) - 1, PLANTS_OF_PROCESS)]
         workers = [stack.enter_context(_plants(bed, f"plants-{n}", some, facts)) for n, some in enumerate(groups)]
         alone = stack.enter_context(_plants(bed, "plants-alone", zones[:1], facts))
-        port = free_port()
-        node = _node(bed, zones, port)
+        node, state = _node(bed, zones), bed.folder / ASKING / "state"
         stack.callback(node.stop)
         begun = time.monotonic()
         node.start()
-        node.wait_ready(lambda: _counts(port).get("peers_connected") == len(zones), READY_S_MAX)
+        node.wait_ready(lambda: _counts(state).get("peers_connected") == len(zones), READY_S_MAX)
         found: dict[str, Any] = {"ready_s": rounded(time.monotonic() - begun)}
         time.sleep(settle_s)
         found["idle_cores"] = _cores(seconds, node=node, broker=bed.broker)
@@ -63,7 +62,7 @@ def _measure(bed: Testbed, zones: list[str], seconds: float) -> dict[str, Any]:
         time.sleep(settle_s)
         found["loaded_cores"] = _cores(seconds, node=node, broker=bed.broker)
         begun = time.monotonic()
-        ask_health("127.0.0.1", port)
+        ask_status(state)
         found["status_s"] = rounded(time.monotonic() - begun)
         for worker in (*workers, alone):
             os.kill(worker.pid, signal.SIGUSR1)
@@ -71,7 +70,7 @@ def _measure(bed: Testbed, zones: list[str], seconds: float) -> dict[str, Any]:
         found["rss_mib"] = {"node": rss_mib(node.pid), "broker": rss_mib(bed.broker.pid)}
         alone.freeze()
         begun = time.monotonic()
-        node.wait_ready(lambda: _is_named(port, zones[0]), NAMED_S_MAX)
+        node.wait_ready(lambda: _is_named(state, zones[0]), NAMED_S_MAX)
         found["named_s"] = rounded(time.monotonic() - begun)
         alone.thaw()
         found["lags_ns"] = [lag for worker in (*workers, alone) for lag in worker.ended()["lags_ns"]]
@@ -83,31 +82,29 @@ def _plants(bed: Testbed, name: str, zones: list[str], facts: int) -> contextlib
     return bed.worker(name, "plants", zones[0], zones=zones, facts_per_plant=facts)
 
 
-def _node(bed: Testbed, zones: list[str], port: int) -> Child:
+def _node(bed: Testbed, zones: list[str]) -> Child:
     folder, mine = bed.folder / ASKING, bed.broker.identity(ASKING)
     folder.mkdir()
-    text = f'[node]\nzone = "{ASKING}"\n[health]\nlisten_port = {port}\n'
+    text = f'[node]\nzone = "{ASKING}"\n'
     text += f'[[broker]]\nname = "site"\nhost = "{bed.broker.host}"\nport = {bed.broker.port}\n'
     text += f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
     for zone in zones:
-        text += f'[[peer]]\nzone = "{zone}"\nbroker = "site"\npulls = ["{STREAM}"]\nanti_entropy_hours = 0\n'
+        text += f'[[peer]]\nzone = "{zone}"\nbroker = "site"\npulls = ["{STREAM}"]\nanti_entropy_hours = 0\nhealth = false\n'
     config = folder / "node.toml"
     config.write_text(text, encoding="utf-8")
     return Child("node", [sys.executable, "-m", "agent.cli", "run", "--config", config], folder / "log")
 
 
-def _counts(port: int) -> dict[str, int]:
+def _counts(state: Path) -> dict[str, int]:
     try:
-        found: dict[str, int] = ask_health("127.0.0.1", port)["counts"]
+        found: dict[str, int] = ask_status(state)["counts"]
     except NodeSilent:
         return {}
     return found
 
 
-def _is_named(port: int, zone: str) -> bool:
-    return any(
-        zone in one["subject"] and "no answer" in one["text"] for one in ask_health("127.0.0.1", port)["reasons"]
-    )
+def _is_named(state: Path, zone: str) -> bool:
+    return any(zone in one["subject"] and "no answer" in one["text"] for one in ask_status(state)["reasons"])
 
 
 def _cores(seconds: float, **parts: Child) -> dict[str, float]:

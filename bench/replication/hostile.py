@@ -21,9 +21,9 @@ from typing import Any
 
 from agent import local_socket
 from agent.demo.mosquitto import Mosquitto
-from agent.demo.processes import Child, ProcessFailed, free_port
+from agent.demo.processes import Child, ProcessFailed
 from agent.fact_store import FactStore, StoreReader
-from agent.health.client import NodeSilent, ask_health
+from agent.local_socket import NodeSilent, ask_status
 from agent.message import Envelope, Fact
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pulling import Puller
@@ -155,21 +155,21 @@ def _attacked(folder: Path) -> Iterator[Attacked]:
     with contextlib.ExitStack() as stack:
         links = (f"{SERVING}:{ASKING}", f"{SERVING}:{HOSTILE}")
         broker = stack.enter_context(Mosquitto.started(folder / "site", zones, links))
-        node_folder, health_port = folder / SERVING, free_port()
+        node_folder = folder / SERVING
         node_folder.mkdir()
         config = node_folder / "node.toml"
-        config.write_text(_node_toml(broker, health_port), encoding="utf-8")
+        config.write_text(_node_toml(broker), encoding="utf-8")
         node = Child("node", [sys.executable, "-m", "agent.cli", "run", "--config", config], node_folder / "log")
         stack.callback(node.stop)
         node.start()
-        node.wait_ready(lambda: _is_connected(health_port))
+        node.wait_ready(lambda: _is_connected(node_folder / "state"))
         asyncio.run(_append_backlog(node_folder / "state"))
         yield Attacked(Testbed(folder, broker), node, node_folder / "state")
 
 
-def _node_toml(broker: Mosquitto, health_port: int) -> str:
+def _node_toml(broker: Mosquitto) -> str:
     mine = broker.identity(SERVING)
-    text = f'[node]\nzone = "{SERVING}"\n[health]\nlisten_port = {health_port}\n'
+    text = f'[node]\nzone = "{SERVING}"\n'
     text += f'[[broker]]\nname = "site"\nhost = "{broker.host}"\nport = {broker.port}\n'
     text += f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
     for zone, rights in ((ASKING, ""), (HOSTILE, f'appends = ["{STREAM}"]\n')):
@@ -177,9 +177,9 @@ def _node_toml(broker: Mosquitto, health_port: int) -> str:
     return text
 
 
-def _is_connected(health_port: int) -> bool:
+def _is_connected(state_dir: Path) -> bool:
     try:
-        return all(one["connected"] for one in ask_health("127.0.0.1", health_port)["brokers"])
+        return all(one["connected"] for one in ask_status(state_dir)["brokers"])
     except NodeSilent:
         return False
 

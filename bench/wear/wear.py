@@ -171,7 +171,6 @@ def _started(
         mine, config = broker.identity(zone), here / f"{zone}.toml"
         config.write_text(
             f'[node]\nzone = "{zone}"\nstate_dir = "{disk.folder}/state"\n[store]\n{store}'
-            f"[health]\nlisten_port = {free_port()}\n"
             f'[[broker]]\nname = "site"\nhost = "{broker.host}"\nport = {broker.port}\n'
             f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
             f'[[peer]]\nzone = "{other}"\nbroker = "site"\n{peer} = ["{STREAM}"]\n'

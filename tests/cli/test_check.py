@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,14 +11,12 @@ import pytest
 
 from agent.config import load
 from agent.fact_store import FactStore
-from agent.health.server import note_port
 from agent.local_socket.serving import open_store
 from agent.replication import pki
 from tests.cli.conftest import Bsfg
 from tests.support import command
-from tests.waiting import wait_until
 
-NODE = '[node]\nzone = "plant-a"\n[health]\nlisten_port = 0\n'
+NODE = '[node]\nzone = "plant-a"\n'
 SOURCE = '[[modbus]]\nname = "{0}"\nhost = "192.0.2.1"\ntags_file = "{0}.csv"\naddress_base = 0\n'
 HEADER = "tag,table,register,type\n"
 
@@ -51,11 +47,11 @@ def test_one_round_reports_everything(bsfg: Bsfg, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     broker = '[[broker]]\nname = "b"\nhost = "h"\nca_file = "ca.pem"\ncert_file = "a.pem"\nkey_file = "a.key"\n'
     bad = SOURCE.format("m2").replace("address_base = 0", "address_base = 7")
-    text = '[node]\nzone = "plant-a"\n[health]\nlisten_port = "x"\n' + broker + SOURCE.format("m1") + bad
+    text = '[node]\nzone = "plant-a"\n[page]\nlisten_port = "x"\n' + broker + SOURCE.format("m1") + bad
     (tmp_path / "node.toml").write_text(text + "[peers]\n")
     (tmp_path / "m1.csv").write_text(f"{HEADER}a/b,holding,70000,int16\n")
     found = problems(bsfg)
-    for part in ("health.listen_port", "peers", "m1.csv row 2 column register", "ca.pem", "a.key", "is not a folder"):
+    for part in ("page.listen_port", "peers", "m1.csv row 2 column register", "ca.pem", "a.key", "is not a folder"):
         assert any(part in problem for problem in found), (part, found)
     assert any("modbus[1].address_base" in problem for problem in found)
     assert not any("m2.csv" in problem for problem in found)
@@ -90,32 +86,6 @@ def test_a_file_that_is_no_store(bsfg: Bsfg, tmp_path: Path) -> None:
     assert "the node will set the file aside" in notes[0]
 
 
-@pytest.mark.system
-def test_a_port_in_use(bsfg: Bsfg, tmp_path: Path) -> None:
-    """Is a problem, and the node runs with its page elsewhere and says so. Not where the process that holds the store
-    is alive, for then it is the node itself."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        (tmp_path / "node.toml").write_text(NODE.replace("listen_port = 0", f"listen_port = {port}"))
-        (found,) = problems(bsfg)
-        assert f"health page: cannot listen on 127.0.0.1 port {port}: Address already in use; set listen_port" in found
-        (tmp_path / "state").mkdir()
-        with FactStore.open(tmp_path / "state" / "facts.db", "plant-a"):
-            assert problems(bsfg) == []
-            note_port(tmp_path / "state", port)
-            assert problems(bsfg) == []
-            note_port(tmp_path / "state", port + 1)
-            assert problems(bsfg) == [found], "it runs at another port, so another program has this one"
-        log = tmp_path / "log"
-        with log.open("wb") as opened, subprocess.Popen(command.words("run"), cwd=tmp_path, stderr=opened) as node:
-            wait_until(lambda: "health_page_moved" in log.read_text() and "node_started" in log.read_text(), "the page")
-            said = bsfg("status")
-            node.terminate()
-        assert (said.returncode, f"cannot listen on 127.0.0.1 port {port}" in said.stdout) == (3, True)
-
-
 def test_a_disk_with_less_free_than_the_store_leaves_free(bsfg: Bsfg, tmp_path: Path) -> None:
     """The store would take no facts: the problem names both figures."""
     (tmp_path / "node.toml").write_text(f"{NODE}[store]\ndisk_free_bytes_min = {1 << 60}\n")
@@ -135,7 +105,8 @@ def test_what_a_tag_file_was_read_as_is_a_note(bsfg: Bsfg, tmp_path: Path) -> No
 
 
 def test_a_state_that_others_may_read_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
-    """A node makes its files for its user alone, whatever the umask and the mode of the folder; files that others may
+    """A node makes its files for its user alone, the store's also for its group, whatever the umask and the mode of the
+    folder; files that others may
     read are named with what to do, in a folder that others may enter."""
     node = tmp_path / "node.toml"
     node.write_text(NODE)
@@ -149,7 +120,8 @@ def test_a_state_that_others_may_read_is_a_note(bsfg: Bsfg, tmp_path: Path) -> N
             assert {path.name for path in made} >= {"facts.db", "facts.db-wal", "facts.db-shm"}
             store.artifacts.put_chunk("plant-a", "sha256:" + hashlib.sha256(b"x").hexdigest(), 1, 0, b"x")
             for path in state.rglob("*"):
-                assert path.stat().st_mode & 0o077 == 0, path
+                may = 0o040 if path.name in {"facts.db", "facts.db-wal", "facts.db-shm"} else 0
+                assert path.stat().st_mode & 0o077 == may, path
     finally:
         os.umask(before)
     state.chmod(0o711)
@@ -161,13 +133,18 @@ def test_a_state_that_others_may_read_is_a_note(bsfg: Bsfg, tmp_path: Path) -> N
     assert bsfg("check").stdout.count("note: ") == 0
 
 
-def test_a_health_page_that_others_reach_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
-    """A page on all interfaces is told, with what to do; it is no problem, because a firewall may protect it."""
-    for host, notes in (("0.0.0.0", 1), ("127.0.0.1", 0)):  # noqa: S104
-        (tmp_path / "node.toml").write_text(NODE + f'listen_host = "{host}"\n')
+def test_a_page_that_others_reach_needs_tls_and_readers(bsfg: Bsfg, tmp_path: Path) -> None:
+    """A page on all interfaces without a certificate and without users or client certificates is refused."""
+    for lines, count in (
+        ('listen_host = "0.0.0.0"\n', 1),
+        ('listen_host = "0.0.0.0"\ncert_file = "p.pem"\nkey_file = "p.key"\n', 1),
+        ('listen_host = "0.0.0.0"\ncert_file = "p.pem"\nkey_file = "p.key"\nusers_file = "users"\n', 0),
+        ('users_file = "users"\n', 1),
+        ("", 0),
+    ):
+        (tmp_path / "node.toml").write_text(f"{NODE}[page]\n{lines}")
         found = bsfg("check")
-        assert found.returncode == 0
-        assert found.stdout.count("anyone who reaches this address") == notes
+        assert (found.returncode, found.stdout.count("page.")) == (min(count, 1), count), found.stdout
 
 
 def test_a_certificate_that_ends_soon_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:

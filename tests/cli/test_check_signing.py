@@ -14,8 +14,6 @@ from agent.replication import pki
 NOW = datetime.now(UTC)
 NODE = """[node]
 zone = "plant-a"
-[health]
-listen_port = 0
 [signing]
 key_file = "signers/plant-a.key"
 certificate_file = "signers/plant-a.pem"
@@ -48,7 +46,7 @@ def test_each_file_that_cannot_be_used_is_named(folder: Path) -> None:
     what to do; a wrong section hides none of it."""
     (folder / "signers/plant-a.key").chmod(0o644)
     (folder / "compromised.toml").write_text("[[compromised]]\nkey_id = 'x'\n")
-    (folder / "node.toml").write_text(NODE.replace("listen_port = 0", 'listen_port = "x"'))
+    (folder / "node.toml").write_text(NODE + '[page]\nlisten_port = "x"\n')
     problems, _ = check(folder)
     assert any("signers/plant-a.key is accessible to others" in one and "chmod 0600" in one for one in problems)
     assert any("compromised.toml: entry 1 needs key_id and since" in one for one in problems)

@@ -15,7 +15,7 @@ def settings_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of /etc/bsfg, with one node; the test runs beside it."""
     folder = tmp_path / "etc"
     folder.mkdir()
-    (folder / "plant-a.toml").write_text('[node]\nzone = "plant-a"\nstate_dir = "gone"\n[health]\nlisten_port = 0\n')
+    (folder / "plant-a.toml").write_text('[node]\nzone = "plant-a"\nstate_dir = "gone"\n')
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(node_choice, "CONFIG_FOLDER", folder)
@@ -70,7 +70,7 @@ def test_commands_take_a_node(etc: Path, tmp_path: Path) -> None:
     assert [[one.name for one in found.params if isinstance(one, click.Argument)] for found in nouns if found] == [
         ["node"]
     ] * 3
-    assert "no node has run here" in command.bsfg(tmp_path, "status", "plant-a").stderr
+    assert "no node runs on" in command.bsfg(tmp_path, "status", "plant-a").stderr
     (etc / "plant-b.toml").touch()
     assert "no source of" not in command.bsfg(tmp_path, "status", "plant-a").stderr
     done = command.bsfg(tmp_path, "tags", "check", "none.csv", "--protocol", "modbus", "--base", "0")

@@ -298,7 +298,7 @@ def test_trust_takes_effect_at_once(plc: Program, bsfg: Bsfg, tmp_path: Path) ->
     address = next(row for row in opcua_tags_csv().splitlines() if "temperature_01" in row)
     (tmp_path / "plc.csv").write_text(f"{opcua_tags_csv().splitlines()[0]}\n{address}\n")
     (tmp_path / "node.toml").write_text(
-        '[node]\nzone = "plant-a"\nstate_dir = "s"\n[health]\nlisten_port = 0\n[[opcua]]\nname = "plc"\n'
+        '[node]\nzone = "plant-a"\nstate_dir = "s"\n[[opcua]]\nname = "plc"\n'
         f'url = "{url(plc)}"\ntags_file = "plc.csv"\ntrust_folder = "pki/opcua"\n'
         'certificate_file = "pki/opcua/own.der"\nprivate_key_file = "pki/opcua/own.key"\n'
     )

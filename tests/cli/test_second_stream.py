@@ -71,8 +71,8 @@ def test_latest_values_of_a_zone_from_a_peer(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_peer_with_one_connected_stream_is_connected(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of its three streams that is; the trouble is told where none is."""
     pulls = [{"zone": "plant-b", "connected": n == place, "trouble": "timeout"} for n in range(3)]
-    monkeypatch.setattr(peer, "ask_health_of", lambda *_, **__: {"peers": pulls})
-    settings: Any = SimpleNamespace(node=None, health=None)
+    monkeypatch.setattr(peer.local_socket, "ask_status", lambda *_, **__: {"peers": pulls})
+    settings: Any = SimpleNamespace(node=SimpleNamespace(state_dir=None))
     assert peer._state(settings) == {"plant-b": "not connected timeout" if place is None else "connected"}
 
 

@@ -35,7 +35,7 @@ def write_node(folder: Path, meter_port: int, plc_port: int, more: str = "", **m
     (folder / "plc.csv").write_text(opcua_tags_csv())
     settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in meter.items())
     (folder / "node.toml").write_text(
-        '[node]\nzone = "plant-a"\n[health]\nlisten_port = 0\n'
+        '[node]\nzone = "plant-a"\n'
         f'[[opcua]]\nname = "plc"\nurl = "opc.tcp://127.0.0.1:{plc_port}/plant"\ntags_file = "plc.csv"\n'
         'security_policy = "None"\nsecurity_mode = "None"\ninsecure = true\n'
         f'[[modbus]]\nname = "meter"\nhost = "127.0.0.1"\nport = {meter_port}\ntags_file = "meter.csv"\n'

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent.cli.status import exit_status, text
-from agent.health.page import encode_health
+from agent.cli.health.status import exit_status, text
+from agent.health.brief import encode_health
 from agent.health.problems import Level
 from agent.health.snapshot import (
     BrokerStatus,
@@ -90,7 +90,7 @@ def test_a_bad_sensor_is_told_from_a_dead_source() -> None:
     """By the verdict and by the exit status; both are alerts, and beside a dead source the sensor changes nothing."""
     sensor = SourceStatus("press", "opcua", True, values_total=9_000, tags=40, tags_bad=1)
     dead = SourceStatus("oven", "modbus", False, tags=4)
-    for sources, verdict, status in (((sensor,), "degraded", 3), ((dead,), "broken", 1), ((sensor, dead), "broken", 1)):
+    for sources, verdict, status in (((sensor,), "late", 3), ((dead,), "broken", 1), ((sensor, dead), "broken", 1)):
         node = NodeSnapshot("plant", "00", 1, 0, None, sources=sources)
         found = health_json(node)
         assert (found["verdict"], found["alert"], exit_status(found)) == (verdict, True, status)

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from agent.cli import bsfg
 from agent.cli.store import stats
 from agent.fact_store import StoreReader
-from agent.health.client import NodeSilent
-from agent.settings.node import HealthSettings, IdentitySettings
+from agent.local_socket import NodeSilent
 from tests.fact_store.making import TELEMETRY, done, plant, samples
 
 HOUR_MS = 3_600_000
@@ -31,14 +30,14 @@ def config(tmp_path: Path) -> Path:
 
 
 def line_of(config: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any] | None) -> str | None:
-    """The line, where the health page answers this."""
+    """The line, where the node answers this."""
 
-    def ask(_node: IdentitySettings, _health: HealthSettings) -> dict[str, Any]:
+    def ask(_: Path) -> dict[str, Any]:
         if answer is None:
             raise NodeSilent("no answer")
         return answer
 
-    monkeypatch.setattr(stats, "ask_health_of", ask)
+    monkeypatch.setattr(stats, "ask_status", ask)
     shown = CliRunner().invoke(bsfg, ["store", "stats", "--config", str(config)])
     assert shown.exit_code == 0, shown.output
     as_json = CliRunner().invoke(bsfg, ["store", "stats", "--config", str(config), "--json"])
@@ -49,7 +48,7 @@ def line_of(config: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any
 
 
 def answer_of(config: Path, seconds: int, written: int | None, zone: str = "plant") -> dict[str, Any]:
-    """What a node's health page says."""
+    """What a node says."""
     with closing(StoreReader(config.parent / "state" / "facts.db")) as reader:
         epoch = reader.origin.epoch.hex()
     times = {"started_unix_ms": 1_000_000, "taken_unix_ms": 1_000_000 + 1000 * seconds}

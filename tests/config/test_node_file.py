@@ -10,7 +10,7 @@ import pytest
 
 from agent.cli.prepare.init import node_toml
 from agent.config import ConfigError, ConfigFile, load, read
-from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
+from agent.settings.node import IdentitySettings, NodeSettings, PageSettings
 from agent.settings.peers import STREAMS_MAX, BrokerSettings, PeerSettings
 from agent.settings.signing import PINS_MAX, OriginSettings, SigningSettings
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
@@ -20,7 +20,7 @@ SECTIONS = {
     "node": IdentitySettings,
     "store": StoreSettings,
     "stream": StreamSettings,
-    "health": HealthSettings,
+    "page": PageSettings,
     "broker": BrokerSettings,
     "peer": PeerSettings,
     "signing": SigningSettings,
@@ -129,9 +129,9 @@ def test_all_problems_are_reported_together() -> None:
 def test_a_rule_across_sections_is_reported_with_other_problems() -> None:
     """A peer at a broker that does not exist is named although another section breaks a rule of its own."""
     found = problems_of(
-        {"node": {"zone": "A"}, "peer": [{"zone": "b", "broker": "x", "pulls": ["s"]}], "health": {"listen_host": ""}}
+        {"node": {"zone": "A"}, "peer": [{"zone": "b", "broker": "x", "pulls": ["s"]}], "page": {"listen_host": ""}}
     )
-    assert set(found) == {"node.zone", "peer[0].broker", "health.listen_host"}
+    assert set(found) == {"node.zone", "peer[0].broker", "page.listen_host"}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_rule_across_sections_is_reported_with_other_problems() -> None:
         ({"node": {"zone": "a"}, "broker": [{**BROKER, "port": 0}]}, "broker[0].port", "1 to 65535"),
         ({"node": {"zone": "a"}, "broker": [BROKER, BROKER]}, "broker[1].name", "names must differ"),
         ({"node": {"zone": "a"}, "broker": [{**BROKER, "optional": 1}]}, "broker[0].optional", "true or false"),
-        ({"node": {"zone": "a"}, "health": {"listen_port": 70_000}}, "health.listen_port", "0 to 65535"),
+        ({"node": {"zone": "a"}, "page": {"listen_port": 70_000}}, "page.listen_port", "1 to 65535"),
         ({"node": {"zone": "a"}, "storage": {}}, "storage", "did you mean store?"),
         (
             {"node": {"zone": "a"}, "peer": [{"zone": "b", "broker": "x", "pulls": ["s"]}]},
@@ -297,7 +297,7 @@ def test_a_peer_may_only_append_or_only_be_asked() -> None:
     """A peer without any exchange, or with more streams than may wait at it, is a problem; one that only appends, or
     that only commands send requests to, is none."""
     table = {"node": {"zone": "p"}, "stream": [{"name": "facts.private", "write_class": "local"}], "broker": [BROKER]}
-    idle = {"zone": "idmz", "broker": "b"}
+    idle = {"zone": "idmz", "broker": "b", "health": False}
     assert set(problems_of({**table, "peer": [idle]})) == {"peer[0].zone"}
     assert set(problems_of({**table, "peer": [{**idle, "appends": ["Facts"]}]})) == {"peer[0].appends"}
     many = [f"facts.s{n}" for n in range(STREAMS_MAX + 1)]
@@ -309,7 +309,7 @@ def test_a_peer_may_only_append_or_only_be_asked() -> None:
 
 def test_where_pulls_begin() -> None:
     """Each pull may begin at another place; a stream that is not pulled, or named twice, is a problem."""
-    peer = {"zone": "idmz", "broker": "b", "pulls": ["facts.a", "facts.b"]}
+    peer = {"zone": "idmz", "broker": "b", "health": False, "pulls": ["facts.a", "facts.b"]}
     table = {"node": {"zone": "p"}, "broker": [BROKER]}
     start = [{"stream": "facts.b", "at": "latest"}]
     (found,) = read({**table, "peer": [{**peer, "start": start}]}, FILE).peer

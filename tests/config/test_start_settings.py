@@ -67,7 +67,7 @@ CASES = {
         {kind: found for kind, found in WHOLE.items() if kind != "peer"},
     ),
     "an unknown section": (BOILER, BOILER + "[xyz]\na = 1\n", "xyz", WHOLE),
-    "[health]": (BOILER, BOILER + "[health]\nlisten_port = 99999\n", "health", WHOLE),
+    "[page]": (BOILER, BOILER + "[page]\nlisten_port = 99999\n", "page", WHOLE),
 }
 
 

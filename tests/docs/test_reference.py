@@ -30,7 +30,9 @@ def test_every_setting_has_a_row() -> None:
     for name, hint in typing.get_type_hints(NodeSettings).items():
         record = (typing.get_args(hint) or [hint])[0]
         (section,) = re.findall(rf"^## \[+{name}\]+\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-        rows = re.findall(r"^\| `(\w+)` \| .+ \| .* \| .* \| (|restart|refused) \|$", section, re.MULTILINE)
+        rows = re.findall(
+            r"^\| `(\w+)` \| .+ \| .* \| .* \| (|restart|refused|restart of the page) \|$", section, re.MULTILINE
+        )
         assert [setting for setting, _ in rows] == [field.name for field in dataclasses.fields(record)]
 
 

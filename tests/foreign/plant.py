@@ -163,7 +163,7 @@ async def source_node(
     """A node in a process of its own, with sources of these settings and `more` sections, for the length of a block.
     Its state stays in `folder`, its log is of its last life."""
     config = folder / "node.toml"
-    text = f'[node]\nzone = "plant-a"\nstate_dir = {json.dumps(str(folder / "state"))}\n\n[health]\nlisten_port = 0\n{more}'
+    text = f'[node]\nzone = "plant-a"\nstate_dir = {json.dumps(str(folder / "state"))}\n\n{more}'
     for told in sources:
         text += f"\n[[{kind}]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in told.items())
     config.write_text(text)

@@ -51,7 +51,7 @@ def test_values_are_those_of_the_snapshot(healthy: NodeSnapshot) -> None:
     assert (found["bsfg_broker_up"], found["bsfg_broker_connects_total"]) == ({("site",): 1}, {("site",): 1})
     assert found["bsfg_fetch_requests_total"] == {(): 400}
     assert found["bsfg_source_last_value_timestamp_seconds"] == {("opcua", "line1"): 1_794_999_999.5}
-    assert found["bsfg_node_verdict"] == {("good",): 1, ("late",): 0, ("degraded",): 0, ("full",): 0, ("broken",): 0}
+    assert found["bsfg_node_verdict"] == {("good",): 1, ("late",): 0, ("full",): 0, ("broken",): 0}
     assert found["bsfg_node_alert"] == {(): 0}
 
 

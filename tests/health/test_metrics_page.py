@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.health.metrics import families
+from agent.health.problems import Level
 from agent.health.snapshot import (
     BrokerStatus,
     CatchUpStatus,
@@ -26,6 +27,7 @@ from agent.health.snapshot import (
     StreamStatus,
     UnreferencedStatus,
 )
+from agent.page.fleet import ZoneRow
 from agent.telemetry import STEPS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
@@ -67,7 +69,8 @@ def everything() -> NodeSnapshot:
 
 def rows() -> Iterator[tuple[str, str, str, str]]:
     """Name, kind, labels and meaning of each metric, as a scrape shows them."""
-    for family in families(everything()):
+    zone = ZoneRow("z", Level.GOOD, False, 0.0, "", "", 1.0, 1.0, 1.0)
+    for family in families(everything(), [zone]):
         assert family.samples, family.name
         labels = dict.fromkeys(name for sample in family.samples for name in sample.labels if name != "le")
         name = f"{family.name}_total" if family.type == "counter" else family.name

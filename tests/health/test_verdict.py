@@ -79,7 +79,7 @@ CASES = [
         {"sources": {"connected": False, "last_value_unix_ms": None}},
         (Level.BROKEN, True, "source line1"),
     ),
-    ("tags bad", {"sources": {"tags": 40, "tags_bad": 3}}, (Level.DEGRADED, True, "source line1")),
+    ("tags bad", {"sources": {"tags": 40, "tags_bad": 3}}, (Level.LATE, True, "source line1")),
     ("all tags bad", {"sources": {"tags": 40, "tags_bad": 40}}, (Level.BROKEN, True, "source line1")),
     (
         *("connected without values", {"sources": {"tags": 40, "tags_bad": 3, "tags_silent": 37}}),

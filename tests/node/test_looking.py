@@ -3,6 +3,7 @@ two plants, two holes, and values that a peer has reported."""
 
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -32,7 +33,7 @@ async def test_the_latest_values_are_chosen_and_paged(tmp_path: Path, monkeypatc
         save_peer_latest(tmp_path, PeerLatest("north", "0" * 32, stream, 1, values))
     monkeypatch.setattr(tested, "ANSWER_BYTES", 700)  # two rows
     with opened(relay_store(tmp_path)) as store:
-        looking = Looking(store, tmp_path)
+        looking = Looking(store, tmp_path, Mock())
 
         async def shown(**asked: object) -> dict[tuple[str, str], tuple[object, str | None, str]]:
             rows, more = list[dict[str, object]](), True
@@ -60,7 +61,7 @@ async def test_the_latest_values_are_chosen_and_paged(tmp_path: Path, monkeypatc
 async def test_the_last_facts_lead_around_the_holes(tmp_path: Path) -> None:
     """The last ones, those after an offset, and as many as were asked for, of either stream."""
     with opened(relay_store(tmp_path)) as store:
-        looking = Looking(store, tmp_path)
+        looking = Looking(store, tmp_path, Mock())
         for asked, expected in (
             (ReadTail(TELEMETRY, limit=3), [22, 23, 24]),
             (ReadTail(TELEMETRY, 10, 6), [11, 12, (13, 14), 15, 16, 17, 18]),

@@ -18,14 +18,14 @@ from agent.fact_store.log.errors import StoreFailed
 from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.node.node import Node, _first_assertion
 from agent.node.start import Start
-from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
+from agent.settings.node import IdentitySettings, NodeSettings
 from tests.support import command
 from tests.waiting import LIMIT_S, wait_until, wait_until_async
 
 
 def settings_of(folder: Path) -> NodeSettings:
     """A node without peers and sources."""
-    return NodeSettings(IdentitySettings("plant-a", folder), health=HealthSettings(listen_port=0))
+    return NodeSettings(IdentitySettings("plant-a", folder))
 
 
 async def run(folder: Path, stop: asyncio.Event) -> None:
@@ -41,7 +41,7 @@ async def run(folder: Path, stop: asyncio.Event) -> None:
 @pytest.mark.system
 def test_a_node_waits_for_a_command(tmp_path: Path) -> None:
     """A node that starts while a command has the store open waits for it, and runs then."""
-    (tmp_path / "node.toml").write_text('[node]\nzone = "plant-a"\n\n[health]\nlisten_port = 0\n')
+    (tmp_path / "node.toml").write_text('[node]\nzone = "plant-a"\n\n')
     state = tmp_path / "state"
     state.mkdir()
     log = tmp_path / "log"
@@ -164,7 +164,7 @@ def test_a_part_that_ends_in_silence_ends_the_process(part: str, name: str, tmp_
     """A node one of whose parts returns though nothing has asked it to: the process ends with a status that makes
     systemd start it again, and the log names the part."""
     source = '[[modbus]]\nname = "meter"\nhost = "127.0.0.1"\nport = 1\ntags_file = "meter.csv"\naddress_base = 0\n'
-    (tmp_path / "node.toml").write_text(f'[node]\nzone = "plant-a"\n\n[health]\nlisten_port = 0\n\n{source}')
+    (tmp_path / "node.toml").write_text(f'[node]\nzone = "plant-a"\n{source}')
     (tmp_path / "meter.csv").write_text("tag,unit_id,table,register,type\nx,1,holding,1,uint16\n")
     module, name_of_class, method = f"agent.{part}".rsplit(".", 2)
     script = f"""

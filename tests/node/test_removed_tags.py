@@ -19,7 +19,7 @@ from agent.node.removed_tags import find_removed_tags
 from agent.node.start import Start
 from agent.query.latest import find_latest
 from agent.query.scan import Scanner
-from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
+from agent.settings.node import IdentitySettings, NodeSettings
 from tests.waiting import wait_until_async
 
 S = 1_000_000_000
@@ -67,7 +67,7 @@ def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
     """The node records them at its start, with one log line that names the first twenty; the next start finds
     nothing."""
     caplog.set_level(logging.INFO)
-    settings = NodeSettings(IdentitySettings("plant-a", tmp_path), health=HealthSettings(listen_port=0))
+    settings = NodeSettings(IdentitySettings("plant-a", tmp_path))
     ahead_ns = 4_000_000_000 * S  # the source's clock was in the year 2096
 
     def lines() -> list[logging.LogRecord]:
@@ -89,7 +89,7 @@ def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
     (line,) = lines()
     assert (line.count, line.tags) == (30, [f"l/t{n:02}" for n in range(20)])  # type: ignore[attr-defined]
     with closing(StoreReader(settings.node.store_file)) as reader:
-        rows = find_latest(Scanner(reader), ahead_ns)
+        rows = find_latest(Scanner(reader), ahead_ns, streams=frozenset({STREAM}))
         assert {row.latest.quality for row in rows if row.latest is not None} == {TAG_REMOVED}
         assert reader.end_offset(STREAM) == 60
         assert find_removed_tags(reader, reader.origin, ()) == []

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from agent.fact_store import FactStore
-from agent.node.restore_proof import RestoreProof
+from agent.node.trust import RestoreProof
 from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, OriginHead
 from agent.replication.pulling import PageJudge, TrustPolicy
 from agent.settings.store import StreamSettings

@@ -20,13 +20,12 @@ from agent.node import compare
 from agent.node.latest import save_peer_latest
 from agent.node.node import _SOURCE_RETRIES, Node, _first_reason
 from agent.node.reload_plan import plan_reload
-from agent.node.restore_proof import RestoreProof
 from agent.node.start import Start
-from agent.node.trust import TrustFiles
+from agent.node.trust import RestoreProof, TrustFiles
 from agent.replication.pki import IdentityWatcher
 from agent.replication.protocol.messages import PeerLatest
 from agent.replication.protocol.token_bucket import Priority
-from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
+from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.peers import BrokerSettings, PeerSettings, PullStart
 from agent.settings.signing import OriginSettings
 from tests.support.relay_store import FRONTIERS, opened, relay_store
@@ -35,12 +34,15 @@ from tests.waiting import wait_until_async
 TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"
 
 
+def peer_of(zone: str, broker: str, **settings: Any) -> PeerSettings:
+    """A peer without the stream `health`, so that the streams are those that a test names."""
+    return PeerSettings(zone, broker, health=False, **settings)
+
+
 def made(folder: Path, store: FactStore, *peers: PeerSettings) -> Node:
     """The node of idmz with these peers, not running."""
     broker = BrokerSettings("site", "host", folder / "ca.pem", folder / "idmz.pem", folder / "idmz.key")
-    settings = NodeSettings(
-        IdentitySettings("idmz", folder), broker=(broker,), peer=peers, health=HealthSettings(listen_port=0)
-    )
+    settings = NodeSettings(IdentitySettings("idmz", folder), broker=(broker,), peer=peers)
 
     async def make() -> Node:
         return Node(store, Start(settings), ConfigFile(folder / "node.toml"), asyncio.Event())
@@ -52,9 +54,9 @@ def test_each_peer_has_its_own_rights(tmp_path: Path) -> None:
     """A stream exported to one peer is not exported to another, and a peer that may read a stream may not append to
     it."""
     peers = (
-        PeerSettings("plant-a", "site", exports=(TELEMETRY,)),
-        PeerSettings("plant-b", "site", exports=(OPERATIONAL,), appends=("orders",)),
-        PeerSettings("plant-c", "site", pulls=(TELEMETRY,)),
+        peer_of("plant-a", "site", exports=(TELEMETRY,)),
+        peer_of("plant-b", "site", exports=(OPERATIONAL,), appends=("orders",)),
+        peer_of("plant-c", "site", pulls=(TELEMETRY,)),
     )
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         server = made(tmp_path, store, *peers)._runtimes["site"].server
@@ -84,8 +86,8 @@ def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path: Path
     files = (tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
     brokers = tuple(BrokerSettings(name, "host", *files) for name in ("first", "second"))
     peers = (
-        PeerSettings("plant-a", "first", exports=(OPERATIONAL,), pulls=(TELEMETRY,)),
-        PeerSettings("plant-b", "second", exports=(TELEMETRY,), pulls=(TELEMETRY, OPERATIONAL)),
+        peer_of("plant-a", "first", exports=(OPERATIONAL,), pulls=(TELEMETRY,)),
+        peer_of("plant-b", "second", exports=(TELEMETRY,), pulls=(TELEMETRY, OPERATIONAL)),
     )
 
     async def scenario(store: FactStore) -> None:
@@ -131,8 +133,8 @@ def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
     """A pull accepts facts of the peer itself and of the zones that it relays, and reads as a consumer with our zone's
     name."""
     peers = (
-        PeerSettings("plant-a", "site", pulls=(TELEMETRY,)),
-        PeerSettings("relay", "site", pulls=(TELEMETRY,), relays=("plant-b",)),
+        peer_of("plant-a", "site", pulls=(TELEMETRY,)),
+        peer_of("relay", "site", pulls=(TELEMETRY,), relays=("plant-b",)),
     )
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         pulls = {
@@ -148,7 +150,7 @@ def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
 def test_each_part_goes_by_the_settings_of_its_peer(tmp_path: Path) -> None:
     """Requests, answers, pages and claims are judged by the signers that this node trusts, and a peer has the limits
     that are set for it, on both sides, which all its requests share."""
-    peer = PeerSettings(
+    peer = peer_of(
         "plant-a", "site", exports=(TELEMETRY,), pulls=(TELEMETRY,), consumers_max=3, bytes_per_second_max=100_000
     )
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
@@ -180,7 +182,7 @@ def test_a_comparison_without_a_node_judges_answers(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(compare, "comparers", comparers)
     broker = BrokerSettings("site", "host", tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
-    peer = PeerSettings("plant-a", "site", pulls=(TELEMETRY,), bytes_per_second_max=100_000)
+    peer = peer_of("plant-a", "site", pulls=(TELEMETRY,), bytes_per_second_max=100_000)
     settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=(broker,), peer=(peer,))
     FactStore.open(tmp_path / "facts.db", "idmz").close()
     with pytest.raises(SeenEnough):
@@ -192,7 +194,7 @@ def test_a_pull_begins_where_its_peer_says(tmp_path: Path) -> None:
     """At the oldest fact or at the end of the log; a comparison does not count what is before the end as missing. The
     latest values are asked for once: not where those of an earlier start are kept."""
     peers = [
-        PeerSettings(
+        peer_of(
             f"plant-{start}",
             "site",
             pulls=(TELEMETRY,),

@@ -197,8 +197,6 @@ def write_node_toml(folder: Path, broker: Mosquitto, zone: str, peer: str) -> Pa
     file.write_text(
         f"""[node]
 zone = "{zone}"
-[health]
-listen_port = 0
 [[broker]]
 name = "site"
 host = "{broker.host}"

@@ -24,9 +24,9 @@ from typing import Any
 
 from agent import batch, local_socket
 from agent.demo.mosquitto import Mosquitto
-from agent.demo.processes import Child, free_port
+from agent.demo.processes import Child
 from agent.fact_store import ConsumerState, StoreReader
-from agent.health.client import NodeSilent, ask_health
+from agent.local_socket import NodeSilent, ask_status
 from agent.message import Envelope, Fact
 from tests.security.attacker import Attacker
 from tests.sim import IS_LONG
@@ -64,7 +64,6 @@ class Site:
     broker: Mosquitto
     attacker: Attacker
     nodes: dict[str, Child] = field(default_factory=dict)
-    _health_ports: dict[str, int] = field(default_factory=dict)
     _numbers: int = 0
     _incidents_before: list[str] = field(default_factory=list)
 
@@ -74,8 +73,7 @@ class Site:
         """Start the node of a zone; `more` are further sections of its node.toml."""
         folder = self.folder / zone
         folder.mkdir(exist_ok=True)
-        self._health_ports[zone] = free_port()
-        text = f'[node]\nzone = "{zone}"\n[health]\nlisten_port = {self._health_ports[zone]}\n{more}'
+        text = f'[node]\nzone = "{zone}"\n{more}'
         mine = self.broker.identity(zone)
         text += f'[[broker]]\nname = "site"\nhost = "{self.broker.host}"\nport = {self.broker.port}\n'
         text += "".join(f'{name} = "{getattr(mine, name)}"\n' for name in ("ca_file", "cert_file", "key_file"))
@@ -115,9 +113,9 @@ class Site:
     # --- what is seen ----------------------------------------------------------------------------------------------
 
     def status(self, zone: str) -> dict[str, Any]:
-        """The health page of a node; empty when it does not answer."""
+        """The status of a node; empty when it does not answer."""
         try:
-            return ask_health("127.0.0.1", self._health_ports[zone])
+            return ask_status(self.folder / zone / "state")
         except NodeSilent:
             return {}
 
@@ -175,11 +173,6 @@ class Site:
         answer = asyncio.run(local_socket.ask(self.folder / zone / "state", request))
         assert isinstance(answer, local_socket.Appended), answer
         return message_id
-
-    @staticmethod
-    def noise(seed: int, size: int) -> str:
-        """A text that does not compress."""
-        return random.Random(seed).randbytes(size // 2).hex()
 
     def ids(self, zone: str, stream: str = STREAM, after: int = 0) -> list[str]:
         """The ids of the messages in a zone's store."""

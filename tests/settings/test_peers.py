@@ -3,7 +3,7 @@
 import pytest
 
 from agent.settings.peers import CONSUMERS_BESIDE_STREAMS, PeerLimits, PeerSettings
-from agent.settings.store import HOURS_MAX, ZoneLimit
+from agent.settings.store import HOURS_MAX, HoldLimit
 
 MIB = 1024 * 1024
 
@@ -31,8 +31,6 @@ def made(**settings: object) -> PeerSettings:
         ({"hold_hours_max": -1.0}, ["hold_hours_max"]),
         ({"hold_hours_max": float(HOURS_MAX)}, []),
         ({"hold_hours_max": HOURS_MAX + 1.0}, ["hold_hours_max"]),
-        ({"share_bytes": -1}, ["share_bytes"]),
-        ({"share_bytes": 1, "pulls": ()}, ["share_bytes"]),
         ({"consumers_max": -1}, ["consumers_max"]),
         ({"consumers_max": 1_000}, []),
         ({"consumers_max": 1_001}, ["consumers_max"]),
@@ -54,9 +52,16 @@ def test_rules(settings: dict[str, object], fields: list[str]) -> None:
 def test_limits_of_a_peer() -> None:
     """Each limit reaches what applies it. Without a number of consumers there are as many as exports, and eight more
     for readers by hand."""
-    assert made().limits == PeerLimits(1 + CONSUMERS_BESIDE_STREAMS)
+    assert made().limits == PeerLimits(2 + CONSUMERS_BESIDE_STREAMS)
     limited = made(consumers_max=3, requests_per_second_max=7, answer_bytes_per_second_max=20_000)
     assert limited.limits == PeerLimits(3, 7, 20_000)
-    assert made(pulls=()).zone_limit == ZoneLimit(0, 0.0)
-    limited = made(hold_bytes_max=MIB, hold_hours_max=2.0, pulls=("a",), appends=("b", "a"), share_bytes=5)
-    assert limited.zone_limit == ZoneLimit(MIB, 2.0, 5, frozenset({"a", "b"}))
+    assert made().hold_limit == HoldLimit(0, 0.0)
+    assert made(hold_bytes_max=MIB, hold_hours_max=2.0).hold_limit == HoldLimit(MIB, 2.0)
+
+
+def test_health_goes_where_facts_go() -> None:
+    """It is exported to a peer that takes facts from here, and pulled from one that gives some, unless it is switched
+    off; a peer that does neither is not asked for it, and a name that is there already is not there twice."""
+    assert made(exports=("a",), pulls=()).exports == ("a", "health")
+    assert made(exports=(), pulls=("a", "health")).pulls == ("a", "health")
+    assert (made(exports=("a",), health=False).exports, made(exports=(), pulls=(), asks=True).pulls) == (("a",), ())

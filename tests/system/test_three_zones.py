@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.cli.status import text
+from agent.cli.health.status import text
 from agent.demo import layout
 from agent.demo.layout import TELEMETRY
 from agent.demo.scenario import RunningZones, run_zones

@@ -166,7 +166,8 @@ def test_the_helper_reaches_a_broker_in_another_user_namespace(tmp_path: Path) -
 
 def test_every_service_has_a_score() -> None:
     """No unit is added without a test of its exposure."""
-    scored = {"bsfg@.service", "bsfg-broker@.service", "bsfg-broker-files.service", "bsfg-broker-check.service"}
+    scored = {"bsfg@.service", "bsfg-page@.service", "bsfg-broker@.service"}
+    scored |= {"bsfg-broker-files.service", "bsfg-broker-check.service"}
     assert {path.name for path in SYSTEMD.glob("*.service")} == scored
 
 
@@ -219,9 +220,9 @@ def test_users_folders_and_units_agree() -> None:
     units = [path for path in SYSTEMD.rglob("*") if path.suffix in {".service", ".path", ".timer", ".conf"}]
     assert [path.name for path in units if "Documentation=" in path.read_text()] == []
     service = settings(SYSTEMD / "bsfg@.service")["Service"]
-    users = re.findall(r"^u +(\w+)", (SYSTEMD / "sysusers.d" / "bsfg.conf").read_text(), re.MULTILINE)
+    users = re.findall(r"^u +([\w-]+)", (SYSTEMD / "sysusers.d" / "bsfg.conf").read_text(), re.MULTILINE)
     folders = re.findall(r"^d +(\S+)", (SYSTEMD / "tmpfiles.d" / "bsfg.conf").read_text(), re.MULTILINE)
-    assert [service["User"]] == users
+    assert [service["User"], settings(SYSTEMD / "bsfg-page@.service")["Service"]["User"]] == users
     assert "/var/lib/" + service["StateDirectory"].partition("/")[0] in folders
     assert str(Path(service["ExecStart"].split("--config ")[1]).parent) in folders
     examples = (SYSTEMD / "examples" / "credential.conf").read_text()
@@ -245,3 +246,17 @@ def test_the_page_lists_every_file() -> None:
     page = (SYSTEMD.parent / "docs/operate/install.md").read_text()
     files = [path.relative_to(SYSTEMD).as_posix() for path in SYSTEMD.rglob("*") if path.is_file()]
     assert [name for name in files if f"`{name}`" not in page] == []
+
+
+def test_the_page_unit_is_understood_and_tight(tmp_path: Path) -> None:
+    """It verifies and scores 1.2 or less; it is another user than the node's, writes nowhere, and sees no key."""
+    unit = tmp_path / "bsfg-page@plant-a.service"
+    unit.write_text((SYSTEMD / "bsfg-page@.service").read_text().replace(PROGRAM, str(stand_in(tmp_path))))
+    assert_verified(unit)
+    status, line = exposure(unit, 12)
+    assert status == 0, line
+    service = settings(unit)["Service"]
+    node = settings(SYSTEMD / "bsfg@.service")["Service"]
+    assert service["User"] != node["User"]
+    assert not {"StateDirectory", "RuntimeDirectory", "ReadWritePaths"} & service.keys()
+    assert "/etc/bsfg/pki" in service["InaccessiblePaths"]

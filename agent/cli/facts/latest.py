@@ -38,8 +38,9 @@ from agent.query.latest import (
     latest_record,
     merge_peer_records,
     summarize,
+    tags_matching,
 )
-from agent.query.scan import ScanCounters, Scanner, matches_glob
+from agent.query.scan import ScanCounters, Scanner
 from agent.status_codes import status_name
 
 COLUMNS = ("zone", "tag", "value", "unit", "quality", "source_time", "ahead", "age", "mode")
@@ -98,7 +99,7 @@ def latest(
     """Print the latest value of each tag whose name matches TAG_GLOB, as "line1/*"; a summary of many, unless --all or
     --json is given."""
     chosen = {"--config": config_file, "--file": store_file, "--zone": zone, "--stream": stream, "--from": peer}
-    wanted = matching(tag_glob, zone)
+    wanted = tags_matching(tag_glob, zone)
     if peer is not None:
         if store_file is not None:
             raise click.UsageError("--file names a local store and --from a peer; give one of them")
@@ -168,15 +169,6 @@ def _records(
         ]
         records = merge_peer_records(records, from_peers, now_ns, fresh_ms) if from_peers else records
     return records, scanner.counters
-
-
-def matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
-    """A test for tags of a zone whose subject, with or without its `tag:`, matches a pattern of * ? and [...]."""
-
-    def matches(tag: Tag) -> bool:
-        return (zone is None or tag.zone == zone) and matches_glob(tag.subject, [tag_glob])
-
-    return matches
 
 
 def _print(rows: Sequence[AgedRecord], *, as_json: bool) -> None:

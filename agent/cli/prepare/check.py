@@ -1,7 +1,7 @@
 """`bsfg check`: every problem that can be found before a node starts, in one list.
 
 It reads node.toml, the tag maps that it names, the certificates and keys of brokers and sources, the state folder with
-its store, and tries the port of the health page. A problem in one section does not hide problems of the others. It
+and its store. A problem in one section does not hide problems of the others. It
 writes nothing, and connects to nothing without `--connect`. `run` starts with every configuration that `check` accepts.
 A file in /etc/bsfg is checked with the rights of the unit's user and for the unit's sandbox.
 """
@@ -9,11 +9,9 @@ A file in /etc/bsfg is checked with the rights of the unit's user and for the un
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import shutil
-import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -31,9 +29,7 @@ from agent.cli.terminal import print_check
 from agent.config import ConfigError, Sections, load_sections
 from agent.escaping import printable
 from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
-from agent.health.address import IN_USE_HINT, OPEN_HINT, is_open_to_others
 from agent.health.brief import SHOWN_MAX
-from agent.health.client import noted_port
 from agent.health.problems import Problem
 from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding
@@ -220,32 +216,6 @@ def check_certificates(sections: Sections) -> Iterator[Finding]:
     yield from check_source_files(sections.sources, datetime.now(UTC))
 
 
-def check_health_port(sections: Sections) -> Iterator[Finding]:
-    """Whether the health page can be served, and whether other machines reach it. A port that is in use is no problem
-    while the node itself runs."""
-    health = sections.health
-    if health is None:
-        return
-    if is_open_to_others(health.listen_host):
-        yield Finding(f"health page on {health.listen_host}: {OPEN_HINT}", is_problem=False)
-    if not health.listen_port:
-        return
-    try:
-        found = socket.getaddrinfo(health.listen_host, health.listen_port, type=socket.SOCK_STREAM)
-        for family, kind, protocol, _, address in found:
-            with socket.socket(family, kind, protocol) as tried:
-                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                tried.bind(address)
-    except OSError as error:
-        node = sections.node
-        is_running = error.errno == errno.EADDRINUSE and node is not None and runs(node.store_file)
-        if is_running and node is not None and noted_port(node.state_dir) in {None, health.listen_port}:
-            return  # it is the node itself
-        where = f"health page: cannot listen on {health.listen_host} port {health.listen_port}"
-        hint = IN_USE_HINT if error.errno == errno.EADDRINUSE else "correct listen_host and listen_port"
-        yield Finding(f"{where}: {error.strerror}; {hint}", is_problem=True)
-
-
 def runs(store_file: Path) -> bool:
     """Whether a process holds the lock of the store. The process number in its file alone may be that of another
     process since, as after a power cut."""
@@ -272,7 +242,6 @@ STATIC_CHECKS: tuple[Check, ...] = (
     check_signing,
     check_tag_files,
     check_certificates,
-    check_health_port,
     check_unit,
 )
 """The conditions that `run` needs at its start, in the order of its steps. They are checked without a connection."""

@@ -25,8 +25,8 @@ from agent.cli.prepare.site import HERE, Site
 from agent.cli.prepare.source_steps import SourceSteps
 from agent.cli.prepare.steps import SetupFailed, Steps, has_systemd
 from agent.config import ConfigError, load_sections
-from agent.health.client import NodeSilent, ask_health_of
 from agent.ingest import TagMapError
+from agent.local_socket import NodeSilent, ask_status
 from agent.message import ZONE
 
 VALUES_S = 60.0
@@ -208,8 +208,7 @@ class Setup:
         """The health of the running node; None if no node answers."""
         sections = load_sections(self.file)
         assert sections.node is not None
-        assert sections.health is not None
         try:
-            return ask_health_of(sections.node, sections.health)
+            return ask_status(sections.node.state_dir)
         except NodeSilent:
             return None

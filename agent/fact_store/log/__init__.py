@@ -42,7 +42,6 @@ from agent.fact_store.log.errors import (
     ForkError,
     LeaseUnknown,
     Refused,
-    ShareFull,
     StoreBusy,
     StoreClosed,
     StoreDamaged,

@@ -86,6 +86,7 @@ def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
         with private_files():  # SQLite gives its log and its shared memory the mode of the file
             connection = connect_to(_uri(path, "rwc"))
             if not _pragma(connection, "application_id") and not connection.execute(QUERIES["tables"]).fetchone()[0]:
+                path.chmod(0o640)  # the group may read: the page does, which is another user
                 _set(connection, _NEW_FILE)  # also after a power cut in the middle: SQLite commits each by itself
         found = _pragma(connection, "application_id")
         if found != APPLICATION_ID:

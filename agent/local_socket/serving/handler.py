@@ -16,6 +16,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from agent.append_contract import Precondition, check_from_zone
 from agent.errors import BsfgError
 from agent.fact_store import (
@@ -97,7 +99,7 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
         signer = load_identity(settings.signing, settings.node.zone)
     except SigningError as error:
         problems.append(f"facts are not signed: {error}. {error.hint}")
-    holds = {peer.zone: peer.zone_limit for peer in settings.peer}
+    holds = {peer.zone: peer.hold_limit for peer in settings.peer}
     with FactStore.open(
         *(settings.node.store_file, settings.node.zone),
         settings=settings.store,
@@ -118,7 +120,10 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
 
 
 class Reading(Protocol):
-    """Reads the store of a running node for others."""
+    """Reads the store of a running node for others, and the node itself."""
+
+    def status(self, *, everything: bool) -> bytes:
+        """The status of the node as JSON."""
 
     async def latest(self, request: messages.ReadLatest) -> messages.LatestRows:
         """Latest values. Raises a BsfgError."""
@@ -199,7 +204,7 @@ class RequestHandler:
                 if self._sources is None:
                     raise NoNode
                 return await _of_sources(self._sources, request)
-            case messages.ReadLatest() | messages.ReadTail():
+            case messages.ReadStatus() | messages.ReadLatest() | messages.ReadTail():
                 return await _of_reading(self._reading, request)
             case messages.ConfirmReceipt():
                 known = store.consumers.get(request.consumer_name)
@@ -246,9 +251,13 @@ def _check_consumer_name(name: str, owner: str) -> None:
         raise MessageError("consumer_name", f"{name!r}; use {owner}.{name}: names of consumers begin with their owner")
 
 
-async def _of_reading(reading: Reading | None, request: messages.ReadLatest | messages.ReadTail) -> Answer:
+async def _of_reading(
+    reading: Reading | None, request: messages.ReadStatus | messages.ReadLatest | messages.ReadTail
+) -> Answer:
     if reading is None:
         raise NoNode
+    if isinstance(request, messages.ReadStatus):
+        return messages.NodeStatus(msgspec.Raw(reading.status(everything=request.everything)))
     return await (reading.latest(request) if isinstance(request, messages.ReadLatest) else reading.tail(request))
 
 

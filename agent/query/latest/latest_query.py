@@ -18,10 +18,10 @@ from typing import NamedTuple
 from agent.batch import Kind, Origin, open_packed
 from agent.columns import BatchError
 from agent.fact_store import BatchSummary, StoreDamaged
-from agent.message import TagDefinition
+from agent.message import HEALTH_PREFIX, TagDefinition
 from agent.pages import Hole
 from agent.query.latest.latest_search import Arrival, LatestRow, LatestSearch, Tag, believed_times
-from agent.query.scan import INT64_MAX, OFFSET_MAX, Scanner
+from agent.query.scan import INT64_MAX, OFFSET_MAX, Scanner, matches_glob
 
 DEPTH_FACTS = 10_000_000  # takes one to two seconds on two shared cores if nothing ends the search earlier
 FRESH_MS = 60_000
@@ -118,6 +118,21 @@ def find_latest_in_stream(
     if not scanner.counters.holes_total:
         absent.note(stream, first_offset, end_offset, rows)
     return [row for row in rows if row.latest is not None]
+
+
+def tags_matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
+    """A test for tags of a zone whose subject, with or without its `tag:`, matches a pattern of * ? and [...]. The
+    health of nodes only matches a pattern that begins with its name."""
+    names_health = tag_glob.removeprefix("tag:").startswith(HEALTH_PREFIX.removeprefix("tag:"))
+
+    def matches(tag: Tag) -> bool:
+        return (
+            zone in {None, tag.zone}
+            and matches_glob(tag.subject, [tag_glob])
+            and (names_health or not tag.subject.startswith(HEALTH_PREFIX))
+        )
+
+    return matches
 
 
 def _carry_out(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agent.message import HEALTH_SOURCE
 from agent.query.latest.latest_rows import LatestRecord
 from agent.query.scan import parse_time_ns
 from agent.status_codes import TAG_REMOVED
@@ -45,7 +46,7 @@ def aged_record(record: LatestRecord, in_force: TagsInForce | None, now_ns: int)
     expected_ms, mode = None, record["mode"]
     if in_force is not None and record["zone"] == in_force.zone:
         expected_ms = in_force.intervals_ms.get(record["subject"]) or None
-        if record["source"] and record["subject"] not in in_force.intervals_ms:
+        if record["source"] not in {"", HEALTH_SOURCE} and record["subject"] not in in_force.intervals_ms:
             mode = "removed"
         elif expected_ms is not None and age_ms is not None and mode == "fresh" and age_ms > _limit_ms(expected_ms):
             mode = "stale"

@@ -17,6 +17,8 @@ from agent.query.scan.bounds import Bounds
 class Dictionary:
     """Definitions of a store by origin; number n is at index n - 1."""
 
+    parse = staticmethod(TagDefinition.from_json)
+
     def __init__(self, reader: StoreReader) -> None:
         self._reader = reader
         self._known: dict[Origin, list[TagDefinition]] = {}
@@ -43,7 +45,7 @@ class Dictionary:
 
     def _read(self, origin: Origin, known: list[TagDefinition], until: int) -> None:
         with self._growing:
-            known.extend(map(TagDefinition.from_json, self._reader.definitions(origin, len(known), until)))
+            known.extend(map(self.parse, self._reader.definitions(origin, len(known), until)))
 
 
 class NumbersOnly(Dictionary):

@@ -89,7 +89,7 @@ def write_node(folder: Path, settings: str) -> None:
         "tag,table,register,type\n" + "".join(f"f/{n},holding,{n},uint16\n" for n in (0, 1, 2))
     )
     (folder / "node.toml").write_text(
-        '[node]\nzone = "plant-a"\n[health]\nlisten_port = 0\n[[modbus]]\nname = "meter"\ntags_file = "meter.csv"\n'
+        '[node]\nzone = "plant-a"\n[[modbus]]\nname = "meter"\ntags_file = "meter.csv"\n'
         f"address_base = 0\npoll_interval_ms = 200\n{settings}"
     )
 

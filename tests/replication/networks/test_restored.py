@@ -11,7 +11,7 @@ import pytest
 
 from agent.batch import open_samples, parse
 from agent.fact_store import FactStore
-from agent.node.restore_proof import RestoreProof
+from agent.node.trust import RestoreProof
 from agent.replication.pulling import TrustPolicy
 from agent.settings.store import StoreSettings
 from agent.signing.keys import ZoneSigner

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from agent.cli import status as status_command
-from agent.health.page import encode_health
+from agent.health.brief import encode_health
 from agent.health.snapshot import NodeSnapshot, PeerStatus
 from agent.health.verdict import assess
 from agent.replication.broker.diagnosis import Outcome

@@ -1,6 +1,6 @@
 """`bsfg status`: the state of the running node. Causes come first, each with what to do and what follows from it.
 
-The command reads the node's health page, so it prints what a monitoring system sees. The exit status is 1 if the node
+It prints what the page and a monitoring system show. The exit status is 1 if the node
 does not answer.
 """
 
@@ -14,17 +14,17 @@ from typing import Any
 
 import click
 
+from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.store.readers import lasting_readers
 from agent.config import ConfigError, load_sections
 from agent.escaping import printable
-from agent.health.client import ask_health_of
 from agent.health.problems import Level
 from agent.health.verdict import duration
 
 WIDTH = 120
 everything_option = click.option("--all", "everything", is_flag=True, help="Print all, not only the worst ten.")
-DEGRADED = 3  # so that monitoring tells a bad sensor from a dead source
+LATE = 3  # so that monitoring tells a bad sensor from a dead source
 
 
 @click.command()
@@ -33,12 +33,12 @@ DEGRADED = 3  # so that monitoring tells a bad sensor from a dead source
 @json_option
 def status(config_file: Path, everything: bool, as_json: bool) -> None:
     """Print the state of the running node: problems, and of many parts of a kind the worst ten. Exit status 0 when no
-    action is needed, 3 when only parts are degraded, such as some tags of a source, 1 otherwise."""
+    action is needed, 3 when facts are late or some tags bad, 1 otherwise."""
     sections = load_sections(config_file)  # problems in node.toml do not hide the state of a running node
-    node, health = sections.node, sections.health
-    if node is None or health is None:
+    node = sections.node
+    if node is None:
         raise ConfigError(config_file, sections.problems)
-    found = ask_health_of(node, health, everything=everything)
+    found = local_socket.ask_status(node.state_dir, everything=everything)
     if any(reason["problem"] == "log_held" for reason in found["reasons"]):
         found["store"]["log_held_by"] = lasting_readers(node.store_file)
     click.echo(json.dumps(found) if as_json else text(found))
@@ -46,14 +46,14 @@ def status(config_file: Path, everything: bool, as_json: bool) -> None:
 
 
 def exit_status(found: dict[str, Any]) -> int:
-    """0, 1 or 3, from the health page's JSON."""
+    """0, 1 or 3, from the status as JSON."""
     if not found["alert"]:
         return 0
-    return DEGRADED if found["verdict"] == Level.DEGRADED.value else 1
+    return LATE if found["verdict"] == Level.LATE.value else 1
 
 
 def text(found: dict[str, Any]) -> str:
-    """The health page's JSON as text for people."""
+    """The status as text for people."""
     lines = [f"{found['zone']}: {found['summary']}"]
     reasons = found["reasons"]
     for place, reason in enumerate(reasons, 1):

@@ -1,0 +1,1 @@
+"""Commands that show how nodes are: `status`, `page`, `fleet`."""

@@ -1,0 +1,281 @@
+"""Shell: the routes of the page. Every answer is a GET of what others wrote, rendered whole, with escaping.
+
+Nothing can be changed here, so no answer needs a token against forgery, and no visitor gets a cookie. The Host is
+checked, so that no other site's name reaches a page on loopback; the content policy allows this site's files only and
+no inline script or style.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agent import __version__
+from agent.fact_store import StoreError
+from agent.health.brief import encode_health
+from agent.health.problems import Level, Problem
+from agent.health.verdict import duration
+from agent.page import fleet, words
+from agent.page.access import Users
+from agent.page.trend import COLUMNS, HEIGHT
+from agent.page.watch import Watch
+from agent.status_codes import status_name
+
+ROWS_SHOWN = 200
+SPAN_MS_DEFAULT, SPAN_MS_MAX = 3_600_000, 32 * 86_400_000
+STREAMS_MAX = 32
+"""Open pages that are kept up to date; more are drawn again by a reload."""
+QUERY_CHARS_MAX = 200
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = (
+    (b"content-security-policy", CONTENT_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)
+_STATIC = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+
+class Page:
+    """The answers. `draw` renders what both a request and a live page show."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._streams = 0
+        self._templates = jinja2.Environment(
+            loader=jinja2.PackageLoader("agent.page"), autoescape=True, undefined=jinja2.ChainableUndefined,
+            trim_blocks=True, lstrip_blocks=True,
+        )  # fmt: skip
+        self._templates.filters |= {
+            "age": words.age, "count": words.count, "size": words.size, "moment": words.moment, "value": words.value,
+            "duration": duration, "number": words.number, "text": words.text, "quote": partial(quote, safe=""),
+            "status_name": status_name, "iso": lambda ms: words.moment(ms).replace(" ", "T"),
+        }  # fmt: skip
+        static = files("agent.page") / "static"
+        self._static = {name: (static / name).read_bytes() for name in _STATIC}
+
+    def routes(self) -> list[Route]:
+        """All paths."""
+        pages = ("/", "/fleet", "/zone/{zone:path}", "/tags", "/tag", "/incidents", "/help")
+        return [
+            *(Route(path, self.page) for path in pages),
+            Route("/live", self.live),
+            Route("/healthz", self.healthz),
+            Route("/metrics", self.metrics),
+            Route("/static/{name}", self.static),
+        ]
+
+    async def page(self, request: Request) -> Response:
+        """A whole page."""
+        if request.url.path == "/" and self._watch.has_zones_below:
+            return RedirectResponse("/fleet")
+        main, title, status = await self.draw(request.url.path, dict(request.query_params))
+        body = self._render("base.html", main=main, title=title, path=request.url.path)
+        return HTMLResponse(body, status)
+
+    async def live(self, request: Request) -> Response:
+        """The changing part of a page, again and again, as server-sent events."""
+        path, _, query = request.query_params.get("page", "/").partition("?")
+        if self._streams >= STREAMS_MAX:
+            return PlainTextResponse("too many pages are open", 503)
+        return StreamingResponse(self._events(path, dict(parse_qsl(query))), media_type="text/event-stream")
+
+    async def _events(self, path: str, query: dict[str, str]) -> AsyncIterator[str]:
+        sent = None
+        self._streams += 1
+        try:
+            while True:
+                main, title, _ = await self.draw(path, query)
+                news = {"title": title, "at": self._watch.looked_unix_ms} | ({} if main == sent else {"main": main})
+                sent = main
+                yield f"data: {json.dumps(news)}\n\n"
+                await self._watch.wait_news()
+        finally:
+            self._streams -= 1
+
+    async def draw(self, path: str, query: dict[str, str]) -> tuple[str, str, int]:
+        """What a page shows, its title and its HTTP status."""
+        query = {name: text[:QUERY_CHARS_MAX] for name, text in query.items()}
+        try:
+            if path == "/fleet":
+                return self._fleet(query)
+            if path == "/tags":
+                return await self._tags(query)
+            if path == "/tag":
+                return await self._tag(query)
+            if path == "/incidents":
+                found = await self._watch.facts.incidents()
+                return self._render("incidents.html", incidents=found), "Incidents", 200
+            if path == "/help":
+                return (
+                    self._render("help.html", problems=list(Problem), levels=list(Level)),
+                    "What each problem means",
+                    200,
+                )
+            return await self._zone(path.removeprefix("/zone/") if path != "/" else self._watch.node.zone)
+        except StoreError as error:
+            text = f"The store cannot be read: {error}"
+            return self._render("error.html", text=text, hint=error.hint), text, 503
+
+    def _fleet(self, query: dict[str, str]) -> tuple[str, str, int]:
+        rows, wanted = self._watch.rows(), query.get("q", "")
+        found = fleet.matching(rows, wanted)
+        good = [row for row in found if row.level is Level.GOOD]
+        shown = found if query.get("all") or wanted else [row for row in found if row.level is not Level.GOOD]
+        sentence = fleet.fleet_sentence(rows)
+        oldest = max((row.health_s for row in rows), default=0.0)
+        main = self._render(
+            "fleet.html", sentence=sentence, rows=rows, shown=shown[:ROWS_SHOWN], found=len(shown), good=len(good),
+            query=wanted, oldest=oldest, more={row.zone: self._holds(row) for row in shown[:ROWS_SHOWN]},
+        )  # fmt: skip
+        return main, sentence, 200
+
+    def _holds(self, row: fleet.ZoneRow) -> str:
+        return "" if row.hold_hours is None else words.age(row.hold_hours * 3600)
+
+    async def _zone(self, zone: str) -> tuple[str, str, int]:
+        view = self._watch.view(zone)
+        if view is None:
+            text = f"No health of a zone {zone[:64]!r} is here."
+            return self._render("error.html", text=text, hint="The fleet lists the zones that are."), text, 404
+        bad: list[Any] = []
+        try:
+            bad = [row for row in await self._watch.facts.latest() if row["zone"] == zone and _is_not_good(row)]
+        except StoreError as error:
+            view.reasons.append(
+                {"subject": "store", "text": f"cannot be read: {error}", "hint": error.hint, "alert": True}
+            )
+        own = zone == self._watch.node.zone
+        main = self._render(
+            "zone.html", view=view, is_own=own, unreadable=self._watch.unreadable, version=__version__,
+            bad=bad[:ROWS_SHOWN], bad_count=len(bad), is_live=own and not self._watch.silent,
+        )  # fmt: skip
+        return main, view.sentence, 200
+
+    async def _tags(self, query: dict[str, str]) -> tuple[str, str, int]:
+        wanted, zone = query.get("q", "").casefold().split(), query.get("zone", "")
+        rows = [
+            row
+            for row in await self._watch.facts.latest()
+            if zone in {"", row["zone"]}
+            and all(word in f"{row['subject']} {row['zone']}".casefold() for word in wanted)
+        ]
+        main = self._render(
+            "tags.html", rows=rows[:ROWS_SHOWN], found=len(rows), query=query.get("q", ""), zone=zone,
+            now_ms=self._watch.looked_unix_ms,
+        )  # fmt: skip
+        return main, f"{len(rows):,} tags", 200
+
+    async def _tag(self, query: dict[str, str]) -> tuple[str, str, int]:
+        zone, subject = query.get("zone", self._watch.node.zone), query.get("tag", "")
+        now_ms = time.time_ns() // 1_000_000
+        last = _integer(query.get("to"), now_ms)
+        first = _integer(query.get("from"), last - SPAN_MS_DEFAULT)
+        first = min(max(first, last - SPAN_MS_MAX, 0), last - 1)
+        trend = await self._watch.facts.trend(zone, subject, first, last)
+        row = next(
+            (one for one in await self._watch.facts.latest() if (one["zone"], one["subject"]) == (zone, subject)), None
+        )
+        name = subject.removeprefix("tag:")
+        spans = [
+            (text, urlencode({"zone": zone, "tag": subject, "from": last - hours * 3_600_000, "to": last}))
+            for text, hours in (("1 h", 1), ("8 h", 8), ("24 h", 24), ("7 days", 168))
+        ]
+        main = self._render(
+            "tag.html", zone=zone, name=name, subject=subject, trend=trend, row=row, spans=spans, columns=COLUMNS,
+            height=int(HEIGHT),
+        )  # fmt: skip
+        return main, f"{name} of {zone}", 200
+
+    async def healthz(self, request: Request) -> Response:
+        """The node's status: 200 while no operator must act, 503 otherwise."""
+        watch = self._watch
+        await watch.look_if_older(1.0)
+        if watch.snapshot is None or watch.verdict is None:
+            return PlainTextResponse(f"{watch.silent}\n", 503)
+        body = encode_health(watch.snapshot, watch.verdict, everything="all" in request.query_params)
+        return Response(body + b"\n", 503 if watch.verdict.alert else 200, media_type="application/json")
+
+    async def metrics(self, _: Request) -> Response:
+        """The node's metrics, and those of the fleet."""
+        from agent.health import metrics  # late: the library takes 14 MB, and not every node is scraped
+
+        await self._watch.look_if_older(1.0)
+        body = metrics.render(self._watch.snapshot, self._watch.rows())
+        return Response(body, media_type=metrics.CONTENT_TYPE)
+
+    async def static(self, request: Request) -> Response:
+        """A file of this package."""
+        name = request.path_params["name"]
+        if name not in self._static:
+            return PlainTextResponse("not here", 404)
+        return Response(self._static[name], media_type=_STATIC[name])
+
+    def _render(self, template: str, **names: Any) -> str:
+        names |= {"own_zone": self._watch.node.zone, "has_fleet": self._watch.has_zones_below}
+        return self._templates.get_template(template).render(looked_ms=self._watch.looked_unix_ms, **names)
+
+
+def _is_not_good(row: Any) -> bool:
+    return row["quality"] is None or row["quality"] >> 30 >= 2
+
+
+def _integer(text: str | None, default: int) -> int:
+    return int(text) if text and text.isdecimal() and len(text) < 14 else default
+
+
+class Guard:
+    """Headers on every answer, GET and HEAD only, and who may look."""
+
+    def __init__(self, app: ASGIApp, users: Users | None) -> None:
+        self._app, self._users = app, users
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                named = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(one for one in HEADERS if one[0] not in named)]
+            await send(message)
+
+        answer: ASGIApp = self._app
+        if scope["method"] not in {"GET", "HEAD"}:
+            answer = PlainTextResponse("only GET is answered here\n", 405, {"Allow": "GET, HEAD"})
+        elif self._users is not None and not await self._users.admits(
+            dict(scope["headers"]).get(b"authorization", b"")
+        ):
+            answer = PlainTextResponse(
+                "who are you?\n", 401, {"WWW-Authenticate": 'Basic realm="bsfg", charset="UTF-8"'}
+            )
+        await answer(scope, receive, send_with_headers)
+
+
+def make_app(watch: Watch, names: list[str], users: Users | None = None) -> Starlette:
+    """The application. `names`: the hosts by which it may be asked for."""
+    return Starlette(
+        routes=Page(watch).routes(),
+        middleware=[
+            Middleware(Guard, users=users),
+            Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False),
+        ],
+    )

@@ -1,0 +1,120 @@
+"""Shell: what the page reads from the store's file: health, latest values, the samples of a tag, incidents.
+
+Searches run in a thread, one at a time, and their results are kept for a while, so that many visitors cost what a
+single one does. Dead or alive, the node is not asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent.batch import Kind
+from agent.fact_store import Incident, StoreError, StoreReader
+from agent.page.health_tail import HealthTail, SharedDictionary
+from agent.page.trend import Trend, trend_of
+from agent.query.latest import LatestRecord, find_latest, latest_record, tags_matching
+from agent.query.scan import Bounds, Scanner
+
+KEPT_S, KEPT_COSTS = 2.0, 20.0
+"""A result is kept for two seconds, or for twenty times what it cost."""
+DEPTH_FACTS = 2_000_000
+SAMPLES_MAX = 2_000_000
+"""Of one picture; a longer time ends there."""
+INCIDENTS_SHOWN = 100
+
+ResultT = TypeVar("ResultT")
+
+
+class Facts:
+    """Reads one store. It is opened when it is first needed, and again after an error."""
+
+    def __init__(self, store_file: Path) -> None:
+        self._file = store_file
+        self._reader: StoreReader | None = None
+        self._dictionary: SharedDictionary | None = None
+        self.health: HealthTail | None = None
+        self._turn = asyncio.Lock()
+        self._kept: dict[str, tuple[float, Any]] = {}
+
+    async def read_health(self) -> HealthTail:
+        """The health of all zones now. Raises StoreError."""
+        async with self._turn:
+            return await asyncio.to_thread(self._with_reader, self._read_health)
+
+    async def latest(self) -> list[LatestRecord]:
+        """The latest value of every tag that is not health. Raises StoreError."""
+        return await self._cached("latest", self._latest)
+
+    async def incidents(self) -> list[Incident]:
+        """What the store noted, newest first. Raises StoreError."""
+        return await self._cached("incidents", lambda reader: reader.incidents(INCIDENTS_SHOWN))
+
+    async def trend(self, zone: str, subject: str, first_ms: int, last_ms: int) -> Trend:
+        """The picture of a tag. Raises StoreError."""
+        async with self._turn:
+            return await asyncio.to_thread(
+                self._with_reader, lambda reader: self._trend(reader, zone, subject, first_ms, last_ms)
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = self._dictionary = self.health = None
+
+    async def _cached(self, name: str, read: Callable[[StoreReader], ResultT]) -> ResultT:
+        async with self._turn:
+            until_s, found = self._kept.get(name, (0.0, None))
+            began_s = time.monotonic()
+            if began_s >= until_s:
+                found = await asyncio.to_thread(self._with_reader, read)
+                now_s = time.monotonic()
+                self._kept[name] = now_s + max(KEPT_S, KEPT_COSTS * (now_s - began_s)), found
+            return found  # type: ignore[no-any-return]
+
+    def _with_reader(self, read: Callable[[StoreReader], ResultT]) -> ResultT:
+        try:
+            if self._reader is None:
+                self._reader = StoreReader(self._file)
+                self._dictionary, self.health = SharedDictionary(self._reader), HealthTail(self._reader)
+            return read(self._reader)
+        except StoreError:
+            self.close()
+            raise
+
+    def _read_health(self, _: StoreReader) -> HealthTail:
+        assert self.health is not None, "made with the reader"
+        self.health.read()
+        return self.health
+
+    def _latest(self, reader: StoreReader) -> list[LatestRecord]:
+        scanner, wanted = Scanner(reader, self._dictionary), tags_matching("*", None)
+        found = find_latest(scanner, time.time_ns(), wanted, depth_facts=DEPTH_FACTS)
+        return [latest_record(row) for row in found]
+
+    def _trend(self, reader: StoreReader, zone: str, subject: str, first_ms: int, last_ms: int) -> Trend:
+        bounds = Bounds(
+            zones=frozenset({zone}),
+            kinds=frozenset({Kind.SAMPLES.value}),
+            time_min_ns=first_ms * 1_000_000,
+            time_max_ns=last_ms * 1_000_000,
+            subject_tests=(subject.__eq__,),
+        )
+        times_ns, values, qualities = list[int](), list[object](), list[int]()
+        for facts in Scanner(reader, self._dictionary).scan(bounds):
+            times_ns += facts.column("source_time_ns")
+            values += facts.values()
+            qualities += facts.column("quality")
+            if len(times_ns) > SAMPLES_MAX:
+                break
+        order = sorted(range(len(times_ns)), key=times_ns.__getitem__)
+        return trend_of(
+            [times_ns[at] // 1_000_000 for at in order],
+            [values[at] for at in order],
+            [qualities[at] for at in order],
+            *(first_ms, last_ms),
+        )

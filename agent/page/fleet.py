@@ -1,0 +1,105 @@
+"""Core: every zone whose health is here as one row, worst first, and the fleet in one sentence.
+
+A zone that falls silent, or whose facts somebody withholds, is a zone whose newest health is old. That is judged here;
+everything else is what the zone says of itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from agent.health.problems import RANK, Level
+from agent.health.samples import folders, level_of
+from agent.health.snapshot import Gauge, Label
+from agent.health.verdict import THRESHOLDS, duration
+from agent.page import words
+from agent.page.health_tail import ZoneHealth
+
+SILENT_HINT = (
+    "look at the zones between: the first whose health is also old has the problem, or its link; if it alone is silent, "
+    "log in there: systemctl status bsfg@{zone}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneRow:
+    """A zone. `since_unix_ms`: of its level. `behind_s`: the age of what a zone above has not confirmed. `hold_hours`:
+    how long it can keep what is not confirmed; None if nothing is at risk. `health_s`: the age of its newest health."""
+
+    zone: Annotated[str, Label("zone")]
+    level: Level
+    alert: Annotated[bool, Gauge("bsfg_zone_alert", "1 when an operator must act there.")]
+    since_unix_ms: float | None
+    what: str
+    hint: str
+    behind_s: Annotated[
+        float | None,
+        Gauge("bsfg_zone_behind_seconds", "Age of the oldest fact that it waits for, or that waits there."),
+    ]
+    hold_hours: Annotated[
+        float | None, Gauge("bsfg_zone_hold_hours", "Hours until its store is full, if nothing is confirmed.")
+    ]
+    health_s: Annotated[float, Gauge("bsfg_zone_health_age_seconds", "Age of its newest health here.")]
+    version: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """The row for programs."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"level": self.level.value}
+
+
+def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
+    """The row of a zone."""
+    found, age_s = health.values, max(0.0, (now_unix_ms - health.at_unix_ms) / 1000)
+    reasons = words.entries(found.get("reasons"))
+    level = level_of(found.get("verdict")) or Level.BROKEN
+    what = f"{words.text(reasons[0].get('subject'))}: {words.text(reasons[0].get('text'))}" if reasons else ""
+    hint, alert, since = words.text(reasons[0].get("hint")) if reasons else "", found.get("alert") is True, None
+    since = words.number(found.get("since_unix_ms"))
+    silent = THRESHOLDS["health_age"].passed(age_s)
+    if silent is not None:
+        before = f"; it was {level.value} then" + (f" ({what})" if what else "")
+        what, hint = f"silent: no health for {duration(age_s)}{before}", SILENT_HINT.format(zone=health.zone)
+        level = max(level, Level.BROKEN if silent else Level.LATE, key=RANK.__getitem__)
+        alert, since = alert or silent, health.at_unix_ms
+    waiting = [words.number(one.get("oldest_unconfirmed_age_s")) for _, one in folders(found, "consumer")]
+    lags = [words.number(one.get("lag_seconds")) for _, one in folders(found, "peer")]
+    hours = [words.number(one.get("hours_until_full")) for _, one in folders(found, "stream")]
+    return ZoneRow(
+        *(health.zone, level, alert, since, what, hint),
+        behind_s=max((one for one in (*waiting, *lags) if one is not None), default=None),
+        hold_hours=min((one for one in hours if one is not None), default=None),
+        health_s=age_s,
+        version=words.text(found.get("version")),
+    )
+
+
+def fleet_rows(zones: Iterable[ZoneHealth], now_unix_ms: int, own: Sequence[ZoneRow] = ()) -> list[ZoneRow]:
+    """The rows, worst first; equal ones by name, so that nothing jumps. `own`: of the node that asks."""
+    rows = [*own, *(zone_row(one, now_unix_ms) for one in zones)]
+    return sorted(rows, key=lambda row: (-RANK[row.level], not row.alert, row.zone))
+
+
+def fleet_sentence(rows: Iterable[ZoneRow]) -> str:
+    """The fleet in one sentence, the worst first."""
+    counts = Counter(row.level for row in rows)
+    total = sum(counts.values())
+    bad = [level for level in reversed(Level) if level is not Level.GOOD and counts[level]]
+    if not total:
+        return "No zone has sent its health yet."
+    if not bad:
+        return f"All {total:,} zones are good." if total > 1 else "The one zone is good."
+    first, *others = [f"{counts[level]:,} {{}}{level.value}" for level in bad]
+    verb = "is " if counts[bad[0]] == 1 else "are "
+    head = first.format(f"of {total:,} zones {verb}")
+    return ", ".join([head, *(one.format("") for one in others)]) + "."
+
+
+def matching(rows: Iterable[ZoneRow], query: str) -> list[ZoneRow]:
+    """The rows whose zone, level or problem holds each word of a query."""
+    wanted = query.casefold().split()
+    return [
+        row for row in rows if all(word in f"{row.zone} {row.level.value} {row.what}".casefold() for word in wanted)
+    ]

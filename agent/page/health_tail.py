@@ -1,0 +1,91 @@
+"""Follows the stream `health` of a store: the newest health of each zone, as its node recorded it.
+
+A node records everything about itself in one append, so the newest batch of a zone shows the whole zone, and older ones
+are never opened. The tags of all nodes have the same definitions; they are kept once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from agent.batch import Kind
+from agent.fact_store import BatchSummary, StoreReader
+from agent.message import HEALTH_PREFIX, HEALTH_STREAM, Json, TagDefinition
+from agent.query.scan import Bounds, Dictionary, Scanner
+
+ZONES_MAX = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneHealth:
+    """The health of a zone at a moment: values by path (`store_fill_percent`, `source/boiler/tags_bad`)."""
+
+    zone: str
+    at_unix_ms: int
+    values: dict[str, Any]
+    offset: int = 0
+
+
+@cache
+def _definition(data: bytes) -> TagDefinition:
+    return TagDefinition.from_json(data)
+
+
+class SharedDictionary(Dictionary):
+    """Definitions of many origins that are mostly equal, each kept once."""
+
+    parse = staticmethod(_definition)
+
+
+class HealthTail:
+    """The newest health of each zone in a store."""
+
+    def __init__(self, reader: StoreReader) -> None:
+        self._reader = reader
+        self._dictionary = SharedDictionary(reader)
+        self._end_offset = 0
+        self.zones: dict[str, ZoneHealth] = {}
+
+    def read(self) -> bool:
+        """Read what was recorded since the last call; whether there was anything. Raises StoreError."""
+        scanner = Scanner(self._reader, self._dictionary)
+        end_offset = scanner.ends.get(HEALTH_STREAM, 0)
+        if end_offset <= self._end_offset:
+            return False
+        first_offset = max(self._end_offset + 1, scanner.firsts.get(HEALTH_STREAM, 1))
+        newest: dict[str, BatchSummary] = {}
+        for page in scanner.summaries(HEALTH_STREAM, first_offset, end_offset, newest_first=True):
+            for summary in page:
+                zone = summary.origin.zone
+                if summary.kind == Kind.SAMPLES and zone not in newest and len(newest) < ZONES_MAX:
+                    newest[zone] = summary
+        for zone, summary in newest.items():
+            known = self.zones.get(zone)
+            if known is None or summary.time_max_ns // 1_000_000 >= known.at_unix_ms:
+                found = self._open(scanner, zone, summary)
+                if found is not None:
+                    self.zones[zone] = found
+        self._end_offset = end_offset
+        return bool(newest)
+
+    def _open(self, scanner: Scanner, zone: str, summary: BatchSummary) -> ZoneHealth | None:
+        values: dict[str, Any]
+        only = frozenset({HEALTH_STREAM})
+        bounds, at_ns, values = Bounds(only, offset_min=summary.first_offset, offset_max=summary.last_offset), 0, {}
+        for facts in scanner.scan(bounds):
+            times_ns = facts.column("source_time_ns")
+            at_ns = max(times_ns)
+            for subject, value, time_ns in zip(facts.column("subject"), facts.values(), times_ns, strict=True):
+                # A batch may hold two moments; the later one alone is the present state.
+                if time_ns == at_ns and subject is not None and subject.startswith(HEALTH_PREFIX):
+                    values[subject.removeprefix(HEALTH_PREFIX)] = plain(value)
+        return ZoneHealth(zone, at_ns // 1_000_000, values, summary.first_offset) if values else None
+
+
+def plain(value: object) -> Any:
+    """A value of a sample as the page shows it."""
+    return msgspec.json.decode(value.data) if isinstance(value, Json) else value

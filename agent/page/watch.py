@@ -1,0 +1,112 @@
+"""Shell: follows one node and the health in its store, for all visitors together.
+
+The node is asked over its socket every two seconds; that it does not answer is news like any other. Each look wakes the
+open pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+
+from agent.fact_store import StoreError
+from agent.health.samples import health_samples
+from agent.health.snapshot import NodeSnapshot
+from agent.health.verdict import Verdict, assess
+from agent.local_socket import NodeSilent, read_status
+from agent.message import HEALTH_PREFIX
+from agent.page.facts import Facts
+from agent.page.fleet import ZoneRow, fleet_rows
+from agent.page.health_tail import ZoneHealth, plain
+from agent.page.zone_view import ZoneView, zone_view
+from agent.settings.node import IdentitySettings
+
+LOOK_S = 2.0
+
+
+class Watch:
+    """What is known of the node and of the zones below it."""
+
+    def __init__(self, node: IdentitySettings) -> None:
+        self.node, self.facts = node, Facts(node.store_file)
+        self.snapshot: NodeSnapshot | None = None
+        self.verdict: Verdict | None = None
+        self.zones: dict[str, ZoneHealth] = {}
+        self.silent, self.unreadable = "", ""
+        self.looked_unix_ms = 0
+        self._dead_since_ms: int | None = None
+        self._news = asyncio.Event()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self.look()
+            self._news.set()
+            self._news = asyncio.Event()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Ask the node, and read what is new in its store."""
+        try:
+            self.zones = dict((await self.facts.read_health()).zones)
+            self.unreadable = ""
+        except StoreError as error:
+            self.unreadable = f"the store cannot be read: {error}"
+        before_ms = self.looked_unix_ms
+        self.looked_unix_ms = _now_ms()
+        try:
+            body = await read_status(self.node.state_dir, everything=True)
+            snapshot = msgspec.json.decode(body, type=NodeSnapshot)
+        except (NodeSilent, msgspec.MsgspecError) as error:
+            self.silent = str(error)
+            if self._dead_since_ms is None:
+                recorded = self.zones.get(self.node.zone)
+                self._dead_since_ms = before_ms or (recorded.at_unix_ms if recorded else self.looked_unix_ms)
+            self.snapshot = self.verdict = None
+        else:
+            self.silent, self._dead_since_ms = "", None
+            self.snapshot, self.verdict = snapshot, assess(snapshot)
+            self.zones[self.node.zone] = own_health(snapshot, self.verdict)
+
+    async def look_if_older(self, seconds: float) -> None:
+        """Look again, unless the last look is as new as that."""
+        if _now_ms() - self.looked_unix_ms > seconds * 1000:
+            await self.look()
+
+    async def wait_news(self) -> None:
+        """Wait for the next look."""
+        await self._news.wait()
+
+    def rows(self) -> list[ZoneRow]:
+        """The fleet, this node included."""
+        now_ms = _now_ms()
+        own = self.view(self.node.zone)
+        others = [zone for name, zone in self.zones.items() if name != self.node.zone]
+        return fleet_rows(others, now_ms, [own.row] if own else [])
+
+    def view(self, zone: str) -> ZoneView | None:
+        """The page of a zone; None for one that is not known."""
+        found, is_own = self.zones.get(zone), zone == self.node.zone
+        if found is None and is_own:
+            found = ZoneHealth(zone, self.looked_unix_ms, {})
+        return None if found is None else zone_view(
+            found, _now_ms(), dead_since_ms=self._dead_since_ms if is_own else None
+        )  # fmt: skip
+
+    @property
+    def has_zones_below(self) -> bool:
+        """Whether there is a fleet."""
+        return len(self.zones.keys() | {self.node.zone}) > 1
+
+
+def own_health(snapshot: NodeSnapshot, verdict: Verdict) -> ZoneHealth:
+    """What the node would record of itself now."""
+    samples = health_samples(snapshot, verdict)
+    values = {one.definition.subject.removeprefix(HEALTH_PREFIX): plain(one.value) for one in samples}
+    return ZoneHealth(snapshot.zone, snapshot.taken_unix_ms, values)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

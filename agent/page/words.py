@@ -1,0 +1,76 @@
+"""Core: figures as people say them: `61 days`, `1.9 M`, `8.4 GB`, `in 19 h`. The exact figure goes into a title."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Any
+
+from agent.health.verdict import duration
+
+UNKNOWN = "unknown"
+_YEARS_MS = 4_102_444_800_000  # 2100: a later time is a broken clock, and datetime ends at 9999
+
+
+def number(value: object) -> float | None:
+    """The value if it is a number; what another node recorded may be anything."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and isfinite(value) else None  # type: ignore[arg-type]
+
+
+def text(value: object) -> str:
+    """The value if it is text."""
+    return value if isinstance(value, str) else ""
+
+
+def flag(value: object) -> bool | None:
+    """The value if it is true or false."""
+    return value if isinstance(value, bool) else None
+
+
+def entries(value: object) -> list[dict[str, Any]]:
+    """The objects of a list."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def count(value: object) -> str:
+    """A number with three digits at most: 8,420, 19.4 k, 1.9 M."""
+    found = number(value)
+    if found is None:
+        return UNKNOWN
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if abs(found) >= size:
+            return f"{found / (1e3 if unit == 'k' else size):.3g} {unit}"
+    return f"{found:,.0f}" if found == int(found) or abs(found) >= 1000 else f"{found:.3g}"
+
+
+def size(value: object) -> str:
+    """Bytes: 8.4 GB."""
+    found = number(value)
+    if found is None:
+        return UNKNOWN
+    for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if found >= length:
+            return f"{found / length:.3g} {unit}"
+    return f"{found:.0f} B"
+
+
+def age(seconds: object) -> str:
+    """A duration, or that it is not known."""
+    found = number(seconds)
+    return UNKNOWN if found is None else duration(found)
+
+
+def moment(unix_ms: object) -> str:
+    """A time in UTC, to the second."""
+    found = number(unix_ms)
+    if found is None or not 0 < found < _YEARS_MS:
+        return UNKNOWN
+    return f"{datetime.fromtimestamp(found / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def value(found: object, digits: int = 7) -> str:
+    """The value of a tag on one line."""
+    if isinstance(found, float):
+        return f"{found:.{digits}g}"
+    return "no value" if found is None else str(found)

@@ -1,0 +1,153 @@
+"""Core: what a zone's page shows, from its health: one sentence, what needs a hand, where facts go, and its parts,
+worst first. The node's own page and that of a zone below come from the same values by the same rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import unquote
+
+from agent.health.problems import Level
+from agent.health.samples import folders
+from agent.health.verdict import duration
+from agent.page import words
+from agent.page.fleet import ZoneRow, zone_row
+from agent.page.health_tail import ZoneHealth
+
+Part = dict[str, Any]
+DEAD_HINT = "systemctl status bsfg@{zone}; journalctl -u bsfg@{zone} -n 50; what it recorded before is below"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """A link to another zone. `state`: flowing, waiting or cut."""
+
+    zone: str
+    state: str
+    text: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneView:
+    """The page of a zone."""
+
+    row: ZoneRow
+    sentence: str
+    more: str
+    reasons: list[Part]
+    below: list[Arrow]
+    above: list[Arrow]
+    sources: list[Part]
+    consumers: list[Part]
+    streams: list[Part]
+    brokers: list[Part]
+    values: dict[str, Any]
+
+
+def zone_view(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None = None) -> ZoneView:
+    """The page of a zone. `dead_since_ms`: its node is that of this machine and does not answer."""
+    row, found = zone_row(health, now_unix_ms), health.values
+    if dead_since_ms is not None:
+        what = f"the node does not answer for {duration((now_unix_ms - dead_since_ms) / 1000)}"
+        hint = DEAD_HINT.format(zone=health.zone)
+        row = replace(*(row,), level=Level.BROKEN, alert=True, since_unix_ms=dead_since_ms, what=what, hint=hint)
+    parts = {kind: _parts(found, kind) for kind in ("source", "consumer", "stream", "broker", "peer")}
+    sources = sorted(parts["source"], key=lambda one: (-_badness(one), one["name"]))
+    consumers = sorted(parts["consumer"], key=lambda one: (-(words.number(one.get("behind_facts")) or 0), one["name"]))
+    reasons = words.entries(found.get("reasons"))
+    told = row.what != _told(reasons)
+    if told:  # the first thing to do is not in the zone's own list
+        head = {
+            "subject": "node" if dead_since_ms else "health",
+            "text": row.what,
+            "hint": row.hint,
+            "alert": row.alert,
+        }
+        reasons = [head | {"since_unix_ms": row.since_unix_ms, "level": row.level.value}, *reasons]
+    return ZoneView(
+        row,
+        _sentence(row),
+        _more(sources, parts["peer"], consumers, found),
+        reasons,
+        below=[
+            _pull(one) for one in sorted(parts["peer"], key=lambda one: (one.get("connected") is True, one["name"]))
+        ],
+        above=_above(consumers),
+        sources=[one | {"state": _state_of(one)} for one in sources],
+        consumers=consumers,
+        streams=sorted(parts["stream"], key=lambda one: one["name"]),
+        brokers=parts["broker"],
+        values=found,
+    )
+
+
+def _told(reasons: list[Part]) -> str:
+    return f"{words.text(reasons[0].get('subject'))}: {words.text(reasons[0].get('text'))}" if reasons else ""
+
+
+def _sentence(row: ZoneRow) -> str:
+    return f"{row.zone} is {row.level.value}" + (f": {row.what}" if row.what else "") + "."
+
+
+def _parts(found: dict[str, Any], kind: str) -> list[Part]:
+    return [one | {"name": "/".join(map(unquote, names))} for names, one in folders(found, kind)]
+
+
+def _badness(source: Part) -> float:
+    """How bad a source is: not connected above all, then by tags without a good value."""
+    if source.get("connected") is False:
+        return 1e9
+    return (words.number(source.get("tags_bad")) or 0) + (words.number(source.get("tags_silent")) or 0)
+
+
+def _state_of(source: Part) -> str:
+    if source.get("connected") is False:
+        return Level.BROKEN.value
+    return Level.LATE.value if _badness(source) else Level.GOOD.value
+
+
+def _more(sources: list[Part], peers: list[Part], consumers: list[Part], found: dict[str, Any]) -> str:
+    """The second sentence: what works, what waits, how long the store lasts."""
+    parts = list[str]()
+    if sources:
+        up = sum(one.get("connected") is True for one in sources)
+        parts.append(f"{up:,} of {len(sources):,} sources deliver")
+    if peers:
+        up = sum(one.get("connected") is True for one in peers)
+        parts.append(f"{up:,} of {len(peers):,} pulls run")
+    waiting = [one for one in consumers if words.number(one.get("behind_facts"))]
+    if waiting:
+        parts.append(f"{waiting[0]['name']} has not confirmed {words.count(waiting[0].get('behind_facts'))} facts")
+    hours = min(
+        (h for _, one in folders(found, "stream") if (h := words.number(one.get("hours_until_full")))), default=None
+    )
+    if hours is not None:
+        parts.append(f"space for {duration(hours * 3600)}")
+    elif (fill := words.number(found.get("store_fill_percent"))) is not None:
+        parts.append(f"the store is {fill:.0f} % full")
+    return "; ".join(parts)
+
+
+def _pull(peer: Part) -> Arrow:
+    name: str = peer["name"]
+    zone, lag = name.partition("/")[0], words.number(peer.get("lag_seconds"))
+    if peer.get("connected") is not True:
+        return Arrow(peer["name"], "cut", "cut", words.text(peer.get("trouble")))
+    if lag is None:
+        return Arrow(peer["name"], "waiting", "no answer yet")
+    return Arrow(peer["name"], "waiting" if lag >= 1 else "flowing", f"{duration(lag)} behind", f"pulled from {zone}")
+
+
+def _above(consumers: list[Part]) -> list[Arrow]:
+    """The zones above and local readers, by what they have not confirmed."""
+    arrows = list[Arrow]()
+    for one in consumers:
+        behind, waited = words.number(one.get("behind_facts")) or 0, words.number(one.get("oldest_unconfirmed_age_s"))
+        state = words.text(one.get("state"))
+        text = f"{words.count(behind)} wait, {words.age(waited)}" if waited and waited >= 1 else "level"
+        is_cut = bool(behind) and waited is not None and waited >= 60
+        arrows.append(
+            Arrow(one["name"], "cut" if is_cut else "waiting" if waited and waited >= 1 else "flowing", text, state)
+        )
+    return arrows

@@ -1,0 +1,231 @@
+"""The answers of the page, asked without a socket: what is shown of a node that runs, of one that is dead and of zones
+below, and what a hostile name, host or password can do."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+
+from agent.health.brief import encode_health
+from agent.health.snapshot import NodeSnapshot, SourceStatus
+from agent.health.verdict import assess
+from agent.local_socket import NodeSilent
+from agent.message import Sample, TagDefinition
+from agent.page import watch as watch_module
+from agent.page.access import Users, user_line
+from agent.page.app import CONTENT_POLICY, STREAMS_MAX, make_app
+from agent.page.health_tail import ZoneHealth
+from agent.page.watch import Watch, own_health
+from agent.settings.node import IdentitySettings
+from tests.health.conftest import NOW_MS
+from tests.page.conftest import at, store_with
+
+EVIL = '<script>alert("x")</script>&"\''
+
+
+class Site:
+    """A page, and the node that it asks: its snapshot, or None while it is dead."""
+
+    def __init__(self, folder: Path) -> None:
+        self.watch = Watch(IdentitySettings("idmz", folder / "state"))
+        self.snapshot: NodeSnapshot | None = None
+        self.app: Starlette = make_app(self.watch, ["localhost"])
+
+    async def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
+        """Status, headers and body of an answer."""
+        return await ask(self.app, path, **headers)
+
+
+async def ask(app: Starlette, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+    """One request to an application."""
+    sent: list[Any] = []
+    path, _, query = path.partition("?")
+    named = {"host": "localhost:8470", **headers}
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
+        "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
+        "headers": [(name.encode(), text.encode()) for name, text in named.items()], "client": None,
+        "server": ("localhost", 80),
+    }  # fmt: skip
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    body = b"".join(one.get("body", b"") for one in sent[1:])
+    return sent[0]["status"], {name.decode(): text.decode() for name, text in sent[0]["headers"]}, body.decode()
+
+
+@pytest.fixture
+def site(tmp_path: Path, healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A page over a store with the health of its node."""
+    made = Site(tmp_path)
+    made.snapshot = at(healthy, 0)
+
+    async def read_status(_: Path, *, everything: bool) -> bytes:
+        if made.snapshot is None:
+            raise NodeSilent("no node runs")
+        return encode_health(made.snapshot, assess(made.snapshot), everything=everything)
+
+    monkeypatch.setattr(watch_module, "read_status", read_status)
+    monkeypatch.setattr(watch_module, "_now_ms", lambda: NOW_MS + 1000)
+    with store_with(tmp_path, made.snapshot) as store:
+        number = store.appends.define([TagDefinition("tag:press/<b>force", source="press")]).result()[0]
+        store.appends.append_samples("facts.telemetry", [Sample(number, NOW_MS * 10**6, EVIL)]).result()
+        yield made
+    made.watch.facts.close()
+
+
+async def test_the_page_of_a_node_that_runs(site: Site) -> None:
+    """The sentence is also the title; every policy header is there; nothing on it comes from elsewhere."""
+    await site.watch.look()
+    status, headers, body = await site.get("/")
+    assert (status, headers["content-security-policy"], headers["cache-control"]) == (200, CONTENT_POLICY, "no-store")
+    assert "set-cookie" not in headers
+    assert "<title>idmz is good.</title>" in body
+    assert "<h1>idmz is good.</h1>" in body
+    assert "style=" not in body
+    assert "http" not in body.replace('"http-equiv', "")
+
+
+async def test_a_dead_node_says_so_and_since_when(site: Site) -> None:
+    """Broken, with what to do, above what its store still holds; good again once it answers."""
+    await site.watch.look()
+    alive, site.snapshot = site.snapshot, None
+    await site.watch.look()
+    status, _, body = await site.get("/zone/idmz")
+    assert status == 200
+    assert "<h1>idmz is broken: the node does not answer for 0.0 s.</h1>" in body
+    assert "systemctl status bsfg@idmz" in body
+    assert "Shown from the facts here" in body
+    assert await site.get("/healthz") == (503, *(await site.get("/healthz"))[1:])
+    assert "bsfg_node_up 0.0" in (await site.get("/metrics"))[2]
+    site.snapshot = alive
+    await site.watch.look()
+    assert "idmz is good." in (await site.get("/zone/idmz"))[2]
+
+
+async def test_healthz_and_metrics_are_the_status(site: Site) -> None:
+    """200 while nobody must act, 503 otherwise, with the same verdict as a metric; the fleet's zones have metrics."""
+    assert site.snapshot is not None
+    status, _, body = await site.get("/healthz")
+    assert (status, json.loads(body)["verdict"]) == (200, "good")
+    site.snapshot = replace(site.snapshot, store_fill_percent=90.0)
+    await site.watch.look()
+    status, _, body = await site.get("/healthz")
+    assert (status, json.loads(body)["verdict"], json.loads(body)["alert"]) == (503, "full", True)
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families((await site.get("/metrics"))[2])
+        for sample in family.samples
+    }
+    assert found["bsfg_node_verdict", "full"] == found["bsfg_node_alert",] == found["bsfg_node_up",] == 1
+    assert found["bsfg_zone_verdict", "full", "idmz"] == found["bsfg_zone_alert", "idmz"] == 1
+
+
+async def test_the_snapshot_survives_the_socket(healthy: NodeSnapshot) -> None:
+    """The page judges what the node judged: a snapshot that went through JSON is the same."""
+    body = encode_health(healthy, assess(healthy), everything=True)
+    assert msgspec.json.decode(body, type=NodeSnapshot) == healthy
+
+
+async def test_names_and_values_are_text(site: Site) -> None:
+    """Markup in the name of a zone, a source or a tag, in a value and in a query is shown and not obeyed."""
+    assert site.snapshot is not None
+    site.snapshot = replace(
+        site.snapshot, sources=(SourceStatus(EVIL, EVIL, False, trouble=EVIL, tags_problem=EVIL, tags=4),)
+    )
+    await site.watch.look()
+    site.watch.zones[EVIL] = replace(own_health(site.snapshot, assess(site.snapshot)), zone=EVIL)
+    for path in ("/", "/fleet?all=1", "/zone/idmz", f"/zone/{EVIL}", "/tags", f"/tags?q={EVIL}", "/incidents", "/help"):
+        status, _, body = await site.get(path)
+        assert status in {200, 307}, path
+        assert "<script>alert" not in body, path
+    assert "&lt;script&gt;" in (await site.get("/fleet"))[2]
+    _, _, body = await site.get("/tags")
+    assert "press/&lt;b&gt;force" in body
+    assert "%3Cb%3Eforce" in body
+
+
+async def test_a_zone_below_is_shown_with_its_age(site: Site) -> None:
+    """From the facts here; `/` leads to the fleet then. A zone that is not known is 404."""
+    site.watch.zones = {}
+    await site.watch.look()
+    site.watch.zones["plant"] = ZoneHealth("plant", NOW_MS - 300_000, {"verdict": 0, "source/a/connected": True})
+    status, headers, _ = await site.get("/")
+    assert (status, headers["location"]) == (307, "/fleet")
+    _, _, body = await site.get("/fleet")
+    assert "1 of 2 zones is broken." in body
+    _, _, body = await site.get("/zone/plant")
+    assert "plant is broken: silent: no health for 5 min" in body
+    assert "5 min old" in body
+    assert (await site.get("/zone/nowhere"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["/tag?tag=x&from=-1&to=y", "/tag", "/tag?from=9999999999999999", "/tags?q=%00", "/x", "/static/../app.py"]
+)
+async def test_odd_requests(site: Site, path: str) -> None:
+    """Answered, never with an error of ours."""
+    assert (await site.get(path))[0] in {200, 404}
+
+
+async def test_other_hosts_and_methods_are_refused(site: Site) -> None:
+    """A name that leads here by somebody else's DNS gets nothing, and nothing can be posted."""
+    for host in ("evil.example", "localhost.evil.example", ""):
+        assert (await ask(site.app, "/", host=host))[0] == 400
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert (await ask(site.app, "/", method))[0] == 405
+
+
+async def test_users(site: Site, tmp_path: Path) -> None:
+    """Only a right password is admitted, from then on without another hash; a file that is changed counts at once, and
+    one that cannot be read admits nobody."""
+    file = tmp_path / "users"
+    file.write_text(user_line("ann", "secret") + "\n")
+    app = make_app(site.watch, ["localhost"], Users(file))
+
+    async def status(login: str) -> int:
+        return (await ask(app, "/help", authorization=login))[0]
+
+    def basic(text: str) -> str:
+        return "Basic " + base64.b64encode(text.encode()).decode()
+
+    assert [await status(one) for one in (basic("ann:secret"), basic("ann:wrong"), basic("bob:secret"))] == [
+        200,
+        401,
+        401,
+    ]
+    assert [await status(one) for one in ("", "Basic !", basic("ann"), basic("ann:"), basic("ann:" + "x" * 999))] == [
+        401
+    ] * 5
+    assert (await ask(app, "/help"))[1]["www-authenticate"].startswith("Basic")
+    file.write_text("nonsense")
+    assert await status(basic("ann:secret")) == 401
+
+
+async def test_open_pages_are_bounded(site: Site) -> None:
+    """The changing part comes once for each look, and only if it has changed; one page too many is refused."""
+    page = site.app.routes[0].endpoint.__self__  # type: ignore[attr-defined]
+    await site.watch.look()
+    events = page._events("/zone/idmz", {})
+    first = json.loads((await anext(events)).removeprefix("data: "))
+    assert "idmz is good." in first["main"]
+    again = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    site.watch._news.set()
+    assert "main" not in json.loads((await again).removeprefix("data: "))
+    page._streams = STREAMS_MAX
+    assert (await site.get("/live?page=/"))[0] == 503
+    await events.aclose()
