@@ -64,12 +64,19 @@ def _terms(file: str) -> tuple[str, str]:
     return ("line", "key") if is_toml(file) else ("row", "column")
 
 
+PROBLEMS_MAX = 20
+"""As many mistakes are listed. More of them usually are one, such as a missing line or a wrong separator."""
+
+
 class TagMapError(IngestError):
-    """Tag files cannot be used as they stand; the text lists every problem."""
+    """Tag files cannot be used as they stand; the text lists the first problems, and how many more there are."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
-        count = len(self.problems)
+        listed = tuple(problems)
+        count, left = len(listed), len(listed) - PROBLEMS_MAX
+        if left > 0:
+            listed = (*listed[:PROBLEMS_MAX], Problem(listed[-1].file, 0, "", "", f"and {left:,} more problems"))
+        self.problems = listed
         super().__init__(
             f"{count} problem{'s' * (count != 1)} in tag files" + "".join(f"\n  {p}" for p in self.problems)
         )

@@ -6,6 +6,7 @@ fails. An existing file is replaced only with `force`. Offsets that could not be
 
 from __future__ import annotations
 
+import io
 import os
 import sqlite3
 import sys
@@ -13,8 +14,9 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, cast
 
+from agent.escaping import printable_lines
 from agent.query.export.formats import CsvForm, Form, JsonLinesForm, ParquetForm, SqliteForm
 from agent.query.scan import Bounds, ExportRefused, Scanner
 
@@ -92,7 +94,18 @@ def _text_form(name: str, file: IO[str]) -> Form:
     return CsvForm(file) if name == "csv" else JsonLinesForm(file)
 
 
+class _EscapedTerminal(io.TextIOBase):
+    """Writes to standard output, a terminal, without control characters except line ends."""
+
+    def write(self, text: str) -> int:
+        sys.stdout.write(printable_lines(text.replace("\r\n", "\n")))
+        return len(text)
+
+
 def _borrowed_stdout() -> IO[str]:
-    """Standard output as a file that may be closed."""
+    """Standard output as a file that may be closed. At a terminal it escapes control characters, which a peer may have
+    written; a file or a pipe gets every character."""
     sys.stdout.flush()
+    if sys.stdout.isatty():
+        return cast("IO[str]", _EscapedTerminal())
     return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", newline="")

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from agent.batch import Batch
 from agent.concurrency import TaskGroup
@@ -28,6 +29,8 @@ ATTEMPTS = 2
 CHUNKS_AHEAD_MAX = 3
 """Chunks under way or in memory: 768 KiB for each pull. With a round trip of 50 ms they carry 15 MB/s; one alone, 5."""
 
+SLOW_S = 10.0
+"""An artifact that takes longer is named: the facts that refer to it wait."""
 LOST_OF_PAGE_MAX = 16
 """If the peer lacks this many artifacts of a page, the others are left to the next comparison. A page may refer to
 thousands, each costs a round trip, and facts of other zones wait behind it."""
@@ -43,13 +46,20 @@ class ArtifactPull:
     """Artifacts of one peer."""
 
     def __init__(
-        self, requester: ThrottledRequester, artifacts: Artifacts, store_errors: tuple[type[Exception], ...]
+        self,
+        requester: ThrottledRequester,
+        artifacts: Artifacts,
+        store_errors: tuple[type[Exception], ...],
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._requester = requester
         self._artifacts = artifacts
         self._store_errors = store_errors
         self._chunk_bytes = requester.page_bytes(CHUNK_BYTES_MAX)
         self._chunks_ahead = requester.pages_ahead(self._chunk_bytes, CHUNKS_AHEAD_MAX)
+        self._clock_s = clock_s
+        self.waits = ""
+        """For which artifact the page waits, if it takes long."""
 
     async def fetch(self, batches: Sequence[Batch]) -> bool:
         """Return when every artifact to which the facts refer is here or known to be unavailable. False if some exceed
@@ -108,6 +118,8 @@ class ArtifactPull:
         except ArtifactUnavailable as error:
             _log.warning("artifact_missing", extra={**fields, "reason": str(error)})
             return str(error)
+        finally:
+            self.waits = ""
         _log.info("artifact_received", extra=fields)
         return None
 
@@ -128,7 +140,7 @@ class ArtifactPull:
         those behind it are useless: the peer sends smaller chunks than requested, or another pull fetches the same
         artifact."""
         failure: Exception | None = None
-        chunk_bytes, asked = self._chunk_bytes, held.received
+        chunk_bytes, asked, begun_s = self._chunk_bytes, held.received, self._clock_s()
         ahead = deque[tuple[int, asyncio.Task[bytes | Exception]]]()
         async with TaskGroup() as group:
             while failure is None and not held.is_complete:
@@ -149,10 +161,21 @@ class ArtifactPull:
                     held = await self._put(reference, offset, data)
                 except self._store_errors as error:
                     failure = error
+                self._note_slow(reference, held, self._clock_s() - begun_s)
                 chunk_bytes = min(chunk_bytes, max(len(data), BYTES_MAX_MIN))
             _cancel(ahead)
         if failure is not None:
             raise failure
+
+    def _note_slow(self, reference: ArtifactReference, held: ArtifactProgress, took_s: float) -> None:
+        """Say for what the facts wait: in the log once for an artifact, in the status with how far it is."""
+        if took_s < SLOW_S:
+            return
+        peer = self._requester.peer_zone
+        if not self.waits:
+            fields = {"peer": peer, "digest": reference.digest, "bytes": reference.size, "received": held.received}
+            _log.warning("artifact_slow", extra=fields)
+        self.waits = f"{peer} has sent {held.received:,} of {reference.size:,} bytes of an artifact in {took_s:.0f} s"
 
     async def _get_or_why(self, reference: ArtifactReference, offset: int, size: int) -> bytes | Exception:
         """A chunk, or the error instead of it: raised, it would end the task group."""

@@ -121,6 +121,7 @@ class MessageJudge:
         self._trusted: dict[tuple[str, bytes], TrustedKey] = {}  # by zone and key id
         # Zone and certificate, or key id, of accepted messages.
         self._accepted: dict[tuple[str, bytes], None] = {}
+        self._untrusted: dict[str, bytes] = {}  # by zone: the last certificate of a right signature
         self._unknown: dict[str, TokenBucket] = {}  # by zone: limits how many others are examined
 
     def set_trust(self, trust: SignerTrust, rules: Mapping[str, Rule]) -> None:
@@ -168,7 +169,8 @@ class MessageJudge:
     def _refuses_message(
         self, zone: str, covered: Callable[[], bytes], proof: MessageProof | None, *, is_writing: bool
     ) -> str | None:
-        """A zone must sign if its signatures are required, or once it has signed a message or facts. The message itself
+        """A zone must sign if its signatures are required, or once it has signed a message or facts. A message of any
+        other may have no signature, or that of a key which is not trusted here, but not a wrong one. The message itself
         (`covered`) is read last, because only that step takes longer for a large message."""
         if self._policy.rule_of(zone) == "off":
             return None
@@ -176,8 +178,8 @@ class MessageJudge:
         if proof is None:
             return f"{zone} did not sign it" if must_sign else None
         if not self._may_examine(zone, proof.certificate):
-            return f"{zone} sends other certificates too often" if must_sign else None
-        key_id, signers = proof.certificate, self._signers(())
+            return f"{zone} sends other certificates too often"
+        key_id, signers, named = proof.certificate, self._signers(()), None
         if len(key_id) != KEY_ID_BYTES:
             named = _described(proof.certificate)
             if isinstance(named, Refusal) or named.zone != zone:
@@ -186,7 +188,13 @@ class MessageJudge:
         signer = signers.resolve(zone, key_id)
         if not isinstance(signer, Signer):
             reason = signer.reason.value if isinstance(signer, Refusal) else "unknown"
-            return f"the key {key_id.hex()} of {zone} is not trusted: {reason}" if must_sign else None
+            if must_sign or not isinstance(named, Signer):
+                return f"the key {key_id.hex()} of {zone} is not trusted: {reason}"
+            if not named.public.verify(covered(), proof.signature):
+                return f"the signature is not that of {zone}"
+            with self._lock:
+                self._untrusted[zone] = proof.certificate
+            return None
         # The dates of a certificate limit what its zone may write. They do not limit which facts of other zones it may
         # relay, because those zones have signed them (decision 0052).
         refusal = signer.refuses(self._clock_ms())
@@ -209,7 +217,7 @@ class MessageJudge:
         others at a limited rate."""
         now_ms = self._clock_ms()
         with self._lock:
-            if (zone, certificate) in self._accepted:
+            if (zone, certificate) in self._accepted or self._untrusted.get(zone) == certificate:
                 return True
             unknown = self._unknown.setdefault(zone, TokenBucket(UNKNOWN_PER_SECOND))
             if unknown.ready_ms(now_ms, Priority.BACKLOG) > now_ms:

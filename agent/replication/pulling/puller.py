@@ -158,7 +158,7 @@ class Puller:
             counters=replace(core.counters),
             last_answer_ms=self._last_answer_ms,
             catch_up=self._runner.catch_up.now,
-            page_waits=core.page_waits,
+            page_waits=core.page_waits or self._artifacts.waits,
             pacing=self._pacing(core.paced_ms(_now_ms())),
         )
 

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.errors import PROBLEMS_MAX, Problem, TagMapError
 from agent.ingest.tags.file import dialect_of, parse_tag_file
 from agent.ingest.tags.foreign import ignition, kepware, neuron
 from agent.ingest.tags.foreign.translation import Options, tag_file
@@ -68,6 +69,16 @@ def test_a_tag_file_is_read_or_refused(data: bytes) -> None:
                 problems = error.problems
             assert bool(tags) != bool(problems)
             assert all(str(problem) for problem in problems)
+
+
+def test_a_thousand_mistakes_are_twenty_and_a_count() -> None:
+    """A file whose header is not a header lists the first mistakes, and says how many more there are."""
+    header = ",".join(f"column{number}" for number in range(1_000))
+    with pytest.raises(TagMapError) as caught:
+        parse_tag_file(OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv")), f"{header}\n".encode())
+    assert len(caught.value.problems) == PROBLEMS_MAX + 1
+    assert str(caught.value.problems[-1]).endswith("more problems")
+    assert len(str(caught.value)) < 10_000
 
 
 def changed(data: bytes) -> st.SearchStrategy[bytes]:

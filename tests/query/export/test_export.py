@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import pty
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -223,6 +225,24 @@ def test_parquet_without_pyarrow_names_the_package(tmp_path: Path, file: Path, m
         written(file, tmp_path / "f", "parquet")
     assert "csv" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_at_a_terminal_no_text_of_a_peer_is_a_control_sequence(
+    tmp_path: Path, form: FormatName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard output that is a terminal gets the text of a fact with escapes."""
+    file, (master, terminal) = tmp_path / "facts.db", pty.openpty()
+    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
+        done(store.appends.define([TagDefinition("tag:line1/text")]))
+        done(store.appends.append_samples(TELEMETRY, [Sample(1, 1, "a\x1b[2Jb\u202ec")]))
+    with closing(StoreReader(file)) as reader, os.fdopen(terminal, "w", encoding="utf-8") as screen:
+        monkeypatch.setattr(sys, "stdout", screen)
+        export(Scanner(reader), Bounds(), Path("-"), form)
+    shown = os.read(master, 100_000).decode()
+    os.close(master)
+    assert "[2Jb" in shown
+    assert not {"\x1b", "\u202e"} & {*shown}
 
 
 bsfg = partial(command.bsfg, Path())

@@ -4,6 +4,7 @@ are accepted."""
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -147,6 +148,26 @@ def test_a_peer_that_gives_less_than_asked_for_is_asked_for_less() -> None:
     bring(files, peer)
     assert (files.bytes, files.reported) == (BLOB, [])
     assert len(peer.asked) <= len(BLOB) // 100_000 + CHUNKS_AHEAD_MAX
+
+
+def test_an_artifact_that_takes_long_is_named_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    """A peer that needs six seconds for a chunk: after the second, the status says for what the facts wait and how far
+    it is, the log says so once, and when it is here nothing more is said."""
+    peer, seen, now_s = Peer(), list[str](), 0.0
+
+    def put_chunk(*arguments: Any) -> Any:
+        nonlocal now_s
+        now_s += 6
+        seen.append(pull.waits)
+        return Files.put_chunk(files, *arguments)
+
+    files = Files()
+    files.put_chunk = put_chunk  # type: ignore[method-assign]
+    pull = ArtifactPull(ThrottledRequester(peer, None), files, (Refused,), lambda: now_s)  # type: ignore[arg-type]
+    asyncio.run(pull.fetch([]))
+    assert seen[:4] == ["", "", "", f"plant has sent {2 * CHUNK_BYTES_MAX:,} of 1,200,000 bytes of an artifact in 12 s"]
+    assert [one.message for one in caplog.records].count("artifact_slow") == 1
+    assert pull.waits == ""
 
 
 def test_a_loss_in_the_middle_keeps_what_came_before() -> None:

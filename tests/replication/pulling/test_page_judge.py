@@ -241,6 +241,21 @@ def test_whose_requests_are_taken(store: FactStore) -> None:
     assert "not one of mill" in str(judge_of(store).refuses_request(other, request, good, is_writing=True))
 
 
+def test_a_wrong_signature_is_refused_whatever_the_key(store: FactStore) -> None:
+    """Of a zone that need not sign: a right signature of an unknown key counts as none, as often as it comes; a wrong
+    one is refused, also after many other certificates, and so is the id of an unknown key."""
+    judge, request = judge_of(store, rule="if_present"), b"{}"
+    place = MessagePlace("idmz", "plant", "i", b"c" * 16)
+    for _ in range(12):
+        stranger = make("plant")
+        proof = split_request(sign_request(ZoneSigner(signing_key(stranger), stranger.der), place, request))[1]
+        assert proof is not None
+        for wrong in (proof._replace(signature=bytes(64)), proof._replace(certificate=bytes(8))):
+            assert judge.refuses_request(place, request, wrong, is_writing=False) is not None
+    judge = judge_of(store, rule="if_present")
+    assert {judge.refuses_request(place, request, proof, is_writing=False) for _ in range(100)} == {None}
+
+
 def test_whose_answers_are_taken(store: FactStore) -> None:
     """The same rules hold for the serving zone, and a zone that has signed an answer must sign its requests too. The
     signature of an answer is not valid for another request."""
