@@ -14,11 +14,12 @@ from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
+from pyspark.sql.types import StructType
 
 from pyspark_bsfg import register
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.options import NODE_PARTITIONS
-from pyspark_bsfg.schema import projection
+from pyspark_bsfg.schema import COUNT, FACTS, projection
 
 # Without these, facts get other dates, or files have a type that other readers misread (INT96).
 REQUIRED = {
@@ -74,33 +75,41 @@ def facts(
     **options: str | int,
 ) -> DataFrame:
     """Facts of some stores' files, or of a node by options (`transport="mqtt"`), read as fast as this session allows:
-    `where` is pushed down if its settings permit that, and there is a task for each core of the cluster, at most
+    filters are pushed down if its settings permit that, and there is a task for each core of the cluster, at most
     NODE_PARTITIONS for a node. What was chosen is logged.
 
-    `columns` are the columns to make, including those of `where`, separated by commas or blanks; all by default.
+    `columns` are the columns to return, separated by commas or blanks; all by default.
     `facts(spark, path, columns="zone facts").groupBy("zone").sum("facts")` counts without opening a batch.
 
-    A filter that is put on the result does not reach the source. Spark 4.3 keeps what was pushed down in the relation,
-    and takes it for every other query of it, and for its other branches in the same query: facts would be missing.
+    The result is a `frame.Facts`: its `where` skips batches as well, `select` reads only what is needed, and `count`
+    opens no batch. With Spark Connect, or with the column `facts`, it is a plain DataFrame, which needs `columns` and
+    `where`.
     """
     register(spark)
-    is_pushing = where is not None and spark.conf.get(PUSH_DOWN, "false") == "true"
-    chosen: dict[str, str | int] = {"pushFilters": str(is_pushing).lower()}
+    may_push = spark.conf.get(PUSH_DOWN, "false") == "true"
+    is_pushing = where is not None and may_push
+    chosen: dict[str, str | int] = {}
     if (context := getattr(spark, "sparkContext", None)) is not None:  # Spark Connect does not tell; the source chooses
         is_node = options.get("transport") == "mqtt"
         tasks = context.defaultParallelism
         chosen["numPartitions"] = min(tasks, NODE_PARTITIONS) if is_node else tasks
     chosen |= options
-    reading = spark.read.format("bsfg").options(**chosen)
-    if columns:
-        reading = reading.schema(projection(columns.replace(",", " ").split()))
     hint = "" if is_pushing or where is None else f"; where is not pushed down until {PUSH_DOWN}=true"
     log.info("facts are read with %s%s", " ".join(f"{key}={value}" for key, value in chosen.items()), hint)
-    rows = reading.load([str(path) for path in paths]) if paths else reading.load()
-    if where is None:
-        return rows
-    # Spark moves no filter past one that is not deterministic, so all queries of the result push `where` alone.
-    return rows.where(where).where(F.spark_partition_id() >= 0)
+
+    def load(schema: StructType, is_pushing: bool) -> DataFrame:  # noqa: FBT001
+        reading = spark.read.format("bsfg").options(**chosen | {"pushFilters": str(is_pushing).lower()}).schema(schema)
+        return reading.load([str(path) for path in paths]) if paths else reading.load()
+
+    labels = ["labels"] if str(options.get("includeLabels", "")).lower() == "true" else []
+    names = columns.replace(",", " ").split() or [*FACTS.fieldNames(), *labels]
+    if context is None or COUNT.name in names:  # Spark Connect has the plan at the server
+        plain = load(projection(names), is_pushing)
+        return plain if where is None else plain.where(where).where(F.spark_partition_id() >= 0)
+    from pyspark_bsfg.frame import Facts, Reading
+
+    rows: DataFrame = Facts(Reading.of(load, names, is_pushing=may_push))
+    return rows if where is None else rows.where(where)
 
 
 def check(spark: SparkSession) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import logging
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
 from pyspark.sql.streaming import DataStreamReader
 
@@ -92,7 +93,7 @@ def test_filters_reach_the_source_and_change_no_result(
         spark.conf.set(PUSH_DOWN, "true")
     assert unpushed.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism == 2  # of few facts: plain has one
     [said] = [record.getMessage() for record in caplog.records if record.name == "pyspark_bsfg.session"]
-    assert said.startswith("facts are read with pushFilters=false numPartitions=2 ")
+    assert said.startswith("facts are read with numPartitions=2 ")
     assert said.endswith("; where is not pushed down until spark.sql.python.filterPushdown.enabled=true")
 
 
@@ -108,6 +109,41 @@ def test_a_filter_holds_for_its_own_use_of_a_dataframe(spark: SparkSession, tmp_
         assert rows.where(one).union(rows.where(other)).count() == sizes[0] + sizes[1]
         assert rows.where(one).alias("a").join(rows.where(other).alias("b"), F.expr("a.offset < b.offset")).count()
         assert rows.where("minute(ts) = 0").count() == sizes[2]
+
+
+def test_a_dataframe_of_facts_reads_what_it_needs(spark: SparkSession, tmp_path: Path) -> None:
+    """Put on the DataFrame, `where` skips a batch that does not open, `select` reads its columns and those of the
+    filter, and `count` opens nothing. The columns of one of them name those of the others, as in Spark; what cannot be
+    narrowed is Spark's, and so are its errors."""
+    path = tmp_path / "facts.db"
+    making.store(path, HOURS[:3])
+    making.garble(path, 1)
+    rows = facts(spark, path)
+    assert rows.count() == 150
+    late = rows.where(F.col("ts") >= "2026-01-01 13:00").where(rows.tag == "tag:line-1/count")
+    assert late.count() == 34
+    assert [row.n for row in late.groupBy(rows.tag).agg(F.count(rows.value).alias("n")).collect()] == [34]
+    names = late.select("Offset", "value").where("unit IS NULL")
+    assert names.columns == ["offset", "value"]
+    assert (
+        len(names.where(names.value > 0).select(rows["offset"]).collect())
+        == late.where("unit IS NULL AND value > 0").count()
+    )
+    assert relation(names) == {"offset", "value", "ts", "tag", "unit"}
+    assert relation(late.select(["offset"])) == {"offset", "ts", "tag"}
+    assert facts(spark, path, columns="zone tag").where("offset > 50").columns == ["zone", "tag"]
+    doubled = rows.where("offset > 50").select((F.col("offset") * 2).alias("twice"), "offset")
+    assert doubled.agg(F.min("twice")).collect() == [(102,)]
+    with pytest.raises(AnalysisException, match="`nope`"):
+        rows.where("nope > 1")
+    with pytest.raises(AnalysisException, match="`nope`"):
+        rows.select("nope")
+
+
+def relation(rows: DataFrame) -> set[str]:
+    """The columns that a DataFrame reads from the source."""
+    [line] = [one for one in rows._jdf.queryExecution().optimizedPlan().toString().splitlines() if "RelationV2[" in one]  # type: ignore[operator]
+    return set(re.findall(r"(\w+)#\d+", line))
 
 
 def test_a_stream_counts_by_headers_too(spark: SparkSession, tmp_path: Path) -> None:

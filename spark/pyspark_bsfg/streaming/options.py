@@ -100,6 +100,8 @@ class StreamOptions:
 def check_either(given: Mapping[str, str]) -> None:
     """Raise OptionError for options that suit neither a batch read nor a stream: Spark asks a source for its schema
     without saying for which."""
+    if {"location", "owner"} & {key.lower() for key in given}:  # of CREATE TABLE, whose options Spark does not pass on
+        return
     for key in sorted(one.lower() for one in given):
         if key not in NAMES | OURS:
             raise unknown(key, NAMES | OURS)
