@@ -77,7 +77,7 @@ CORES = tuple(
             "store_age tail_cache timeline"
         ),
         "agent/fact_store/read": "forecast",
-        "agent/fact_store/retention": "fullness holding retention",
+        "agent/fact_store/retention": "fullness holding retention shares",
         "agent/fact_store/sqlite": "message_filter",
         "agent/hardware": "conduits fit profile udev",
         "agent/health": "brief consumer_lag flash metrics problems samples verdict watchdog",

@@ -28,6 +28,7 @@ from agent.fact_store.log import (
     FactsRefused,
     Incident,
     LeaseUnknown,
+    ShareFull,
     StoreBusy,
     StoreDamaged,
     StoreError,

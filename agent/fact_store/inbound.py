@@ -87,8 +87,9 @@ class Inbound:
             after_offset,
         )
         size = sum(len(one.sealed) for one in batches) + sum(len(one.body) for one in definitions)
+        adds_to = stream if batches else None
         return self._writer.submit(
-            f"{stream} from {peer}", partial(store_page, page=page), size=size, stream=stream if batches else None
+            f"{stream} from {peer}", partial(store_page, page=page), size=size, stream=adds_to, zone=peer
         )
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]:
@@ -107,7 +108,7 @@ class Inbound:
         check_headers(stream, batches)
         run = partial(repair_batches, stream=stream, peer=peer, batches=batches)
         size = sum(len(one.sealed) for one in batches)
-        repairing = self._writer.submit(f"{stream} from {peer}", run, size=size, stream=stream)
+        repairing = self._writer.submit(f"{stream} from {peer}", run, size=size, stream=stream, zone=peer)
         repairing.add_done_callback(partial(self._repaired, stream))
         return repairing
 

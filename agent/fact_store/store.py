@@ -65,7 +65,7 @@ from agent.fact_store.sqlite import (
 from agent.fact_store.writer import Writer
 from agent.message import ZONE, check_name
 from agent.pages import HeldRange, Page
-from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
+from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 from agent.signing.records import RecordSigner
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class FactStore:
         *,
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
-        holds: Mapping[str, HoldLimit] | None = None,
+        holds: Mapping[str, ZoneLimit] | None = None,
         connect_to: Connect = connect,
         signer: RecordSigner | None = None,
         unattended: bool = False,
@@ -158,7 +158,7 @@ class FactStore:
         zone: str,
         settings: StoreSettings,
         policies: dict[str, StreamSettings],
-        holds: Mapping[str, HoldLimit],
+        holds: Mapping[str, ZoneLimit],
         connect_to: Connect,
         signer: RecordSigner | None,
         descriptor: int,
@@ -338,7 +338,7 @@ class FactStore:
         known, number = catalog.streams.get(stream), catalog.origins.get(origin)
         return catalog.held.get((known.id, number), ()) if known and number else ()
 
-    def set_limits(self, bytes_max: int, streams: Sequence[StreamSettings], holds: Mapping[str, HoldLimit]) -> None:
+    def set_limits(self, bytes_max: int, streams: Sequence[StreamSettings], holds: Mapping[str, ZoneLimit]) -> None:
         """Replace the limit of the store's file, the settings of all streams, and what zones may hold back. They apply
         to new appends and from the next check of retention; an append that already waits keeps its terms."""
         self._writer.set_limits(bytes_max, {one.name: one for one in streams}, dict(holds))

@@ -57,6 +57,7 @@ def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MA
         store=replace(
             snapshot.store,
             artifact_unreferenced=worst(snapshot.store.artifact_unreferenced, lambda one: -one.bytes),
+            shares_used_up=snapshot.store.shares_used_up[:shown_max],
         ),
         clock_changes=snapshot.clock_changes[:shown_max],
     )

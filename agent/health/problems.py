@@ -44,6 +44,10 @@ class Problem(Enum):
         *(_F, "The store takes no new facts. What it holds is served and confirmed. Sources wait and record a gap."),
         "{remedy}",
     )
+    SHARE_USED_UP = ProblemKind(
+        *(_F, "A zone has used up its share of the store. Its facts are refused; those of other zones are stored."),
+        "see which reader of its streams is behind, or give it more (share_bytes of its [[peer]])",
+    )
     STORE_FILL = ProblemKind(
         *(_F, "The store, its stream or its disk is half full or more of what retention cannot free."),
         "see which consumer is behind; remove one that will not return, or give the store more room",
@@ -235,7 +239,7 @@ EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
     **dict.fromkeys(_NOT_PULLED, frozenset({P.PEER_LAG, P.PEER_CATCHES_UP})),
     P.ARTIFACTS_FULL: frozenset({P.PAGE_WAITS, P.PEER_LAG, P.PEER_CATCHES_UP}),
     P.PAGE_WAITS: frozenset({P.PEER_LAG, P.PEER_CATCHES_UP}),
-    P.CONSUMER_BEHIND: frozenset({P.CONSUMER_LOSES, P.STORE_FILL, P.STORE_FULL_SOON}),
+    P.CONSUMER_BEHIND: frozenset({P.CONSUMER_LOSES, P.STORE_FILL, P.STORE_FULL_SOON, P.SHARE_USED_UP}),
     P.STORE_DAMAGED: frozenset({P.COMPARISON_DIFFERS}),
     P.STORE_IS_OLD_COPY: frozenset({P.CONSUMER_BEHIND, P.CONSUMER_LOSES}),
     P.SOURCE_CERTIFICATE_ENDED: frozenset({P.SOURCE_REFUSED, P.SOURCE_LOST}),

@@ -433,6 +433,14 @@ class UnreferencedStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareStatus:
+    """A zone whose facts are refused, because its share of the store is used up and the rest is kept for others."""
+
+    zone: Annotated[str, Label("zone")]
+    why: Annotated[str, Gauge("bsfg_store_share_used_up", "1 while facts of the zone are refused for its share.")]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatus:
     """What the store took in, what its queue holds, and the size of its files."""
 
@@ -477,6 +485,7 @@ class StoreStatus:
     """Why; empty if the last append was stored."""
     refused_remedy: str = ""
     refused_since_unix_ms: int | None = None
+    shares_used_up: tuple[ShareStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,8 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     yield from _config_reasons(snapshot)
     behind = frozenset(f"consumer {one.name}" for one in snapshot.consumers if one.behind_facts)
     yield from _refused_reasons(store, snapshot.taken_unix_ms)
+    for share in store.shares_used_up:
+        yield _reason(Problem.SHARE_USED_UP, f"zone {share.zone}", share.why, behind)
     text = "" if fill is None else f"{fill:.0f} % full"
     yield from _judge("store_fill", fill, Problem.STORE_FILL, "store", text, behind)
     yield from _full_reasons(snapshot, behind)

@@ -149,7 +149,7 @@ def _brokers(settings: NodeSettings) -> dict[str, object]:
 
 
 def _limits(settings: NodeSettings) -> object:
-    holds = {peer.zone: peer.hold_limit for peer in settings.peer}
+    holds = {peer.zone: peer.zone_limit for peer in settings.peer}
     return settings.store, _named(settings.stream, "name"), holds
 
 

@@ -38,6 +38,7 @@ from agent.health.snapshot import (
     PeerStatus,
     RequestStatus,
     ServingStatus,
+    ShareStatus,
     SourceStatus,
     SpanStatus,
     StoreStatus,
@@ -264,6 +265,7 @@ class StatusCollector:
         return _status(
             *(StoreStatus, counted, self._from_disk),
             log_bytes=counted.wal_bytes,
+            shares_used_up=tuple(ShareStatus(*one) for one in sorted(counted.shares_used_up.items())),
             written_bytes_total=_written_bytes(),
             artifact_bytes_max=self._store.artifacts.limits.total_max or None,
             artifact_unreferenced_bytes_max=self._store.artifacts.limits.unreferenced_max,

@@ -11,7 +11,7 @@ from typing import Literal
 
 from agent.message import HEALTH_STREAM, LOCAL_ZONE, STREAM, ZONE
 from agent.settings.host import host_problem
-from agent.settings.store import HOURS_MAX, HoldLimit
+from agent.settings.store import HOURS_MAX, ZoneLimit
 
 CONSUMERS_BESIDE_STREAMS = 8
 """A pull has one consumer for each stream. These are for readers by hand, jobs that read alongside the node, and the
@@ -80,7 +80,8 @@ class PeerSettings:
     What it may take here: `consumers_max` consumers (0: eight more than it has exports), `requests_per_second_max`
     requests, `answer_bytes_per_second_max` bytes of answers (0 is no limit). Other peers are not delayed by it.
     `hold_bytes_max` sealed bytes, and `hold_hours_max` hours of facts, may wait for its confirmation (0: as long as the
-    stream's settings allow); beyond that it loses the oldest.
+    stream's settings allow); beyond that it loses the oldest. `share_bytes` of the store are kept for the facts that it
+    appends or that are pulled from it (0: an equal part of half of what is left).
     """
 
     zone: str
@@ -99,6 +100,7 @@ class PeerSettings:
     answer_bytes_per_second_max: int = 0
     hold_bytes_max: int = 0
     hold_hours_max: float = 0.0
+    share_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("exports", "pulls") if self.health else ():
@@ -107,9 +109,10 @@ class PeerSettings:
                 object.__setattr__(self, name, (*streams, HEALTH_STREAM))
 
     @property
-    def hold_limit(self) -> HoldLimit:
-        """The limit of the facts that its consumers hold back from being released."""
-        return HoldLimit(self.hold_bytes_max, self.hold_hours_max)
+    def zone_limit(self) -> ZoneLimit:
+        """The limit of the facts that its consumers hold back from being released, and the room for its own."""
+        writes = frozenset({*self.pulls, *self.appends})
+        return ZoneLimit(self.hold_bytes_max, self.hold_hours_max, self.share_bytes, writes)
 
     @property
     def limits(self) -> PeerLimits:
@@ -152,6 +155,10 @@ class PeerSettings:
             yield "start", "names a stream twice"
         if self.hold_bytes_max and self.hold_bytes_max < HOLD_BYTES_MIN:
             yield "hold_bytes_max", f"0 (no limit of its own) or at least {HOLD_BYTES_MIN}"
+        if self.share_bytes < 0:
+            yield "share_bytes", "0 (an equal part) or the bytes that are kept for its facts"
+        elif self.share_bytes and not (self.pulls or self.appends):
+            yield "share_bytes", "nothing is pulled from this peer, and it may not append"
         if not 0 <= self.hold_hours_max <= HOURS_MAX:
             yield "hold_hours_max", f"0 (no limit of its own) to {HOURS_MAX}"
         if not 0 <= self.consumers_max <= 1000:

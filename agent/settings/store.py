@@ -79,12 +79,17 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldLimit:
+class ZoneLimit:
     """What one zone may hold back from being released, of all streams together: sealed bytes, and hours since they were
-    recorded. 0 for no limit. Beyond it the zone loses its oldest facts, as soon as all others have confirmed them."""
+    recorded. 0 for no limit. Beyond it the zone loses its oldest facts, as soon as all others have confirmed them.
+
+    `writes` are the streams that get facts from it, `share_bytes` the room that is kept for these in the store; 0 for
+    an equal part (agent/fact_store/retention/shares.py)."""
 
     bytes_max: int = 0
     hours_max: float = 0.0
+    share_bytes: int = 0
+    writes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

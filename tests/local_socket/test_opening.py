@@ -9,7 +9,7 @@ from agent.message import Envelope, Fact, Message
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.peers import PeerSettings
 from agent.settings.signing import SigningSettings
-from agent.settings.store import HoldLimit
+from agent.settings.store import ZoneLimit
 from tests.signing.signers import make
 
 
@@ -18,7 +18,7 @@ def test_limits_of_what_peers_hold_back_apply_from_the_start(tmp_path: Path) -> 
     peer = PeerSettings("idmz", "broker", exports=("facts.operational",), hold_bytes_max=1_000_000, hold_hours_max=3)
     settings = NodeSettings(IdentitySettings("plant-a", tmp_path), peer=(peer,))
     with open_store(settings) as store:
-        assert store._writer.housekeeping.holds == {"idmz": HoldLimit(1_000_000, 3)}
+        assert store._writer.housekeeping.holds == {"idmz": ZoneLimit(1_000_000, 3)}
 
 
 def test_a_command_gives_the_store_the_compromised_keys(tmp_path: Path) -> None:

@@ -174,6 +174,11 @@ class Site:
         assert isinstance(answer, local_socket.Appended), answer
         return message_id
 
+    @staticmethod
+    def noise(seed: int, size: int) -> str:
+        """A text that does not compress."""
+        return random.Random(seed).randbytes(size // 2).hex()
+
     def ids(self, zone: str, stream: str = STREAM, after: int = 0) -> list[str]:
         """The ids of the messages in a zone's store."""
         found = list[str]()

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.settings.peers import CONSUMERS_BESIDE_STREAMS, PeerLimits, PeerSettings
-from agent.settings.store import HOURS_MAX, HoldLimit
+from agent.settings.store import HOURS_MAX, ZoneLimit
 
 MIB = 1024 * 1024
 
@@ -31,6 +31,8 @@ def made(**settings: object) -> PeerSettings:
         ({"hold_hours_max": -1.0}, ["hold_hours_max"]),
         ({"hold_hours_max": float(HOURS_MAX)}, []),
         ({"hold_hours_max": HOURS_MAX + 1.0}, ["hold_hours_max"]),
+        ({"share_bytes": -1}, ["share_bytes"]),
+        ({"share_bytes": 1, "pulls": ()}, ["share_bytes"]),
         ({"consumers_max": -1}, ["consumers_max"]),
         ({"consumers_max": 1_000}, []),
         ({"consumers_max": 1_001}, ["consumers_max"]),
@@ -55,8 +57,11 @@ def test_limits_of_a_peer() -> None:
     assert made().limits == PeerLimits(2 + CONSUMERS_BESIDE_STREAMS)
     limited = made(consumers_max=3, requests_per_second_max=7, answer_bytes_per_second_max=20_000)
     assert limited.limits == PeerLimits(3, 7, 20_000)
-    assert made().hold_limit == HoldLimit(0, 0.0)
-    assert made(hold_bytes_max=MIB, hold_hours_max=2.0).hold_limit == HoldLimit(MIB, 2.0)
+    assert made(pulls=()).zone_limit == ZoneLimit(0, 0.0)
+    limited = made(
+        hold_bytes_max=MIB, hold_hours_max=2.0, pulls=("a",), appends=("b", "a"), share_bytes=5, health=False
+    )
+    assert limited.zone_limit == ZoneLimit(MIB, 2.0, 5, frozenset({"a", "b"}))
 
 
 def test_health_goes_where_facts_go() -> None:

@@ -89,7 +89,8 @@ def append_messages(
     *,
     is_strong: bool = False,
 ) -> list[list[AppendOutcome] | Refused]:
-    """Store the messages of appends to one stream that may be stored (admission.py); one outcome for each append."""
+    """Store the messages of appends of one zone to one stream that may be stored (admission.py); one outcome for each
+    append."""
     refused = dict[int, Refused]()
     link = transaction.catalog.link(stream)
 
@@ -106,7 +107,7 @@ def append_messages(
         batches = seal(plan.kept) if plan.kept else []
     transaction.set_leases(stream, plan.leases)
     if batches:
-        _add_own(transaction, stream, batches)
+        _add_own(transaction, stream, batches, appends[0].zone)
         known = transaction.stream(stream)
         transaction.index.add(known.id, [(key, *stored) for key, stored in plan.fresh.items()])
         transaction.set_subjects(known, plan.subjects)
@@ -161,7 +162,7 @@ def append_checkpoint(transaction: Transaction, date: str) -> None:
             append_notice(transaction, stream.name, PREDICATE, about, f"{stream.name}:{date}:{part}")
 
 
-def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) -> int:
+def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch], writer: str = "") -> int:
     """Store batches just sealed here; returns the offset of their first fact."""
     known = transaction.stream(stream)
     ranges = transaction.catalog.held.get((known.id, transaction.catalog.own_origin), ())
@@ -175,7 +176,8 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) ->
     transaction.set_held(
         known.id, transaction.catalog.own_origin, (HeldRange(1, last.header.last_sequence, NO_DIGEST, last.digest),)
     )
-    return transaction.add_batches(known, batches, verified=range(len(batches) if transaction.signer else 0))
+    verified = range(len(batches) if transaction.signer else 0)
+    return transaction.add_batches(known, batches, verified=verified, writer=writer)
 
 
 def _joined(appends: Sequence[AppendSamples]) -> SampleColumns:

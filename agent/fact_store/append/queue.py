@@ -50,13 +50,18 @@ class AppendMessages:
     preconditions: Sequence[Precondition] = ()  # one for each message, or none at all
     future: Future[list[AppendOutcome]] = field(default_factory=Future)
 
+    @property
+    def zone(self) -> str:
+        """The zone that appends: the sender of all its messages."""
+        return self.messages[0].envelope.from_zone
+
 
 @dataclass(slots=True, eq=False)
 class Call:
     """Any other work: runs inside the transaction, after the appends, or before them if `is_early`.
 
     `is_deferred`: no caller waits for it, so it may wait for a commit that happens anyway. `stream` is the stream to
-    which it adds facts, if any: the call is refused while that stream is full.
+    which it adds facts of `zone`, if any: the call is refused while there is no room for them.
     """
 
     name: str
@@ -66,6 +71,7 @@ class Call:
     is_early: bool = False
     stream: str | None = None
     is_deferred: bool = False
+    zone: str = ""
     future: Future[Any] = field(default_factory=Future)
 
 
@@ -77,7 +83,7 @@ class CommitGroup:
     """The work of one commit."""
 
     samples: dict[str, list[AppendSamples]] = field(default_factory=dict)
-    messages: dict[str, list[AppendMessages]] = field(default_factory=dict)
+    messages: dict[tuple[str, str], list[AppendMessages]] = field(default_factory=dict)  # by stream and zone
     early: list[Call] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
@@ -184,7 +190,7 @@ class WriteQueue:
 
     def put_messages(self, append: AppendMessages) -> None:
         """Queue messages for which room is reserved."""
-        self._other.messages.setdefault(append.stream, []).append(append)
+        self._other.messages.setdefault((append.stream, append.zone), []).append(append)
         self._urgent_count += 1
 
     def put_call(self, call: Call) -> None:

@@ -100,7 +100,9 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
         transaction.add_definitions(transaction.origin(origin), bodies)
     transaction.add_signers(page.signers, page.peer)
     if plan.inserts:
-        transaction.add_batches(stream, plan.inserts, verified=plan.verified, is_backlog=page.is_backlog)
+        transaction.add_batches(
+            *(stream, plan.inserts), verified=plan.verified, is_backlog=page.is_backlog, writer=page.peer
+        )
         kept = transaction.catalog.streams[page.stream]
         transaction.add_artifacts(kept, digests_in(message for _, message in recorded), kept.end_offset)
     for origin, ranges in plan.ranges.items():

@@ -42,6 +42,7 @@ from agent.fact_store.log.errors import (
     ForkError,
     LeaseUnknown,
     Refused,
+    ShareFull,
     StoreBusy,
     StoreClosed,
     StoreDamaged,

@@ -50,6 +50,8 @@ class Catalog:
     definitions: dict[int, Definitions] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
+    zone_uses: dict[tuple[int, str], int] = field(default_factory=dict)
+    """Sealed bytes here by number of stream and the zone that wrote them, of other zones than this one."""
     timeline: bytes = b""
     """The timeline of this life; in `timelines` for each stream that is served."""
     timelines: Mapping[str, Mapping[bytes, int | None]] = field(default_factory=dict)
@@ -78,8 +80,9 @@ class Catalog:
         """A copy that may be changed."""
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
-            self.consumers.copy(), self.peers.copy(), self.timeline, self.timelines, self.read_again, self.unproven,
-            self.contradicted, self.reseals, self.renamed, self.leases, self.proven, self.own_origin, self.tails.copy(),
+            self.consumers.copy(), self.peers.copy(), self.zone_uses.copy(), self.timeline, self.timelines,
+            self.read_again, self.unproven, self.contradicted, self.reseals, self.renamed, self.leases, self.proven,
+            self.own_origin, self.tails.copy(),
         )  # fmt: skip
 
     @property

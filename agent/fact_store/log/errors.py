@@ -124,6 +124,12 @@ class StoreFull(StoreUnavailable):
     hint = "free disk space or raise the limit; nothing that was acknowledged is affected"
 
 
+class ShareFull(StoreFull):
+    """A zone has used up its share of the room, and the rest is kept for the others."""
+
+    hint = "see which reader of its streams is behind (bsfg consumer list), or give the zone more (share_bytes)"
+
+
 class ArtifactsFull(StoreFull):
     """All artifacts together are at their limit, or the disk has too little space for one. Facts are still stored."""
 

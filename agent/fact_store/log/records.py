@@ -6,6 +6,7 @@ yet".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -114,7 +115,7 @@ class Histogram:
 
 
 class Refusal(NamedTuple):
-    """Why appends to a stream are refused, what to do, since when, when the last one was, and how many."""
+    """Why appends to a stream or of a zone are refused, what to do, since when, when the last one was, how many."""
 
     why: str
     hint: str
@@ -147,3 +148,5 @@ class StoreStatistics:
     """Why appends are refused now; empty if they are stored."""
     refused_remedy: str
     refused_since_unix_ms: int | None
+    shares_used_up: Mapping[str, str]
+    """Why facts of a zone are refused now, by zone: its share of the room is used up."""

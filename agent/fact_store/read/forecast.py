@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from agent.fact_store.log import HOUR_MS, MARK_EVERY_MS
-from agent.settings.store import HoldLimit
+from agent.settings.store import ZoneLimit
 
 INFLOW_MS = HOUR_MS  # the inflow of this time is the forecast of later inflow
 INFLOW_MS_MIN = 10_000  # a shorter time gives no rate
@@ -159,7 +159,7 @@ def forecast(
     used_bytes: int,
     room_bytes: int | None,
     logs: Sequence[StreamUse],
-    holds: Mapping[str, HoldLimit] = MappingProxyType({}),
+    holds: Mapping[str, ZoneLimit] = MappingProxyType({}),
 ) -> StoreSpace:
     """The forecast for a store whose file uses `used_bytes` and may grow by `room_bytes` (None: unknown). `holds`: what
     each zone may hold back."""
@@ -185,7 +185,7 @@ def forecast(
 class _ZoneHold(NamedTuple):
     """A zone's limit, the bytes that it holds back in all streams, and the inflow of these streams."""
 
-    limit: HoldLimit
+    limit: ZoneLimit
     bytes: int
     bytes_per_s: float
 

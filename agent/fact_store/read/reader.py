@@ -48,7 +48,7 @@ from agent.fact_store.sqlite import (
     reading_tables,
 )
 from agent.pages import CERTIFICATES_OF_KEY_MAX, BatchEnd, Hole, OriginRange, Page, SignedBatch, StoredBatch
-from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
+from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 
 OFFSET_MAX = 2**63 - 2
 OFFSET_UNKNOWN = 2**48
@@ -372,7 +372,7 @@ class StoreReader:
         *,
         catalog: Catalog | None = None,
         age_ms: int | None = None,
-        holds: Mapping[str, HoldLimit] | None = None,
+        holds: Mapping[str, ZoneLimit] | None = None,
     ) -> StoreSpace:
         """Free space and forecast under these settings; `holds`: what each zone may hold back. Without the writer's
         catalog and age, the result is as of the last mark."""

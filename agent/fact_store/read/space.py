@@ -23,7 +23,7 @@ from agent.fact_store.read.forecast import (
     inflow_of,
 )
 from agent.fact_store.sqlite import QUERIES, disk_free
-from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
+from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 
 MARKS_MAX = 2 * INFLOW_MS // MARK_EVERY_MS + 1
 """Marks in an hour: one a minute, and one more whenever backlog begins."""
@@ -36,7 +36,7 @@ def measure_space(
     age_ms: int,
     settings: StoreSettings,
     policies: Mapping[str, StreamSettings],
-    holds: Mapping[str, HoldLimit],
+    holds: Mapping[str, ZoneLimit],
 ) -> StoreSpace:
     """The forecast for the store of a connection; `age_ms` is the store's age now."""
     logs = [

@@ -17,13 +17,32 @@ PIECE_BYTES_MAX = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
+class Write:
+    """An append: the zone that writes, and its size in bytes."""
+
+    zone: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A zone's share of the room, and the bytes that it has used."""
+
+    used: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit: `used` of `limit` bytes. `what` names it in messages, `remedy` is the change that gives more room."""
+    """A limit: `used` of `limit` bytes. `what` names it in messages, `remedy` is the change that gives more room.
+    `share`: that of the writing zone, if the limit is lowered because that is used up."""
 
     what: str
     remedy: str
     used: int
     limit: int
+    is_of_stream: bool = False
+    share: Share | None = None
 
     @property
     def percent(self) -> float:
@@ -54,7 +73,7 @@ def limits(
     """The limits of an append to one stream, without those that are not set."""
     found = list[Limit]()
     if stream_bytes_max:
-        found.append(Limit("the stream", "raise its bytes_max", stream_bytes, stream_bytes_max))
+        found.append(Limit("the stream", "raise its bytes_max", stream_bytes, stream_bytes_max, is_of_stream=True))
     if store_bytes_max:
         found.append(Limit("the store", "raise [store] bytes_max", space.store_used, store_bytes_max))
     if disk_free_min and space.disk_free is not None:

@@ -1,8 +1,8 @@
 """Limits what a zone may hold back. Core: no IO.
 
 Facts wait for the slowest consumer, so a zone that never confirms would use up the room of all others. Two limits
-prevent that. A zone with a `HoldLimit` forfeits what it holds back beyond the limit. When room runs out, a zone that
-alone holds back more than half of it forfeits what exceeds the half, with or without a `HoldLimit`. Forfeited facts are
+prevent that. A zone with a `ZoneLimit` forfeits what it holds back beyond the limit. When room runs out, a zone that
+alone holds back more than half of it forfeits what exceeds the half, with or without a `ZoneLimit`. Forfeited facts are
 released only when all other zones have confirmed them, so no other zone loses a fact.
 
 Forfeiting moves no frontier. Facts are forfeited in pieces, because each loss writes a fact.

@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from agent.fact_store.append import append_notice
-from agent.fact_store.log import HOUR_MS, NEVER_NS, Catalog, StoreFull, StreamState, last_offset_before
+from agent.fact_store.log import HOUR_MS, NEVER_NS, Catalog, ShareFull, StoreFull, StreamState, last_offset_before
 from agent.fact_store.read import bytes_up_to
 from agent.fact_store.retention.ballast import Ballast
-from agent.fact_store.retention.fullness import WARN_PERCENT, Limit, Space, fullest, limits, piece_bytes
+from agent.fact_store.retention.fullness import WARN_PERCENT, Limit, Share, Space, Write, fullest, limits, piece_bytes
 from agent.fact_store.retention.holding import Backlog, alone_forfeited, bytes_forfeited
 from agent.fact_store.retention.reclaim import Reclaimer
 from agent.fact_store.retention.retention import TTL_PIECES, Reason, Release, StreamOffsets, decide_release
+from agent.fact_store.retention.shares import COMMON, excess_bytes, file_bytes_of, limit_for, reserved_bytes, shares_of
 from agent.fact_store.sqlite import QUERIES, Transaction, disk_free
-from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
+from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +61,7 @@ class Housekeeping:
         settings: StoreSettings,
         policy: Callable[[str], StreamSettings],
         age_ms: Callable[[], int],
-        holds: Mapping[str, HoldLimit],
+        holds: Mapping[str, ZoneLimit],
     ) -> None:
         self._path = path
         self.holds = holds
@@ -84,9 +87,9 @@ class Housekeeping:
 
     # -------------------------------------------------------------------------------------------------------- admission
 
-    def refusal(self, transaction: Transaction, stream: str) -> StoreFull | None:
-        """Why an append to a stream must be refused now; None if it fits, perhaps after the oldest facts were
-        released."""
+    def refusal(self, transaction: Transaction, stream: str, zone: str, size: int) -> StoreFull | None:
+        """Why an append of a zone to a stream, of `size` bytes, must be refused now; None if it fits, perhaps after the
+        oldest facts were released."""
         if not self._is_tight:
             return None
         if self._has_no_room_for_wal():
@@ -95,15 +98,19 @@ class Housekeeping:
                 "free space; facts are served and confirmed meanwhile, and appends continue without a restart",
             )
         known = transaction.catalog.streams.get(stream) or StreamState(0, stream)
-        nearest = fullest(self._limits(known))
-        if nearest is None or not nearest.is_full:
+        write = Write(zone, size)
+        if self._full(transaction.catalog, known, write) is None:
             return None
         # Release and delete before deciding: an append is refused only if nothing more may be released (decision 0025).
-        self._make_room(transaction, known)
-        nearest = fullest(self._limits(transaction.catalog.streams.get(stream, known)))
+        may_drop = self._make_room(transaction, known, write)
+        nearest = self._full(transaction.catalog, transaction.catalog.streams.get(stream, known), write)
         self._delete_at_once(transaction)
-        if nearest is None or not nearest.is_full or self._policy(stream).on_full == "drop_oldest":
+        if nearest is None or may_drop:
             return None
+        if nearest.share is not None:
+            why = f"{zone} has {nearest.share.used:,} bytes here, its share is {nearest.share.limit:,}, and the rest of"
+            why += f" {nearest.what} ({stream}) is kept for other zones"
+            return StoreFull(why, ShareFull.hint) if zone == transaction.catalog.origin.zone else ShareFull(why)
         return StoreFull(
             f"{nearest.what} is full ({stream}: {nearest.used:,} of {nearest.limit:,} bytes)",
             f"see which consumer is behind (bsfg consumer list), free space, or {nearest.remedy}",
@@ -114,16 +121,33 @@ class Housekeeping:
         nearest = fullest(self._limits(catalog.streams.get(stream) or StreamState(0, stream)))
         return self._has_no_room_for_wal() or (nearest is not None and nearest.is_full)
 
-    def _make_room(self, transaction: Transaction, stream: StreamState) -> None:
-        """Make room for an append to a full stream: release confirmed facts, first of this stream, then of the others;
-        then drop the oldest unconfirmed facts of this stream, if its settings allow that."""
-        others = [one for one in transaction.catalog.streams.values() if one.name != stream.name]
-        for one in (stream, *others):
-            self._release(transaction, one, may_drop=False)
-            nearest = fullest(self._limits(transaction.catalog.streams.get(stream.name, stream)))
-            if nearest is None or not nearest.is_full:
-                return
-        self._release(transaction, transaction.catalog.streams.get(stream.name, stream), may_drop=True)
+    def _make_room(self, transaction: Transaction, stream: StreamState, write: Write) -> bool:
+        """Make room for an append to a full stream: release confirmed facts of this stream, and of the others those
+        with most facts of zones beyond their share first; then drop the oldest unconfirmed facts of this stream, if its
+        settings allow that. Returns whether they do. A zone beyond its share touches no facts of another one, except
+        confirmed ones in this stream, and another zone than this one drops none."""
+        catalog = transaction.catalog
+        full = self._full(catalog, stream, write)
+        assert full is not None
+        room = next(one for one in self._limits(stream) if one.what == full.what)
+        over = excess_bytes(
+            self._shares(catalog, room, stream), self._uses(catalog, stream if room.is_of_stream else None)
+        )
+        uses = {one.name: self._uses(catalog, one) for one in catalog.streams.values()}
+        others = [] if room.is_of_stream else [name for name in uses if name != stream.name]
+        others.sort(key=lambda name: -sum(uses[name].get(zone, 0) for zone in over))
+        if full.share is not None:
+            others = [name for name in others if uses[name].keys() <= over.keys()]
+        for name in (stream.name, *others):
+            self._release(transaction, catalog.streams.get(name, stream), full, may_drop=False)
+            full = self._full(catalog, catalog.streams.get(stream.name, stream), write)
+            if full is None:
+                return False
+        is_own = write.zone == catalog.origin.zone and uses.get(stream.name, {}).keys() <= over.keys()
+        if (full.share is not None and not is_own) or self._policy(stream.name).on_full != "drop_oldest":
+            return False
+        self._release(transaction, catalog.streams.get(stream.name, stream), full, may_drop=True)
+        return True
 
     def _delete_at_once(self, transaction: Transaction) -> None:
         """Delete rows just released before the append is stored, so that it reuses their pages instead of the last free
@@ -137,6 +161,43 @@ class Housekeeping:
         return self.space.disk_free is not None and self.space.disk_free < min(
             WAL_BYTES, self.settings.disk_free_bytes_min
         )
+
+    def _full(self, catalog: Catalog, stream: StreamState, write: Write | None = None) -> Limit | None:
+        """The nearest limit of a stream, if it is reached; for a write, the one that its zone may not pass."""
+        found = self._limits(stream)
+        if write is not None and self.holds:
+            found = [self._lowered(catalog, stream, limit, write) for limit in found]
+        nearest = fullest(found)
+        return nearest if nearest is not None and nearest.is_full else None
+
+    def _lowered(self, catalog: Catalog, stream: StreamState, limit: Limit, write: Write) -> Limit:
+        """A limit less what of it is kept for other zones than the writing one."""
+        shares, uses = self._shares(catalog, limit, stream), self._uses(catalog, stream if limit.is_of_stream else None)
+        up_to = limit_for(write.zone, write.size, shares, uses, limit.limit)
+        if up_to == limit.limit:
+            return limit
+        share = Share(uses.get(write.zone, 0), shares.get(write.zone, 0))
+        return replace(limit, used=limit.used + file_bytes_of(write.size), limit=up_to, share=share)
+
+    def _shares(self, catalog: Catalog, limit: Limit, stream: StreamState | None) -> dict[str, int]:
+        """The share of each zone that writes, of the room below a limit."""
+        if limit.is_of_stream and stream is not None:
+            given = {zone: 0 for zone, one in self.holds.items() if stream.name in one.writes}
+        else:
+            given = {zone: one.share_bytes for zone, one in self.holds.items() if one.writes}
+        return shares_of({catalog.origin.zone: 0, **given}, limit.limit)
+
+    def _uses(self, catalog: Catalog, stream: StreamState | None) -> dict[str, int]:
+        """Sealed bytes of each zone in a stream, or in all, with those of rows that are released and not yet
+        deleted."""
+        streams = catalog.streams.values() if stream is None else [stream]
+        numbers, found = {one.id for one in streams}, Counter[str]()
+        for (number, zone), size in catalog.zone_uses.items():
+            if number in numbers and size:
+                found[zone] += size
+        own = sum(one.bytes_total - one.released_bytes + self._reclaimer.pending_of(one) for one in streams)
+        own -= found.total()
+        return {**found, catalog.origin.zone: own} if own > 0 else dict(found)
 
     def _limits(self, stream: StreamState) -> list[Limit]:
         """The limits of a stream now. Released facts do not count, although their rows may not be deleted yet."""
@@ -176,7 +237,8 @@ class Housekeeping:
         for names in (moved, dropping):
             for name in names:
                 if (stream := transaction.catalog.streams.get(name)) is not None:
-                    self._release(transaction, stream, may_drop=names is dropping)
+                    full = self._full(transaction.catalog, stream)
+                    self._release(transaction, stream, full, may_drop=names is dropping)
         rows_max = ROWS_WHEN_IDLE if is_idle else ROWS_WITH_COMMIT + 2 * transaction.batches_added
         left = self._reclaimer.delete(transaction, rows_max)
         if is_idle and not left:
@@ -204,16 +266,21 @@ class Housekeeping:
         self._measure()
         shared = limits(0, 0, self.space, self.settings.bytes_max, self.settings.disk_free_bytes_min)
         self._is_little_left = self._has_no_room_for_wal() or any(
-            limit.is_near or limit.limit - limit.used < LITTLE_BYTES for limit in shared
+            limit.is_near or limit.limit - limit.used - self._reserved(catalog, limit) < LITTLE_BYTES
+            for limit in shared
         )
         self._is_tight = self._is_little_left or is_stream_near
         if self._is_shrinking and not self._has_free_pages:
             self._is_shrinking = False
             self._execute(QUERIES["checkpoint"]).fetchall()
 
+    def _reserved(self, catalog: Catalog, limit: Limit) -> int:
+        return reserved_bytes(self._shares(catalog, limit, None), self._uses(catalog, None)) if self.holds else 0
+
     def _is_stream_near(self, stream: StreamState) -> bool:
         bytes_max = self._policy(stream.name).bytes_max
-        return bytes_max > 0 and 100 * (stream.bytes_total - stream.released_bytes) >= WARN_PERCENT * bytes_max
+        near_percent = WARN_PERCENT // COMMON if self.holds else WARN_PERCENT
+        return bytes_max > 0 and 100 * (stream.bytes_total - stream.released_bytes) >= near_percent * bytes_max
 
     def settle(self, *, is_durable: bool) -> None:
         """Forget deletions of a transaction that was rolled back: its rows are there again."""
@@ -254,10 +321,10 @@ class Housekeeping:
 
     # ---------------------------------------------------------------------------------------------------------- release
 
-    def _release(self, transaction: Transaction, stream: StreamState, *, may_drop: bool) -> None:
-        """Release what the settings allow, and record a loss. Without `may_drop`, no unconfirmed fact is dropped to
-        make room."""
-        decision = decide_release(self._offsets(transaction.catalog, stream, may_drop=may_drop))
+    def _release(self, transaction: Transaction, stream: StreamState, full: Limit | None, *, may_drop: bool) -> None:
+        """Release what the settings allow, and record a loss. `full`: the limit below which the room must fall. Without
+        `may_drop`, no unconfirmed fact is dropped for that."""
+        decision = decide_release(self._offsets(transaction.catalog, stream, full, may_drop=may_drop))
         if decision is None:
             return
         after = transaction.release(stream, decision.until)
@@ -278,11 +345,9 @@ class Housekeeping:
                 "facts_expired", extra={"stream": stream, "reason": decision.reason.value, "until": decision.until}
             )
 
-    def _offsets(self, catalog: Catalog, stream: StreamState, *, may_drop: bool) -> StreamOffsets:
+    def _offsets(self, catalog: Catalog, stream: StreamState, full: Limit | None, *, may_drop: bool) -> StreamOffsets:
         policy = self._policy(stream.name)
         frontiers = self._frontiers_of_zones(catalog, stream.name)
-        nearest = fullest(self._limits(stream))
-        full = nearest if nearest is not None and nearest.is_full else None
         kept_ms, ttl_ms = policy.keep_hours * HOUR_MS, policy.ttl_hours * HOUR_MS
         marks = self._execute(QUERIES["select_marks"], (stream.id, MARKS_READ)).fetchall()
 
@@ -297,12 +362,12 @@ class Housekeeping:
             kept=before(kept_ms) if kept_ms else stream.end_offset,
             expired=before(ttl_ms) if ttl_ms else None,
             overdue=before(ttl_ms + ttl_ms / TTL_PIECES) if ttl_ms else None,
-            excess=None if full is None else self._excess(stream, full),
+            excess=None if full is None else self._excess_offset(stream, full),
             may_drop=may_drop and policy.on_full == "drop_oldest",
             forfeited=self._forfeited(catalog, stream, frontiers, full, before),
         )
 
-    def _excess(self, stream: StreamState, full: Limit) -> int | None:
+    def _excess_offset(self, stream: StreamState, full: Limit) -> int | None:
         """The offset up to which facts must be released for the stream to be below a limit by a piece."""
         bytes_total = stream.released_bytes + full.used - full.limit + piece_bytes(full.limit)
         return self._offset_at(stream, stream.released_offset, bytes_total)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 
 from agent.fact_store.log import StreamState, parse_row
@@ -38,6 +39,10 @@ class Reclaimer:
     def pending_bytes(self) -> int:
         """Sealed bytes that are released and not yet deleted, all streams together."""
         return sum(self._pending.values())
+
+    def pending_of(self, stream: StreamState) -> int:
+        """The same of one stream."""
+        return self._pending.get(stream.id, 0)
 
     def released(self, before: StreamState, after: StreamState) -> None:
         """Note that facts of a stream were just released, and their rows must be deleted."""
@@ -85,8 +90,12 @@ class Reclaimer:
         rows = self._execute(QUERIES["select_released_rows"], values).fetchall()
         if rows:  # a restored peer needs these records as proof (decision 0047)
             self._keep_records(transaction, stream, rows[0][0], rows[-1][0])
-        for number, _ in rows:
+        gone = Counter[str]()
+        for number, _, zone, size in rows:
             self._execute(QUERIES["delete_batch"], (number,))
+            gone[zone] += size
+        for zone, size in gone.items():
+            transaction.add_use(stream.id, zone, -size)
         if rows:
             deleted.bytes = rows[-1][1]
         if len(rows) < rows_max:

@@ -175,8 +175,15 @@ FROM batch NOT INDEXED WHERE id = ?;
 -- insert_batch: one sealed batch
 INSERT INTO batch (
     stream, first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec,
-    definition_count, bytes_total, digest, previous_digest, verified_unix_ms, body
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    definition_count, bytes_total, digest, previous_digest, verified_unix_ms, writer, body
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- upsert_zone_use: the bytes of a zone in a stream
+INSERT INTO zone_use (stream, zone, bytes) VALUES (?, ?, ?)
+ON CONFLICT (stream, zone) DO UPDATE SET bytes = excluded.bytes;
+
+-- select_zone_uses: the bytes of each zone in each stream
+SELECT stream, zone, bytes FROM zone_use;
 
 -- select_batch_at_sequence: the last batch of an origin that starts at or before a sequence
 SELECT first_sequence, count, digest, previous_digest FROM batch
@@ -376,8 +383,10 @@ GROUP BY origin.id ORDER BY origin.id;
 -- update_released: facts up to this offset may be deleted
 UPDATE stream SET released_offset = ?, released_bytes = ? WHERE id = ?;
 
--- select_released_rows: some batches that may be deleted, the oldest first
-SELECT id, bytes_total FROM batch WHERE stream = ? AND first_offset <= ? ORDER BY first_offset LIMIT ?;
+-- select_released_rows: some batches that may be deleted, the oldest first, with their writer and size
+SELECT batch.id, bytes_total, coalesce(writer, zone), length(body) + length(digest)
+FROM batch JOIN origin ON origin.id = batch.origin
+WHERE stream = ? AND first_offset <= ? ORDER BY first_offset LIMIT ?;
 
 -- delete_batch: one batch that retention has released
 DELETE FROM batch WHERE id = ?;

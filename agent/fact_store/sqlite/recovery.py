@@ -112,6 +112,7 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.read_again |= {(peer, stream)} if is_read_again else set()
         catalog.peers[peer, stream] = PeerPosition(epoch, offset, timeline)
     _load_timelines(connection, catalog)
+    catalog.zone_uses = {(stream, zone): size for stream, zone, size in _rows(connection, "select_zone_uses")}
     catalog.proven = frozenset(origin for (origin,) in _rows(connection, "select_proven"))
     catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))
     catalog.contradicted = frozenset((stream, origin) for stream, origin in _rows(connection, "select_contradicted"))

@@ -195,9 +195,11 @@ class Transaction:
         *,
         verified: Collection[int] = (),
         is_backlog: bool = False,
+        writer: str = "",
     ) -> int:
         """Add batches at the end of a stream, in order; returns the offset of their first fact. `verified`: the
-        positions of those whose record was verified. `is_backlog`: they are history that a peer had kept."""
+        positions of those whose record was verified. `is_backlog`: they are history that a peer had kept. `writer`: the
+        zone that appended them, or that they were pulled from; "" for this one."""
         end_offset, bytes_total, rows = stream.end_offset, stream.bytes_total, []
         for index, batch in enumerate(batches):
             header = batch.header
@@ -208,7 +210,7 @@ class Transaction:
                     stream.id, first_offset, end_offset, self.origin(header.origin), header.first_sequence, header.count,
                     header.time_min_ns, header.time_max_ns, header.kind, header.codec, header.definitions.count,
                     bytes_total, batch.digest, header.previous_digest, self.now_unix_ms if index in verified else None,
-                    memoryview(batch.sealed)[:-DIGEST_BYTES],
+                    None if writer in {"", header.origin.zone} else writer, memoryview(batch.sealed)[:-DIGEST_BYTES],
                 )
             )  # fmt: skip
         whole = len(rows) - len(rows) % ROWS_AT_ONCE
@@ -216,6 +218,7 @@ class Transaction:
             self._execute(_INSERT_BATCHES, list(chain.from_iterable(rows[at : at + ROWS_AT_ONCE])))
         for row in rows[whole:]:
             self._execute(QUERIES["insert_batch"], row)
+        self.add_use(stream.id, writer or self.catalog.origin.zone, bytes_total - stream.bytes_total)
         marked = stream
         if is_mark_due(stream.mark_ms, self.age_ms, stream.mark_unix_ms, self.now_unix_ms) or (
             is_backlog and not stream.is_backlog
@@ -230,6 +233,14 @@ class Transaction:
             self._note_proven(batches[index].header.origin)
         self.batches_added += len(batches)
         return stream.end_offset + 1
+
+    def add_use(self, stream: int, zone: str, size: int) -> None:
+        """Count bytes of a zone that came, or with a negative size are gone. Those of this zone are the rest."""
+        if zone == self.catalog.origin.zone:
+            return
+        use = max(0, self.catalog.zone_uses.get((stream, zone), 0) + size)
+        self.catalog.zone_uses[stream, zone] = use
+        self._execute(QUERIES["upsert_zone_use"], (stream, zone, use))
 
     def sign_with(self, signer: RecordSigner | None) -> None:
         """Sign with this key from this transaction on, and store its certificate, so that no batch of it is served

@@ -30,6 +30,8 @@ class Meter:
         self.refused: dict[str, Refusal] = {}
         """By stream: why its last append was refused for want of room. A stream whose last append was stored is not
         in it."""
+        self.shares: dict[str, Refusal] = {}
+        """By zone: why its facts are refused, because its share of the room is used up."""
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
 
@@ -47,11 +49,11 @@ class Meter:
 
     def refuse(self, stream: str, error: StoreFull, now_ns: int, now_unix_ms: int) -> bool:
         """An append to a stream was refused. Returns whether it is the first one since an append was stored."""
-        before = self.refused.get(stream)
-        since = now_unix_ms if before is None else before.since_unix_ms
-        count = 1 if before is None else before.appends + 1
-        self.refused[stream] = Refusal(error.why, error.hint, since, now_ns, count)
-        return before is None
+        return _note(self.refused, stream, error, now_ns, now_unix_ms)
+
+    def refuse_share(self, zone: str, error: StoreFull, now_ns: int, now_unix_ms: int) -> bool:
+        """As `refuse`, of a zone whose share is used up."""
+        return _note(self.shares, zone, error, now_ns, now_unix_ms)
 
     def accept(self, stream: str) -> Refusal | None:
         """A stream takes appends again. Returns what was refused before."""
@@ -77,3 +79,10 @@ class Meter:
         results: list[AppendOutcome] = outcome
         self.facts_appended += sum(one.outcome == "applied" for one in results)
         self.facts_duplicate += sum(one.outcome == "noop_already_applied" for one in results)
+
+
+def _note(refused: dict[str, Refusal], name: str, error: StoreFull, now_ns: int, now_unix_ms: int) -> bool:
+    before = refused.get(name)
+    since = now_unix_ms if before is None else before.since_unix_ms
+    refused[name] = Refusal(error.why, error.hint, since, now_ns, 1 if before is None else before.appends + 1)
+    return before is None

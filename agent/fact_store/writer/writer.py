@@ -50,6 +50,7 @@ from agent.fact_store.log import (
     ForkError,
     Refused,
     Reseal,
+    ShareFull,
     StoreBusy,
     StoreClosed,
     StoreError,
@@ -70,13 +71,14 @@ from agent.fact_store.sqlite import (
     wal_path,
 )
 from agent.fact_store.writer.meter import Meter
-from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
+from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 from agent.signing.records import RecordSigner
 
 log = logging.getLogger(__name__)
 
 LOST_LAGS = 3  # a consumer out of sync may be busy; one not seen for three times `in_sync_lag_ms` is offline
 REFUSED_NS = 5_000_000_000  # after a refusal, until room on the disk counts: it may be gone with the next append
+SHARE_REFUSED_NS = 15_000_000_000  # after the last refusal of a zone: its next try comes within five seconds
 WAIT_NS_MAX = 3_600_000_000_000  # one hour, below the system's limit for a timed wait
 
 OnCommit = Callable[[Mapping[str, int]], None]
@@ -97,7 +99,7 @@ class Writer:
         index: MessageIndex,
         settings: StoreSettings,
         policies: Mapping[str, StreamSettings],
-        holds: Mapping[str, HoldLimit],
+        holds: Mapping[str, ZoneLimit],
         witness: Witness | None = None,
         signer: RecordSigner | None = None,
     ) -> None:
@@ -172,12 +174,13 @@ class Writer:
         is_early: bool = False,
         stream: str | None = None,
         is_deferred: bool = False,
+        zone: str = "",
     ) -> Future[Any]:
         """Queue a call that runs inside a transaction, and return its future; raises as `append_samples`.
 
         `size` is the memory in bytes that its arguments take; `Call` describes the other parameters.
         """
-        call = Call(name, size, time.monotonic_ns(), run, is_early, stream, is_deferred)
+        call = Call(name, size, time.monotonic_ns(), run, is_early, stream, is_deferred, zone)
         with self._changed:
             self._reserve(call)
             self._queue.put_call(call)
@@ -209,7 +212,7 @@ class Writer:
         return found
 
     def set_limits(
-        self, bytes_max: int, policies: Mapping[str, StreamSettings], holds: Mapping[str, HoldLimit]
+        self, bytes_max: int, policies: Mapping[str, StreamSettings], holds: Mapping[str, ZoneLimit]
     ) -> None:
         """Replace the settings of the file, streams and zones. Each is replaced in one assignment, so the writer's
         thread sees either the old or the new value."""
@@ -257,6 +260,7 @@ class Writer:
             appends_refused=refused.why if refused else "",
             refused_remedy=refused.hint if refused else "",
             refused_since_unix_ms=refused.since_unix_ms if refused else None,
+            shares_used_up={zone: one.why for zone, one in list(meter.shares.items())},
         )
 
     def _reserve(self, work: Work) -> None:
@@ -366,6 +370,9 @@ class Writer:
             for stream, refusal in [*self.meter.refused.items()]:
                 if now_ns - refusal.last_ns >= REFUSED_NS and not self.housekeeping.is_full(self.catalog, stream):
                     self._note_accepted(stream)
+            for zone, refusal in [*self.meter.shares.items()]:
+                if now_ns - refusal.last_ns >= SHARE_REFUSED_NS:
+                    self._note_share_free(zone)
         except sqlite3.Error as error:
             found = running_error(self._path, error)
             if not isinstance(found, StoreFull | StoreBusy):
@@ -387,13 +394,16 @@ class Writer:
         """Run the work of the group inside the open transaction; a refusal is an outcome."""
         target = self._pace.facts_target
         outcomes: _Outcomes = [(call, _run_call(transaction, self.housekeeping, call)) for call in group.early]
+        own = transaction.catalog.origin.zone
         for stream, samples in group.samples.items():
-            if (refusal := self.housekeeping.refusal(transaction, stream)) is not None:
+            size = sum(one.bytes for one in samples)
+            if (refusal := self.housekeeping.refusal(transaction, stream, own, size)) is not None:
                 outcomes.extend((one, copy_error(refusal)) for one in samples)
                 continue
             outcomes.extend(zip(samples, append_samples(transaction, stream, samples, target), strict=True))
-        for stream, messages in group.messages.items():
-            if (refusal := self.housekeeping.refusal(transaction, stream)) is not None:
+        for (stream, zone), messages in group.messages.items():
+            size = sum(one.bytes for one in messages)
+            if (refusal := self.housekeeping.refusal(transaction, stream, zone, size)) is not None:
                 outcomes.extend((one, copy_error(refusal)) for one in messages)
                 continue
             is_strong = self.policy(stream).write_class == "strong"
@@ -446,6 +456,13 @@ class Writer:
     def _count(self, work: Work, outcome: Any, now_ns: int) -> None:
         """Count an answer. The log names the first refused append of a stream, and the first that is stored again."""
         self.meter.done(work, outcome, now_ns)
+        zone = "" if isinstance(work, AppendSamples) else work.zone
+        if isinstance(outcome, ShareFull):
+            if self.meter.refuse_share(zone, outcome, now_ns, time.time_ns() // 1_000_000):
+                log.warning("share_used_up", extra={"peer": zone, "reason": outcome.why, "hint": outcome.hint})
+            return
+        if zone in self.meter.shares and not isinstance(outcome, StoreError):
+            self._note_share_free(zone)
         if not isinstance(work, AppendSamples | AppendMessages):
             return
         if isinstance(outcome, StoreFull):
@@ -455,6 +472,9 @@ class Writer:
                 )
         elif work.stream in self.meter.refused and not isinstance(outcome, StoreError):
             self._note_accepted(work.stream)
+
+    def _note_share_free(self, zone: str) -> None:
+        log.info("share_free", extra={"peer": zone, "refused": self.meter.shares.pop(zone).appends})
 
     def _note_accepted(self, stream: str) -> None:
         if (refusal := self.meter.accept(stream)) is not None:
@@ -506,8 +526,10 @@ class Writer:
 
 def _run_call(transaction: Transaction, housekeeping: Housekeeping, call: Call) -> Any:
     """The result of a call, or its refusal; a fork is also recorded as an incident."""
-    if call.stream is not None and (refusal := housekeeping.refusal(transaction, call.stream)) is not None:
-        return refusal
+    if call.stream is not None:
+        refusal = housekeeping.refusal(transaction, call.stream, call.zone, call.bytes)
+        if refusal is not None:
+            return refusal
     try:
         return call.run(transaction)
     except ForkError as error:

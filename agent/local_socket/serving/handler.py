@@ -99,7 +99,7 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
         signer = load_identity(settings.signing, settings.node.zone)
     except SigningError as error:
         problems.append(f"facts are not signed: {error}. {error.hint}")
-    holds = {peer.zone: peer.hold_limit for peer in settings.peer}
+    holds = {peer.zone: peer.zone_limit for peer in settings.peer}
     with FactStore.open(
         *(settings.node.store_file, settings.node.zone),
         settings=settings.store,

@@ -13,7 +13,7 @@ from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.retention.holding import Backlog, alone_forfeited, bytes_forfeited
 from agent.message import Sample
 from agent.pages import Hole
-from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
+from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 from tests.fact_store.making import AT_ONCE, EVERYTHING, LIMIT_S, TELEMETRY, done, samples, tag
 from tests.fact_store.retention.support import HOUR_NS, Clock, fill, first_offset, notices
 from tests.waiting import wait_until
@@ -69,7 +69,7 @@ def test_a_zone_that_alone_holds_most_of_the_room_forfeits(
 
 
 @contextmanager
-def store_of(folder: Path, holds: dict[str, HoldLimit], **stream: object) -> Iterator[FactStore]:
+def store_of(folder: Path, holds: dict[str, ZoneLimit], **stream: object) -> Iterator[FactStore]:
     """A store with two zones as readers of its telemetry: idmz, which confirms, and evil, which never does."""
     streams = [StreamSettings(TELEMETRY, **stream), StreamSettings(OTHER, keep_hours=0)]  # type: ignore[arg-type]
     with FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE, streams=streams, holds=holds) as store:
@@ -89,7 +89,7 @@ def frontier(store: FactStore, name: str) -> int:
 def test_a_zone_that_never_confirms_loses_and_no_other_does(tmp_path: Path) -> None:
     """What evil holds back beyond its bytes is released once idmz has confirmed it, and not before. A fact and an
     incident name evil and no other; its frontier stays, and it reads a hole."""
-    with store_of(tmp_path, {"evil": HoldLimit(bytes_max=2_000)}, keep_hours=0) as store:
+    with store_of(tmp_path, {"evil": ZoneLimit(bytes_max=2_000)}, keep_hours=0) as store:
         end = fill(store, 30)
         assert first_offset(store) == 1, "idmz has confirmed nothing"
         done(store.consumers.confirm("idmz.t", 100))
@@ -111,7 +111,7 @@ def test_a_zone_that_never_confirms_loses_and_no_other_does(tmp_path: Path) -> N
 def test_each_zone_with_a_limit_forfeits_by_its_own(tmp_path: Path) -> None:
     """Two of three zones never confirm. Each holds back what its own limit allows, so the one with the larger limit
     decides, and a loss names those who lose."""
-    holds = {"evil": HoldLimit(bytes_max=2_000), "worse": HoldLimit(bytes_max=4_000)}
+    holds = {"evil": ZoneLimit(bytes_max=2_000), "worse": ZoneLimit(bytes_max=4_000)}
     with store_of(tmp_path, holds, keep_hours=0) as store:
         done(store.consumers.register("worse.t", "worse", TELEMETRY))
         done(store.consumers.confirm("idmz.t", fill(store, 30)))
@@ -126,7 +126,7 @@ def test_a_limit_that_is_set_while_the_store_runs(tmp_path: Path) -> None:
     with store_of(tmp_path, {}, keep_hours=0) as store:
         done(store.consumers.confirm("idmz.t", fill(store, 30)))
         assert first_offset(store) == 1
-        store.set_limits(0, [StreamSettings(TELEMETRY, keep_hours=0)], {"evil": HoldLimit(bytes_max=2_000)})
+        store.set_limits(0, [StreamSettings(TELEMETRY, keep_hours=0)], {"evil": ZoneLimit(bytes_max=2_000)})
         wait_until(lambda: first_offset(store) > 1, "the release")
 
 
@@ -139,7 +139,7 @@ def test_the_limit_is_for_all_streams_of_a_zone(tmp_path: Path) -> None:
             done(store.appends.append_samples(OTHER, samples(10)))
         done(store.consumers.confirm("idmz.t", fill(store, 30)))
         size = {one.name: one.bytes for one in store.streams()}
-        limit = HoldLimit(bytes_max=size[TELEMETRY] + size[OTHER] // 2)
+        limit = ZoneLimit(bytes_max=size[TELEMETRY] + size[OTHER] // 2)
         store.set_limits(0, [StreamSettings(name, keep_hours=0) for name in size], {"evil": limit})
         wait_until(lambda: sum(one.bytes for one in store.streams()) <= limit.bytes_max + 400, "the limit")
         first = {one.name: one.first_offset for one in store.streams()}
@@ -153,7 +153,7 @@ def test_the_limit_is_for_all_streams_of_a_zone(tmp_path: Path) -> None:
 def test_hours_end_a_hold_too(tmp_path: Path, clock: Clock) -> None:
     """After its hours evil holds nothing back any more. From half of them on, the status shows the hours that are
     left."""
-    with store_of(tmp_path, {"evil": HoldLimit(hours_max=10)}, keep_hours=0) as store:
+    with store_of(tmp_path, {"evil": ZoneLimit(hours_max=10)}, keep_hours=0) as store:
         end = fill(store, 2)
         done(store.consumers.confirm("idmz.t", end))
         for hours, left in ((4, 168 - 4), (6, 4)):
@@ -168,7 +168,7 @@ def test_hours_end_a_hold_too(tmp_path: Path, clock: Clock) -> None:
 def test_bytes_are_forecast_in_hours(tmp_path: Path, clock: Clock) -> None:
     """From half of the limit on the status shows the bytes that are left of it, divided by the inflow of the last
     hour."""
-    with store_of(tmp_path, {"evil": HoldLimit(bytes_max=6_000)}, keep_hours=0) as store:
+    with store_of(tmp_path, {"evil": ZoneLimit(bytes_max=6_000)}, keep_hours=0) as store:
         fill(store, 10)
         clock.ahead_ns = HOUR_NS // 2
         fill(store, 10)

@@ -55,7 +55,7 @@ CREATE TABLE stream (
 -- the digest; the other columns repeat what a look-up needs, and stand before the body so that none has to be read
 -- past. bytes_total counts the stream's sealed bytes up to and including this batch: what lies between two offsets is a
 -- difference. verified_unix_ms: when the record of its signature was verified here (NULL: it was not);
--- agent/signing/DESIGN.md.
+-- agent/signing/DESIGN.md. writer: the zone that appended it, or that it was pulled from, if not its origin's.
 CREATE TABLE batch (
     id INTEGER PRIMARY KEY,
     stream INTEGER NOT NULL REFERENCES stream (id),
@@ -73,6 +73,7 @@ CREATE TABLE batch (
     digest BLOB NOT NULL CHECK (length(digest) = 16),
     previous_digest BLOB NOT NULL CHECK (length(previous_digest) = 16),
     verified_unix_ms INTEGER,
+    writer TEXT,
     body BLOB NOT NULL,
     UNIQUE (stream, first_offset)
 ) STRICT;
@@ -129,6 +130,14 @@ WHEN OLD.last_offset > (SELECT released_offset FROM stream WHERE id = OLD.stream
 BEGIN
     SELECT RAISE(ABORT, 'repaired is append-only: retention has not released this one');
 END;
+
+-- Sealed bytes here, by stream and by the zone that wrote them, of other zones than this one.
+CREATE TABLE zone_use (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    zone TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    PRIMARY KEY (stream, zone)
+) STRICT, WITHOUT ROWID;
 
 -- Time marks of a stream, one row a minute: facts from first_offset on were recorded after the mark. age_ms is the
 -- store's own clock, the milliseconds that it has been open in its whole life; unix_ms is the wall clock, for people
