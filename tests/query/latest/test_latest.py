@@ -314,6 +314,19 @@ def test_an_unsuccessful_search_is_remembered(tmp_path: Path) -> None:
     assert opened[-2:] == [39, 39]
 
 
+def test_a_tag_that_appears_is_as_old_as_its_source(tmp_path: Path) -> None:
+    """A value that arrives after a search without result is compared with what its source said before that search."""
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
+        done(store.appends.define([TagDefinition("tag:a", source="x"), TagDefinition("tag:b", source="x")]))
+        absent, found = AbsentTags(), list[LatestRow]()
+        for tag, second in ((2, 90), (1, 10)):
+            done(store.appends.append_samples(TELEMETRY, [Sample(tag, BASE_NS + second * SECOND_NS, 1)]))
+            found = find_latest_in_stream(
+                Scanner(store.reader), BASE_NS + HOUR_NS, TELEMETRY, absent, lambda tag: tag.subject == "tag:a"
+            )
+    assert [(row.tag.subject, row.as_of_ns) for row in found] == [("tag:a", BASE_NS + 90 * SECOND_NS)]
+
+
 def test_values_of_every_type_are_known_to_the_bit(tmp_path: Path) -> None:
     """What is found is what the batches hold."""
     file = everything(tmp_path)

@@ -67,6 +67,7 @@ async def running(monkeypatch: pytest.MonkeyPatch, broker: Broker, identity: Any
     monkeypatch.setattr(link_module.Connection, "open", broker.open)
     link = Link(ACCESS, identity=identity)
     link.route("bsfg/1/plant-a/idmz/rsp/0/1", lambda _: None)
+    link.watch(lambda: None, lambda _: None)  # of another peer
     link.watch(lambda: broker.happened.append("up"), lambda reason: broker.happened.append(f"down: {reason}"))
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         task = group.create_task(link.run(), name="link")

@@ -24,10 +24,21 @@ from agent.replication.protocol.errors import (
     TransportError,
     UnprovenAnswer,
 )
-from agent.replication.protocol.messages import FetchFacts, ListStreams, Request, StreamsAnswer
+from agent.replication.protocol.messages import (
+    AcquireLease,
+    ConfirmReceipt,
+    FetchFacts,
+    GetBounds,
+    ListStreams,
+    Request,
+    StreamsAnswer,
+    UnregisterConsumer,
+)
 from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
-from agent.signing.messages import MessagePlace
+from agent.signing.messages import MessagePlace, split_request
+from agent.signing.records import RecordSigner
 from tests.replication.answers import encode_answer
+from tests.replication.simulation.trust import signer_of
 
 EPOCH = "0" * 32
 
@@ -39,6 +50,7 @@ class Published(NamedTuple):
     response_topic: str
     correlation: bytes
     expiry_s: int
+    payload: bytes
 
 
 class RecordingConnection:
@@ -58,9 +70,9 @@ class RecordingConnection:
         pass
 
     def publish_request(
-        self, topic: str, _payload: bytes, response_topic: str, correlation: bytes, expiry_s: int
+        self, topic: str, payload: bytes, response_topic: str, correlation: bytes, expiry_s: int
     ) -> asyncio.Future[None]:
-        self.published.append(Published(topic, response_topic, correlation, expiry_s))
+        self.published.append(Published(topic, response_topic, correlation, expiry_s, payload))
         acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         acknowledged.set_result(None)
         return acknowledged
@@ -98,7 +110,9 @@ def answer_of(zone: str = "plant-a") -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def play(monkeypatch: pytest.MonkeyPatch, refuses: RefusesMessage = accept_every_message) -> AsyncIterator[Scene]:
+async def play(
+    monkeypatch: pytest.MonkeyPatch, refuses: RefusesMessage = accept_every_message, signer: RecordSigner | None = None
+) -> AsyncIterator[Scene]:
     """Run a scenario while the link is connected."""
     opened: list[RecordingConnection] = []
 
@@ -107,7 +121,7 @@ async def play(monkeypatch: pytest.MonkeyPatch, refuses: RefusesMessage = accept
         return opened[-1]
 
     monkeypatch.setattr(Connection, "open", open_)
-    link = Link(Access("site", "idmz", "localhost", 8883, lambda: pytest.fail("no TLS is needed")))
+    link = Link(Access("site", "idmz", "localhost", 8883, lambda: pytest.fail("no TLS is needed"), lambda: signer))
     requester = Requester(link, "plant-a", refuses)
     async with link.connected():
         yield Scene(requester, opened[0])
@@ -126,6 +140,21 @@ async def test_an_answer_is_delivered_to_its_request(monkeypatch: pytest.MonkeyP
         assert ((await first).answer.store_zone, (await second).answer.store_zone) == ("first", "second")
         assert (await first).bytes == len(answer_of("first"))
         assert scene.unsolicited == 0
+
+
+async def test_what_changes_something_at_the_peer_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each such request carries a proof of this node's key, and a request that only reads carries none."""
+    changing = [
+        FetchFacts(consumer_name="c", limit=1),
+        ConfirmReceipt(consumer_name="c", offset=1),
+        UnregisterConsumer(consumer_name="c", lease=1),
+        AcquireLease(stream="facts.operational", producer="p"),
+    ]
+    async with play(monkeypatch, signer=signer_of("idmz")) as scene:
+        for request in (*changing, ListStreams(), GetBounds(stream="facts.operational")):
+            scene.requester.send(request, lambda _: None, 1)
+    proofs = [split_request(one.payload)[1] for one in scene.connection.published]
+    assert [proof is not None for proof in proofs] == [True] * len(changing) + [False, False]
 
 
 @pytest.mark.parametrize(
