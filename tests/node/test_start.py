@@ -1,0 +1,55 @@
+"""What a node starts with where a part of its files is wrong: the rest of them, and of that part what was last in
+force."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from agent.config import ConfigFile, InForce, load
+from agent.node.start import read_start
+
+SOURCES = ("a", "b", "c")
+ROW = "tag,register,table,type\nline/{0},1,holding,int16\n"
+
+
+class Note(NamedTuple):
+    """An incident, as the store is given it."""
+
+    kind: str
+    subject: str
+    text: str
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A node with three sources, which has run with all of them."""
+    sections = [
+        f'[[modbus]]\nname = "{name}"\nhost = "h"\ntags_file = "{name}.csv"\naddress_base = 0\n' for name in SOURCES
+    ]
+    (tmp_path / "node.toml").write_text('[node]\nzone = "plant-a"\n' + "".join(sections))
+    for name in SOURCES:
+        (tmp_path / f"{name}.csv").write_text(ROW.format(name))
+    (tmp_path / "state").mkdir()
+    settings = load(tmp_path / "node.toml")
+    InForce(settings).keep_settings(settings, {name: ROW.format(name).encode() for name in SOURCES})
+    return tmp_path
+
+
+def test_a_wrong_tag_file_costs_no_other_source_anything(folder: Path) -> None:
+    """Two of three files are wrong: these sources read their last maps, the third its new file, and what is in force is
+    kept of all three. Each wrong file is an incident."""
+    new = ROW.format("a") + "line/a2,2,holding,int16\n"
+    (folder / "a.csv").write_text(new)
+    for name in ("b", "c"):
+        (folder / f"{name}.csv").write_text("tag\n")
+    start = read_start(ConfigFile(folder / "node.toml"))
+    assert {name: [tag.name for tag in found.tags] for name, found in start.tag_maps.items()} == {
+        "a": ["line/a", "line/a2"], "b": ["line/b"], "c": ["line/c"]
+    }  # fmt: skip
+    assert start.tag_files == {"a": new.encode(), "b": ROW.format("b").encode(), "c": ROW.format("c").encode()}
+    noted = list[Note]()
+    store: Any = type("Store", (), {"note": lambda _, *words: noted.append(Note(*words))})()
+    start.report(store)
+    assert [(one.kind, one.subject) for one in noted] == [("settings", "source b"), ("settings", "source c")]
+    assert all(one.text.startswith("the last map in force is read: ") for one in noted)
