@@ -7,11 +7,11 @@ of its origin; both begin at 1, and 0 means "nothing yet". Ranges include both e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from agent.batch import Batch, Header, Origin
+from agent.batch import Batch, Definitions, Header, Origin
 from agent.lease import Lease
 
 Span = tuple[int, int]
@@ -45,9 +45,9 @@ class StoredBatch:
         return self.batch.header.origin
 
     @property
-    def definition_count(self) -> int:
-        """How many tag definitions of its origin it needs."""
-        return self.batch.header.definitions.count
+    def definitions(self) -> Definitions:
+        """The tag definitions of its zone that it needs."""
+        return self.batch.header.definitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,21 @@ class PeerPosition:
     timeline: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedDefinition:
-    """Tag definition `number` of an origin as a peer sent it: canonical JSON."""
+class LackingDefinitions(NamedTuple):
+    """Tag definitions of a zone that this store lacks, and the newest of those that it has, newest first."""
 
-    origin: Origin
-    number: int
-    body: bytes
+    zone: str
+    wanted: Definitions
+    held: Sequence[Definitions] = ()
+
+
+class DefinitionChain(NamedTuple):
+    """Consecutive tag definitions of a zone (canonical JSON): those after `after`, up to `wanted`."""
+
+    zone: str
+    wanted: Definitions
+    after: Definitions
+    bodies: Sequence[bytes]
 
 
 class OriginRange(NamedTuple):

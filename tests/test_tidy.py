@@ -105,7 +105,7 @@ CORES = tuple(
         "agent/replication/broker": "config diagnosis",
         "agent/replication/mqtt": "carrier publish_packet",
         "agent/replication/pki": "rotation",
-        "agent/replication/protocol": "arrived_answer codec digest_diff errors pacing token_bucket topics",
+        "agent/replication/protocol": "arrived_answer codec definition_fetch digest_diff errors pacing token_bucket topics",
         "agent/replication/pulling": "catch_up page_check pull_events receiver",
         "agent/replication/serving": (
             "admission appends consumer_core consumer_effects fair_queue latest_page limits outcomes pacing page "

@@ -157,8 +157,8 @@ def _lines(zone: str, one: local_socket.ComparedStream) -> Iterator[str]:
     for what, places in (("missing here", one.missing), ("damaged here", one.damaged)):
         for origin, first, last in places:
             yield f"  {what}: {origin} {first:,} to {last:,}"
-    for origin, number in one.damaged_definitions:
-        yield f"  damaged here: tag definitions of {origin} from {number:,} on"
+    for zone_of, count in one.damaged_definitions:
+        yield f"  damaged here: some of the first {count:,} tag definitions of {zone_of}"
     for why in one.forks:
         yield f"  fork: {why}"
     if one.repaired_ranges:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from agent.batch import EPOCH_BYTES, Batch
-from agent.fact_store.append import ReceivedPage, check_headers, store_page
+from agent.fact_store.append import ReceivedPage, check_headers, store_definitions, store_page
 from agent.fact_store.integrity import (
     DamageRegistry,
     damaged_batches,
@@ -25,10 +25,10 @@ from agent.fact_store.writer import Writer
 from agent.message import STREAM, ZONE, check_name
 from agent.pages import (
     Declined,
+    DefinitionChain,
     OriginRange,
     PeerPosition,
     PutResult,
-    ReceivedDefinition,
     RepairedRange,
     SignerCertificate,
 )
@@ -41,7 +41,7 @@ class Inbound:
 
     def __init__(self, writer: Writer, reader: StoreReader, damages: DamageRegistry) -> None:
         self._writer = writer
-        self.damaged_definition = reader.damaged_definition
+        self.damaged_definitions = reader.damaged_definitions
         self._damages = damages
 
     def peer_position(self, peer: str, stream: str) -> PeerPosition | None:
@@ -53,7 +53,6 @@ class Inbound:
         peer: str,
         stream: str,
         batches: Sequence[Batch],
-        definitions: Sequence[ReceivedDefinition],
         position: PeerPosition | None,
         *,
         holes: Sequence[tuple[int, int, str]] = (),
@@ -63,8 +62,8 @@ class Inbound:
         declined: Sequence[Declined] = (),
         after_offset: int = 0,
     ) -> Future[PutResult]:
-        """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
-        Without `position` the stored position does not change.
+        """Store a peer's batches that are not held yet, and the peer's position: all or nothing. Without `position` the
+        stored position does not change.
 
         The caller has parsed each batch and read its content. `holes` are (first_offset, last_offset, reason) of facts
         that the peer says it no longer has; each becomes an incident. `is_backlog`: the peer had kept the facts for
@@ -75,7 +74,7 @@ class Inbound:
         `after_offset` of the peer: if that is before the stored position, another copy of the peer's log is read.
 
         At once: BatchError (a slice, another stream), FactsRefused (an invalid position), StoreBusy. Through the
-        future: ForkError, DefinitionsMissing, FactsRefused (an invalid definition), StoreFull.
+        future: ForkError, FactsRefused, StoreFull, and DefinitionsMissing, which names all that the page lacks.
         """
         check_name("peer", peer, ZONE)
         check_name("stream", stream, STREAM)
@@ -83,10 +82,10 @@ class Inbound:
             raise FactsRefused(f"{position} is not a position", "an epoch has 16 bytes, an offset is not negative")
         check_headers(stream, batches)
         page = ReceivedPage(
-            *(peer, stream, batches, definitions, position, tuple(holes), is_backlog, verified, signers, declined),
+            *(peer, stream, batches, position, tuple(holes), is_backlog, verified, signers, declined),
             after_offset,
         )
-        size = sum(len(one.sealed) for one in batches) + sum(len(one.body) for one in definitions)
+        size = sum(len(one.sealed) for one in batches)
         adds_to = stream if batches else None
         return self._writer.submit(
             f"{stream} from {peer}", partial(store_page, page=page), size=size, stream=adds_to, zone=peer
@@ -112,18 +111,21 @@ class Inbound:
         repairing.add_done_callback(partial(self._repaired, stream))
         return repairing
 
-    def repair_definitions(
-        self, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
-    ) -> Future[int]:
-        """Replace damaged tag definitions by copies that the digest in a held batch proves (definition_repair.py);
-        returns how many.
+    def put_definitions(self, peer: str, chains: Sequence[DefinitionChain]) -> Future[int]:
+        """Store tag definitions that a page lacks (append/definitions.py).
 
-        At once: BatchError, StoreBusy. Through the future: FactsRefused, ForkError, StoreFull.
+        At once: StoreBusy. Through the future: FactsRefused, StoreFull.
         """
-        check_name("peer", peer, ZONE)
-        check_headers(stream, [batch])
-        run = partial(repair_definitions, stream=stream, peer=peer, batch=batch, received=received)
-        return self._writer.submit(f"{stream} from {peer}", run, size=sum(len(one.body) for one in received))
+        run = partial(store_definitions, chains=chains)
+        return self._writer.submit(f"definitions from {peer}", run, size=_size(chains))
+
+    def repair_definitions(self, stream: str, peer: str, chain: DefinitionChain) -> Future[int]:
+        """Replace damaged tag definitions by copies that their digest proves (definition_repair.py); returns how many.
+
+        At once: StoreBusy. Through the future: FactsRefused, StoreFull.
+        """
+        run = partial(repair_definitions, stream=stream, peer=peer, chain=chain)
+        return self._writer.submit(f"{stream} from {peer}", run, size=_size([chain]))
 
     def _repaired(self, stream: str, done: Future[list[RepairedRange]]) -> None:
         if done.exception() is None:
@@ -133,3 +135,7 @@ class Inbound:
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
         """Record an incident about a peer's stream."""
         return self._writer.note(kind, f"{stream} from {peer}", why)
+
+
+def _size(chains: Sequence[DefinitionChain]) -> int:
+    return sum(len(body) for chain in chains for body in chain.bodies)

@@ -373,12 +373,6 @@ class FactStore:
         """Every stream, from memory."""
         return [state.info() for state in self._writer.catalog.streams.values()]
 
-    def definition_counts(self) -> dict[Origin, int]:
-        """How many tag definitions are held of each origin, numbered from 1 without holes, from memory."""
-        catalog = self._writer.catalog
-        counts = catalog.definitions
-        return {origin: counts[number].count for origin, number in catalog.origins.items() if number in counts}
-
     # ----------------------------------------------------------------------------------------------------------- status
 
     @property

@@ -218,8 +218,8 @@ class EpochBegan(msgspec.Struct, frozen=True, tag="BeginEpoch", tag_field="opera
 
 class ComparedStream(msgspec.Struct, frozen=True):
     """What comparing one stream found. `missing` and `damaged` here are (origin, first, last sequence),
-    `damaged_definitions` (origin, first number), at most a thousand each. `refused`: what the peer offered as a repair
-    and failed the checks."""
+    `damaged_definitions` (zone, the first so many), at most a thousand each. `refused`: what the peer offered as a
+    repair and failed the checks."""
 
     stream: str
     compared_facts: int

@@ -107,5 +107,5 @@ def _answer_of(found: Comparison) -> local_socket.ComparedStream:
     for name in ("forks", "refused"):
         copied[name] = copied[name][:DIFFERENCES_MAX]
     definitions = found.damaged_definitions[:DIFFERENCES_MAX]
-    copied["damaged_definitions"] = [(str(origin), number) for origin, number, _ in definitions]
+    copied["damaged_definitions"] = [(zone, wanted.count) for zone, wanted in definitions]
     return local_socket.ComparedStream(**copied)

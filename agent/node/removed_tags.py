@@ -30,7 +30,7 @@ def find_removed_tags(
         scanner = Scanner(reader)
         numbers = {
             number: one.subject
-            for number, one in enumerate(scanner.dictionary.all_of(origin), 1)
+            for number, one in enumerate(scanner.dictionary.own().tags, 1)
             if one.source not in {"", HEALTH_SOURCE} and not one.acquisition and one.subject not in subjects
         }
         newest: dict[str, tuple[RemovedTag, int]] = {}

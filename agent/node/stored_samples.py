@@ -83,7 +83,7 @@ class StoredSamples:
     def _with_other_numbers(self, numbers: Collection[int]) -> dict[int, int]:
         """All numbers of these tags, with the number that was asked for: an edit of a tag begins a new one."""
         # Not kept: those of ten thousand tags take 4 MB.
-        definitions = Dictionary(self._reader).all_of(self._origin())
+        definitions = Dictionary(self._reader).own().tags
         known = {definitions[number - 1].subject: number for number in numbers if number <= len(definitions)}
         others = {n: known[one.subject] for n, one in enumerate(definitions, 1) if one.subject in known}
         return others | {number: number for number in numbers}

@@ -86,7 +86,7 @@ class Statistics:
     origin: Origin
     file: FileStatistics
     streams: list[StreamStatistics]
-    definitions: dict[Origin, int]
+    definitions: dict[str, int]
     consumers: list[ConsumerStatistics]
     incidents: list[Incident]
 
@@ -104,7 +104,7 @@ class Statistics:
             "file": asdict(self.file)
             | {"path": str(self.file.path), "bytes_per_fact": _each(self.file.bytes, self.facts)},
             "streams": [_stream(one) for one in self.streams],
-            "definitions": [_origin(origin) | {"count": count} for origin, count in self.definitions.items()],
+            "definitions": [{"zone": zone, "count": count} for zone, count in self.definitions.items()],
             "consumers": [_consumer(one) for one in self.consumers],
             "incidents": [asdict(one) for one in self.incidents],
         }
@@ -129,7 +129,7 @@ def _statistics(reader: StoreReader) -> Statistics:
                 if summary.last_offset > one.state.frontier:
                     one.unconfirmed_bytes += summary.body_bytes + DIGEST_BYTES
         streams.append(stream)
-    definitions = {origin: len(scanner.dictionary.all_of(origin)) for origin in reader.origins()}
+    definitions = reader.definition_counts()
     file = FileStatistics(reader.path, *reader.sizes())
     return Statistics(reader.origin, file, streams, definitions, consumers, reader.incidents())
 

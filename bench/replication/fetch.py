@@ -69,26 +69,19 @@ async def _fetch(testbed: Testbed, bare: BareRequester, facts: int, seconds: flo
         await link.wait_up()
         first = await asker.ask(FetchFacts(consumer_name=CONSUMER, stream=STREAM, limit=BATCH_FACTS), ANSWER_S_MAX)
         assert isinstance(first.answer, FetchAnswer)
-        known = {f"{entry.zone}/{entry.epoch}": entry.number for entry in first.answer.definitions}
         end_ns = time.perf_counter_ns() + int(seconds * 1e9)
         while time.perf_counter_ns() < end_ns:
             for _ in range(TURN):
                 after_offset = chance.randrange(facts // BATCH_FACTS) * BATCH_FACTS
-                await _fetch_once(asker, after_offset, known, found)
+                await _fetch_once(asker, after_offset, found)
             for answer_bytes in found.answer_bytes[-TURN:]:
                 found.round_trips_ns.append(bare.round_trip_ns(found.request_bytes, answer_bytes))
         connecting.cancel()
     return found
 
 
-async def _fetch_once(asker: Requester, after_offset: int, known: dict[str, int], found: _Found) -> None:
-    request = FetchFacts(
-        consumer_name=CONSUMER,
-        stream=STREAM,
-        limit=BATCH_FACTS,
-        after_offset=after_offset,
-        definitions_known=known,
-    )
+async def _fetch_once(asker: Requester, after_offset: int, found: _Found) -> None:
+    request = FetchFacts(consumer_name=CONSUMER, stream=STREAM, limit=BATCH_FACTS, after_offset=after_offset)
     answered: asyncio.Future[ArrivedAnswer] = asyncio.get_running_loop().create_future()
     start_ns = time.perf_counter_ns()
     asker.send(request, answered.set_result, int(ANSWER_S_MAX))

@@ -12,14 +12,19 @@ from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from agent.batch import Batch, Definitions, Origin, seal_samples
 from agent.batch import Link as Chain
 from agent.message import TagDefinition
 from agent.replication.mqtt import Incoming, Link
 from agent.replication.protocol.codec import answer_parts, decode_request
-from agent.replication.protocol.messages import DefinitionEntry, FetchAnswer, FetchFacts
+from agent.replication.protocol.messages import (
+    Answer,
+    DefinitionRun,
+    DefinitionsAnswer,
+    FetchAnswer,
+    FetchFacts,
+    GetDefinitions,
+)
 from agent.replication.protocol.topics import request_topic
 from bench.common.testbed import ASKING, BrokerAccess
 from bench.common.worker_io import Options, broker_access, emit
@@ -56,6 +61,9 @@ class Plant:
 
     def _arrived(self, incoming: Incoming) -> None:
         request = decode_request(incoming.payload)
+        if isinstance(request, GetDefinitions):
+            self._define(request, incoming)
+            return
         assert isinstance(request, FetchFacts), request
         if request.confirm is not None:
             self._confirmed(request.confirm.last_offset)
@@ -92,12 +100,16 @@ class Plant:
             lease=None if request.lease is None else LEASE,
             timeline=origin.epoch.hex(),
         )
-        if batches and not request.definitions_known.get(str(origin)):
-            entry = DefinitionEntry(
-                zone=origin.zone, epoch=origin.epoch.hex(), number=1, definition=msgspec.Raw(self._definition)
-            )
-            answer = msgspec.structs.replace(answer, definitions=[entry])
-        payload = b"".join(answer_parts(answer, [one.sealed for one in batches]))
+        self._publish(answer, [one.sealed for one in batches], incoming)
+
+    def _define(self, request: GetDefinitions, incoming: Incoming) -> None:
+        origin, (wanted,) = self._chain.origin, request.wanted
+        run = DefinitionRun(zone=wanted.zone, digest=wanted.digest, lengths=[len(self._definition)])
+        answer = DefinitionsAnswer(store_zone=origin.zone, epoch=origin.epoch.hex(), runs=[run])
+        self._publish(answer, [self._definition], incoming)
+
+    def _publish(self, answer: Answer, attachment: list[bytes], incoming: Incoming) -> None:
+        payload = b"".join(answer_parts(answer, attachment))
         assert incoming.response_topic is not None
         assert incoming.correlation is not None
         self.link.require().publish_answer(incoming.response_topic, payload, incoming.correlation)

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agent.batch import Batch, Kind, Origin, open_messages, open_packed
+from agent.batch import Batch, Definitions, Kind, Origin, open_messages, open_packed
 from agent.columns import FACTS_MAX, Unpacked
 from agent.fact_store import Verified
 from agent.message import Message, sample_message_id
@@ -50,6 +50,7 @@ class Run:
     """Facts that follow one another both here (offset) and at their origin (sequence)."""
 
     origin: Origin
+    definitions: Definitions
     first_offset: int
     first_sequence: int
     count: int
@@ -92,7 +93,14 @@ class Columns:
         """
         header = batch.header
         assert 0 <= start < stop <= header.count, (start, stop, header.count)
-        run = Run(header.origin, first_offset + start, header.first_sequence + start, stop - start, verified)
+        run = Run(
+            header.origin,
+            header.definitions,
+            first_offset + start,
+            header.first_sequence + start,
+            stop - start,
+            verified,
+        )
         if header.kind is Kind.MESSAGES and self._opens_messages:
             yield from self.flush()
             yield self._built([run], _message_columns(open_messages(batch)[start:stop]), None)
@@ -113,7 +121,7 @@ class Columns:
         samples, header = open_packed(batch), batch.header
         if not self._pruning.may_match(samples):
             return
-        run = Run(header.origin, first_offset, header.first_sequence, header.count, verified)
+        run = Run(header.origin, header.definitions, first_offset, header.first_sequence, header.count, verified)
         text = text_bytes(samples) if self._has_text else 0
         is_part = (start, stop) != (0, header.count)
         if is_part or text > TEXT_BYTES_MAX or (self._group.count and not self._group.samples):
@@ -162,7 +170,7 @@ def _extend(runs: list[Run], new: Run) -> None:
     """Extend the last run if the new one follows it without a gap; else append it."""
     if runs:
         last = runs[-1]
-        if (last.origin, last.verified) == (new.origin, new.verified) and (
+        if (last.origin, last.definitions, last.verified) == (new.origin, new.definitions, new.verified) and (
             last.first_offset + last.count,
             last.first_sequence + last.count,
         ) == (
@@ -307,7 +315,7 @@ class _SampleColumns:
                 case "quality":
                     self._made[name] = packed.qualities(samples)
                 case _:  # the index of the tag in the dictionary
-                    bases = [self._dictionary.base(run.origin) for run in self._group.runs]
+                    bases = [self._dictionary.base((run.origin.zone, run.definitions)) for run in self._group.runs]
                     counts = [run.count for run in self._group.runs]
                     self._made[name] = pc.add(packed.tag_numbers(samples), packed.spread(bases, counts))
         return self._made[name]

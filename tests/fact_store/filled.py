@@ -17,6 +17,7 @@ from agent.pages import PeerPosition
 from agent.settings.store import StoreSettings
 from tests.fact_store.durability.promises import NORTH, RUN, origin_of_north, say
 from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, done, message, parsed, samples, tag
+from tests.support.received import put_page
 from tests.waiting import wait_until
 
 CONSUMER = "idmz.facts.telemetry"
@@ -41,7 +42,7 @@ def main() -> None:
     wait_until(Path(f"{store.path}.ballast").exists, "the ballast")
     for batches in range(1, 4):
         page, position = [north.seal(RUN)], PeerPosition(EPOCH, batches)
-        done(store.inbound.put_batches("north", NORTH, parsed(page), north.received(), position))
+        done(put_page(store, "north", NORTH, parsed(page), north.received(), position))
         say("P", batches)
     first, number = 1, next(messages)
     while True:

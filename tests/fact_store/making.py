@@ -12,8 +12,9 @@ from typing import TypeVar
 from agent import batch
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
-from agent.pages import Page, PeerPosition, PutResult, ReceivedDefinition
+from agent.pages import DefinitionChain, Page, PeerPosition, PutResult
 from agent.settings.store import StoreSettings
+from tests.support.received import chain_of, definitions_of, put_page
 from tests.waiting import LIMIT_S, wait_until
 
 T = TypeVar("T")
@@ -155,14 +156,16 @@ class Elsewhere:
     @property
     def definitions(self) -> batch.Definitions:
         """The running digest over this origin's definitions."""
-        running = batch.Definitions()
-        for body in self.bodies:
-            running = running.extended(body)
-        return running
+        return definitions_of(self.bodies)
 
-    def received(self, first: int = 1) -> list[ReceivedDefinition]:
+    def received(self, first: int = 1) -> list[DefinitionChain]:
         """Its definitions from a number on, as a peer hands them over."""
-        return [ReceivedDefinition(self.origin, n, self.bodies[n - 1]) for n in range(first, len(self.bodies) + 1)]
+        return [chain_of(self.origin.zone, self.bodies, first)]
+
+    def held_in(self, store: FactStore) -> list[bytes]:
+        """Those of its definitions that a store has."""
+        chain = store.definitions(self.origin.zone, self.definitions.digest)
+        return [] if chain is None else list(chain.bodies)
 
     def seal(self, count: int, salt: int = 0) -> bytes:
         """The next batch of its chain; `salt` makes another content."""
@@ -176,4 +179,4 @@ class Elsewhere:
         """Hand batches to a store as this origin's own zone."""
         position = PeerPosition(self.origin.epoch, offset)
         definitions = self.received(first_definition)
-        return done(store.inbound.put_batches(self.origin.zone, self.stream, parsed(sealed), definitions, position))
+        return done(put_page(store, self.origin.zone, self.stream, parsed(sealed), definitions, position))

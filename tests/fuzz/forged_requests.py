@@ -159,10 +159,7 @@ class Forger:
             "bytes_max": edge,
             "start": chance.choice((edge, "end", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z")),
             "consumer_name": chance.choice((f"{HONEST}.c", "local", f"{EVIL}.{edge}", f"{EVIL}.{chance.random()}")),
-            "definitions_known": {
-                f"{self._zone}/{chance.randbytes(16).hex()}": edge,
-                f"{self._zone}/{self._epoch}": edge,
-            },
+            "wanted": [{"zone": self._zone, "digest": chance.randbytes(16).hex(), "held": [edge, "0" * 16]}],
             "first_sequence": edge,
             "last_sequence": edge,
             "origin": f"{chance.choice((self._zone, EVIL, 'x'))}/{chance.randbytes(16).hex()}",

@@ -78,7 +78,7 @@ def pages() -> list[PageRead]:
             ReadPlan(TELEMETRY, 3, 4, 100_000),
             ReadPlan(OPERATIONAL, 0, 9, 9_000),
         ]
-        found = [read_page(store, PageQuery(plan, "idmz", {}, 2**20)) for plan in plans]
+        found = [read_page(store, PageQuery(plan, "idmz", 2**20)) for plan in plans]
     assert all(isinstance(page, PageRead) and page.batches for page in found)
     return found  # type: ignore[return-value]
 
@@ -108,7 +108,6 @@ def requests() -> list[bytes]:
         wait_ms=2000,
         after_offset=10,
         confirm=messages.Confirm(last_offset=9, first_offset=3),
-        definitions_known={f"plant-a/{EPOCH}": 9},
     )
     found: list[messages.Request] = [
         fetch,

@@ -6,17 +6,16 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from agent.batch import Origin
+from agent.batch import Definitions
 from agent.fact_store import FactStore
-from agent.node.store_errors import COMPARISON_ERRORS
+from agent.pages import LackingDefinitions
 from agent.replication.mqtt import Reply
-from agent.replication.protocol.messages import DefinitionEntry, FetchSequences, SequencesAnswer
-from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings, Comparison
-from agent.replication.pulling.page_check import PageRefused
-from tests.fact_store.making import IN_MEMORY, OPERATIONAL
+from agent.replication.protocol.errors import DefinitionsUnavailable
+from agent.replication.protocol.messages import DefinitionRun, DefinitionsAnswer, GetDefinitions
+from agent.replication.pulling.definition_pull import DefinitionPull
+from tests.fact_store.making import IN_MEMORY
 from tests.fuzz.forged_pages import pull_forged
 from tests.fuzz.forged_requests import serve_forged
 from tests.fuzz.paths import bounded_memory
@@ -41,7 +40,7 @@ def test_forged_requests_end_no_server(memory: Path) -> None:
 
 
 class Endless:
-    """A peer whose answers are definitions alone, well formed, one after the other."""
+    """A peer whose answers are definitions, well formed, one after the other."""
 
     peer_zone = PEER
 
@@ -54,24 +53,21 @@ class Endless:
     def pages_ahead(self, _size: int, pages_max: int) -> int:
         return pages_max
 
-    async def ask(self, request: FetchSequences, _timeout_s: float) -> Reply:
-        """The next definitions of the origin."""
-        own: dict[str, Any] = {"store_zone": PEER, "epoch": "ab" * 16, "stream": OPERATIONAL, "origin": request.origin}
+    async def ask(self, request: GetDefinitions, _timeout_s: float) -> Reply:
+        """The next definitions."""
+        (wanted,) = request.wanted
         numbers = [*islice(self.numbers, 500)]
         assert numbers[0] < 500_000, "it is asked without end"
-        definitions = [
-            DefinitionEntry(zone=PEER, epoch="ab" * 16, number=number, definition=msgspec.Raw(b"{}"))
-            for number in numbers
-        ]
-        return Reply(SequencesAnswer(**own, definitions=definitions, more=True), [])
+        bodies = [b"%d" % number for number in numbers]
+        after = wanted.held[0] if wanted.held else None
+        run = DefinitionRun(zone=PEER, digest=wanted.digest, after=after, lengths=[len(one) for one in bodies])
+        return Reply(DefinitionsAnswer(store_zone=PEER, epoch="ab" * 16, runs=[run]), bodies)
 
 
 async def test_definitions_that_never_end_are_refused(memory: Path) -> None:
-    """A peer that sends definitions and no fact that needs them, for ever: refused before memory fills."""
-    peer = Endless()
-    settings = AntiEntropySettings(PEER, (OPERATIONAL,), frozenset({PEER}))
+    """A peer that sends definitions which never lead to those of its batch: refused before memory fills."""
+    peer: Any = Endless()
     with bounded_memory(), FactStore.open(memory / "facts.db", "idmz", settings=IN_MEMORY) as store:
-        comparer = AntiEntropy(peer, store, settings, COMPARISON_ERRORS)  # type: ignore[arg-type]
-        pages = comparer._pages(Comparison(OPERATIONAL), Origin(PEER, b"\xab" * 16), (1, 9))
-        with pytest.raises(PageRefused, match="MiB of tag definitions"):
-            await anext(pages)
+        pull = DefinitionPull(peer, store.inbound)
+        with pytest.raises(DefinitionsUnavailable, match="do not lead to"):
+            await pull.fetch([LackingDefinitions(PEER, Definitions(10**9, b"d" * 16))])

@@ -20,6 +20,7 @@ from agent.node import clock as clock_module
 from agent.node.clock import MEMORY_FILE, ClockChanges, NodeClock
 from agent.pages import PeerPosition
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, Elsewhere, done
+from tests.support.received import put_page
 from tests.waiting import wait_until_async
 
 S = 1_000_000_000
@@ -136,7 +137,7 @@ def test_the_zone_above_shows_what_happened_to_the_clock(tmp_path: Path) -> None
             sealed = seal_messages(plant.link, messages)
             plant.link, offset = sealed.link, offset + len(messages)
             position = PeerPosition(plant.origin.epoch, offset)
-            done(store.inbound.put_batches("plant-a", OPERATIONAL, [parse(sealed.sealed)], [], position))
+            done(put_page(store, "plant-a", OPERATIONAL, [parse(sealed.sealed)], [], position))
             shown.append(changes.read(NOW))
     fell = "set back by 2 h at 2026-11-10 00:00:00Z, to 2026-11-09 22:00:00Z; not believed since then"
     rose = "believed again at 2026-11-10 00:00:00Z; its times from 2026-11-09 22:00:00Z on were not believed"

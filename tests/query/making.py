@@ -93,8 +93,9 @@ def naive(file: Path) -> list[dict[str, Any]]:
                             where | of_message(one) | {"offset": stored.first_offset + n, "sequence": first + n}
                         )
                     continue
-                bodies = reader.definitions(origin, 0, stored.definition_count)
-                definitions = [TagDefinition.from_json(body) for body in bodies]
+                chain = reader.definitions(origin.zone, stored.definitions.digest)
+                assert chain is not None
+                definitions = [TagDefinition.from_json(body) for body in chain.bodies]
                 for n, sample in enumerate(open_samples(batch).rows()):
                     found.append(
                         where

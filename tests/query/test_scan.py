@@ -181,7 +181,7 @@ def test_facts_without_their_definitions_are_holes(tmp_path: Path) -> None:
     whole = naive(file)
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("DROP TRIGGER definition_update_refused")
-        connection.execute("UPDATE definition SET body = CAST(body || ' ' AS BLOB) WHERE origin = 1 AND number = 2")
+        connection.execute("UPDATE definition SET body = CAST(body || ' ' AS BLOB) WHERE zone = 'plant' AND number = 2")
         connection.commit()
     lost = [(one["stream"], one["offset"]) for one in whole if (one["zone"], one["kind"]) == ("plant", "sample")]
     kept = [one for one in whole if (one["stream"], one["offset"]) not in lost]

@@ -12,16 +12,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from agent.batch import _FIXED, DIGEST_BYTES, Batch, Definitions, Link, Origin, seal_samples
+from agent.batch import _FIXED, DIGEST_BYTES, Batch, Link, Origin, seal_samples
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
-from agent.pages import PeerPosition, ReceivedDefinition
+from agent.pages import PeerPosition
 from agent.settings.store import StoreSettings
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import FACTS, arrow_schema
 from pyspark_bsfg.transports import Asked, HoleLog, StoreFile, record_batches
 from tests.fact_store.making import past_the_triggers
+from tests.support.received import chain_of, definitions_of, put_page
 
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a short life is half as long without the second compiler
 AT_ONCE = StoreSettings(commit_interval_ms=0)
@@ -61,9 +62,7 @@ def store(path: Path, runs: Iterable[Sequence[Sample]], stream: str = TELEMETRY,
 
 def foreign(origin: Origin, runs: Iterable[Sequence[Sample]], stream: str = TELEMETRY) -> list[Batch]:
     """Batches as another zone sealed them."""
-    definitions = Definitions()
-    for definition in DEFINITIONS:
-        definitions = definitions.extended(definition.to_json())
+    definitions = definitions_of([one.to_json() for one in DEFINITIONS])
     link, sealed = Link(stream, origin), []
     for run in runs:
         sealed.append(seal_samples(link, list(run), definitions))
@@ -74,9 +73,9 @@ def foreign(origin: Origin, runs: Iterable[Sequence[Sample]], stream: str = TELE
 def put(opened: FactStore, batches: Sequence[Batch], offset: int) -> None:
     """Receive batches of one origin from a peer of that name, definitions included."""
     header = batches[0].header
-    received = [ReceivedDefinition(header.origin, n, one.to_json()) for n, one in enumerate(DEFINITIONS, 1)]
+    received = [chain_of(header.origin.zone, [one.to_json() for one in DEFINITIONS])]
     position = PeerPosition(header.origin.epoch, offset)
-    opened.inbound.put_batches(header.origin.zone, header.stream, batches, received, position).result()
+    put_page(opened, header.origin.zone, header.stream, batches, received, position).result()
 
 
 def row(sample: Sample, offset: int, origin: Origin, sequence: int, stream: str = TELEMETRY) -> dict[str, Any]:

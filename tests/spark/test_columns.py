@@ -17,6 +17,7 @@ from pyspark_bsfg.columns import Columns
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.schema import FACTS, arrow_schema, projection
 from tests.spark.making import BAD, DEFINITIONS, NOON_NS, TELEMETRY, VALUES, foreign, message, message_row, row, same
+from tests.support.received import definitions_of
 
 PLANT_A, PLANT_B = Origin("plant-a", bytes(range(16))), Origin("plant-b", bytes(16))
 SAMPLES = st.builds(
@@ -35,7 +36,8 @@ def dictionary(*origins: Origin) -> Dictionary:
     """A dictionary that knows the test's tags for these origins."""
     made = Dictionary()
     for origin in origins:
-        made.put(origin, [one.to_json() for one in DEFINITIONS])
+        bodies = [one.to_json() for one in DEFINITIONS]
+        made.put((origin.zone, definitions_of(bodies)), bodies)
     return made
 
 

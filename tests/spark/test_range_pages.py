@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pytest
 
 from agent.batch import Batch, Origin
 from agent.pages import Hole
-from agent.replication.protocol.messages import DefinitionEntry, RangeAnswer
+from agent.replication.protocol.messages import RangeAnswer
 from agent.signing.certificates import SignerTrust
 from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable
 from pyspark_bsfg.ranges import OffsetRange
@@ -25,7 +24,7 @@ BATCHES = chain(6)  # of one fact each, so that a batch's place is its offset
 
 def pages(first: int, last: int, signers_trusted: Signers | None = None) -> RangePages:
     """The reading of a range."""
-    return RangePages("enterprise", "enterprise", Asked(STREAM, OffsetRange(first, last), EPOCH), {}, signers_trusted)
+    return RangePages("enterprise", "enterprise", Asked(STREAM, OffsetRange(first, last), EPOCH), signers_trusted)
 
 
 def answer(batches: Sequence[tuple[int, Batch]], **fields: Any) -> tuple[RangeAnswer, list[bytes]]:
@@ -35,20 +34,10 @@ def answer(batches: Sequence[tuple[int, Batch]], **fields: Any) -> tuple[RangeAn
     return RangeAnswer(**(page | {"batches": entries} | fields)), [one.sealed for _, one in batches]
 
 
-def definition(number: int) -> DefinitionEntry:
-    """One of the plant."""
-    return DefinitionEntry(zone="plant", epoch=ORIGIN.epoch.hex(), number=number, definition=msgspec.Raw(b"{}"))
-
-
 def test_pages_follow_one_another_to_the_end_of_the_range() -> None:
-    """Each request begins behind the page before and says which definitions are known, which may come again; holes are
-    cut to the range, and a page of definitions alone is no end."""
+    """Each request begins behind the page before; holes are cut to the range."""
     reading = pages(2, 5)
     assert reading.request().first_offset == 2
-    assert reading.take(*answer([], definitions=[definition(1), definition(2)])).batches == []
-    assert reading.request().definitions_known == {str(ORIGIN): 2}
-    assert reading.take(*answer([], definitions=[definition(2)])).batches == []
-    assert reading.request().definitions_known == {str(ORIGIN): 2}
     assert [one.first_offset for one in reading.take(*answer([(2, BATCHES[1]), (3, BATCHES[2])])).batches] == [2, 3]
     assert (reading.request().first_offset, reading.request().epoch) == (4, EPOCH)
     assert reading.take(*answer([], holes=[(4, 6, "expired")])).holes == [Hole(4, 5, "expired")]
@@ -63,7 +52,6 @@ def test_pages_follow_one_another_to_the_end_of_the_range() -> None:
         ([(3, BATCHES[2])], {}, StoreUnreadable, "facts 3 to 3 came, requested were facts from 2 on"),
         ([(1, BATCHES[0]), (2, BATCHES[1])], {}, StoreUnreadable, "facts 1 to 2 came"),
         ([(2, chain(1, stream="facts.x")[0])], {}, StoreUnreadable, "is not the one that the page lists"),
-        ([], {"definitions": [definition(2)]}, StoreUnreadable, "definition 2 of plant came after number 0"),
         ([], {}, FactsGone, "ends at 6, not at 5"),
         ([], {"omitted": [(2, 5)]}, OptionError, "a zone that records nothing"),
     ],
@@ -71,8 +59,8 @@ def test_pages_follow_one_another_to_the_end_of_the_range() -> None:
 def test_an_answer_that_cannot_be_right_is_refused(
     batches: list[tuple[int, Batch]], fields: dict[str, Any], error: type[Exception], said: str
 ) -> None:
-    """Another stream or zone, a gap, facts before the range, a foreign batch, definitions out of order, too early an
-    end, and facts that are left out."""
+    """Another stream or zone, a gap, facts before the range, a foreign batch, too early an end, and facts that are left
+    out."""
     with pytest.raises(error, match=said):
         pages(2, 5).take(*answer(batches, **fields))
 

@@ -286,7 +286,7 @@ def test_a_missing_definition_is_named(tmp_path: Path) -> None:
     making.store(path, [RUN])
     with past_the_triggers(path) as connection:
         connection.execute("DELETE FROM definition WHERE number = 3")
-    with pytest.raises(StoreUnreadable, match=r"has 2 tag definitions, a batch needs 3"):
+    with pytest.raises(StoreUnreadable, match=r"the 3 tag definitions of enterprise that a batch needs are not there"):
         next(making.batches_of(path, OffsetRange(1, 1)))
 
 

@@ -13,12 +13,13 @@ sample is its sequence.
 
 from pathlib import Path
 
-from agent.batch import Definitions, Link, Origin, parse, seal_samples, verify
+from agent.batch import Link, Origin, parse, seal_samples, verify
 from agent.fact_store import FactStore
 from agent.message import Sample, TagDefinition
-from agent.pages import Hole, PeerPosition, ReceivedDefinition
+from agent.pages import Hole, PeerPosition
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import past_the_triggers
+from tests.support.received import chain_of, put_page
 from tests.waiting import wait_until
 
 TELEMETRY, ALARMS = ("facts.telemetry", "facts.alarms")
@@ -89,15 +90,11 @@ def _receive(store: FactStore, stream: str, runs: tuple[tuple[str, int], ...]) -
     """Pull these batches from their plants, each of which continues its own chain."""
     links = {zone: Link(stream, origin) for zone, origin in PLANTS.items()}
     for zone, count in runs:
-        definitions = Definitions()
-        bodies = [tag.to_json() for tag in TAGS[zone]]
-        for body in bodies:
-            definitions = definitions.extended(body)
+        received = chain_of(zone, [tag.to_json() for tag in TAGS[zone]])
         first = links[zone].next_sequence
-        sealed = seal_samples(links[zone], [sample(stream, first + n) for n in range(count)], definitions).sealed
+        sealed = seal_samples(links[zone], [sample(stream, first + n) for n in range(count)], received.wanted).sealed
         batch = parse(sealed)
         verify(batch)
         links[zone] = batch.link
-        received = [ReceivedDefinition(PLANTS[zone], n, body) for n, body in enumerate(bodies, 1)]
         position = PeerPosition(PLANTS[zone].epoch, batch.header.last_sequence)
-        store.inbound.put_batches(zone, stream, [batch], received, position).result()
+        put_page(store, zone, stream, [batch], [received], position).result()

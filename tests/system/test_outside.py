@@ -11,6 +11,7 @@ from agent.fact_store import FactStore, StoreReader
 from agent.message import Envelope, Fact, Message
 from agent.pages import PeerPosition
 from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, done, sealed_in
+from tests.support.received import put_page
 from tests.system.outside import Acknowledged, Seen, _unkept, complaints, last_batch
 
 Told = tuple[dict[str, Path], list[Seen], list[Acknowledged]]
@@ -44,7 +45,7 @@ def relay(source: Path, path: Path, leave_out: int = 0) -> None:
     kept = batches[: len(batches) - leave_out]
     with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
         position = PeerPosition(epoch, kept[-1].last_offset)
-        done(store.inbound.put_batches("plant", OPERATIONAL, [parse(one.sealed) for one in kept], [], position))
+        done(put_page(store, "plant", OPERATIONAL, [parse(one.sealed) for one in kept], [], position))
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def text(found: Statistics) -> str:
                 f"    from      {_name(origin)}: {of.facts:,} facts, sequences {of.first_sequence:,} to "
                 f"{of.last_sequence:,}{missing}"
             )
-    lines += [f"  definitions {_name(origin)}: {count:,}" for origin, count in found.definitions.items()]
+    lines += [f"  definitions {zone}: {count:,}" for zone, count in found.definitions.items()]
     for consumer in found.consumers:
         state = consumer.state
         lines.append(

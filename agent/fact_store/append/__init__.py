@@ -12,7 +12,7 @@ from agent.fact_store.append.append import (
     message_key,
 )
 from agent.fact_store.append.checkpoint import Checkpoint, checkpoints_in
-from agent.fact_store.append.definitions import check_readable, define
+from agent.fact_store.append.definitions import define, store_definitions
 from agent.fact_store.append.group_commit import ENOUGH_FACTS, Commit, CommitPace, Wait, decide_commit
 from agent.fact_store.append.message_plan import acquire_lease, acquire_lease_after
 from agent.fact_store.append.page_plan import ReceivedPage

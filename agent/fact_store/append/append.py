@@ -49,7 +49,7 @@ def append_samples(
     transaction: Transaction, stream: str, appends: Sequence[AppendSamples], facts_target: int
 ) -> list[Appended | Refused]:
     """Seal and store the samples of appends to one stream; one outcome for each append."""
-    definitions = transaction.catalog.own_definitions()
+    definitions = transaction.catalog.own_definitions
     link = transaction.catalog.link(stream)
 
     def seal(some: Sequence[AppendSamples]) -> list[Batch]:

@@ -1,86 +1,96 @@
-"""Tag definitions: defined here, or received with the batches that need them.
+"""Tag definitions: defined here, or received before the batches that need them.
 
-They are numbered from 1 without gaps for each origin and never change; a changed tag gets a new number. Each batch of
-samples carries the number of definitions that its origin had, and a running digest over them, so a received definition
-is accepted only if the digest of a batch proves it. A batch that arrives without its definitions is refused, because
-its facts could not be read.
+A definition is named by its zone and its digest, which covers those before it. Each batch of samples names the last one
+that it needs, so definitions are received as a chain from some that are held, or from none, up to those that a batch
+names; nothing else proves them. A batch whose definitions are not held is not stored, because its facts could not be
+read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 
-from agent.batch import Batch, Definitions, Kind, Origin
-from agent.fact_store.log import DefinitionsMissing, FactsRefused, ForkError
+from agent.batch import Definitions
+from agent.fact_store.log import FactsRefused, ForkError, StoreDamaged
 from agent.fact_store.sqlite import Transaction
 from agent.message import MessageError, TagDefinition
-from agent.pages import ReceivedDefinition
+from agent.pages import DefinitionChain, LackingDefinitions
+
+HELD_NAMED_MAX = 4
+"""Definitions held that are named to a peer, which sends those that follow one of them."""
+CHAIN_BYTES_MAX, DEFINITION_OVERHEAD_BYTES = 18 * 1024 * 1024, 192
+"""Of the definitions that a batch needs, with what one takes besides its bytes. A receiver that is new gets all of them
+before the first batch that needs them, and keeps 24 MiB until the chain is complete."""
 
 
 def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:
-    """The numbers of definitions in this store. A definition that is not stored yet is stored under the next number."""
-    count = transaction.catalog.own_definitions().count
-    known = {
-        body: at + 1 for at, body in enumerate(transaction.definition_bodies(transaction.catalog.own_origin, 0, count))
-    }
-    fresh = list[bytes]()
-    for body in bodies:
-        if body not in known:
-            fresh.append(body)
-            known[body] = count + len(fresh)
+    """The numbers of definitions in this store. A definition that is not stored yet is stored under the next number. If
+    those stored are damaged, new ones are begun."""
+    catalog = transaction.catalog
+    own = catalog.own_definitions
+    try:
+        stored = transaction.definition_bodies(catalog.origin.zone, own)
+    except StoreDamaged:
+        own, stored = Definitions(), []
+    known = {body: number for number, body in enumerate(stored, 1)}
+    fresh = [body for body in dict.fromkeys(bodies) if body not in known]
     if fresh:
-        transaction.add_definitions(transaction.catalog.own_origin, fresh)
+        known |= {body: number for number, body in enumerate(fresh, own.count + 1)}
+        now = reduce(Definitions.extended, fresh, own)
+        transaction.add_definitions(DefinitionChain(catalog.origin.zone, now, own, fresh))
+        transaction.set_own_definitions(now)
     return [known[body] for body in bodies]
 
 
-def check_readable(origin: Origin, number: int, body: bytes) -> None:
-    """Raise FactsRefused for bytes that are not a tag definition: a digest proves bytes, not that they can be read."""
+def are_held(transaction: Transaction, zone: str, definitions: Definitions) -> bool:
+    """Whether the definitions that a batch names are held. Raises ForkError if it names their digest with another
+    count."""
+    number = transaction.definition_id(zone, definitions.digest)
+    if number is not None and (count := transaction.definition_number(number)) != definitions.count:
+        raise ForkError(f"a batch of {zone} names {definitions.count} tag definitions by the digest of {count}")
+    return number is not None
+
+
+def lacking_definitions(
+    transaction: Transaction, needed: Mapping[tuple[str, Definitions], bool]
+) -> list[LackingDefinitions]:
+    """Of the definitions that batches need, and that are held or not, those to be fetched: the most of each zone, which
+    nearly always include its others."""
+    wanted = dict[str, Definitions]()
+    for (zone, definitions), is_held in needed.items():
+        if not is_held and (zone not in wanted or wanted[zone].count < definitions.count):
+            wanted[zone] = definitions
+    return [
+        LackingDefinitions(zone, definitions, transaction.newest_definitions(zone, HELD_NAMED_MAX))
+        for zone, definitions in wanted.items()
+    ]
+
+
+def store_definitions(transaction: Transaction, chains: Sequence[DefinitionChain]) -> int:
+    """Store received definitions that are not held, or that are damaged; returns how many. Raises FactsRefused unless
+    each chain leads from definitions held, or from none, to those wanted."""
+    for chain in chains:
+        _check(transaction, chain)
+    return sum(transaction.add_definitions(chain) for chain in chains)
+
+
+def _check(transaction: Transaction, chain: DefinitionChain) -> None:
+    what = f"tag definitions {chain.after.count + 1} to {chain.wanted.count} of {chain.zone}"
+    if chain.after.count and transaction.definition_id(chain.zone, chain.after.digest) is None:
+        raise FactsRefused(f"{what}: those before them are not held", "fetch them again")
+    if reduce(Definitions.extended, chain.bodies, chain.after) != chain.wanted:
+        raise FactsRefused(f"{what} are not those that the batches name", "find out which zone has changed them")
+    for number, body in enumerate(chain.bodies, chain.after.count + 1):
+        try:
+            TagDefinition.from_json(body)
+        except MessageError as error:  # a digest proves bytes, not that they can be read
+            raise FactsRefused(f"definition {number} of {chain.zone}: {error}") from error
     try:
-        TagDefinition.from_json(body)
-    except MessageError as error:
-        raise FactsRefused(f"definition {number} of {origin}: {error}") from error
-
-
-def proven_definitions(
-    transaction: Transaction, batches: Iterable[Batch], received: Iterable[ReceivedDefinition]
-) -> dict[Origin, list[bytes]]:
-    """The definitions to be stored with `batches`: those that are not stored yet, proven by the batches' digests.
-
-    Raises DefinitionsMissing if some were not received, ForkError if they differ from what the origin defined,
-    FactsRefused for bytes that are not a definition.
-    """
-    needed = {(batch.header.origin, batch.header.definitions) for batch in batches if batch.header.kind is Kind.SAMPLES}
-    by_origin = dict[Origin, dict[int, bytes]]()
-    for one in received:
-        by_origin.setdefault(one.origin, {})[one.number] = one.body
-    fresh = dict[Origin, list[bytes]]()
-    for origin in {origin for origin, _ in needed}:
-        ends = {definitions.count: definitions.digest for other, definitions in needed if other == origin}
-        if len(ends) < sum(other == origin for other, _ in needed):
-            raise ForkError(f"two batches of {origin} disagree on its tag definitions")
-        if bodies := _fresh(transaction, origin, ends, by_origin.get(origin, {})):
-            fresh[origin] = bodies
-    return fresh
-
-
-def _fresh(transaction: Transaction, origin: Origin, ends: dict[int, bytes], received: dict[int, bytes]) -> list[bytes]:
-    """Definitions after those known of an origin, up to the highest number that one of its batches names."""
-    number = transaction.catalog.origins.get(origin)
-    known = transaction.catalog.definitions.get(number, Definitions()) if number is not None else Definitions()
-    for count, digest in ends.items():
-        if number is not None and count <= known.count and transaction.definition_digest(number, count) != digest:
-            raise ForkError(f"{origin} defined its first {count} tags differently from what is held")
-    bodies = list[bytes]()
-    running = known
-    for wanted in range(known.count + 1, max(ends) + 1):
-        if wanted not in received:
-            raise DefinitionsMissing(f"tag definition {wanted} of {origin} was not received; {known.count} are held")
-        bodies.append(received[wanted])
-        running = running.extended(received[wanted])
-        if ends.get(wanted, running.digest) != running.digest:
-            raise ForkError(
-                f"tag definitions up to {wanted} of {origin} differ from those its batches were sealed with"
-            )
-    for number, body in enumerate(bodies, known.count + 1):
-        check_readable(origin, number, body)
-    return bodies
+        before = transaction.definition_bodies(chain.zone, chain.after) if chain.after.count else []
+    except StoreDamaged as error:
+        raise FactsRefused(str(error), "compare with a peer: bsfg peer compare --repair") from error
+    size = sum(map(len, [*before, *chain.bodies])) + DEFINITION_OVERHEAD_BYTES * chain.wanted.count
+    if size > CHAIN_BYTES_MAX:
+        why = f"tag definitions of {chain.zone} would have {size} bytes, at most {CHAIN_BYTES_MAX}"
+        raise FactsRefused(why, "find out what renames its tags, or invents them")

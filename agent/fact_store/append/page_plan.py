@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.batch import Batch, Origin
+from agent.batch import Batch, Definitions, Origin
 from agent.fact_store.append.renamed import Search, Shift
 from agent.pages import (
     Declined,
     HeldRange,
     OriginRange,
     PeerPosition,
-    ReceivedDefinition,
     SignerCertificate,
 )
 
@@ -24,7 +23,6 @@ class ReceivedPage:
     peer: str
     stream: str
     batches: Sequence[Batch]
-    definitions: Sequence[ReceivedDefinition]
     position: PeerPosition | None
     """Up to where the peer's stream is stored with this page; None for batches from before, which a comparison found
     missing."""
@@ -58,5 +56,6 @@ class PagePlan:
     uncompared: dict[OriginRange, str] = field(default_factory=dict)  # why the facts may be others
     unproven: set[int] = field(default_factory=set)  # numbers of origins
     renamed: set[Shift] = field(default_factory=set)
+    definitions: dict[tuple[str, Definitions], bool] = field(default_factory=dict)  # that are needed: are they held
     duplicate_facts: int = 0
     left_out: Mapping[str, list[OriginRange]] = field(default_factory=dict)  # by reason

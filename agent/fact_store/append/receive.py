@@ -1,11 +1,11 @@
 """A peer's page: batches sealed elsewhere, stored once, byte for byte, together with the peer's position.
 
-A page is stored whole or not at all. A batch of the peer's present epoch that contradicts the facts held, or a batch
-without its definitions, refuses the page, and only an incident is recorded. A batch of another epoch that contradicts
-them is passed over and reported (decision 0041). A batch that is held already is compared with the stored one before it
-is skipped: a gateway restored from an old image sends other facts under the same sequences, and taking them for
-duplicates would lose them. What retention has released here is compared by the rows after it. Where those are gone too
-it cannot be compared; where the origin may have two histories, that is reported.
+A page is stored whole or not at all, and only when the tag definitions of its batches are held. A batch of the peer's
+present epoch that contradicts the facts held refuses the page, and only an incident is recorded. A batch of another
+epoch that contradicts them is passed over and reported (decision 0041). A batch that is held already is compared with
+the stored one before it is skipped: a gateway restored from an old image sends other facts under the same sequences,
+and taking them for duplicates would lose them. What retention has released here is compared by the rows after it. Where
+those are gone too it cannot be compared; where the origin may have two histories, that is reported.
 
 A zone of which this store keeps no more (epochs, definitions, ranges) loses what is beyond, by name: facts of other
 zones that the same peer relays are stored. Only a page of the peer's own facts is refused for it.
@@ -22,11 +22,12 @@ from agent import batch as batch_format
 from agent.batch import Batch
 from agent.columns import BatchError
 from agent.fact_store.append.append import append_notice
-from agent.fact_store.append.definitions import proven_definitions
+from agent.fact_store.append.definitions import are_held, lacking_definitions
 from agent.fact_store.append.page_plan import PagePlan, ReceivedPage
 from agent.fact_store.append.renamed import Search
 from agent.fact_store.append.second_history import add_uncompared, may_have_two_histories, note_released, restarts
 from agent.fact_store.log import (
+    DefinitionsMissing,
     Duplicate,
     FactsRefused,
     Fork,
@@ -38,16 +39,13 @@ from agent.fact_store.log import (
     origins_with_other_facts,
 )
 from agent.fact_store.sqlite import Transaction
-from agent.pages import BatchEnd, HeldRange, OriginRange, PutResult
+from agent.pages import BatchEnd, HeldRange, LackingDefinitions, OriginRange, PutResult
 
 EPOCHS_OF_ZONE_MAX = 1_000
 """Origins of one zone. Each takes a kilobyte of memory for ever, also after every restart, so a peer that sends each
 batch under an epoch of its own would otherwise end this process."""
 DEFINITIONS_OF_ZONE_MAX = 200_000
-"""Of all its epochs."""
-DEFINITIONS_OF_ORIGIN_BYTES_MAX, DEFINITION_OVERHEAD_BYTES = 18 * 1024 * 1024, 192
-"""Of one epoch, with what a definition takes besides its bytes. A receiver that is new gets all of them before the
-first batch that needs them, and keeps 24 MiB until it comes: with more it would never read on."""
+"""With those of tags that were changed or removed."""
 RANGES_OF_ZONE_MAX = 10_000
 """Held ranges of one zone, in all streams and epochs. Each takes a quarter of a kilobyte of memory for ever, also after
 every restart, so a peer whose sequences are nothing but gaps would otherwise end this process."""
@@ -83,21 +81,19 @@ def check_headers(stream: str, batches: Iterable[Batch]) -> None:
 
 
 def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
-    """Store what is not held yet and move the peer's position. Raises ForkError, DefinitionsMissing, FactsRefused; then
-    nothing is stored."""
+    """Store what is not held yet and move the peer's position. Raises ForkError, FactsRefused, and DefinitionsMissing
+    with all that the page lacks; then nothing is stored."""
     if page.position is None:  # it stays as it is when this is written, whatever epoch the peer has begun since
         page = replace(page, position=transaction.catalog.peers.get((page.peer, page.stream)))
     if page.position is None:
         raise FactsRefused(f"nothing of {page.stream} was pulled from {page.peer} yet", "pull it first")
-    plan, definitions = _plan_within_limits(transaction, page)
+    plan = _plan_within_limits(transaction, page)
     recorded = [(one.header.origin.zone, message) for one in plan.inserts for message in messages_in([one])]
     contradicted = origins_with_other_facts(recorded, page.stream)
     add_uncompared(transaction, plan, page, contradicted)
     stream = transaction.stream(page.stream)
     for origin in plan.ranges:  # 0055: numbered in the order in which their facts came
         transaction.origin(origin)
-    for origin, bodies in definitions.items():
-        transaction.add_definitions(transaction.origin(origin), bodies)
     transaction.add_signers(page.signers, page.peer)
     if plan.inserts:
         transaction.add_batches(
@@ -133,26 +129,25 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps), refused, uncompared, left)
 
 
-def _plan_within_limits(
-    transaction: Transaction, page: ReceivedPage
-) -> tuple[PagePlan, dict[batch_format.Origin, list[bytes]]]:
-    """The plan of a page without what is beyond the limits of a zone, and its definitions. Raises as `store_page`."""
+def _plan_within_limits(transaction: Transaction, page: ReceivedPage) -> PagePlan:
+    """The plan of a page without what is beyond the limits of a zone. Raises as `store_page`."""
     left_out = dict[str, list[OriginRange]]()
     while True:
         plan = _plan_page(transaction, page)
-        try:
-            definitions = proven_definitions(transaction, plan.inserts, page.definitions)
-        except ForkError:  # plan again, and find the batches whose tags are defined differently here
-            plan = _plan_page(transaction, page, are_tags_compared=True)
-            definitions = proven_definitions(transaction, plan.inserts, page.definitions)
+        lacking = lacking_definitions(transaction, plan.definitions)
         full = (
             _no_more_epochs(transaction, page)
-            or _no_more_definitions(transaction, plan, definitions)
+            or _no_more_definitions(transaction, plan, lacking)
             or _no_more_ranges(transaction, page, plan)
         )
+        if full is None and lacking:
+            zones = ", ".join(one.zone for one in lacking)
+            raise DefinitionsMissing(
+                f"{page.stream} from {page.peer}: tag definitions of {zones} are not held", lacking
+            )
         if full is None:
             plan.left_out = left_out
-            return plan, definitions
+            return plan
         if full.zone == page.peer:  # no other zone's facts wait behind them
             raise FactsRefused(full.why, full.hint)
         page = _leave_out(page, full, left_out)
@@ -214,28 +209,18 @@ def _no_more_epochs(transaction: Transaction, page: ReceivedPage) -> _NoRoom | N
 
 
 def _no_more_definitions(
-    transaction: Transaction, plan: PagePlan, fresh: Mapping[batch_format.Origin, Sequence[bytes]]
+    transaction: Transaction, plan: PagePlan, lacking: Sequence[LackingDefinitions]
 ) -> _NoRoom | None:
     """A zone that would have more tag definitions here than lists of ten thousand tags make in years: no retention
     releases them, and a search for latest values reads all of them."""
-    catalog = transaction.catalog
-    for zone in {origin.zone for origin in fresh}:
-        numbers = [number for origin, number in catalog.origins.items() if origin.zone == zone]
-        held = sum(catalog.definitions[number].count for number in numbers if number in catalog.definitions)
-        count = held + sum(len(bodies) for origin, bodies in fresh.items() if origin.zone == zone)
+    for zone, wanted, held in lacking:
+        more = max(wanted.count - max((one.count for one in held), default=0), 1)
+        count = transaction.definition_count(zone) + more
         if count > DEFINITIONS_OF_ZONE_MAX:
             hint = "a new tag list adds only what differs; find out what renames its tags, or invents them"
             why = f"{zone} would have {count} tag definitions here, at most {DEFINITIONS_OF_ZONE_MAX}"
-            return _NoRoom(zone, why, hint, _names(plan.inserts, {one for one in fresh if one.zone == zone}))
-    for one, bodies in fresh.items():
-        size = sum(map(len, bodies)) + DEFINITION_OVERHEAD_BYTES * len(bodies)
-        if number := catalog.origins.get(one):
-            known = catalog.definitions.get(number, batch_format.Definitions())
-            size += transaction.definition_bytes(number) + DEFINITION_OVERHEAD_BYTES * known.count
-        if size > DEFINITIONS_OF_ORIGIN_BYTES_MAX:
-            hint = "find out what renames its tags, or invents them; a new epoch of it begins without definitions"
-            why = f"tag definitions of {one} would have {size} bytes, at most {DEFINITIONS_OF_ORIGIN_BYTES_MAX}"
-            return _NoRoom(one.zone, why, hint, _names(plan.inserts, {one}))
+            of_zone = (one for one in plan.inserts if one.header.origin.zone == zone)
+            return _NoRoom(zone, why, hint, {_name(one) for one in of_zone if one.header.definitions == wanted})
     return None
 
 
@@ -327,7 +312,7 @@ def _report(transaction: Transaction, page: ReceivedPage, one: OriginRange, kind
     transaction.add_incident(kind, place, why)
 
 
-def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compared: bool = False) -> PagePlan:
+def _plan_page(transaction: Transaction, page: ReceivedPage) -> PagePlan:
     """What to do with each batch. Raises ForkError for a contradiction in the peer's present epoch, which the peer can
     still resolve. A contradiction in any other epoch cannot be resolved: both histories are true, and only one fits
     here. That batch is passed over and reported (decision 0041)."""
@@ -336,8 +321,6 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
     for index, batch in enumerate(page.batches):
         origin, stored_before = batch.header.origin, len(plan.inserts)
         try:
-            if are_tags_compared and origin != present:
-                proven_definitions(transaction, [batch], page.definitions)
             is_uncompared = _plan_batch(transaction, plan, batch)
         except ForkError:
             if origin in {present, transaction.catalog.origin}:
@@ -423,6 +406,9 @@ def _plan_batch(transaction: Transaction, plan: PagePlan, batch: Batch) -> bool:
         case Insert() if _is_renamed(transaction, plan, batch):
             pass
         case Insert(ranges, gap):
+            needed = origin.zone, header.definitions
+            if header.definitions.count and needed not in plan.definitions:
+                plan.definitions[needed] = are_held(transaction, *needed)
             plan.ranges[origin] = ranges
             plan.fresh[origin, offered.first_sequence] = offered
             plan.search.add(batch)

@@ -5,8 +5,7 @@ A store restored from an old copy, or opened without the end of its write-ahead 
 of facts that peers already hold, and each peer would see a fork. Three things detect it: the witness, a small file
 beside the store that records where its streams ended; the file of the write-ahead log, if the store is marked as open;
 and proof, a record that this store signed of a batch that it does not have. A peer's claim alone does not begin an
-epoch. In a new epoch own sequences and tag definitions start from 1 again; all facts held keep their origin (decisions
-0046 and 0047).
+epoch. In a new epoch own sequences start from 1 again; all facts held keep their origin (decisions 0046 and 0047).
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from agent.fact_store.log import Reseal
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What a store has acknowledged: its epoch (hex), the end offset of each stream, the number of its own tag
-    definitions, and which of its facts were resealed."""
+    """What a store has acknowledged: its epoch (hex), the end offset of each stream, and which of its facts were
+    resealed."""
 
     epoch: str
     ends: Mapping[str, int]
-    definitions: int = 0
     reseals: tuple[Reseal, ...] = ()
 
 
@@ -65,8 +63,6 @@ def restored_because(witness: Witness | None, own_epochs: Collection[str], held:
         for stream, end_offset in sorted(witness.ends.items())
         if held.ends.get(stream, 0) < end_offset
     ]
-    if held.definitions < witness.definitions:
-        short.append(f"{held.definitions} tag definitions are held, the witness records {witness.definitions}")
     return "; ".join(short) or None
 
 

@@ -2,8 +2,7 @@
 at 1 again.
 
 All facts held keep their offsets and their content. Own facts that no reader has received become the first facts of the
-new epoch (reseal.py). Own tag definitions are copied with their numbers, so that a source which defined its tags under
-the epoch before can continue to use them. Consumers, message ids and artifacts do not change.
+new epoch (reseal.py). Tag definitions, consumers, message ids and artifacts do not change.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import replace
 from agent.batch import EPOCH_BYTES, Origin
 from agent.fact_store.append import append_notice
 from agent.fact_store.divergence.high_water import ReadHighWater
-from agent.fact_store.divergence.reseal import Resealed, copy_definitions, repeat_reseals, reseal_unread
+from agent.fact_store.divergence.reseal import Resealed, repeat_reseals, reseal_unread
 from agent.fact_store.log import Reseal
 from agent.fact_store.sqlite import Transaction
 
@@ -43,7 +42,6 @@ def begin_epoch(
     repeated = repeat_reseals(transaction, reseals)
     resealed = [] if read_until is None else reseal_unread(transaction, now, read_until)
     transaction.origin(now)
-    copy_definitions(transaction, before, now)
     transaction.set_epoch(now)
     # New objects, so that subscribers are called for every stream: a waiting fetch is answered `epoch_changed`.
     catalog.streams = {name: replace(state) for name, state in catalog.streams.items()}

@@ -145,7 +145,7 @@ def migrate_store(path: Path) -> None:
 def witness_of(catalog: Catalog) -> Witness:
     """The witness of a store in this state."""
     ends = {name: state.end_offset for name, state in catalog.streams.items()}
-    return Witness(catalog.origin.epoch.hex(), ends, catalog.own_definitions().count, catalog.reseals)
+    return Witness(catalog.origin.epoch.hex(), ends, catalog.reseals)
 
 
 def _open(

@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from agent.batch import NO_DIGEST, Batch, Definitions, Header, Link, Origin, Sign, resealed
+from agent.batch import NO_DIGEST, Batch, Header, Link, Origin, Sign, resealed
 from agent.fact_store.log import Reseal, StreamState, parse_row
 from agent.fact_store.sqlite import Transaction
 from agent.pages import HeldRange
@@ -63,7 +63,6 @@ def repeat_reseals(transaction: Transaction, reseals: Iterable[Reseal]) -> list[
         if _is_sound(transaction, state, old, place[0] - 1):
             new = Origin(old.zone, one.new_epoch)
             found.append(_seal_stream(transaction, state, old, place[0] - 1, new))
-            copy_definitions(transaction, old, new)
     return found
 
 
@@ -72,13 +71,6 @@ def _signing(signer: RecordSigner | None, batch: Batch) -> Sign | None:
     if signer is None or not batch.header.is_signed:
         return None
     return partial(sign_record, signer, signed_at_ms=parse_record(batch.record).signed_at_ms)
-
-
-def copy_definitions(transaction: Transaction, old: Origin, new: Origin) -> None:
-    """Copy definitions of an old epoch, with their numbers, to a new one that does not have them yet."""
-    counts, numbers = transaction.catalog.definitions, transaction.catalog.origins
-    have, known = (counts.get(numbers[one], Definitions()).count for one in (new, old))
-    transaction.add_definitions(numbers[new], transaction.definition_bodies(numbers[old], have, known))
 
 
 def _kept(ranges: Iterable[HeldRange], first: Header) -> Iterator[HeldRange]:

@@ -3,7 +3,7 @@
     facts.db.witness        replaced when the store is opened, updated in place after each commit that moves an end
     facts.db.reseals        which own facts were resealed, replaced before the witness whenever there are more
 
-Lines of 128 bytes, one for the tag definitions and one for each stream: name, end, epoch, checksum. No line crosses a
+Lines of 128 bytes, one for the epoch and one for each stream: name, end, epoch, checksum. No line crosses a
 sector, so each is there whole or not at all. An update is written after the commit and before its answers, and is not
 synced: it survives the end of the process at once, and a power cut once the kernel has written it back, within half a
 minute. The witness never records what is not durable in the store.
@@ -31,7 +31,7 @@ LINE_BYTES = 128
 RESEALS = ".reseals"
 RESEALS_MAX = 256
 """The newest are kept: a copy of the file that is older than all of them is improbable."""
-DEFINITIONS = "(tag definitions)"  # no stream can have this name
+EPOCH = "(epoch)"  # the line of a store without streams; no stream can have this name
 _COVERED_BYTES = LINE_BYTES - 10  # a space, the checksum and the line's end follow
 
 
@@ -46,8 +46,8 @@ def read_witness(path: Path) -> Witness | None:
     if not found:
         return None
     epoch = found[0][2]
-    ends = {name: end for name, end, of in found if of == epoch}
-    return Witness(epoch, ends, ends.pop(DEFINITIONS, 0), _read_reseals(path))
+    ends = {name: end for name, end, of in found if of == epoch and name != EPOCH}
+    return Witness(epoch, ends, _read_reseals(path))
 
 
 def write_witness(path: Path, witness: Witness) -> None:
@@ -58,7 +58,7 @@ def write_witness(path: Path, witness: Witness) -> None:
             for one in witness.reseals[-RESEALS_MAX:]
         ]
         write_file(sidecar_path(path, RESEALS), json.dumps(rows).encode())
-    ends = {DEFINITIONS: witness.definitions, **witness.ends}
+    ends = {EPOCH: 0, **witness.ends}
     write_file(sidecar_path(path, ".witness"), b"".join(_line(name, end, witness.epoch) for name, end in ends.items()))
 
 
@@ -83,13 +83,11 @@ class LiveWitness:
     def __init__(self, path: Path, witness: Witness) -> None:
         self._path = path
         self._descriptor: int | None = None
-        self._replace(witness.epoch, {DEFINITIONS: witness.definitions, **witness.ends}, witness.reseals)
+        self._replace(witness.epoch, witness.ends, witness.reseals)
 
-    def record(self, epoch: str, ends: Mapping[str, int], definitions: int, reseals: tuple[Reseal, ...] = ()) -> None:
-        """Record the state after a durable commit: the epoch (hex), the ends that the commit has moved, the count of
-        own tag definitions, and what was resealed, which changes with the epoch only."""
-        if definitions != self._ends[DEFINITIONS]:
-            ends = {DEFINITIONS: definitions, **ends}
+    def record(self, epoch: str, ends: Mapping[str, int], reseals: tuple[Reseal, ...] = ()) -> None:
+        """Record the state after a durable commit: the epoch (hex), the ends that the commit has moved, and what was
+        resealed, which changes with the epoch only."""
         self._ends.update(ends)
         if epoch != self._epoch:  # rare: it costs two syncs
             self.close()
@@ -106,9 +104,8 @@ class LiveWitness:
 
     def _replace(self, epoch: str, ends: Mapping[str, int], reseals: tuple[Reseal, ...]) -> None:
         self._epoch, self._ends = epoch, dict(ends)
-        self._places = {name: number for number, name in enumerate(ends)}
-        streams = {name: end for name, end in ends.items() if name != DEFINITIONS}
-        write_witness(self._path, Witness(epoch, streams, ends[DEFINITIONS], reseals))
+        self._places = {name: number for number, name in enumerate([EPOCH, *ends])}
+        write_witness(self._path, Witness(epoch, self._ends, reseals))
         if (left := read_witness(self._path)) is not None and left.epoch == epoch:
             with suppress(OSError):
                 self._descriptor = os.open(sidecar_path(self._path, ".witness"), os.O_WRONLY | os.O_CLOEXEC)

@@ -47,24 +47,21 @@ class BatchRow(NamedTuple):
     time_max_ns: Any
     kind: Any
     codec: Any
-    definition_count: Any
+    definition: Any
     bytes_total: Any
     digest: Any
     previous_digest: Any
     body: Any
 
 
-def definitions_damage(origin: Origin, rows: Sequence[tuple[Any, Any, Any]]) -> Iterator[Damage]:
-    """Check that an origin's definitions (number, digest, body) have no gaps and match the running digest."""
-    running = Definitions()
-    for number, digest, body in rows:
-        expected = running.extended(body) if isinstance(body, bytes) else running
-        if (number, digest) != (expected.count, expected.digest):
-            what = f"tag definition {running.count + 1} is damaged or missing"
-            yield Damage("", 0, 0, str(origin), running.count + 1, what)
-            if not (isinstance(number, int) and isinstance(digest, bytes) and len(digest) == DIGEST_BYTES):
-                return
-        running = Definitions(number, digest)
+def definitions_damage(rows: Sequence[tuple[Any, ...]]) -> Iterator[Damage]:
+    """Check that each definition (id, zone, digest, previous, number, body) has the digest that follows from the one
+    before it."""
+    names = {row[0]: Definitions(row[4], row[2]) for row in rows if isinstance(row[2], bytes)}
+    for number, zone, digest, previous, count, body in rows:
+        before = Definitions() if previous is None else names.get(previous)
+        if before is None or not isinstance(body, bytes) or before.extended(body) != Definitions(count, digest):
+            yield Damage("", 0, 0, str(zone), 0, f"tag definition {count} (row {number}) is damaged")
 
 
 @dataclass(slots=True)
@@ -73,7 +70,7 @@ class StreamCheck:
 
     stream: str
     numbers: Mapping[int, Origin]
-    definitions: Mapping[tuple[int, int], bytes]  # (origin number, definition number): running digest
+    definitions: Mapping[int | None, tuple[str, Definitions]]  # zone and name, by id
     released_offset: int
     released_bytes: int
     is_opened: bool = True
@@ -115,7 +112,6 @@ class StreamCheck:
             ("time_max_ns", row.time_max_ns, header.time_max_ns),
             ("kind", row.kind, header.kind),
             ("codec", row.codec, header.codec),
-            ("definition_count", row.definition_count, header.definitions.count),
             ("previous_digest", row.previous_digest, header.previous_digest),
             ("bytes_total", row.bytes_total, self.bytes_total + len(batch.sealed)),
         ):
@@ -178,10 +174,9 @@ class StreamCheck:
             for one in self.ranges_seen.get(header.origin, ())
         ):
             yield self._damage(row, "another batch has the same sequences", batch)
-        if header.kind is Kind.SAMPLES:
-            known = self.definitions.get((row.origin, header.definitions.count))
-            if known != header.definitions.digest:
-                yield self._damage(row, "the tag definitions held differ from those it was sealed with", batch)
+        named = self.definitions.get(row.definition)
+        if header.kind is Kind.SAMPLES and named != (header.origin.zone, header.definitions):
+            yield self._damage(row, "the tag definitions held differ from those it was sealed with", batch)
 
     def _advance(self, row: BatchRow, batch: Batch | None = None) -> None:
         first, last = row.first_offset, row.last_offset

@@ -81,7 +81,7 @@ class _Tables:
     """The small tables, all as they were at one moment."""
 
     origins: dict[int, Origin] = field(default_factory=dict)
-    definitions: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    definitions: dict[int | None, tuple[str, Definitions]] = field(default_factory=dict)
     streams: dict[int, _StreamTable] = field(default_factory=dict)
     consumers: list[tuple[Any, ...]] = field(default_factory=list)
     confirmed: list[tuple[Any, ...]] = field(default_factory=list)
@@ -160,27 +160,14 @@ class _Walk:
         return tables
 
     def _table_damage(self, tables: _Tables) -> Iterator[Damage]:
-        for number, origin in tables.origins.items():
-            yield from self._definitions(number, origin, tables.definitions)
+        rows = self._rows("the tag definitions", "select_definition_rows")
+        yield from definitions_damage(rows)
+        tables.definitions = {row[0]: (row[1], Definitions(row[4], row[2])) for row in rows}
         for stream in tables.streams.values():
             if stream.released_offset > stream.end_offset:
                 what = f"released to {stream.released_offset}, the held ranges end at {stream.end_offset}"
                 yield Damage(stream.name, 0, 0, "", 0, what)
         yield from _consumer_damage(tables)
-        yield from self._take_unreadable()
-
-    def _definitions(self, number: int, origin: Origin, found: dict[tuple[int, int], bytes]) -> Iterator[Damage]:
-        rows = self._rows(
-            f"the tag definitions of {origin}",
-            "select_definitions",
-            {"origin": number, "after": 0, "until": OFFSET_BEYOND},
-        )
-        yield from definitions_damage(origin, rows)
-        running = Definitions()
-        for _, _, body in rows:
-            if isinstance(body, bytes):
-                running = running.extended(body)
-                found[number, running.count] = running.digest
         yield from self._take_unreadable()
 
     def _stream(self, number: int, check: StreamCheck, stream: _StreamTable) -> Iterator[Damage]:

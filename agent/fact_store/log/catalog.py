@@ -40,14 +40,12 @@ class StreamState:
 
 @dataclass(slots=True)
 class Catalog:
-    """The state of the whole store. Keys of `held` and `definitions` are stream and origin numbers; values are
-    immutable."""
+    """The state of the whole store. Keys of `held` are stream and origin numbers; values are immutable."""
 
     origin: Origin
     streams: dict[str, StreamState] = field(default_factory=dict)
     origins: dict[Origin, int] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[HeldRange, ...]] = field(default_factory=dict)
-    definitions: dict[int, Definitions] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
     zone_uses: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -74,15 +72,18 @@ class Catalog:
     proven: frozenset[int] = frozenset()
     """Numbers of the origins of which a record was verified."""
     own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
+    own_definitions: Definitions = field(default_factory=Definitions)
+    """The tag definitions with which own samples are sealed; the id of the newest."""
+    own_definition_id: int | None = None
     tails: dict[int, TailCache] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
 
     def draft(self) -> Catalog:
         """A copy that may be changed."""
         return Catalog(
-            self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
-            self.consumers.copy(), self.peers.copy(), self.zone_uses.copy(), self.timeline, self.timelines,
-            self.read_again, self.unproven, self.contradicted, self.reseals, self.renamed, self.leases, self.proven,
-            self.own_origin, self.tails.copy(),
+            self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.consumers.copy(),
+            self.peers.copy(), self.zone_uses.copy(), self.timeline, self.timelines, self.read_again, self.unproven,
+            self.contradicted, self.reseals, self.renamed, self.leases, self.proven, self.own_origin,
+            self.own_definitions, self.own_definition_id, self.tails.copy(),
         )  # fmt: skip
 
     @property
@@ -97,7 +98,3 @@ class Catalog:
         if not held:
             return Link(stream, self.origin)
         return Link(stream, self.origin, held[-1].last_sequence + 1, held[-1].last_digest)
-
-    def own_definitions(self) -> Definitions:
-        """The count and running digest of this store's own tag definitions."""
-        return self.definitions.get(self.own_origin, Definitions())

@@ -18,7 +18,7 @@
         Refused                     the caller's arguments break a rule; nothing was stored (final)
             FactsRefused            samples, messages or definitions that cannot be sealed
             ForkError               a batch contradicts the history held of its origin
-            DefinitionsMissing      a batch needs tag definitions that were not received with it
+            DefinitionsMissing      a batch needs tag definitions that are not held
             UnknownConsumer         no consumer of this name is registered
             ConsumerNotYours        the name was registered by another zone
             ConsumerStreamMismatch  the name is bound to another stream
@@ -41,8 +41,10 @@ Bytes that are not a batch raise `agent.batch.BatchError`, a message that breaks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agent.errors import BsfgError
-from agent.pages import BatchEnd
+from agent.pages import BatchEnd, LackingDefinitions
 
 
 class StoreError(BsfgError):
@@ -191,9 +193,13 @@ class ForkError(Refused):
 
 
 class DefinitionsMissing(Refused):
-    """A batch needs tag definitions that were not received with it."""
+    """Batches need tag definitions that are not held: those of `lacking`."""
 
-    hint = "fetch again, and name only definitions that are held"
+    hint = "fetch them first"
+
+    def __init__(self, why: str, lacking: Sequence[LackingDefinitions]) -> None:
+        super().__init__(why)
+        self.lacking = lacking
 
 
 class UnknownConsumer(Refused):

@@ -66,7 +66,8 @@ class StreamInfo:
 
 
 class BatchSummary(NamedTuple):
-    """The columns of a batch in the table, without its body. Times are nanoseconds since 1970."""
+    """The columns of a batch in the table, without its body. Times are nanoseconds since 1970. `definition` is the id
+    of the last tag definition that it needs; None for messages."""
 
     first_offset: int
     last_offset: int
@@ -75,7 +76,7 @@ class BatchSummary(NamedTuple):
     time_min_ns: int
     time_max_ns: int
     kind: int
-    definition_count: int
+    definition: int | None
     body_bytes: int
 
 

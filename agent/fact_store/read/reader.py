@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.batch import NO_DIGEST, SEQUENCE_MAX, Definitions, Origin
+from agent.batch import SEQUENCE_MAX, Definitions, Origin
 from agent.fact_store.log import (
     BatchSummary,
     Catalog,
@@ -45,9 +45,19 @@ from agent.fact_store.sqlite import (
     identity,
     load,
     one_state,
+    read_definitions,
     reading_tables,
 )
-from agent.pages import CERTIFICATES_OF_KEY_MAX, BatchEnd, Hole, OriginRange, Page, SignedBatch, StoredBatch
+from agent.pages import (
+    CERTIFICATES_OF_KEY_MAX,
+    BatchEnd,
+    DefinitionChain,
+    Hole,
+    OriginRange,
+    Page,
+    SignedBatch,
+    StoredBatch,
+)
 from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 
 OFFSET_MAX = 2**63 - 2
@@ -73,6 +83,7 @@ class StoreReader:
         self._streams: dict[str, int] = {}
         self._origins: dict[int, Origin] = {}
         self._numbers: dict[Origin, int] = {}
+        self._definitions: dict[int, tuple[str, Definitions]] = {}
         with ExitStack() as on_error:
             on_error.callback(self.close)
             with self._reading() as connection:
@@ -230,58 +241,48 @@ class StoreReader:
         with self._reading() as connection:
             return connection.execute(QUERIES["select_clock_marks"], (self._stream(connection, stream),)).fetchall()
 
-    def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
-        """Canonical JSON of an origin's tag definitions from `after_number` + 1 to `until_number`, as many as are held.
-        Raises StoreDamaged."""
+    def definitions(self, zone: str, digest: bytes, held: Collection[bytes] = ()) -> DefinitionChain | None:
+        """The tag definitions of a zone up to the one with this digest, after the newest whose digest begins with one
+        of `held`; None if they are not held. Raises StoreDamaged."""
         with self._reading() as connection:
-            number = self._number(connection, origin)
-            return [] if number is None else self._definitions(connection, origin, number, after_number, until_number)
+            return read_definitions(connection.execute, zone, digest, held)
 
-    def definition_sizes(self) -> dict[Origin, tuple[int, int]]:
-        """How many tag definitions are held of each origin, and their bytes."""
+    def definitions_named(self, definition: int) -> tuple[str, Definitions]:
+        """The zone, and the definitions up to one that is given by its id. Raises StoreDamaged."""
+        if (known := self._definitions.get(definition)) is None:
+            with self._reading() as connection:
+                row = connection.execute(QUERIES["select_definition"], (definition,)).fetchone()
+            if row is None:
+                raise StoreDamaged(f"{self.path}: a batch needs tag definition {definition}, which is not in the table")
+            known = self._definitions[definition] = row[0], Definitions(row[3], row[1])
+        return known
+
+    def definition_ends(self) -> list[tuple[str, Definitions]]:
+        """Zone and last definition of each chain of definitions, in the order in which they were stored."""
         with self._reading() as connection:
-            rows = connection.execute(QUERIES["select_definition_sizes"]).fetchall()
-        return {Origin(zone, epoch): (count, size) for zone, epoch, count, size in rows}
+            rows = connection.execute(QUERIES["select_definition_ends"]).fetchall()
+        return [(zone, Definitions(number, digest)) for zone, number, digest in rows]
 
-    def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
-        """The number of the first damaged or missing definition among those that the batch with this sequence needs;
-        None if there is none.
+    def definition_counts(self) -> dict[str, int]:
+        """How many tag definitions of each zone are held."""
+        with self._reading() as connection:
+            return dict(connection.execute(QUERIES["select_definition_counts"]).fetchall())
 
-        Raises StoreDamaged if SQLite cannot read them.
-        """
+    def own_definitions(self) -> Definitions:
+        """The newest of this store's own definitions."""
+        with self._reading() as connection:
+            row = connection.execute(QUERIES["select_own_definition"]).fetchone()
+        return Definitions() if row is None else Definitions(*row[1:])
+
+    def damaged_definitions(self, stream: str, origin: Origin, last_sequence: int) -> Definitions | None:
+        """The definitions that the batch with this sequence needs, if some of them are damaged or missing."""
         page = self.read_sequences(stream, origin, last_sequence, last_sequence, 1, 1)
-        needed = page.batches[0].definition_count if page.batches else 0
-        with self._reading() as connection:
-            number, running = self._number(connection, origin), Definitions()
-            for found, digest, body in connection.execute(
-                QUERIES["select_definitions"], {"origin": number, "after": 0, "until": needed}
-            ):
-                following = running.extended(body) if isinstance(body, bytes) else running
-                if (found, digest) != (following.count, following.digest):
-                    break
-                running = following
-        return None if running.count == needed else running.count + 1
-
-    def _definitions(
-        self, connection: sqlite3.Connection, origin: Origin, number: int, after_number: int, until_number: int
-    ) -> list[bytes]:
-        """Definitions, each compared with the running digest, which detects changed, missing and moved ones."""
-        digest, bodies = NO_DIGEST, list[bytes]()
-        if after_number > 0:
-            row = connection.execute(
-                QUERIES["select_definition_digest"], {"origin": number, "number": after_number}
-            ).fetchone()
-            digest = row[0] if row else NO_DIGEST
-        running = Definitions(after_number, digest)
-        for found, digest, body in connection.execute(
-            QUERIES["select_definitions"], {"origin": number, "after": after_number, "until": until_number}
-        ):
-            if isinstance(body, bytes):
-                running = running.extended(body)
-            if (found, digest) != (running.count, running.digest):
-                raise StoreDamaged(f"{self.path}: tag definition {running.count} of {origin} is damaged or missing")
-            bodies.append(body)
-        return bodies
+        needed = page.batches[0].definitions if page.batches else Definitions()
+        try:
+            is_sound = not needed.count or self.definitions(origin.zone, needed.digest) is not None
+        except StoreDamaged:
+            is_sound = False
+        return None if is_sound else needed
 
     def end_offset(self, stream: str) -> int:
         """Offset of the last fact of a stream, 0 if there is none."""
@@ -461,6 +462,7 @@ class _MomentReader(StoreReader):
         self._streams: dict[str, int] = {}
         self._origins: dict[int, Origin] = {}
         self._numbers: dict[Origin, int] = {}
+        self._definitions: dict[int, tuple[str, Definitions]] = {}
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

@@ -26,6 +26,7 @@ from agent.fact_store.sqlite.connection import (
     sync_folder,
     unlock,
 )
+from agent.fact_store.sqlite.definitions import read_definitions
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.migrations import FILES, check_known, migrate
 from agent.fact_store.sqlite.queries import QUERIES, named_statements

@@ -164,7 +164,7 @@ SELECT last_offset FROM batch NOT INDEXED WHERE stream = ? ORDER BY id DESC LIMI
 
 -- select_row_summaries: batches of all streams without their bodies, in the order of rows, without an index
 SELECT
-    id, stream, first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition_count,
+    id, stream, first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition,
     length(body)
 FROM batch NOT INDEXED WHERE id > ? ORDER BY id LIMIT ?;
 
@@ -175,7 +175,7 @@ FROM batch NOT INDEXED WHERE id = ?;
 -- insert_batch: one sealed batch
 INSERT INTO batch (
     stream, first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec,
-    definition_count, bytes_total, digest, previous_digest, verified_unix_ms, writer, body
+    definition, bytes_total, digest, previous_digest, verified_unix_ms, writer, body
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- upsert_zone_use: the bytes of a zone in a stream
@@ -294,7 +294,7 @@ PRAGMA integrity_check;
 
 -- select_verify_page: batches after one offset up to another, with all columns
 SELECT
-    first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec, definition_count,
+    first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec, definition,
     bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(body AS BLOB)
 FROM batch WHERE stream = ? AND first_offset > ? AND first_offset <= ? ORDER BY first_offset LIMIT ?;
 
@@ -319,7 +319,7 @@ SELECT coalesce(sum(last_sequence - first_sequence + 1), 0) FROM held WHERE stre
 
 -- select_summaries: batches without their bodies, from the one that holds an offset up to another, oldest first
 SELECT
-    first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition_count, length(body)
+    first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition, length(body)
 FROM batch
 WHERE stream = :stream
     AND first_offset >= coalesce(
@@ -333,7 +333,7 @@ LIMIT :limit;
 
 -- select_summaries_back: the same from the end, newest first
 SELECT
-    first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition_count, length(body)
+    first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition, length(body)
 FROM batch
 WHERE stream = :stream
     AND first_offset <= :until_offset
@@ -414,43 +414,65 @@ SELECT coalesce(
     (SELECT last_offset FROM batch WHERE batch.stream = stream.id ORDER BY first_offset DESC LIMIT 1), released_offset
 ) FROM stream WHERE id = ?;
 
--- insert_definition: one tag definition
-INSERT INTO definition (origin, number, digest, body) VALUES (?, ?, ?, ?);
-
--- select_definitions: a range of an origin's definitions, after one number up to another
-SELECT number, CAST(digest AS BLOB), CAST(body AS BLOB) FROM definition
-WHERE origin = :origin AND number > :after AND number <= :until
-    AND number NOT IN (SELECT number FROM repaired_definition WHERE origin = :origin)
-UNION ALL
-SELECT number, digest, body FROM repaired_definition WHERE origin = :origin AND number > :after AND number <= :until
-ORDER BY 1;
-
--- select_definition_sizes: how many definitions each origin has, and their bytes
-SELECT origin.zone, origin.epoch, count(*), sum(length(body)) FROM definition JOIN origin ON origin.id = definition.origin
-GROUP BY origin.id;
-
--- select_definition_bytes: the bytes of all definitions of an origin
-SELECT coalesce(sum(length(body)), 0) FROM definition WHERE origin = ?;
-
--- select_definition_digest: running digest at one number
-SELECT digest FROM repaired_definition WHERE origin = :origin AND number = :number
-UNION ALL
-SELECT digest FROM definition WHERE origin = :origin AND number = :number
-LIMIT 1;
+-- insert_definition: one tag definition; returns its id
+INSERT INTO definition (zone, digest, previous, number, body) VALUES (?, ?, ?, ?, ?) RETURNING id;
 
 -- insert_repaired_definition: an undamaged copy of a damaged tag definition
-INSERT INTO repaired_definition (origin, number, digest, body) VALUES (?, ?, ?, ?);
+INSERT OR REPLACE INTO repaired_definition (id, digest, previous, number, body) VALUES (?, ?, ?, ?, ?);
 
--- select_definition_ends: how many definitions each origin has, and the running digest over them
-SELECT origin, max(number), digest FROM (
-    SELECT origin, number, digest FROM definition
-    WHERE NOT EXISTS (
-        SELECT 1 FROM repaired_definition AS repaired
-        WHERE repaired.origin = definition.origin AND repaired.number = definition.number
-    )
+-- select_definition_id: the id of a zone's definition, from the index
+SELECT id FROM definition WHERE zone = ? AND digest = ?;
+
+-- select_definition: a definition by its id
+SELECT
+    definition.zone, coalesce(repaired.digest, CAST(definition.digest AS BLOB)),
+    iif(repaired.id IS NULL, definition.previous, repaired.previous), coalesce(repaired.number, definition.number),
+    coalesce(repaired.body, CAST(definition.body AS BLOB))
+FROM definition LEFT JOIN repaired_definition AS repaired ON repaired.id = definition.id WHERE definition.id = ?;
+
+-- select_definition_chain: a definition of a zone and all before it, newest first
+WITH RECURSIVE chain (previous, number, digest, body) AS (
+    SELECT
+        iif(repaired.id IS NULL, definition.previous, repaired.previous), coalesce(repaired.number, definition.number),
+        coalesce(repaired.digest, CAST(definition.digest AS BLOB)), coalesce(repaired.body, CAST(definition.body AS BLOB))
+    FROM definition LEFT JOIN repaired_definition AS repaired ON repaired.id = definition.id
+    WHERE zone = :zone AND definition.digest = :digest
     UNION ALL
-    SELECT origin, number, digest FROM repaired_definition
-) GROUP BY origin;
+    SELECT
+        iif(repaired.id IS NULL, definition.previous, repaired.previous), coalesce(repaired.number, definition.number),
+        coalesce(repaired.digest, CAST(definition.digest AS BLOB)), coalesce(repaired.body, CAST(definition.body AS BLOB))
+    FROM chain CROSS JOIN definition ON definition.id = chain.previous
+    LEFT JOIN repaired_definition AS repaired ON repaired.id = definition.id
+    WHERE coalesce(repaired.number, definition.number) < chain.number  -- also in damaged rows: it must end
+)
+SELECT number, digest, body FROM chain;
+
+-- select_newest_definitions: the definitions of a zone that were stored last, newest first
+SELECT number, digest FROM definition WHERE zone = ? ORDER BY id DESC LIMIT ?;
+
+-- select_definition_count: how many definitions of a zone are stored
+SELECT count(*) FROM definition WHERE zone = ?;
+
+-- select_definition_counts: how many definitions of each zone are stored
+SELECT zone, count(*) FROM definition GROUP BY zone ORDER BY zone;
+
+-- select_definition_ends: the definitions that no other one follows, in the order in which they were stored
+SELECT zone, number, digest FROM definition
+WHERE id NOT IN (SELECT previous FROM definition WHERE previous IS NOT NULL) ORDER BY id;
+
+-- select_definition_rows: all definitions
+SELECT
+    definition.id, definition.zone, coalesce(repaired.digest, CAST(definition.digest AS BLOB)),
+    iif(repaired.id IS NULL, definition.previous, repaired.previous), coalesce(repaired.number, definition.number),
+    coalesce(repaired.body, CAST(definition.body AS BLOB))
+FROM definition LEFT JOIN repaired_definition AS repaired ON repaired.id = definition.id ORDER BY definition.id;
+
+-- select_own_definition: the newest of the store's own definitions
+SELECT definition.id, definition.number, definition.digest
+FROM store JOIN definition ON definition.id = store.definition;
+
+-- update_own_definition: the newest of the store's own definitions
+UPDATE store SET definition = ?;
 
 -- insert_held: a range of sequences now held
 INSERT INTO held (stream, origin, first_sequence, last_sequence, first_previous_digest, last_digest)

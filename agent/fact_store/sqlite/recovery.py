@@ -37,7 +37,11 @@ from agent.lease import Lease
 from agent.pages import HeldRange, PeerPosition
 
 FIRST_ORIGIN = 1  # number of a new store in the table `origin`
-FORMAT = 2  # meaning of the tables, apart from their schema; incremented by changes that old programs must not read
+FORMAT = 3  # meaning of the tables, apart from their schema; incremented by changes that old programs must not read
+
+OWN_DEFINITIONS_MAX = 50_000
+"""Own tag definitions, with those of tags that were changed or removed, after which an opening begins without any: each
+reader reads all of them."""
 
 
 def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_ms: int) -> bool:
@@ -106,8 +110,9 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     for stream, origin, *ends in _rows(connection, "select_held"):
         held = catalog.held.get((stream, origin), ())
         catalog.held[stream, origin] = (*held, HeldRange(*ends))
-    for origin, count, digest in _rows(connection, "select_definition_ends"):
-        catalog.definitions[origin] = Definitions(count, digest)
+    for number, count, digest in _rows(connection, "select_own_definition"):
+        if count <= OWN_DEFINITIONS_MAX:
+            catalog.own_definition_id, catalog.own_definitions = number, Definitions(count, digest)
     for peer, stream, epoch, offset, is_read_again, timeline in _rows(connection, "select_peer_positions"):
         catalog.read_again |= {(peer, stream)} if is_read_again else set()
         catalog.peers[peer, stream] = PeerPosition(epoch, offset, timeline)

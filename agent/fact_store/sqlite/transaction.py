@@ -25,11 +25,13 @@ from agent.fact_store.log import (
     TailCache,
     is_mark_due,
 )
+from agent.fact_store.sqlite.definitions import read_definitions
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
 from agent.pages import (
     CERTIFICATES_OF_KEY_MAX,
     KEYS_OF_ZONE_MAX,
+    DefinitionChain,
     HeldRange,
     OriginRange,
     PeerPosition,
@@ -90,25 +92,28 @@ class Transaction:
         row = self._execute(QUERIES["select_subject"], (stream.id, key)).fetchone() if stream else None
         return row[0] if row else 0
 
-    def definition_digest(self, origin: int, number: int) -> bytes | None:
-        """Running digest over an origin's definitions up to `number`, as stored."""
-        if (known := self.catalog.definitions.get(origin)) is not None and known.count == number:
-            return known.digest
-        row = self._execute(QUERIES["select_definition_digest"], {"origin": origin, "number": number}).fetchone()
+    def definition_id(self, zone: str, digest: bytes) -> int | None:
+        """The id of a zone's definition; None if it is not stored."""
+        row = self._execute(QUERIES["select_definition_id"], (zone, digest)).fetchone()
         return None if row is None else row[0]
 
-    def definition_bodies(self, origin: int, after_number: int, until_number: int) -> list[bytes]:
-        """Canonical JSON of an origin's definitions after one number up to another."""
-        return [body for _, _, body in self.definition_rows(origin, after_number, until_number)]
+    def definition_number(self, definition: int) -> int:
+        """The number of a stored definition, by its id."""
+        return int(self._execute(QUERIES["select_definition"], (definition,)).fetchone()[3])
 
-    def definition_bytes(self, origin: int) -> int:
-        """The bytes of all definitions of an origin."""
-        return int(self._execute(QUERIES["select_definition_bytes"], (origin,)).fetchone()[0])
+    def definition_bodies(self, zone: str, wanted: Definitions) -> list[bytes]:
+        """Canonical JSON of definitions that are stored. Raises StoreDamaged."""
+        chain = read_definitions(self._execute, zone, wanted.digest)
+        return [] if chain is None else list(chain.bodies)
 
-    def definition_rows(self, origin: int, after_number: int, until_number: int) -> list[tuple[int, bytes, bytes]]:
-        """Number, running digest and canonical JSON of an origin's definitions after one number up to another."""
-        asked = {"origin": origin, "after": after_number, "until": until_number}
-        return self._execute(QUERIES["select_definitions"], asked).fetchall()
+    def newest_definitions(self, zone: str, limit: int) -> list[Definitions]:
+        """The definitions of a zone that were stored last, newest first."""
+        rows = self._execute(QUERIES["select_newest_definitions"], (zone, limit)).fetchall()
+        return [Definitions(number, digest) for number, digest in rows]
+
+    def definition_count(self, zone: str) -> int:
+        """How many definitions of a zone are stored."""
+        return int(self._execute(QUERIES["select_definition_count"], (zone,)).fetchone()[0])
 
     def first_offset_at(self, stream: int, unix_ms: int) -> int:
         """An offset before which all facts were recorded before a time, by the wall clock; 0 if no mark is that old."""
@@ -201,14 +206,18 @@ class Transaction:
         positions of those whose record was verified. `is_backlog`: they are history that a peer had kept. `writer`: the
         zone that appended them, or that they were pulled from; "" for this one."""
         end_offset, bytes_total, rows = stream.end_offset, stream.bytes_total, []
+        definitions = dict[tuple[str, Definitions], int | None]()
         for index, batch in enumerate(batches):
             header = batch.header
             first_offset, end_offset = end_offset + 1, end_offset + header.count
             bytes_total += len(batch.sealed)
+            needed = header.origin.zone, header.definitions
+            if needed not in definitions:
+                definitions[needed] = self._definition_of(*needed)
             rows.append(
                 (
                     stream.id, first_offset, end_offset, self.origin(header.origin), header.first_sequence, header.count,
-                    header.time_min_ns, header.time_max_ns, header.kind, header.codec, header.definitions.count,
+                    header.time_min_ns, header.time_max_ns, header.kind, header.codec, definitions[needed],
                     bytes_total, batch.digest, header.previous_digest, self.now_unix_ms if index in verified else None,
                     None if writer in {"", header.origin.zone} else writer, memoryview(batch.sealed)[:-DIGEST_BYTES],
                 )
@@ -241,6 +250,13 @@ class Transaction:
         use = max(0, self.catalog.zone_uses.get((stream, zone), 0) + size)
         self.catalog.zone_uses[stream, zone] = use
         self._execute(QUERIES["upsert_zone_use"], (stream, zone, use))
+
+    def _definition_of(self, zone: str, definitions: Definitions) -> int | None:
+        """The id of the last definition that a batch needs; None for messages."""
+        catalog = self.catalog
+        if (zone, definitions) == (catalog.origin.zone, catalog.own_definitions):
+            return catalog.own_definition_id if definitions.count else None
+        return self.definition_id(zone, definitions.digest) if definitions.count else None
 
     def sign_with(self, signer: RecordSigner | None) -> None:
         """Sign with this key from this transaction on, and store its certificate, so that no batch of it is served
@@ -304,17 +320,30 @@ class Transaction:
             )
         self.catalog.held[stream, origin] = ranges
 
-    def add_repaired_definitions(self, origin: int, rows: Iterable[tuple[int, bytes, bytes]]) -> None:
-        """Add definitions that are used in place of damaged ones: number, running digest, canonical JSON."""
-        self._executemany(QUERIES["insert_repaired_definition"], [(origin, *row) for row in rows])
+    def add_definitions(self, chain: DefinitionChain) -> int:
+        """Store definitions whose digests the caller has compared, as far as they are not stored; a stored one that is
+        damaged gets a copy. Returns how many rows this has added."""
+        zone, running, added = chain.zone, chain.after, 0
+        previous = self.definition_id(zone, running.digest) if running.count else None
+        for body in chain.bodies:
+            running = running.extended(body)
+            row = (running.digest, previous, running.count, body)
+            number = self.definition_id(zone, running.digest)
+            if number is None:
+                number = self._execute(QUERIES["insert_definition"], (zone, *row)).fetchone()[0]
+                added += 1
+            elif self._execute(QUERIES["select_definition"], (number,)).fetchone() != (zone, *row):
+                self._execute(QUERIES["insert_repaired_definition"], (number, *row))
+                added += 1
+            previous = number
+        return added
 
-    def add_definitions(self, origin: int, bodies: Iterable[bytes]) -> None:
-        """Add the next definitions of an origin, in order."""
-        known = self.catalog.definitions.get(origin, Definitions())
-        for body in bodies:
-            known = known.extended(body)
-            self._execute(QUERIES["insert_definition"], (origin, known.count, known.digest, body))
-        self.catalog.definitions[origin] = known
+    def set_own_definitions(self, definitions: Definitions) -> None:
+        """The newest of this store's own definitions, which is stored already."""
+        catalog = self.catalog
+        number = self.definition_id(catalog.origin.zone, definitions.digest)
+        self._execute(QUERIES["update_own_definition"], (number,))
+        catalog.own_definitions, catalog.own_definition_id = definitions, number
 
     def set_subjects(self, stream: StreamState, offsets: Mapping[bytes, int]) -> None:
         """Record the newest messages about subjects, which were just stored."""

@@ -82,9 +82,8 @@ SHARE_REFUSED_NS = 15_000_000_000  # after the last refusal of a zone: its next 
 WAIT_NS_MAX = 3_600_000_000_000  # one hour, below the system's limit for a timed wait
 
 OnCommit = Callable[[Mapping[str, int]], None]
-Witness = Callable[[str, Mapping[str, int], int, tuple[Reseal, ...]], None]
-"""Records the epoch (hex), the ends that a commit has moved, the count of own tag definitions, and what was resealed.
-Must not raise."""
+Witness = Callable[[str, Mapping[str, int], tuple[Reseal, ...]], None]
+"""Records the epoch (hex), the ends that a commit has moved, and what was resealed. Must not raise."""
 _Outcomes = list[tuple[Work, Any]]
 
 
@@ -355,7 +354,7 @@ class Writer:
         }
         if self._witness is not None:  # between commit and answers: the witness has all that was answered (0046)
             catalog = self.catalog
-            self._witness(catalog.origin.epoch.hex(), ends, catalog.own_definitions().count, catalog.reseals)
+            self._witness(catalog.origin.epoch.hex(), ends, catalog.reseals)
         self._answer(outcomes)  # after the commit only: an answer means that the work is on the disk
         if ends:
             for callback in self._subscribers:

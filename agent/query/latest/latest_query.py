@@ -12,30 +12,34 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from functools import cache, partial
 from operator import itemgetter
 from typing import NamedTuple
 
-from agent.batch import Kind, Origin, open_packed
+from agent.batch import Kind, open_packed
 from agent.columns import BatchError
 from agent.fact_store import BatchSummary, StoreDamaged
-from agent.message import HEALTH_PREFIX, TagDefinition
+from agent.message import HEALTH_PREFIX
 from agent.pages import Hole
 from agent.query.latest.latest_search import Arrival, LatestRow, LatestSearch, Tag, believed_times
-from agent.query.scan import INT64_MAX, OFFSET_MAX, Scanner, matches_glob
+from agent.query.scan import INT64_MAX, OFFSET_MAX, Chain, Scanner, matches_glob
 
 DEPTH_FACTS = 10_000_000  # takes one to two seconds on two shared cores if nothing ends the search earlier
 FRESH_MS = 60_000
-ZONE_DEFINITIONS_BYTES_MAX, DEFINITION_OVERHEAD_BYTES = 18 * 1024 * 1024, 192
-"""The definitions of one zone for which a node searches: as many bytes as one epoch may have. During a search a tag
-takes a kilobyte, and a zone may have defined any number of tags in earlier epochs."""
+ZONE_DEFINITIONS_MAX = 60_000
+"""The definitions of one zone for which a node searches, besides its newest chain. During a search a tag takes a
+kilobyte, and a zone may have defined tags in other chains before."""
 
 
 class _Place(NamedTuple):
-    """A batch in the order of the search: its bound (the latest time that it can prove), its arrival, its summary."""
+    """A batch in the order of the search: its bound (the latest time that it can prove), its arrival, its summary, its
+    definitions."""
 
     bound_ns: int
     arrival: Arrival
     summary: BatchSummary
+    chain: Chain
 
 
 class AbsentTags:
@@ -83,9 +87,9 @@ def find_latest(
     fresh_ms: int = FRESH_MS,
 ) -> list[LatestRow]:
     """Each wanted tag with its last known value. `depth_facts` 0 searches all facts."""
-    definitions, damaged = _definitions(scanner)
-    search = LatestSearch(definitions, is_wanted)
-    _carry_out(scanner, search, _newest_first(scanner, streams, depth_facts, damaged))
+    chains, skipped = _chains(scanner)
+    search = LatestSearch(chains, is_wanted)
+    _carry_out(scanner, search, _newest_first(scanner, streams, depth_facts, skipped))
     return search.rows(now_ns, fresh_ms)
 
 
@@ -101,13 +105,13 @@ def find_latest_in_stream(
 ) -> list[LatestRow]:
     """As `find_latest` for one stream, for a caller that searches repeatedly; returns only tags that have a value."""
     first_offset, end_offset = _first(scanner, stream, depth_facts), scanner.ends.get(stream, 0)
-    definitions, damaged = _definitions(scanner, ZONE_DEFINITIONS_BYTES_MAX)
-    tags = {Tag(origin.zone, one.subject, one.predicate) for origin, ones in definitions.items() for one in ones}
+    chains, skipped = _chains(scanner, ZONE_DEFINITIONS_MAX)
+    tags = {Tag(chain.zone, one.subject, one.predicate) for chain in chains for one in chain.tags}
     absent.retain_only(stream, tags)
     known = absent.until(stream, first_offset, filter(is_wanted, tags))
-    places = _newest_first(scanner, frozenset([stream]), depth_facts, damaged)
+    places = _newest_first(scanner, frozenset([stream]), depth_facts, skipped)
     while True:
-        search = LatestSearch(definitions, is_wanted, known.__contains__)
+        search = LatestSearch(chains, is_wanted, known.__contains__)
         _carry_out(scanner, search, places, min(known.values(), default=end_offset))
         rows = search.rows(now_ns, fresh_ms)
         appeared = [row.tag for row in rows if row.latest is not None and row.tag in known]
@@ -140,37 +144,28 @@ def _carry_out(
 ) -> None:
     """Search batches while a tag is unsettled, and every batch after `until_offset`, because tags that are absent up to
     there may appear later."""
-    for bound_ns, arrival, summary in places:
+    for bound_ns, arrival, summary, chain in places:
         is_sought = search.settle(bound_ns)
         if not is_sought and until_offset == OFFSET_MAX:
             return
-        if (is_sought or summary.last_offset > until_offset) and search.may_be_in(summary.origin):
-            _look(scanner, search, arrival, summary)
+        if (is_sought or summary.last_offset > until_offset) and search.may_be_in(chain):
+            _look(scanner, search, arrival, summary, chain)
 
 
-def _definitions(
-    scanner: Scanner, zone_bytes_max: int | None = None
-) -> tuple[dict[Origin, list[TagDefinition]], set[Origin]]:
-    """The definitions of all origins; with a limit, those of each zone's newest epoch, and of earlier epochs as many as
-    the limit allows. Second: the origins whose definitions the disk has damaged."""
-    dictionary, origins = scanner.dictionary, scanner.reader.origins()
-    if zone_bytes_max is not None:
-        left, sizes = dict[str, int](), scanner.reader.definition_sizes()
-        for origin in (origins[0], *reversed(origins[1:])):  # our own present one is the first of the list
-            count, size = sizes.get(origin, (0, 0))
-            room, cost = left.get(origin.zone, zone_bytes_max), size + DEFINITION_OVERHEAD_BYTES * count
-            if origin.zone in left and cost > room:
-                dictionary.forget(origin)
-                origins.remove(origin)
-                cost = room
-            left[origin.zone] = room - cost
-    found, damaged = dict[Origin, list[TagDefinition]](), set[Origin]()
-    for origin in origins:
-        try:
-            found[origin] = dictionary.all_of(origin)
-        except StoreDamaged:
-            damaged.add(origin)
-    return found, damaged
+def _chains(scanner: Scanner, zone_max: int | None = None) -> tuple[list[Chain], set[str]]:
+    """The chains of definitions, in the order in which they were stored, without those that the disk has damaged; with
+    a limit, of each zone the newest, and earlier ones as the limit allows. Second: the zones of which some are
+    skipped."""
+    dictionary, found, left, skipped = scanner.dictionary, list[Chain](), dict[str, int](), set[str]()
+    for zone, end in reversed(dictionary.ends()):
+        if zone_max is not None and zone in left and end.count > left[zone]:
+            dictionary.forget(zone, end)
+            skipped.add(zone)
+            continue
+        left[zone] = (zone_max or 0) if zone not in left else left[zone] - end.count
+        with suppress(StoreDamaged, BatchError):
+            found.append(dictionary.of(zone, end))
+    return found[::-1], skipped
 
 
 def _first(scanner: Scanner, stream: str, depth_facts: int) -> int:
@@ -180,11 +175,13 @@ def _first(scanner: Scanner, stream: str, depth_facts: int) -> int:
 
 
 def _newest_first(
-    scanner: Scanner, streams: frozenset[str] | None, depth_facts: int, damaged: Collection[Origin]
+    scanner: Scanner, streams: frozenset[str] | None, depth_facts: int, skipped: Collection[str]
 ) -> list[_Place]:
-    """The batches of samples within the depth, in descending order of bound and arrival. Those of origins whose
-    definitions are damaged are recorded as holes, because it is unknown which tags they hold."""
+    """The batches of samples within the depth, in descending order of bound and arrival. Those whose definitions are
+    damaged are recorded as holes, because it is unknown which tags they hold; those of chains that are not searched
+    are left out."""
     found: list[_Place] = []
+    chain_of = cache(partial(_chain_of, scanner))
     for stream, end_offset in scanner.ends.items():
         if streams is None or stream in streams:
             marks = scanner.reader.clock_marks(stream)
@@ -192,17 +189,29 @@ def _newest_first(
             times_ns = believed_times([unix_ms * 1_000_000 for _, unix_ms in marks]) or [INT64_MAX]
             for page in scanner.summaries(stream, _first(scanner, stream, depth_facts), end_offset):
                 for summary in page:
-                    if summary.kind == Kind.SAMPLES and summary.origin in damaged:
-                        scanner.counters.add_hole(stream, Hole(summary.first_offset, summary.last_offset, "damaged"))
-                    elif summary.kind == Kind.SAMPLES:
+                    if summary.kind != Kind.SAMPLES:
+                        continue
+                    if (chain := chain_of(summary.definition)) is None:
+                        if summary.origin.zone not in skipped:
+                            hole = Hole(summary.first_offset, summary.last_offset, "damaged")
+                            scanner.counters.add_hole(stream, hole)
+                    else:
                         recorded_ns = times_ns[max(bisect(offsets, summary.first_offset) - 1, 0)]
                         arrival = Arrival(recorded_ns, stream, summary.first_offset)
-                        found.append(_Place(min(summary.time_max_ns, arrival.limit_ns), arrival, summary))
+                        found.append(_Place(min(summary.time_max_ns, arrival.limit_ns), arrival, summary, chain))
     found.sort(key=itemgetter(0, 1), reverse=True)
     return found
 
 
-def _look(scanner: Scanner, search: LatestSearch, arrival: Arrival, summary: BatchSummary) -> None:
+def _chain_of(scanner: Scanner, definition: int | None) -> Chain | None:
+    """The chain of a batch's definitions, if it was read."""
+    try:
+        return scanner.dictionary.known(*scanner.reader.definitions_named(definition or 0))
+    except StoreDamaged:
+        return None
+
+
+def _look(scanner: Scanner, search: LatestSearch, arrival: Arrival, summary: BatchSummary, chain: Chain) -> None:
     stream = arrival.stream
     for stored in scanner.read(stream, summary.first_offset, summary.last_offset):
         try:
@@ -211,4 +220,4 @@ def _look(scanner: Scanner, search: LatestSearch, arrival: Arrival, summary: Bat
             scanner.counters.add_hole(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
             continue
         scanner.counters.batches_opened += 1
-        search.look(arrival._replace(offset=stored.first_offset), stored.origin, samples)
+        search.look(arrival._replace(offset=stored.first_offset), chain, samples)

@@ -16,14 +16,14 @@ exceeds the caller's limit.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
-from agent.batch import Origin
 from agent.columns import Unpacked
-from agent.message import TagDefinition, Value
+from agent.message import Value
+from agent.query.scan import Chain
 
 MARK_NS = 60_000_000_000  # a store marks its clock once a minute
 CLOCKS_DIFFER_NS = 60_000_000_000  # tolerated difference between a source's clock and the store's
@@ -97,26 +97,27 @@ class LatestSearch:
 
     def __init__(
         self,
-        definitions: Mapping[Origin, Sequence[TagDefinition]],
+        chains: Iterable[Chain],
         is_wanted: Callable[[Tag], bool],
         absent: Callable[[Tag], bool] = lambda _: False,
     ) -> None:
-        """`absent` tags are known to be missing in most batches, so the search does not continue for them."""
-        self._definitions = definitions
+        """The tags of `chains`, where a tag's last definition comes last; `absent` tags are known to be missing in most
+        batches, so the search does not continue for them."""
         self._sources: dict[Tag, str] = {}
-        self._numbers: dict[Tag, list[tuple[Origin, int]]] = {}
-        for origin, number, one in _numbered(definitions):
-            tag = Tag(origin.zone, one.subject, one.predicate)
-            self._sources[tag] = one.source
-            self._numbers.setdefault(tag, []).append((origin, number))
+        self._numbers: dict[Tag, list[tuple[Chain, int]]] = {}
+        for chain in chains:
+            for number, one in enumerate(chain.tags, 1):
+                tag = Tag(chain.zone, one.subject, one.predicate)
+                self._sources[tag] = one.source
+                self._numbers.setdefault(tag, []).append((chain, number))
         self.wanted = frozenset(filter(is_wanted, self._sources))
         # Other tags of the same sources count for `as_of`, but the search does not continue for them.
         sources = {(tag.zone, self._sources[tag]) for tag in self.wanted}
-        self._open: dict[Origin, dict[int, Tag]] = {}
+        self._open: dict[Chain, dict[int, Tag]] = {}
         for tag, numbers in self._numbers.items():
             if (tag.zone, self._sources[tag]) in sources:
-                for origin, number in numbers:
-                    self._open.setdefault(origin, {})[number] = tag
+                for chain, number in numbers:
+                    self._open.setdefault(chain, {})[number] = tag
         self._unsettled = {tag for tag in self.wanted if not absent(tag)}
         self._found: dict[Tag, LatestValue] = {}
         self._times: list[tuple[int, Tag]] = []  # heap, newest first; values that were replaced stay in it
@@ -129,18 +130,18 @@ class LatestSearch:
         while self._times and -self._times[0][0] > bound_ns:
             time_ns, tag = heapq.heappop(self._times)
             if self._found[tag].rank[0] == -time_ns and tag in self._numbers:
-                for origin, number in self._numbers.pop(tag):
-                    self._open[origin].pop(number, None)
+                for chain, number in self._numbers.pop(tag):
+                    self._open[chain].pop(number, None)
                 self._unsettled.discard(tag)
         return bool(self._unsettled)
 
-    def may_be_in(self, origin: Origin) -> bool:
-        """Whether a batch of this origin can hold a tag that is still searched for."""
-        return bool(self._open.get(origin))
+    def may_be_in(self, chain: Chain) -> bool:
+        """Whether a batch with these definitions can hold a tag that is still searched for."""
+        return bool(self._open.get(chain))
 
-    def look(self, batch: Arrival, origin: Origin, samples: Unpacked) -> None:
+    def look(self, batch: Arrival, chain: Chain, samples: Unpacked) -> None:
         """Look for the tags in a batch; `batch` is the arrival of its first fact."""
-        sought, tags = self._open.get(origin, {}), samples.all_tags()
+        sought, tags = self._open.get(chain, {}), samples.all_tags()
         if sought.keys().isdisjoint(tags):
             return
         places = [place for place, number in enumerate(tags) if number in sought]
@@ -165,7 +166,7 @@ class LatestSearch:
         details = zip(samples.values_at(chosen), samples.qualities_at(chosen), strict=True)
         for (tag, place), (value, quality) in zip(better.items(), details, strict=True):
             rank_ns, _, time_ns = best[tag]
-            unit = self._definitions[origin][tags[place] - 1].unit
+            unit = chain.tags[tags[place] - 1].unit
             arrival = batch._replace(offset=batch.offset + place)
             self._found[tag] = LatestValue(time_ns, arrival, value, quality, unit)
             self._note_alive(tag, rank_ns)
@@ -213,10 +214,3 @@ def _comes_back(marks_ns: Sequence[int], place: int, high_ns: int) -> bool:
         if after_ns >= high_ns:
             return after_ns - before_ns > SET_NS_MIN
     return False
-
-
-def _numbered(definitions: Mapping[Origin, Iterable[TagDefinition]]) -> Iterator[tuple[Origin, int, TagDefinition]]:
-    """Every definition with its origin and number; a tag's last number comes last."""
-    for origin, ones in definitions.items():
-        for number, one in enumerate(ones, 1):
-            yield origin, number, one

@@ -1,7 +1,7 @@
 """Scans a store: selects the batches that may match, returns their facts as columns or messages, and parses times."""
 
 from agent.query.scan.bounds import INT64_MAX, OFFSET_MAX, Bounds, matches_glob
-from agent.query.scan.dictionary import Dictionary, NumbersOnly
+from agent.query.scan.dictionary import Chain, Dictionary, NumbersOnly
 from agent.query.scan.errors import ExportRefused, ExtraMissing, SqlRefused, StreamUnknown, TimeUnreadable
 from agent.query.scan.fact_columns import COLUMNS, Facts, exact_text, sql_value, value_text, value_type
 from agent.query.scan.messages import fact_messages

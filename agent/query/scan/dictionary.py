@@ -1,81 +1,122 @@
-"""The definitions of tag numbers by origin, read from a store when a batch first needs them.
+"""The definitions of tag numbers, read from a store when a batch first needs them.
 
-Definitions never change and their numbers have no gaps, so they are cached. Thread-safe.
+The definitions of a zone form chains, of which a batch needs the beginning; nearly every zone has one. They never
+change, so they are cached. Thread-safe.
 """
 
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 
-from agent.batch import DEFINITIONS_MAX, Origin
+from agent.batch import DEFINITIONS_MAX, Definitions
 from agent.columns import BatchError
 from agent.fact_store import StoreReader
 from agent.message import TagDefinition
 from agent.query.scan.bounds import Bounds
 
 
+@dataclass(eq=False, slots=True)
+class Chain:
+    """A chain of a zone's definitions, as far as it was read: number n is at index n - 1."""
+
+    zone: str
+    tags: list[TagDefinition] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+
+    def has(self, definitions: Definitions) -> bool:
+        """Whether these are the first definitions of the chain."""
+        count = definitions.count
+        return count <= len(self.digests) and (not count or self.digests[count - 1] == definitions.digest)
+
+
 class Dictionary:
-    """Definitions of a store by origin; number n is at index n - 1."""
+    """The chains of a store."""
 
     parse = staticmethod(TagDefinition.from_json)
 
     def __init__(self, reader: StoreReader) -> None:
         self._reader = reader
-        self._known: dict[Origin, list[TagDefinition]] = {}
+        self._chains: dict[str, list[Chain]] = {}
         self._growing = threading.Lock()  # two threads that read the same definitions would both append them
 
-    def of(self, origin: Origin, count: int) -> list[TagDefinition]:
-        """At least the first `count` definitions of an origin. Raises BatchError when the store has fewer."""
-        known = self._known.setdefault(origin, [])
-        if len(known) < count:
-            self._read(origin, known, count)
-            if len(known) < count:
-                raise BatchError(f"definitions: the store has {len(known)} of {origin}, a batch names {count}")
-        return known
+    def known(self, zone: str, definitions: Definitions) -> Chain | None:
+        """The chain that begins with these definitions, if it was read."""
+        return next((one for one in self._chains.get(zone, ()) if one.has(definitions)), None)
 
-    def all_of(self, origin: Origin) -> list[TagDefinition]:
-        """Every definition the store has of an origin."""
-        known = self._known.setdefault(origin, [])
-        self._read(origin, known, DEFINITIONS_MAX)
-        return known
-
-    def forget(self, origin: Origin) -> None:
-        """Drop what was read of an origin."""
-        self._known.pop(origin, None)
-
-    def _read(self, origin: Origin, known: list[TagDefinition], until: int) -> None:
+    def of(self, zone: str, definitions: Definitions) -> Chain:
+        """The chain that begins with these definitions. Raises BatchError if the store does not have them, StoreDamaged
+        if it can no longer read them."""
+        if (known := self.known(zone, definitions)) is not None:
+            return known
         with self._growing:
-            known.extend(map(self.parse, self._reader.definitions(origin, len(known), until)))
+            return self.known(zone, definitions) or self._read(zone, definitions)
+
+    def named(self, definition: int) -> Chain:
+        """The chain of which a definition is given by its id in the store. Raises as `of`."""
+        return self.of(*self._reader.definitions_named(definition))
+
+    def own(self) -> Chain:
+        """The chain of the store's own definitions. Raises StoreDamaged."""
+        own = self._reader.own_definitions()
+        return self.of(self._reader.origin.zone, own) if own.count else Chain(self._reader.origin.zone)
+
+    def ends(self) -> list[tuple[str, Definitions]]:
+        """All chains: zone and last definition, in the order in which they were stored."""
+        return self._reader.definition_ends()
+
+    def forget(self, zone: str, definitions: Definitions) -> None:
+        """Drop a chain."""
+        self._chains[zone] = [one for one in self._chains.get(zone, ()) if not one.has(definitions)]
+
+    def _read(self, zone: str, definitions: Definitions) -> Chain:
+        chains = self._chains.setdefault(zone, [])
+        found = self._reader.definitions(zone, definitions.digest, [one.digests[-1] for one in chains])
+        if found is None or found.wanted != definitions:
+            raise BatchError(
+                f"definitions: the store does not have the {definitions.count} of {zone} that a batch names"
+            )
+        chain = next((one for one in chains if found.after.count and one.has(found.after)), None)
+        if chain is None:
+            chain = Chain(zone)
+            chains.append(chain)
+        running = found.after
+        for body in found.bodies:
+            running = running.extended(body)
+            chain.tags.append(self.parse(body))
+            chain.digests.append(running.digest)
+        return chain
 
 
 class NumbersOnly(Dictionary):
     """For scans that select tags by number and need no definitions: those of ten thousand tags take 4 MB and half a
     second."""
 
-    def of(self, origin: Origin, count: int) -> list[TagDefinition]:  # noqa: ARG002 the signature of the base class
-        """No definitions."""
-        return []
+    def of(self, zone: str, definitions: Definitions) -> Chain:  # noqa: ARG002 the signature of the base class
+        """A chain without definitions."""
+        return Chain(zone)
 
 
 class Wanted:
-    """The tags within the bounds, as numbers of each origin."""
+    """The tags within the bounds, as numbers of each chain."""
 
     def __init__(self, dictionary: Dictionary, bounds: Bounds) -> None:
         self._dictionary = dictionary
         self._bounds = bounds
-        self._found: dict[Origin, tuple[int, frozenset[int]]] = {}
+        self._found: dict[Chain, tuple[int, frozenset[int]]] = {}
         self._least = min(bounds.numbers or (), default=DEFINITIONS_MAX + 1)
 
-    def numbers(self, origin: Origin, count: int) -> frozenset[int] | None:
-        """The wanted tags among an origin's first `count` tags (and perhaps later ones); None for all of them."""
+    def numbers(self, zone: str, definitions: Definitions) -> frozenset[int] | None:
+        """The wanted tags among a batch's definitions (and perhaps later ones); None for all of them."""
         if not self._bounds.names_tags:
             return None
         if not self._bounds.names_subjects:
-            return self._bounds.numbers if self._least <= count else frozenset()
-        checked, numbers = self._found.get(origin, (0, frozenset[int]()))
-        if checked < count:
-            known = self._dictionary.of(origin, count)
-            new = (n for n, one in enumerate(known[checked:], checked + 1) if self._bounds.wants(n, one))
+            return self._bounds.numbers if self._least <= definitions.count else frozenset()
+        chain = self._dictionary.of(zone, definitions)
+        checked, numbers = self._found.get(chain, (0, frozenset[int]()))
+        if checked < definitions.count:
+            tags = chain.tags
+            new = (n for n, one in enumerate(tags[checked:], checked + 1) if self._bounds.wants(n, one))
             numbers = numbers.union(new)
-            self._found[origin] = len(known), numbers
+            self._found[chain] = len(tags), numbers
         return numbers

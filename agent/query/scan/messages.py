@@ -59,7 +59,7 @@ def _messages(stored: StoredBatch, dictionary: Dictionary) -> Iterator[Message]:
         yield from open_messages(batch)
         return
     origin = stored.origin
-    known = dictionary.of(origin, stored.definition_count)
+    known = dictionary.of(origin.zone, stored.definitions).tags
     for sequence, sample in enumerate(open_samples(batch).rows(), batch.header.first_sequence):
         message_id = sample_message_id(batch.header.stream, origin.zone, origin.epoch, sequence)
         yield sample_message(known[sample.tag - 1], sample, message_id, origin.zone)

@@ -128,10 +128,11 @@ class Scanner:
                 places = bounds.message_places(stored.first_offset, messages)
                 facts = Facts(stream, stored.first_offset, batch, places, None, messages, (), verified)
             else:
-                numbers = wanted.numbers(stored.origin, stored.definition_count)
+                zone, needed = stored.origin.zone, stored.definitions
+                numbers = wanted.numbers(zone, needed)
                 samples = open_packed(batch)
                 places = bounds.sample_places(stored.first_offset, samples, numbers)
-                definitions = self.dictionary.of(stored.origin, stored.definition_count)
+                definitions = self.dictionary.of(zone, needed).tags
                 facts = Facts(stream, stored.first_offset, batch, places, samples, (), definitions, verified)
         except (BatchError, StoreDamaged):  # a batch cannot be interpreted without its definitions
             self.counters.add_hole(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
@@ -192,7 +193,7 @@ class Scanner:
         if summary.kind != Kind.SAMPLES:
             return True
         try:
-            numbers = wanted.numbers(summary.origin, summary.definition_count)
+            numbers = wanted.numbers(*self.reader.definitions_named(summary.definition or 0))
         except (BatchError, StoreDamaged):
             return True  # reported when it is opened
         return numbers is None or bool(numbers)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.fact_store import INCIDENTS_MAX, StoreReader, named_statements
-from agent.message import TagDefinition, time_text
+from agent.message import time_text
 from agent.query.latest import find_latest
 from agent.query.scan import (
     ExtraMissing,
@@ -143,11 +143,10 @@ class SqlSession:
             )  # fmt: skip
 
     def _definitions(self) -> Iterable[tuple[Any, ...]]:
-        for origin in self._reader.origins():
-            for number, body in enumerate(self._reader.definitions(origin, 0, DEFINITIONS_PAGE), 1):
-                one = TagDefinition.from_json(body)
+        for zone, end in self._reader.definition_ends():
+            for number, one in enumerate(self.scanner.dictionary.of(zone, end).tags, 1):
                 yield (
-                    origin.zone, origin.epoch.hex(), number, one.subject, one.predicate, one.unit, one.source, one.address,
+                    zone, end.digest.hex(), number, one.subject, one.predicate, one.unit, one.source, one.address,
                     one.data_type, one.description, one.enumeration, one.acquisition,
                 )  # fmt: skip
 

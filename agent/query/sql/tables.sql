@@ -50,10 +50,10 @@ CREATE TABLE latest (
     ahead_ms INTEGER
 );
 
--- definitions: what tag numbers stand for, per origin
+-- definitions: what tag numbers stand for, per chain of a zone: nearly every zone has one, named by its last digest
 CREATE TABLE definitions (
     zone TEXT,
-    epoch TEXT,
+    chain TEXT,
     tag INTEGER,
     subject TEXT,
     predicate TEXT,

@@ -9,6 +9,7 @@ Exceptions:
     ReplicationError            base class; never raised itself
         MalformedMessage        bytes of the peer that are not a valid message (the sender's fault; final)
         PeerRefused             the peer answered with an error code (`code`, `retryable`, `hint`)
+        DefinitionsUnavailable  the peer lacks tag definitions that its batches name, or it sent others (final)
         TransportError          the connection to the peer failed (`retryable`: waiting may help)
             BrokerUnreachable   no TCP or TLS connection to the broker (retry)
             ConnectionRefused   the broker closed before CONNACK, or refused the session (retry slowly)
@@ -59,7 +60,7 @@ _ROWS = (
              "Correct the field that the message names."),
     ErrorRow("request_too_large", Fault.REQUESTER, False,
              "The request exceeds 65,536 bytes.",
-             "Append fewer messages at once, large objects as artifacts; list fewer origins in definitions_known."),
+             "Append fewer messages at once, large objects as artifacts."),
     ErrorRow("unsupported_version", Fault.OPERATOR, False,
              "Protocol or major version differ; the message names both.",
              "Update the older of the two nodes."),
@@ -166,6 +167,10 @@ def advice(message: str, hint: str) -> str:
 
 class ReplicationError(BsfgError):
     """Base class of the tree above."""
+
+
+class DefinitionsUnavailable(ReplicationError):
+    """The peer lacks tag definitions that its batches name, or it sent others."""
 
 
 class MalformedMessage(ReplicationError):

@@ -38,6 +38,7 @@ Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9._-]{1,64}\Z")]
 Zone = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}\Z")]
 Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+DigestStart = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 Timeline = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 OriginName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}/[0-9a-f]{32}\Z")]
 Lease = Annotated[int, msgspec.Meta(ge=0, le=LEASE_EPOCH_MAX)]
@@ -154,7 +155,6 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
     confirm: Confirm | None = None
     lease: Lease | None = None
     lease_after: Lease | None = None
-    definitions_known: dict[OriginName, Offset] = {}
     timeline: Timeline | None = None
     origin_head: OriginHead | None = None
     former_epochs: list[Epoch] = []
@@ -200,7 +200,6 @@ class FetchRange(RequestBody, frozen=True, tag="FetchRange", tag_field="operatio
     limit: int
     bytes_max: int = BYTES_MAX_DEFAULT
     epoch: Epoch | None = None
-    definitions_known: dict[OriginName, Offset] = {}
     whole_batches: bool = False
     signers_known: SignersKnown | None = None
 
@@ -219,7 +218,6 @@ class FetchSequences(RequestBody, frozen=True, tag="FetchSequences", tag_field="
     last_sequence: ClaimedPosition
     limit: int
     bytes_max: int = BYTES_MAX_DEFAULT
-    definitions_known: dict[OriginName, Offset] = {}
     signers_known: SignersKnown | None = None
     timeline: Timeline | None = None
     end_offset: Offset | None = None
@@ -260,15 +258,6 @@ class UnregisterConsumer(RequestBody, frozen=True, tag="UnregisterConsumer", tag
     lease: Lease | None = None
 
 
-class DefinitionEntry(Part, frozen=True):
-    """Definition `number` of one origin, in the origin's canonical JSON, byte for byte."""
-
-    zone: Zone
-    epoch: Epoch
-    number: ClaimedPosition
-    definition: msgspec.Raw
-
-
 class PageAnswer(AnswerBody, frozen=True):
     """One page of a stream. `batches`: (first_offset, last_offset, bytes in the attachment), in order of offset.
 
@@ -282,7 +271,6 @@ class PageAnswer(AnswerBody, frozen=True):
     batches: list[tuple[ClaimedPosition, ClaimedPosition, ClaimedPosition]] = []
     omitted: list[tuple[ClaimedPosition, ClaimedPosition]] = []
     holes: list[tuple[ClaimedPosition, ClaimedPosition, Reason]] = []
-    definitions: list[DefinitionEntry] = []
     more: bool = False
     signers: Annotated[list[Certificate], msgspec.Meta(max_length=CERTIFICATES_MAX)] = []
 
@@ -326,7 +314,7 @@ class OffsetsAnswer(PageAnswer, frozen=True, kw_only=True):
 
 
 class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", tag_field="operation"):
-    """A consumer's page. Without offsets and definitions: no facts came while waiting.
+    """A consumer's page. Without offsets: no facts came while waiting.
 
     `lease`: the requester's lease, if it sent or requested one. `lease_in_force`: the lease in force, if `lease_after`
     named another one; the answer then contains nothing else. `timeline`: which copy of the log the page was read
@@ -339,7 +327,7 @@ class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", ta
 
 
 class RangeAnswer(OffsetsAnswer, frozen=True, tag="FetchRange", tag_field="operation"):
-    """A page of a range, up to its end or the log's end; without offsets and definitions if it is beyond the log."""
+    """A page of a range, up to its end or the log's end; without offsets if it is beyond the log."""
 
 
 class SequencesAnswer(PageAnswer, frozen=True, kw_only=True, tag="FetchSequences", tag_field="operation"):
@@ -452,6 +440,59 @@ def origin_named(name: str) -> Origin:
     """The origin in a field that was already checked."""
     zone, _, epoch = name.partition("/")
     return Origin(zone, bytes.fromhex(epoch))
+
+
+# ------------------------------------------------------------------------------------------------------ tag definitions
+
+CHAINS_MAX = 100
+"""Zones whose definitions one request names."""
+DEFINITIONS_MAX = 16_384
+"""Definitions of one answer, of 16 bytes at least."""
+HELD_NAMED_MAX = 4
+HELD_BYTES = 8
+
+
+class WantedDefinitions(Part, frozen=True):
+    """The tag definitions of a zone up to the one that has this digest. `held`: the first bytes of the digests of some
+    that the requester has, newest first."""
+
+    zone: Zone
+    digest: Digest
+    held: Annotated[list[DigestStart], msgspec.Meta(max_length=HELD_NAMED_MAX)] = []
+
+
+class GetDefinitions(RequestBody, frozen=True, tag="GetDefinitions", tag_field="operation"):
+    """Tag definitions that batches name, in the order of this list, at most `bytes_max` bytes of them."""
+
+    wanted: Annotated[list[WantedDefinitions], msgspec.Meta(min_length=1, max_length=CHAINS_MAX)]
+    bytes_max: int = BYTES_MAX_DEFAULT
+
+    def check(self) -> None:
+        check_range("bytes_max", self.bytes_max, BYTES_MAX_MIN, BYTES_MAX_MAX, "GetDefinitions")
+
+
+class DefinitionRun(Part, frozen=True):
+    """Consecutive definitions of the chain that ends with `digest`: those after the one that the request named by
+    `after`, or from the first; `lengths` in bytes, in the attachment."""
+
+    zone: Zone
+    digest: Digest
+    lengths: list[ClaimedPosition]
+    after: DigestStart | None = None
+
+
+class DefinitionsAnswer(AnswerBody, frozen=True, tag="GetDefinitions", tag_field="operation"):
+    """The attachment is the definitions, each the canonical JSON of its zone, byte for byte. A chain that the store
+    does not have is left out; what did not fit is requested again, after the last definition that came."""
+
+    runs: Annotated[list[DefinitionRun], msgspec.Meta(max_length=CHAINS_MAX)] = []
+
+    def attached(self) -> list[int]:
+        return [length for run in self.runs for length in run.lengths]
+
+    def check(self) -> None:
+        if len(self.attached()) > DEFINITIONS_MAX:
+            raise MalformedMessage(f"more than {DEFINITIONS_MAX} definitions", operation="GetDefinitions")
 
 
 # ------------------------------------------------------------------------------------------------- artifacts, in chunks
@@ -752,6 +793,7 @@ Request = (
     | FetchRange
     | FetchSequences
     | GetDigests
+    | GetDefinitions
     | ConfirmReceipt
     | GetCursor
     | UnregisterConsumer
@@ -793,6 +835,7 @@ Answer = (
     | RangeAnswer
     | SequencesAnswer
     | DigestsAnswer
+    | DefinitionsAnswer
     | ConfirmAnswer
     | CursorAnswer
     | UnregisterAnswer

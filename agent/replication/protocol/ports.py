@@ -8,7 +8,8 @@ both, and describes each method. In addition:
 - `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once, or for a
   small page in the event loop's. Every other method that returns a plain value reads memory only, and is called from
   the event loop.
-- A definition is stored only together with a batch whose digest covers it; what no batch of the page needs is ignored.
+- A page is stored only when the tag definitions of its batches are: the error for a page that lacks some has an
+  attribute `lacking`, which names them (`put_definitions`).
 - Errors are raised, directly or through the future, as exceptions of the store's own (given to the shells as
   `store_errors`), whose attribute `retryable` says whether the same call may succeed later: true for a full or busy
   store, false for a forked history or a malformed batch. The error for a forked history of a peer's present epoch has
@@ -23,7 +24,7 @@ from concurrent.futures import Future  # tidy: a type in signatures, nothing run
 from typing import Literal, Protocol
 
 from agent.append_contract import AppendOutcome, Precondition
-from agent.batch import Batch, Origin
+from agent.batch import Batch, Definitions, Origin
 from agent.lease import Lease, LeaseClaim
 from agent.message import Message
 from agent.pages import (
@@ -32,12 +33,12 @@ from agent.pages import (
     BatchEnd,
     Consumer,
     Declined,
+    DefinitionChain,
     HeldRange,
     OriginRange,
     Page,
     PeerPosition,
     PutResult,
-    ReceivedDefinition,
     RepairedRange,
     SignedBatch,
     SignerCertificate,
@@ -185,7 +186,7 @@ class ServingStore(ComparedStore, Protocol):
         until_offset: int | None = None,
     ) -> Page: ...
 
-    def definitions(self, origin: Origin, after_number: int, until_number: int) -> Sequence[bytes]: ...
+    def definitions(self, zone: str, digest: bytes, held: Collection[bytes] = ()) -> DefinitionChain | None: ...
 
     def on_commit(self, callback: Callable[[Mapping[str, int]], None]) -> Callable[[], None]: ...
 
@@ -200,7 +201,6 @@ class Inbound(Protocol):
         peer: str,
         stream: str,
         batches: Sequence[Batch],
-        definitions: Sequence[ReceivedDefinition],
         position: PeerPosition | None,
         *,
         holes: Sequence[tuple[int, int, str]] = (),
@@ -215,11 +215,11 @@ class Inbound(Protocol):
 
     def repair(self, stream: str, peer: str, batches: Sequence[Batch]) -> Future[list[RepairedRange]]: ...
 
-    def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None: ...
+    def put_definitions(self, peer: str, chains: Sequence[DefinitionChain]) -> Future[int]: ...
 
-    def repair_definitions(
-        self, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
-    ) -> Future[int]: ...
+    def damaged_definitions(self, stream: str, origin: Origin, last_sequence: int) -> Definitions | None: ...
+
+    def repair_definitions(self, stream: str, peer: str, chain: DefinitionChain) -> Future[int]: ...
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]: ...
 
@@ -244,8 +244,6 @@ class ReceivingStore(ComparedStore, Protocol):
     def is_proven(self, stream: str, origin: Origin, sequence: int) -> bool: ...
 
     def signed_batch(self, stream: str, origin: Origin, sequence: int) -> SignedBatch | None: ...
-
-    def definition_counts(self) -> Mapping[Origin, int]: ...
 
     def end_offset(self, stream: str) -> int: ...
 

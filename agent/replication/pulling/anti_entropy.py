@@ -18,17 +18,18 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 
 import msgspec
 
-from agent.batch import Origin
-from agent.pages import HeldRange, ReceivedDefinition, intersect
+from agent.batch import Definitions, Origin
+from agent.pages import DefinitionChain, HeldRange, LackingDefinitions, PutResult, intersect
 from agent.pages import Span as Sequences
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.digest_diff import Forked, Interval, known_end, missing, narrow, shared
-from agent.replication.protocol.errors import PeerRefused, ReplicationError
+from agent.replication.protocol.errors import DefinitionsUnavailable, PeerRefused, ReplicationError
 from agent.replication.protocol.messages import (
     BYTES_MAX_DEFAULT,
     ENDS_DEFAULT,
@@ -40,12 +41,11 @@ from agent.replication.protocol.messages import (
 )
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.artifact_pull import ArtifactPull
+from agent.replication.pulling.definition_pull import DefinitionPull, store_with_definitions
 from agent.replication.pulling.page_check import (
-    DEFINITIONS_WAITING_BYTES_MAX,
     PageRefused,
     check_digests,
     check_sequences,
-    definitions_bytes,
 )
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.throttled_requester import ThrottledRequester
@@ -107,8 +107,8 @@ class Comparison:
     missing: list[tuple[Origin, Sequences]] = field(default_factory=list)
     damaged: list[tuple[Origin, Sequences]] = field(default_factory=list)
     forks: list[str] = field(default_factory=list)
-    damaged_definitions: list[tuple[Origin, int, int]] = field(default_factory=list)
-    """Origin, number of the first damaged definition, and the sequence of a batch whose digest covers them."""
+    damaged_definitions: list[tuple[str, Definitions]] = field(default_factory=list)
+    """Zone, and the definitions of a batch of which some are damaged."""
     repaired_definitions: int = 0
     repaired_ranges: int = 0
     repaired_facts: int = 0
@@ -164,10 +164,12 @@ class AntiEntropy:
         self._telemetry = telemetry or Telemetry()
         self._requester, self._store, self._settings, self._store_errors = requester, store, settings, store_errors
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
+        self._unrepaired: tuple[type[Exception], ...] = (DefinitionsUnavailable, *store_errors)
         self._chance = chance
         self._counted = {stream: AntiEntropyStatistics(settings.peer_zone, stream) for stream in settings.streams}
         self._turn = asyncio.Lock()
         self._artifacts = ArtifactPull(requester, store.artifacts, store_errors)
+        self._definitions = DefinitionPull(requester, store.inbound)
 
     @property
     def settings(self) -> AntiEntropySettings:
@@ -266,8 +268,8 @@ class AntiEntropy:
         for why in found.forks[:REFUSED_MAX]:  # each incident is a commit
             await asyncio.wrap_future(self._store.inbound.note("fork", stream, self._settings.peer_zone, why))
         if is_repaired:
-            for origin, number, sequence in found.damaged_definitions:
-                await self._fetch_definitions(found, origin, number, sequence)
+            for zone, wanted in found.damaged_definitions:
+                await self._fetch_definitions(found, zone, wanted)
             for origin, span in found.missing:
                 await self._fetch_missing(found, origin, span)
             for origin, span in found.damaged:
@@ -360,25 +362,29 @@ class AntiEntropy:
             return
         sequence = common[-1][1]
         try:
-            number = await asyncio.to_thread(self._store.inbound.damaged_definition, found.stream, origin, sequence)
+            damaged = await asyncio.to_thread(self._store.inbound.damaged_definitions, found.stream, origin, sequence)
         except self._store_errors as error:  # the table cannot be read
             found.refuse(str(error))
             return
-        if number is not None:
-            found.damaged_definitions.append((origin, number, sequence))
+        if damaged is not None and (origin.zone, damaged) not in found.damaged_definitions:
+            found.damaged_definitions.append((origin.zone, damaged))
 
-    async def _fetch_definitions(self, found: Comparison, origin: Origin, number: int, sequence: int) -> None:
-        """Fetch damaged definitions with the batch that needs them."""
-        peer, put_back = self._settings.peer_zone, 0
-        async for offered, definitions, _ in self._pages(found, origin, (sequence, sequence), number - 1):
-            holder = next((one.batch for one in offered if one.last_offset >= sequence), offered[-1].batch)
-            try:
-                repairing = self._store.inbound.repair_definitions(found.stream, peer, holder, definitions)
+    async def _fetch_definitions(self, found: Comparison, zone: str, wanted: Definitions) -> None:
+        """Fetch all definitions up to these, which repairs the damaged ones."""
+        put_back = 0
+
+        async def repair(chains: list[DefinitionChain]) -> None:
+            nonlocal put_back
+            for chain in chains:
+                repairing = self._store.inbound.repair_definitions(found.stream, self._settings.peer_zone, chain)
                 put_back += await asyncio.wrap_future(repairing)
-            except self._store_errors as error:
-                if getattr(error, "retryable", False):
-                    raise
-                found.refuse(str(error))
+
+        try:
+            await self._definitions.get([LackingDefinitions(zone, wanted)], repair)
+        except self._unrepaired as error:
+            if getattr(error, "retryable", False):
+                raise
+            found.refuse(str(error))
         found.repaired_definitions += put_back
         found.repaired_ranges += put_back > 0
 
@@ -444,17 +450,10 @@ class AntiEntropy:
         peer, stored = self._settings.peer_zone, 0
         if self._store.inbound.peer_position(peer, found.stream) is None:
             return  # nothing has been pulled yet: the pull will fetch everything
-        async for _, definitions, judged in self._pages(found, origin, span):
+        async for _, judged in self._pages(found, origin, span):
             is_whole = await self._artifacts.fetch(judged.batches)
-            # Without a position: the pull may have moved it, or changed to another epoch of the peer.
-            putting = self._store.inbound.put_batches(
-                *(peer, found.stream, judged.batches, definitions, None),
-                is_backlog=True,
-                verified=judged.verified,
-                signers=judged.signers,
-                declined=judged.declined,
-            )
-            stored += (await asyncio.wrap_future(putting)).stored_facts
+            put = partial(self._put, found.stream, judged)
+            stored += (await store_with_definitions(put, self._definitions.fetch, self._store_errors)).stored_facts
             for one in judged.declined:
                 span_text = f"{one.facts.first_sequence} to {one.facts.last_sequence}"
                 found.refuse(f"{origin}: {span_text} declined: {one.reason}")
@@ -463,10 +462,21 @@ class AntiEntropy:
         found.repaired_facts += stored
         found.repaired_ranges += stored > 0
 
+    async def _put(self, stream: str, judged: JudgedPage) -> PutResult:
+        """Store batches without a position: the pull may have moved it, or changed to another epoch of the peer."""
+        putting = self._store.inbound.put_batches(
+            *(self._settings.peer_zone, stream, judged.batches, None),
+            is_backlog=True,
+            verified=judged.verified,
+            signers=judged.signers,
+            declined=judged.declined,
+        )
+        return await asyncio.wrap_future(putting)
+
     async def _fetch_damaged(self, found: Comparison, origin: Origin, span: Sequences) -> None:
         """Put damaged batches back at their offsets. If one is refused, the others are still repaired."""
         peer, facts = self._settings.peer_zone, 0
-        async for offered, _, _ in self._pages(found, origin, span):
+        async for offered, _ in self._pages(found, origin, span):
             for batch in (one.batch for one in offered if not one.unreadable):
                 # The digest, which is kept here, proves the copy; the signature was verified when the batch was stored.
                 repairing = self._store.inbound.repair(found.stream, peer, [batch])
@@ -482,15 +492,11 @@ class AntiEntropy:
         found.repaired_ranges += facts > 0
 
     async def _pages(
-        self, found: Comparison, origin: Origin, span: Sequences, definitions_known: int | None = None
-    ) -> AsyncIterator[tuple[list[Offered], list[ReceivedDefinition], JudgedPage]]:
-        """Fetch the batches of a span, checked and judged, with the definitions that came with or before them.
-        Definitions are requested after number `definitions_known`; None: after those held here."""
+        self, found: Comparison, origin: Origin, span: Sequences
+    ) -> AsyncIterator[tuple[list[Offered], JudgedPage]]:
+        """Fetch the batches of a span, checked and judged."""
         first, last = span
         hole_pages = 0
-        known, waiting, waiting_bytes = definitions_known, list[ReceivedDefinition](), 0
-        if known is None:
-            known = self._store.definition_counts().get(origin, 0)
         while first <= last:
             request = FetchSequences(
                 stream=found.stream,
@@ -499,7 +505,6 @@ class AntiEntropy:
                 last_sequence=last,
                 limit=LIMIT,
                 bytes_max=self._requester.page_bytes(BYTES_MAX_DEFAULT),
-                definitions_known={str(origin): known},
                 signers_known=self._judge.signers_known(),
             )
             reply = await self._ask(found, request)
@@ -511,25 +516,18 @@ class AntiEntropy:
             judged = await asyncio.to_thread(self._judge.judge, peer, found.stream, offered, content.signers)
             assert isinstance(reply.answer, SequencesAnswer)
             found.unavailable_facts += sum(end - start + 1 for start, end, _ in reply.answer.holes)
-            waiting += content.definitions
-            waiting_bytes += definitions_bytes(content.definitions)
-            if waiting_bytes > DEFINITIONS_WAITING_BYTES_MAX:
-                what = f"{DEFINITIONS_WAITING_BYTES_MAX >> 20} MiB of tag definitions without a fact that needs them"
-                raise PageRefused(f"{peer} sent more than {what}")
-            known += len(content.definitions)
             covered = reply.answer.covered()
             if covered is not None and not (first <= covered[1] and covered[0] <= last):
                 raise PageRefused(f"a page of {covered[0]} to {covered[1]}, asked for were {first} to {last}")
             if offered:
-                yield offered, waiting, judged
-                waiting, waiting_bytes = [], 0
+                yield offered, judged
             elif covered is not None:
                 hole_pages += 1
                 if hole_pages > HOLE_PAGES_MAX:
                     raise PageRefused(f"{peer} sent more than {HOLE_PAGES_MAX} pages of holes for {span}")
-            if covered is None and not content.definitions:
+            if covered is None:
                 return  # the peer holds nothing more of the span
-            first = first if covered is None else covered[1] + 1
+            first = covered[1] + 1
 
     def _count(self, stream: str, found: Comparison) -> None:
         before = self._counted[stream]

@@ -11,17 +11,15 @@ name (`agent.signing.chains`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agent.batch import Header, Origin, parse, verify
 from agent.columns import BatchError
-from agent.pages import ReceivedDefinition
 from agent.replication.protocol.errors import ReplicationError
 from agent.replication.protocol.messages import (
     CLAIM_MAX,
     Answer,
-    DefinitionEntry,
     DigestsAnswer,
     FetchAnswer,
     FetchSequences,
@@ -30,14 +28,6 @@ from agent.replication.protocol.messages import (
 )
 from agent.replication.pulling.pull_events import ArrivedPage, Content
 from agent.signing.chains import Offered
-
-DEFINITION_BYTES_MAX = 32 * 1024
-"""Twice the largest that an origin can make."""
-
-DEFINITIONS_WAITING_BYTES_MAX = 24 * 1024 * 1024
-"""Of one stream of a peer: definitions that wait for the batch that needs them, sixty thousand or so."""
-DEFINITION_OVERHEAD_BYTES, ORIGIN_OVERHEAD_BYTES = 192, 320
-"""What Python needs for a definition besides its bytes, and for each origin of a page."""
 
 REASON_CHARACTERS_MAX = 200
 """Of why a batch cannot be opened: it may quote the batch."""
@@ -54,7 +44,6 @@ class PageContent:
 
     entries: Sequence[tuple[int, int, int]]
     sealed: Sequence[bytes]
-    definitions: Sequence[ReceivedDefinition]
     holes: Sequence[tuple[int, int, str]] = ()
     signers: Sequence[bytes] = ()
 
@@ -64,7 +53,6 @@ def check_page(
     attachment: Sequence[bytes],
     peer_zone: str,
     stream: str,
-    origins: frozenset[str],
     start_check: Callable[[PageContent], Content],
 ) -> ArrivedPage[Content]:
     """The page as the receiver takes it, with what `start_check` returns for its content, which begins the check of its
@@ -78,12 +66,7 @@ def check_page(
         raise PageRefused(f"answer of zone {answer.store_zone}, asked was {peer_zone}")
     if answer.stream != stream:
         raise PageRefused(f"page of stream {answer.stream!r}, asked for was {stream!r}")
-    definitions = _check_definitions(answer.definitions, origins)
     first_offset, last_offset = answer.covered() or (0, 0)
-    numbers: dict[str, int] = {}
-    for definition in definitions:
-        origin = str(definition.origin)
-        numbers[origin] = max(definition.number, numbers.get(origin, 0))
     return ArrivedPage(
         epoch=answer.epoch,
         frontier=answer.frontier,
@@ -91,12 +74,10 @@ def check_page(
         last_offset=last_offset,
         more=answer.more,
         end_offset=answer.end_offset,
-        definitions=numbers,
-        definition_bytes=definitions_bytes(definitions),
         lease=answer.lease or 0,
         lease_in_force=answer.lease_in_force,
         timeline=answer.timeline,
-        content=start_check(PageContent(answer.batches, attachment, definitions, answer.holes, tuple(answer.signers))),
+        content=start_check(PageContent(answer.batches, attachment, answer.holes, tuple(answer.signers))),
     )
 
 
@@ -130,8 +111,7 @@ def check_sequences(
         raise PageRefused("an answer to another operation than FetchSequences")
     if (answer.store_zone, answer.stream, answer.origin) != (peer_zone, request.stream, request.origin):
         raise PageRefused(f"answer of {answer.store_zone}: {answer.stream} of {answer.origin}, which was not asked for")
-    definitions = _check_definitions(answer.definitions, origins)
-    content = PageContent(answer.batches, attachment, definitions, (), tuple(answer.signers))
+    content = PageContent(answer.batches, attachment, (), tuple(answer.signers))
     offered = check_batches(content, request.stream, origins)
     for one in offered:
         header = one.batch.header
@@ -170,29 +150,6 @@ def _check_header(header: Header, where: str, count: int, stream: str, origins: 
     if header.count != count:
         raise PageRefused(f"{where} holds {header.count} facts, the page says {count}")
     _check_origin(header.origin, where, origins)
-
-
-def definitions_bytes(definitions: Sequence[ReceivedDefinition]) -> int:
-    """The memory that the definitions of a page take, about."""
-    origins = len({one.origin for one in definitions}) * ORIGIN_OVERHEAD_BYTES
-    return origins + sum(len(one.body) + DEFINITION_OVERHEAD_BYTES for one in definitions)
-
-
-def _check_definitions(entries: Iterable[DefinitionEntry], origins: frozenset[str]) -> list[ReceivedDefinition]:
-    """The definitions of a page, which share the objects of their origins. Raises PageRefused."""
-    found, named = list[ReceivedDefinition](), dict[tuple[str, str], Origin]()
-    for entry in entries:
-        origin = named.get((entry.zone, entry.epoch))
-        if origin is None:
-            origin = named[entry.zone, entry.epoch] = Origin(entry.zone, bytes.fromhex(entry.epoch))
-            _check_origin(origin, f"definition {entry.number}", origins)
-        body = bytes(entry.definition)
-        if len(body) > DEFINITION_BYTES_MAX:
-            raise PageRefused(
-                f"definition {entry.number} of {origin} has {len(body)} bytes, at most {DEFINITION_BYTES_MAX}"
-            )
-        found.append(ReceivedDefinition(origin, entry.number, body))
-    return found
 
 
 def _check_origin(origin: Origin, what: str, origins: frozenset[str]) -> None:

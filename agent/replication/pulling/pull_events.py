@@ -6,7 +6,6 @@ the expected one. The diagram in DESIGN.md is drawn from the two tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Literal, TypeVar
@@ -97,8 +96,7 @@ class ReceiverSettings:
 class ArrivedPage(Generic[Content]):
     """A page as the receiver needs it; `content` is passed on to the store unread.
 
-    `first_offset` and `last_offset` are 0 for a page without offsets. `definitions` has the highest number of a tag
-    definition in the page for each origin, `definition_bytes` their size in memory. `end_offset` is the end of the
+    `first_offset` and `last_offset` are 0 for a page without offsets. `end_offset` is the end of the
     peer's log, for information. `lease` is this node's lease at the peer, 0 if the page grants none. `timeline` is the
     peer's, None if it names none.
     """
@@ -109,8 +107,6 @@ class ArrivedPage(Generic[Content]):
     last_offset: int
     more: bool
     end_offset: int = 0
-    definitions: Mapping[str, int] = field(default_factory=dict)
-    definition_bytes: int = 0
     lease: int = 0
     lease_in_force: int | None = None
     """The lease in force, which the next request must name. The requester holds no lease yet, and the page is empty."""
@@ -156,10 +152,7 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The page is durable. `definitions_held`: how many tag definitions the store has of each origin, if some of the
-    page were not stored because the facts that need them were declined; None if all were stored."""
-
-    definitions_held: Mapping[str, int] | None = None
+    """The page is durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +183,6 @@ class Fetch:
     epoch: str | None
     after_offset: int | None
     confirm_offset: int | None
-    definitions_known: Mapping[str, int]
     wait_ms: int
     bytes_max: int
     lease: int = 0
@@ -207,10 +199,9 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Append(Generic[Content]):
-    """Store this page, the definitions of the pages before it, and the position after it, in one transaction."""
+    """Store this page and the position after it, in one transaction."""
 
     page: ArrivedPage[Content]
-    definitions_before: tuple[ArrivedPage[Content], ...]
 
 
 class NoteKind(Enum):

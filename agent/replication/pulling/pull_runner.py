@@ -16,9 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agent.batch import Batch, Kind, Origin
-from agent.pages import BatchEnd, PeerPosition, PutResult
+from agent.pages import BatchEnd, LackingDefinitions, PeerPosition, PutResult
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
-from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError, UnprovenAnswer, advice
+from agent.replication.protocol.errors import (
+    ERRORS,
+    MalformedMessage,
+    ReplicationError,
+    TransportError,
+    UnprovenAnswer,
+    advice,
+)
 from agent.replication.protocol.messages import (
     FORMER_EPOCHS_MAX,
     Confirm,
@@ -29,6 +36,7 @@ from agent.replication.protocol.messages import (
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent, CatchUpTracker
+from agent.replication.pulling.definition_pull import store_with_definitions
 from agent.replication.pulling.page_check import PageContent, PageRefused, check_batches, check_page
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_events import (
@@ -43,7 +51,7 @@ from agent.replication.pulling.pull_events import (
     ReceiverSettings,
 )
 from agent.replication.pulling.pull_spans import PullSpans
-from agent.replication.pulling.receiver import ORIGINS_KNOWN_MAX, Receiver
+from agent.replication.pulling.receiver import Receiver
 from agent.telemetry import Telemetry
 
 
@@ -97,6 +105,10 @@ class PullIO(Protocol):
         TransportError, or a retryable error of the store."""
         ...
 
+    def fetch_definitions(self, lacking: Sequence[LackingDefinitions]) -> Awaitable[None]:
+        """Fetch tag definitions and store them. Raises errors of replication or of the store."""
+        ...
+
     def happened(self, event: PullEvent) -> None:
         """Queue an event: `PullRunner.handle` is called with it after the present call, in order."""
         ...
@@ -130,13 +142,12 @@ class PullRunner:
     ) -> None:
         self._judge = judge or PageJudge(store)
         self._io, self._store, self._settings = io, store, settings
-        self._expected: tuple[type[Exception], ...] = (PageRefused, TransportError, *store_errors)
+        self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
         position = store.inbound.peer_position(settings.peer_zone, settings.stream)
         self.core = make_receiver(
             settings.receiver,
             None if position is None else position.epoch.hex(),
             0 if position is None else position.offset,
-            self._definitions_held(),
             bandwidth,
             None if position is None else position.timeline.hex() or None,
         )
@@ -188,13 +199,6 @@ class PullRunner:
         store = self._store
         return self._settings.origins.union(str(Origin(store.zone, epoch)) for epoch in store.former_epochs)
 
-    def _definitions_held(self) -> dict[str, int]:
-        """How many definitions the store has of each origin that the peer may send."""
-        allowed = self._origins()
-        held = ((str(origin), origin.zone, count) for origin, count in self._store.definition_counts().items())
-        known = [(name, count) for name, zone, count in held if not allowed.isdisjoint((zone, name))]
-        return dict(known[:ORIGINS_KNOWN_MAX])
-
     def _origin_head(self, fetch: Fetch) -> OriginHead | None:
         """The claim to send: a batch of the peer's own facts, of this epoch, that is held here, whichever peer sent it.
         It is the batch that the peer's page contradicted (0041), else the last one. If its row is not here, a later one
@@ -229,7 +233,7 @@ class PullRunner:
                 error = answer.error
                 reason = f"{error.code}: {advice(error.message, error.hint)}"
                 return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch, answer.timeline)
-            page = check_page(answer, sealed, settings.peer_zone, settings.stream, self._origins(), self._start_check)
+            page = check_page(answer, sealed, settings.peer_zone, settings.stream, self._start_check)
         except UnprovenAnswer as error:
             return FetchFailed(fetch_id, error.code, str(error), error.retryable)
         except MalformedMessage as error:
@@ -250,8 +254,8 @@ class PullRunner:
         return CheckedContent(content, self._io.check(check, size))
 
     async def _store_page(self, effect: Append[CheckedContent]) -> None:
-        """Await the check, fetch artifacts, store; then report the outcome. The core offers the page again if the store
-        refuses it for now."""
+        """Await the check, fetch artifacts and tag definitions, store; then report the outcome. The core offers the
+        page again if the store refuses it for now."""
         try:
             judged = await effect.page.content.judged
         except self._expected as error:  # final for these bytes: the page is requested again
@@ -263,8 +267,11 @@ class PullRunner:
                 # Artifacts are stored before the facts that refer to them (0039), except beyond the peer's quota.
                 is_whole = await self._io.fetch_artifacts(judged.batches)
             is_backlog = self.catch_up.takes_backlog
-            putting = put_page(self._store, self._settings, effect, judged, is_backlog=is_backlog)
-            result = await self._io.durable(putting)
+
+            def put() -> Awaitable[PutResult]:
+                return self._io.durable(put_page(self._store, self._settings, effect, judged, is_backlog=is_backlog))
+
+            result = await store_with_definitions(put, self._io.fetch_definitions, self._expected)
             if not is_whole:  # after an error here the page is offered again, and its facts are duplicates
                 await self._io.fetch_artifacts(judged.batches)
         except self._expected as error:
@@ -274,12 +281,7 @@ class PullRunner:
             self._io.happened(AppendFailed(reason, is_retryable=is_retryable, contradicted=held))
         else:
             self._io.stored(result)
-            parts = (*effect.definitions_before, effect.page)
-            has_definitions = any(one.content.content.definitions for one in parts)
-            has_lost = bool(judged.declined or result.left_out) and has_definitions
-            # Only what the store lacks: otherwise one zone's declined facts would have the definitions of all other
-            # zones sent again with each page.
-            self._io.happened(Appended(self._definitions_held() if has_lost else None))
+            self._io.happened(Appended())
 
 
 def fetch_request(
@@ -303,7 +305,6 @@ def fetch_request(
         confirm=None if effect.confirm_offset is None else Confirm(last_offset=effect.confirm_offset),
         lease=effect.lease,
         lease_after=effect.lease_after,
-        definitions_known=dict(effect.definitions_known),
         timeline=effect.timeline,
         origin_head=origin_head,
         former_epochs=list(former_epochs),
@@ -319,14 +320,12 @@ def put_page(
     *,
     is_backlog: bool,
 ) -> Future[PutResult]:
-    """Pass a checked page to the store, with the definitions of the pages before it and the position after it."""
+    """Pass a checked page to the store, with the position after it."""
     page = effect.page
-    definitions = [one for part in (*effect.definitions_before, page) for one in part.content.content.definitions]
     return store.inbound.put_batches(
         settings.peer_zone,
         settings.stream,
         judged.batches,
-        definitions,
         PeerPosition(bytes.fromhex(page.epoch), page.last_offset, bytes.fromhex(page.timeline or "")),
         holes=page.content.content.holes,
         is_backlog=is_backlog,

@@ -12,14 +12,14 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agent.batch import Batch
 from agent.concurrency import TaskGroup
-from agent.pages import OriginRange, PutResult
+from agent.pages import LackingDefinitions, OriginRange, PutResult
 from agent.replication.mqtt import Requester
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.errors import TransportError
@@ -28,6 +28,7 @@ from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent
+from agent.replication.pulling.definition_pull import DefinitionPull
 from agent.replication.pulling.page_check import PageRefused
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_events import (
@@ -135,9 +136,9 @@ class Puller:
         self._facts_duplicate = 0
         self._uncompared = dict[OriginRange, None]()  # ordered by when they were last named
         self._last_answer_ms: int | None = None
-        self._artifacts = ArtifactPull(
-            ThrottledRequester(requester, bandwidth, telemetry=telemetry), store.artifacts, store_errors
-        )
+        throttled = ThrottledRequester(requester, bandwidth, telemetry=telemetry)
+        self._artifacts = ArtifactPull(throttled, store.artifacts, store_errors)
+        self._definitions = DefinitionPull(throttled, store.inbound)
         self.begun = asyncio.Event()
         """Set by the peer's first answer in this life: the consumer is registered there."""
 
@@ -252,6 +253,9 @@ class Puller:
 
     def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[bool]:
         return self._artifacts.fetch(batches)
+
+    def fetch_definitions(self, lacking: Sequence[LackingDefinitions]) -> Awaitable[None]:
+        return self._definitions.fetch(lacking)
 
     def note(self, note: Note) -> None:
         settings = self._settings

@@ -16,7 +16,6 @@ an argument (`jitter`, 0 to 1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic
 
@@ -24,7 +23,6 @@ from agent.pages import BatchEnd
 from agent.replication.protocol.errors import UnprovenAnswer
 from agent.replication.protocol.pacing import PageSize, backoff_ms
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
-from agent.replication.pulling.page_check import DEFINITIONS_WAITING_BYTES_MAX
 from agent.replication.pulling.pull_events import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
@@ -53,12 +51,6 @@ from agent.replication.pulling.pull_events import (
 PAGES_AHEAD_MAX = 2
 """One page can be under way while another waits for the disk. With only one, the times of round trip and check would
 add up."""
-DEFINITION_PAGE_BYTES = 4096
-"""Memory of a page of definitions besides the definitions themselves. Pages that wait for their batch are limited in
-bytes, not in number: on a slow line the definitions of ten thousand tags arrive in hundreds of pages."""
-ORIGINS_KNOWN_MAX = 500
-"""A request names the known definitions of this many origins, the newest; definitions of others may be sent twice."""
-
 CLAIMS_REFUSED_MAX = 8
 """Requests, over some 20 s, to a peer that is an old copy. By then it has begun a new epoch, or it waits for an
 operator."""
@@ -90,7 +82,6 @@ class Receiver(Generic[Content]):
         settings: ReceiverSettings,
         epoch: str | None,
         offset: int,
-        definitions: Mapping[str, int] | None = None,
         bandwidth: TokenBucket | None = None,
         timeline: str | None = None,
     ) -> None:
@@ -111,9 +102,6 @@ class Receiver(Generic[Content]):
         self._former_logs: list[_Log] = []
         self._restart_at_ms = 0  # no request for a newly begun log before this time
         self._appending_of = self._log  # the log of the page that is being stored
-        self._definitions_stored = dict(definitions or {})
-        self._definitions_accepted = dict(self._definitions_stored)
-        self._definitions_before: list[ArrivedPage[Content]] = []
         self._appending: Append[Content] | None = None
         self._read_ahead: tuple[Append[Content], ...] = ()
         self._is_answering = False
@@ -184,7 +172,7 @@ class Receiver(Generic[Content]):
             case FetchFailed():
                 self._fetch_failed(event, now_ms, jitter)
             case Appended():
-                self._appended(event)
+                self._appended()
             case AppendFailed():
                 self._append_failed(event, now_ms, jitter)
             case Tick():
@@ -203,9 +191,6 @@ class Receiver(Generic[Content]):
             return
         if self._appending is not None and not self._peer_has_more:
             return  # at the end of the log: the request after this append confirms the page, and then waits at the peer
-        pending = self._read_ahead if self._appending is None else (self._appending, *self._read_ahead)
-        if any(one.definitions_before for one in pending):
-            return  # further definitions would wait in memory beside these
         if self._must_wait(now_ms):
             return
         settings = self._settings
@@ -222,7 +207,6 @@ class Receiver(Generic[Content]):
                 self.epoch,
                 self._accepted_offset,
                 self.stored_offset if must_confirm else None,
-                dict(self._definitions_accepted),
                 wait_ms,
                 self._page_bytes(),
                 self.lease,
@@ -331,9 +315,6 @@ class Receiver(Generic[Content]):
         if self._accepted_offset is None:
             self._accepted_offset = self._log.stored_offset = page.frontier  # registered at the end of the peer's log
             self._log.timeline = page.timeline
-        if page.definitions:
-            self._keep_definitions(page, now_ms)
-            return
         self._answered()
         self.is_caught_up = not page.more
         if self._open.wait_ms and now_ms - self._open.sent_ms < self._settings.empty_ms_min:
@@ -341,19 +322,6 @@ class Receiver(Generic[Content]):
             self._close(Asking.BACKOFF)
         else:
             self._close(Asking.HOLDING)
-
-    def _keep_definitions(self, page: ArrivedPage[Content], now_ms: int) -> None:
-        """Keep definitions that did not fit beside their batch until it arrives: its digest proves them."""
-        held = sum(one.definition_bytes + DEFINITION_PAGE_BYTES for one in (*self._definitions_before, page))
-        if held > DEFINITIONS_WAITING_BYTES_MAX:
-            what = f"more than {DEFINITIONS_WAITING_BYTES_MAX >> 20} MiB of tag definitions"
-            self._block(NoteKind.PEER_REFUSES, f"{what} without a fact that needs them", now_ms)
-            return
-        self._answered()
-        self._definitions_before.append(page)
-        _remember(self._definitions_accepted, page.definitions)
-        self._peer_has_more = True
-        self._close(Asking.HOLDING)
 
     def _accept(self, page: ArrivedPage[Content]) -> None:
         """Accept the page. It is stored once the previous one is durable."""
@@ -364,9 +332,7 @@ class Receiver(Generic[Content]):
         self._accepted_offset = page.last_offset
         self._peer_has_more = page.more
         self.is_caught_up = not page.more
-        _remember(self._definitions_accepted, page.definitions)
-        self._read_ahead = (*self._read_ahead, Append(page, tuple(self._definitions_before)))
-        self._definitions_before.clear()
+        self._read_ahead = (*self._read_ahead, Append(page))
         self._close(Asking.HOLDING)
 
     def _fetch_failed(self, event: FetchFailed, now_ms: int, jitter: float) -> None:
@@ -401,6 +367,7 @@ class Receiver(Generic[Content]):
         resumes at its former position, and asks rarely. The first request already names the new log's timeline, so
         that only the machine with that log answers (0054)."""
         before = self._log
+        before.timeline = self._timeline()  # of a page that is still being stored: it is this log that may return
         back = next((one for one in self._former_logs if one.epoch == epoch and timeline in {None, one.timeline}), None)
         self.counters.restarts += 1
         self._former_logs = [one for one in (*self._former_logs, before) if one is not back][-FORMER_LOGS_MAX:]
@@ -413,7 +380,6 @@ class Receiver(Generic[Content]):
         is_coming = pending is not None and self._appending_of is self._log
         self._accepted_offset = pending.page.last_offset if pending is not None and is_coming else self.stored_offset
         self._read_ahead = ()
-        self._forget_definitions()
         is_other_copy = before.epoch == epoch
         if back is None:
             what = "is another copy of its log, which is read from its beginning" if is_other_copy else "became"
@@ -501,10 +467,6 @@ class Receiver(Generic[Content]):
             self._effects.append(Note(NoteKind.PEER_RETURNED, self.lost_reason))
             self.lost_reason = None
 
-    def _forget_definitions(self) -> None:
-        self._definitions_before.clear()
-        self._definitions_accepted = dict(self._definitions_stored)
-
     def _close(self, state: Asking) -> None:
         self._open = None
         if self.asking is not state:
@@ -524,11 +486,9 @@ class Receiver(Generic[Content]):
         self._to_storing(Storing.APPENDING)
         self._effects.append(self._appending)
 
-    def _appended(self, event: Appended) -> None:
+    def _appended(self) -> None:
         assert self._appending is not None
         page = self._appending.page
-        for one in (*self._appending.definitions_before, page):
-            _remember(self._definitions_stored, one.definitions)
         self._appending = None
         stored, is_current = self._appending_of, self._appending_of is self._log
         assert page.last_offset >= stored.stored_offset
@@ -543,18 +503,6 @@ class Receiver(Generic[Content]):
             self._is_page_refused = False
             self._answered()
         self._to_storing(Storing.IDLE)
-        if event.definitions_held is not None and is_current:
-            self._forget_pages(event.definitions_held)
-            if self.asking is Asking.WAITING:  # the open request names definitions that the store lacks
-                self._close(Asking.HOLDING)
-
-    def _forget_pages(self, definitions_held: Mapping[str, int]) -> None:
-        """Drop the pages read ahead, which build on facts that the store does not have. They are requested again, with
-        all definitions that it lacks."""
-        self._read_ahead = ()
-        self._accepted_offset = self.stored_offset
-        self._definitions_stored = dict(definitions_held)
-        self._forget_definitions()
 
     def _append_failed(self, event: AppendFailed, now_ms: int, jitter: float) -> None:
         if event.is_retryable:
@@ -571,7 +519,7 @@ class Receiver(Generic[Content]):
         self._appending = None
         self._to_storing(Storing.IDLE)
         if is_current:
-            self._forget_pages({})
+            self._read_ahead, self._accepted_offset = (), self.stored_offset
         self._is_page_refused = True
         self.page_waits = ""
         if not is_current or event.contradicted in {None, self._contradicted}:
@@ -593,11 +541,3 @@ class Receiver(Generic[Content]):
     def _to_storing(self, state: Storing) -> None:
         assert state in STORING_TRANSITIONS[self.storing], f"{self.storing} to {state}"
         self.storing = state
-
-
-def _remember(known: dict[str, int], new: Mapping[str, int]) -> None:
-    """Record the highest number of each origin. Beyond ORIGINS_KNOWN_MAX the oldest origins are dropped."""
-    for origin, number in new.items():
-        known[origin] = max(number, known.pop(origin, 0))
-    while len(known) > ORIGINS_KNOWN_MAX:
-        del known[next(iter(known))]

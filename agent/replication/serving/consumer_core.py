@@ -241,7 +241,7 @@ class ConsumerCore:
             if due is not None:
                 former = frozenset(map(bytes.fromhex, request.former_epochs))
                 signers = None if request.signers_known is None else tuple(request.signers_known)
-                reading = effects.ReadPage(due, zone, request.definitions_known, signers, former)
+                reading = effects.ReadPage(due, zone, signers, former)
                 return (yield from reading), waited_ns
             parked = yield from effects.Park(request.consumer_name, zone, stream, position, until_ms)
             waited_ns += parked.waited_ns
@@ -257,7 +257,6 @@ class ConsumerCore:
             batches=read.entries,
             omitted=read.omitted,
             holes=read.holes,
-            definitions=read.definitions,
             more=read.last_offset < read.end_offset,
             lease=lease,
             timeline=timeline,

@@ -7,7 +7,7 @@ error and does not resume the core.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -208,7 +208,6 @@ class ReadPage(Effect[PageRead | Refuse]):
 
     plan: ReadPlan
     asking_zone: str
-    definitions_known: Mapping[str, int]
     signers_known: tuple[str, ...] | None = None
     former_epochs: frozenset[bytes] = frozenset()
 

@@ -1,11 +1,7 @@
-"""Page selection: which batches, definitions and holes go into one page. Core: no IO, no clock.
+"""Page selection: which batches and holes go into one page. Core: no IO, no clock.
 
 - A batch is sent whole. Only the first one is sliced, where the limit falls inside it or a range begins or ends inside
   it. A node requests with a limit above the largest batch and never receives a slice.
-- A batch is sent only when the requester has each definition that it needs, or the page contains it. Definitions that
-  do not fit beside batches are sent in pages of their own, so a plant with ten thousand tags starts like one with ten.
-- A page with offsets contains only the definitions that its batches need: the receiver stores a definition only with a
-  batch of the same page whose digest covers it, and would count the others as stored.
 - Facts that were released or are damaged are named as holes. A page never skips offsets silently.
 - Facts whose origin is the asking zone are left out and named as omitted, except those of its former epochs for which
   it asks: after a restore its peers may be the only ones to hold them.
@@ -14,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from agent.batch import Origin
@@ -29,12 +25,8 @@ BATCH_OVERHEAD_BYTES = 64
 """One entry of `batches`: three numbers of up to 19 digits."""
 HOLE_BYTES = 128
 """One entry of `holes`: two numbers and a reason of up to 64 characters."""
-DEFINITION_OVERHEAD_BYTES = 160
-"""One entry of `definitions` without the definition."""
-DEFINITIONS_BYTES_MAX = 384 * 1024
-"""Definitions are sent in the header, which has a limit of its own."""
 SIGNERS_BYTES_MAX = 128 * 1024
-"""Certificates are sent in the header too; those of one key have at most 88 kB."""
+"""Certificates are sent in the header, which has a limit of its own; those of one key have at most 88 kB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +66,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What goes into the page. `definitions` maps an origin to how many of the offered definitions are sent."""
+    """What goes into the page."""
 
     pieces: tuple[Piece, ...]
     omitted: tuple[tuple[int, int], ...]
     holes: tuple[Hole, ...]
-    definitions: Mapping[Origin, int]
     last_offset: int
 
 
@@ -87,17 +78,14 @@ def select_page(
     plan: ReadPlan,
     page: Page,
     asking_zone: str,
-    offered: Mapping[Origin, Sequence[bytes]],
-    known: Mapping[str, int],
     packet_bytes_max: int,
     signers: Mapping[bytes, int] | None = None,
     former_epochs: Collection[bytes] = (),
 ) -> Selection | Refuse:
     """Choose which of the batches and holes that were read go into one page.
 
-    `offered` holds, by origin, the definitions beyond the number that is `known` to the requester; `signers` the bytes
-    of the certificates, by key id, that it lacks. The first batch may exceed `plan.bytes_max`, or the reader would
-    never advance, but not the packet.
+    `signers` are the bytes of the certificates, by key id, that the requester lacks. The first batch may exceed
+    `plan.bytes_max`, or the reader would never advance, but not the packet.
     """
     batches = page.batches[:BATCHES_MAX]
     selection = _Selection(plan, packet_bytes_max - ANSWER_OVERHEAD_BYTES, signers or {})
@@ -110,8 +98,6 @@ def select_page(
             selection.omit(batch)
             taken += 1
             continue
-        if not selection.add_definitions(batch, offered.get(batch.origin, ()), known.get(str(batch.origin), 0)):
-            break
         if selection.is_too_large(batch):
             size = len(batch.sealed)
             why = f"the batch at offset {batch.first_offset} has {size} bytes, a packet takes {packet_bytes_max}"
@@ -123,11 +109,8 @@ def select_page(
     while holes and taken == len(page.batches):
         selection.add_hole(holes.pop())
     chosen = selection.frozen()
-    if page.batches and not (chosen.pieces or chosen.omitted or chosen.holes or chosen.definitions):
-        if why:
-            return Refuse("batch_exceeds_packet", why)
-        first = page.batches[0].first_offset
-        return Refuse("store_unavailable", f"definitions for the batch at offset {first} are missing here")
+    if why and not (chosen.pieces or chosen.omitted or chosen.holes):
+        return Refuse("batch_exceeds_packet", why)
     return chosen
 
 
@@ -144,21 +127,18 @@ class _Selection:
         self._facts_left = plan.limit
         self._room_left = room
         self._spare_bytes = max(0, room - plan.bytes_max)  # the part of the room for a large first batch only
-        self._definition_bytes_left = min(room - self._spare_bytes, DEFINITIONS_BYTES_MAX)
         self._signers = signers
         self._signers_sent = set[bytes]()
         self._pieces: list[Piece] = []
         self._omitted: list[tuple[int, int]] = []
         self._holes: list[Hole] = []
-        self._definitions: dict[Origin, int] = {}
-        self._needed: list[int] = []  # definitions of its origin that each piece needs
 
     @property
     def _bytes_left(self) -> int:
         return self._room_left - self._spare_bytes
 
     def is_empty(self) -> bool:
-        return not self._pieces and not self._definitions
+        return not self._pieces
 
     def is_too_large(self, batch: StoredBatch) -> bool:
         """Whether a batch does not fit even as the only one of its page."""
@@ -174,19 +154,6 @@ class _Selection:
     def add_hole(self, hole: Hole) -> None:
         self._holes.append(hole)
         self._room_left -= HOLE_BYTES
-
-    def add_definitions(self, batch: StoredBatch, offered: Sequence[bytes], known: int) -> bool:
-        """Add the definitions the batch still needs, as far as they fit; True when none is missing afterwards."""
-        taken = self._definitions.get(batch.origin, 0)
-        while known + taken < batch.definition_count and taken < len(offered):
-            size = len(offered[taken]) + DEFINITION_OVERHEAD_BYTES
-            if size > min(self._bytes_left, self._definition_bytes_left) and not self.is_empty():
-                break
-            self._room_left -= size
-            self._definition_bytes_left -= size
-            taken += 1
-            self._definitions[batch.origin] = taken
-        return known + taken >= batch.definition_count
 
     def add(self, batch: StoredBatch) -> bool:
         """Add the batch, or as much of it as the limit allows; True when the next one may be tried."""
@@ -206,7 +173,6 @@ class _Selection:
         self._pieces.append(piece)
         self._facts_left -= count
         self._room_left -= size
-        self._needed.append(self._definitions.get(batch.origin, 0))
         return piece.is_to_end
 
     def _size(self, batch: StoredBatch) -> int:
@@ -226,9 +192,5 @@ class _Selection:
     def frozen(self) -> Selection:
         reached = [piece.last_offset for piece in self._pieces] + [last for _, last in self._omitted]
         reached += [hole.last_offset for hole in self._holes]
-        definitions = self._definitions
-        if reached:
-            needed = zip((piece.batch.origin for piece in self._pieces), self._needed, strict=True)
-            definitions = {origin: count for origin, count in needed if count}
         last_offset = max(reached, default=self._plan.after_offset)
-        return Selection(tuple(self._pieces), tuple(self._omitted), tuple(self._holes), definitions, last_offset)
+        return Selection(tuple(self._pieces), tuple(self._omitted), tuple(self._holes), last_offset)

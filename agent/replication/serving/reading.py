@@ -1,27 +1,31 @@
-"""Reads a page from the store: batches, the definitions they need, the selection (`page.select_page`), slices where a
-limit falls inside a batch.
+"""Reads a page from the store: batches, the selection (`page.select_page`), slices where a limit falls inside a batch;
+and tag definitions.
 
 Runs in the event loop or in a reader thread. Uses only the store's read methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-
-import msgspec
 
 from agent.batch import Origin, cut
 from agent.columns import BatchError
 from agent.pages import Page, StoredBatch
-from agent.replication.protocol.messages import OFFSET_MAX, DefinitionEntry
+from agent.replication.protocol.messages import (
+    DEFINITIONS_MAX,
+    HELD_BYTES,
+    OFFSET_MAX,
+    DefinitionRun,
+    WantedDefinitions,
+)
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.outcomes import Refuse
-from agent.replication.serving.page import Piece, ReadPlan, is_omitted, select_page
+from agent.replication.serving.page import Piece, ReadPlan, select_page
 from agent.signing.records import key_id_in
 
-DEFINITIONS_READ_MAX = 4096
-"""Definitions read for one page: more than fit in one."""
+RUN_BYTES, LENGTH_BYTES = 160, 6
+"""One run of definitions in the header of an answer, and each of its lengths."""
 INLINE_FACTS_MAX = 4096
 """Facts of a page that is read inline: about four batches of a busy node, or the tail of an idle one."""
 SLOW_READ_NS = 2_000_000
@@ -33,12 +37,11 @@ five-hundredth of its time in slow reads."""
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """What to read, and for which zone: the definitions and signers that it knows, the largest packet, and its former
-    epochs of which it takes its own facts back."""
+    """What to read, and for which zone: the signers that it knows, the largest packet, and its former epochs of which
+    it takes its own facts back."""
 
     plan: ReadPlan
     asking_zone: str
-    definitions_known: Mapping[str, int]
     packet_bytes_max: int
     signers_known: Sequence[str] | None = None
     former_epochs: frozenset[bytes] = frozenset()
@@ -58,7 +61,6 @@ class PageRead:
     batches: list[bytes]
     omitted: list[tuple[int, int]]
     holes: list[tuple[int, int, str]]
-    definitions: list[DefinitionEntry]
     last_offset: int
     end_offset: int
     signers: list[bytes] = field(default_factory=list)
@@ -124,12 +126,9 @@ def _select_whole(store: ServingStore, asked: PageQuery, page: Page) -> PageRead
 
 
 def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Refuse:
-    definitions = _read_definitions(store, page.batches, asked)
-    known, signers = asked.definitions_known, _read_signers(store, page.batches, asked)
+    signers = _read_signers(store, page.batches, asked)
     sizes = {key_id: sum(len(one) * 4 // 3 + 8 for one in certificates) for key_id, certificates in signers.items()}
-    chosen = select_page(
-        *(asked.plan, page, asked.asking_zone, definitions, known, asked.packet_bytes_max, sizes, asked.former_epochs)
-    )
+    chosen = select_page(asked.plan, page, asked.asking_zone, asked.packet_bytes_max, sizes, asked.former_epochs)
     if isinstance(chosen, Refuse):
         return chosen
     entries, batches, key_ids = list[tuple[int, int, int]](), list[bytes](), dict[bytes, None]()
@@ -147,11 +146,6 @@ def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Ref
         batches,
         list(chosen.omitted),
         [(one.first_offset, one.last_offset, one.reason) for one in chosen.holes],
-        [
-            entry
-            for origin, count in chosen.definitions.items()
-            for entry in _entries(origin, known.get(str(origin), 0), definitions[origin][:count])
-        ],
         chosen.last_offset,
         max(page.end_offset, chosen.last_offset),
         [one for key_id in key_ids for one in signers.get(key_id, ())],
@@ -171,27 +165,30 @@ def _read_signers(
     return {key_id: store.signers([key_id]) for key_id in sorted(key_ids - known)}
 
 
-def _read_definitions(
-    store: ServingStore, batches: Sequence[StoredBatch], asked: PageQuery
-) -> dict[Origin, Sequence[bytes]]:
-    """By origin, the definitions its batches need beyond those the requester knows."""
-    wanted: dict[Origin, int] = {}
-    for each in batches:
-        if not is_omitted(each.origin, asked.asking_zone, asked.former_epochs):
-            wanted[each.origin] = max(wanted.get(each.origin, 0), each.definition_count)
-    found = {}
-    for origin, count in wanted.items():
-        known = asked.definitions_known.get(str(origin), 0)
-        if count > known:
-            found[origin] = store.definitions(origin, known, min(count, known + DEFINITIONS_READ_MAX))
-    return found
-
-
-def _entries(origin: Origin, known: int, bodies: Sequence[bytes]) -> list[DefinitionEntry]:
-    return [
-        DefinitionEntry(zone=origin.zone, epoch=origin.epoch.hex(), number=number, definition=msgspec.Raw(body))
-        for number, body in enumerate(bodies, known + 1)
-    ]
+def read_definitions(
+    store: ServingStore, wanted: Sequence[WantedDefinitions], bytes_max: int
+) -> tuple[list[DefinitionRun], list[bytes]]:
+    """The wanted definitions, in their order, as many as the limit allows and at least one."""
+    runs, bodies, left = list[DefinitionRun](), list[bytes](), bytes_max - RUN_BYTES
+    for one in wanted:
+        chain = store.definitions(one.zone, bytes.fromhex(one.digest), list(map(bytes.fromhex, one.held)))
+        if chain is None:
+            continue
+        count = 0
+        for body in chain.bodies[: DEFINITIONS_MAX - len(bodies)]:
+            left -= len(body) + LENGTH_BYTES
+            if left < 0 and bodies:
+                break
+            bodies.append(body)
+            count += 1
+        if count:
+            after = chain.after.digest[:HELD_BYTES].hex() if chain.after.count else None
+            lengths = [len(body) for body in chain.bodies[:count]]
+            runs.append(DefinitionRun(zone=one.zone, digest=one.digest, after=after, lengths=lengths))
+            left -= RUN_BYTES
+        if count < len(chain.bodies) or left < 0:
+            break
+    return runs, bodies
 
 
 def _slice(piece: Piece) -> bytes:

@@ -22,12 +22,13 @@ from typing import NamedTuple
 
 from pyspark import SparkFiles
 
-from agent.batch import Origin
+from agent.batch import Definitions
 from agent.lease import LeaseClaim
-from agent.pages import Start
+from agent.pages import LackingDefinitions, Start
 from agent.replication.mqtt import Access, Reply
 from agent.replication.pki import PkiError, client_context, describe, load_certificates
-from agent.replication.protocol.errors import PeerRefused, ReplicationError, advice
+from agent.replication.protocol.definition_fetch import DefinitionFetch
+from agent.replication.protocol.errors import DefinitionsUnavailable, PeerRefused, ReplicationError, advice
 from agent.replication.protocol.messages import (
     BYTES_MAX_MIN,
     BoundsAnswer,
@@ -46,7 +47,7 @@ from agent.settings.signing import SigningSettings
 from agent.signing.certificates import SignerTrust
 from agent.signing.errors import SigningError
 from agent.signing.files import load_trust
-from pyspark_bsfg.dictionary import Dictionary
+from pyspark_bsfg.dictionary import Dictionary, Named
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, NodeUnavailable, SparkError, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.options import NodeOptions
 from pyspark_bsfg.pruning import Pruning
@@ -54,7 +55,7 @@ from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.transports.conversation import Conversation
 from pyspark_bsfg.transports.ports import Asked, Bounds, Page, Registration
 from pyspark_bsfg.transports.proofs import Signers
-from pyspark_bsfg.transports.range_pages import Definitions, RangePages
+from pyspark_bsfg.transports.range_pages import RangePages
 
 SPARK_FILES = "spark-files:"
 
@@ -63,7 +64,8 @@ class _Known(NamedTuple):
     """Kept by a process from one task to the next: a connection, and definitions, which never change."""
 
     conversation: Conversation
-    definitions: Definitions
+    definitions: dict[str, dict[Definitions, Sequence[bytes]]]
+    """All those up to the last one, by zone and last one."""
 
 
 _unused: dict[NodeOptions, _Known] = {}
@@ -134,7 +136,7 @@ class MqttNodeSource:
         signers = None
         if needs_proofs and self._trust is not None:
             signers = Signers(self._trust, time.time_ns() // 1_000_000)
-        pages = RangePages(self.name, self._at.peer, asked, self._definitions, signers)
+        pages = RangePages(self.name, self._at.peer, asked, signers)
         fetched = None if pages.is_done else self._conversation.ask(pages.request())
         while fetched is not None:
             reply = self._answer_of(fetched)
@@ -142,16 +144,25 @@ class MqttNodeSource:
             fetched = None if pages.is_done else self._conversation.ask(pages.request())  # while this one is decoded
             yield page
 
-    def define(self, dictionary: Dictionary, origin: Origin, count: int) -> None:
-        """From the definitions that came with the pages, all at once: a dictionary takes no additions."""
-        if dictionary.known(origin) < count:
-            bodies = self._definitions.get(origin, [])
-            if len(bodies) < count:
-                raise StoreUnreadable(
-                    f"{self.name}: {origin} has {len(bodies)} tag definitions, a batch needs {count}",
-                    "run bsfg store verify on the node",
-                )
-            dictionary.put(origin, bodies)
+    def define(self, dictionary: Dictionary, named: Named) -> None:
+        """Ask the node for what a batch names, after what has come before."""
+        zone, wanted = named
+        chains = self._definitions.setdefault(zone, {})
+        for end, bodies in chains.items():
+            if not dictionary.has(named) and not dictionary.has((zone, end)):
+                dictionary.put((zone, end), bodies)
+        if dictionary.has(named) or not wanted.count:
+            return
+        fetch = DefinitionFetch([LackingDefinitions(zone, wanted, list(reversed(chains)))])
+        while (request := fetch.request()) is not None:
+            reply = self._ask(request)
+            try:
+                complete = fetch.take(reply.answer, reply.batches)
+            except DefinitionsUnavailable as error:
+                raise StoreUnreadable(f"{self.name}: {error}", "run bsfg store verify on the node") from error
+            for chain in complete:
+                chains[wanted] = [*chains.pop(chain.after, ()), *chain.bodies]
+        dictionary.put(named, chains[wanted])
 
     def cursor(self, consumer: str) -> int | None:
         try:

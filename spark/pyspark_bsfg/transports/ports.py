@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from agent.batch import Batch, Origin
+from agent.batch import Batch
 from agent.fact_store import Verified
 from agent.lease import LeaseClaim
 from agent.pages import Hole, Start
-from pyspark_bsfg.dictionary import Dictionary
+from pyspark_bsfg.dictionary import Dictionary, Named
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange
 
@@ -112,8 +112,8 @@ class FactSource(Protocol):
         range does."""
         ...
 
-    def define(self, dictionary: Dictionary, origin: Origin, count: int) -> None:
-        """Make sure that `dictionary` has the first `count` definitions of an origin of the last page."""
+    def define(self, dictionary: Dictionary, named: Named) -> None:
+        """Make sure that `dictionary` has the definitions that a batch names."""
         ...
 
     def cursor(self, consumer: str) -> int | None:

@@ -1,23 +1,20 @@
 """One range of a stream, requested from a node page by page: the next request, and the page of an answer. Core: no IO.
 
 An answer is checked: it must be of the requested zone, stream and range and have no gap, each batch must match its
-digest, and its header must agree with the page. Tag definitions come with the first page whose batches need them, and
-are kept for the whole task.
+digest, and its header must agree with the page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
-from agent.batch import Batch, Origin, parse
+from agent.batch import Batch, parse
 from agent.columns import BatchError
 from agent.pages import Hole
 from agent.replication.protocol.messages import (
     LIMIT_MAX,
     SIGNERS_KNOWN_MAX,
     Answer,
-    DefinitionEntry,
     FetchRange,
     RangeAnswer,
 )
@@ -25,20 +22,16 @@ from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable
 from pyspark_bsfg.transports.ports import Asked, Page, PlacedBatch
 from pyspark_bsfg.transports.proofs import Signers
 
-# Some 75 bytes each, and 10 KB of signers; a request has at most 64 KiB.
-ORIGINS_KNOWN_MAX = 500
 PAGE_BYTES = 1_000_000  # fits into a packet of our brokers; smaller pages cost both sides more for each fact
-
-Definitions = dict[Origin, list[bytes]]
 
 
 class RangePages:
     """The pages of one range of a zone's store. With `signers` records are verified: then whole batches are
     requested."""
 
-    def __init__(self, name: str, zone: str, asked: Asked, definitions: Definitions, signers: Signers | None) -> None:
+    def __init__(self, name: str, zone: str, asked: Asked, signers: Signers | None) -> None:
         self._name, self._zone, self._asked = name, zone, asked
-        self._definitions, self._signers = definitions, signers
+        self._signers = signers
         self._next = asked.offsets.first
 
     @property
@@ -49,7 +42,6 @@ class RangePages:
     def request(self) -> FetchRange:
         """The next request."""
         assert not self.is_done
-        known = ((str(origin), len(bodies)) for origin, bodies in reversed(self._definitions.items()))
         return FetchRange(
             stream=self._asked.stream,
             first_offset=self._next,
@@ -57,13 +49,12 @@ class RangePages:
             limit=LIMIT_MAX,
             bytes_max=PAGE_BYTES,
             epoch=self._asked.epoch or None,
-            definitions_known=dict(islice(known, ORIGINS_KNOWN_MAX)),
             whole_batches=self._signers is not None,
             signers_known=None if self._signers is None else self._signers.known()[:SIGNERS_KNOWN_MAX],
         )
 
     def take(self, answer: Answer, attachment: Sequence[bytes]) -> Page:
-        """The page of an answer; it is empty if only definitions came. Raises SparkError."""
+        """The page of an answer. Raises SparkError."""
         asked = self._asked
         if not isinstance(answer, RangeAnswer) or (answer.store_zone, answer.stream) != (self._zone, asked.stream):
             raise StoreUnreadable(f"{self._name} answered another request", "read again")
@@ -72,11 +63,8 @@ class RangePages:
                 f"{self._name} leaves out facts that the zone of this certificate has recorded",
                 "read with a certificate of a zone that records nothing, such as analytics",
             )
-        self._define(answer.definitions)
         covered = answer.covered()
         if covered is None:
-            if answer.definitions:
-                return Page([])
             ends = f"{self._name}: {asked.stream} ends at {answer.end_offset}, not at {asked.offsets.last}"
             raise FactsGone(ends, "read again")
         is_whole = self._signers is not None and self._next == asked.offsets.first
@@ -111,15 +99,6 @@ class RangePages:
         if (batch.header.stream, batch.header.count) != (self._asked.stream, last - first + 1):
             raise self._wrong(f"the batch at offset {first} is not the one that the page lists")
         return batch
-
-    def _define(self, entries: Sequence[DefinitionEntry]) -> None:
-        for entry in entries:
-            bodies = self._definitions.setdefault(Origin(entry.zone, bytes.fromhex(entry.epoch)), [])
-            if entry.number <= len(bodies):
-                continue  # the request had no room to name this origin
-            if entry.number != len(bodies) + 1:
-                raise self._wrong(f"definition {entry.number} of {entry.zone} came after number {len(bodies)}")
-            bodies.append(bytes(entry.definition))
 
     def _wrong(self, why: str) -> StoreUnreadable:
         return StoreUnreadable(f"{self._name}: {why}", "update the older of both programs, or report this")

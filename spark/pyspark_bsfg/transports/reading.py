@@ -8,15 +8,16 @@ if the caller wants one. Missing batches that the filters exclude are not report
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agent.batch import Definitions
 from agent.columns import BatchError
 from agent.fact_store import BatchSummary
 from agent.pages import Hole
 from pyspark_bsfg.columns import Columns
-from pyspark_bsfg.dictionary import Dictionary
+from pyspark_bsfg.dictionary import Dictionary, Named
 from pyspark_bsfg.errors import FactsGone, StoreUnreadable
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.transports.ports import Asked, FactSource, OnHole, PlacedBatch
@@ -40,13 +41,15 @@ def record_batches(
         for page in source.pages(part, dictionary, needs_proofs=columns.needs_proofs):
             for hole in page.holes:
                 on_hole(hole)
+            for named in _definitions(page.batches) if columns.needs_tags else ():
+                source.define(dictionary, named)
             for placed in page.batches:
                 first, batch, verified = placed
                 header = batch.header
                 if skips_batches and not pruning.may_hold(_summary(placed)):
                     continue  # a transport without summaries has sent it
                 if columns.needs_tags:
-                    source.define(dictionary, header.origin, header.definitions.count)
+                    source.define(dictionary, (header.origin.zone, header.definitions))
                 start, stop = max(span.first - first, 0), min(span.last, placed.last_offset) - first + 1
                 try:
                     yield from columns.add(batch, first, start, stop, verified)
@@ -61,8 +64,19 @@ def _summary(placed: PlacedBatch) -> BatchSummary:
     header = placed.batch.header
     return BatchSummary(
         *(placed.first_offset, placed.last_offset, header.origin, header.first_sequence),
-        *(header.time_min_ns, header.time_max_ns, header.kind, header.definitions.count, len(placed.batch.sealed)),
+        *(header.time_min_ns, header.time_max_ns, header.kind),
+        definition=None,
+        body_bytes=len(placed.batch.sealed),
     )
+
+
+def _definitions(batches: Iterable[PlacedBatch]) -> Iterable[Named]:
+    """The most definitions of each zone that batches name, which nearly always include its others."""
+    found = dict[str, Definitions]()
+    for header in (one.batch.header for one in batches):
+        if header.definitions.count > found.get(header.origin.zone, Definitions()).count:
+            found[header.origin.zone] = header.definitions
+    return found.items()
 
 
 class HoleLog:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.batch import DEFINITIONS_MAX, Kind, Origin
+from agent.batch import Kind
 from agent.fact_store import BatchSummary, StoreDamaged, StoreReader, Verified
 from agent.lease import LeaseClaim
 from agent.pages import Start
-from pyspark_bsfg.dictionary import Dictionary
+from pyspark_bsfg.dictionary import Dictionary, Named
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange, joined
@@ -99,8 +99,9 @@ class StoreFileSource:
                 return False
             if summary.kind != Kind.SAMPLES or not pruning.names_tags:
                 return True
-            self.define(dictionary, summary.origin, summary.definition_count)
-            return dictionary.wants_some(summary.origin, summary.definition_count)
+            named = self.reader.definitions_named(summary.definition or 0)
+            self.define(dictionary, named)
+            return dictionary.wants_some(named)
 
         def kept() -> Iterator[OffsetRange]:
             at = first
@@ -142,16 +143,20 @@ class StoreFileSource:
                 raise StoreUnreadable(f"{self.name}: {asked.stream} ends at {after}, not at {last}", "read again")
             after = reached
 
-    def define(self, dictionary: Dictionary, origin: Origin, count: int) -> None:
-        """Read all definitions of an origin, once."""
-        if dictionary.known(origin) >= count:
+    def define(self, dictionary: Dictionary, named: Named) -> None:
+        """Read all definitions of a zone, once."""
+        zone, needed = named
+        if dictionary.has(named) or not needed.count:
             return
-        dictionary.put(origin, self.reader.definitions(origin, 0, DEFINITIONS_MAX))
-        if (known := dictionary.known(origin)) < count:
-            raise StoreUnreadable(
-                f"{self.name}: {origin} has {known} tag definitions, a batch needs {count}",
-                "run bsfg store verify on the node",
-            )
+        for of, end in reversed(self.reader.definition_ends()):
+            if of == zone and (chain := self.reader.definitions(zone, end.digest)) is not None:
+                dictionary.put((zone, end), chain.bodies)
+            if dictionary.has(named):
+                return
+        raise StoreUnreadable(
+            f"{self.name}: the {needed.count} tag definitions of {zone} that a batch needs are not there",
+            "run bsfg store verify on the node",
+        )
 
     def cursor(self, consumer: str) -> int | None:
         return next((one.confirmed.frontier for one in self.reader.consumers() if one.name == consumer), None)

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import pytest
 
 from agent import batch
 from agent.append_contract import AppendOutcome
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.append.append import content_digest
 from agent.fact_store.log.errors import FactsRefused, StoreBusy, StoreClosed
 from agent.fact_store.log.records import Appended
 from agent.fact_store.retention import housekeeping
+from agent.fact_store.sqlite import recovery
 from agent.message import Json, Message, MessageError, Sample, Value
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import (
@@ -31,6 +33,7 @@ from tests.fact_store.making import (
     failed,
     ids_in,
     message,
+    past_the_triggers,
     plant,
     samples,
     sealed_in,
@@ -38,6 +41,7 @@ from tests.fact_store.making import (
     values_in,
     writer_sleeps,
 )
+from tests.support.received import chains_in
 from tests.waiting import wait_until
 
 
@@ -342,9 +346,53 @@ def test_definitions_are_numbered_once(tmp_path: Path) -> None:
         assert done(store.appends.define([])) == []
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
         assert done(store.appends.define([tag(1), tag(1, unit="bar"), tag(9)])) == [1, 4, 5]
-        bodies = store.definitions(store.origin, 0, EVERYTHING)
-        assert bodies == [one.to_json() for one in (tag(1), tag(2), tag(3), tag(1, unit="bar"), tag(9))]
-        assert store.definitions(store.origin, 1, 3) == bodies[1:3]
+        (chain,) = chains_in(store)
+        assert chain.bodies == [one.to_json() for one in (tag(1), tag(2), tag(3), tag(1, unit="bar"), tag(9))]
+
+
+def test_a_restart_sends_no_definitions_again(tmp_path: Path) -> None:
+    """The next life continues the chain of the last one, so its batches name definitions that readers have."""
+    for number in (1, 2):
+        with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
+            done(store.appends.define([tag(1), tag(2)]))
+            done(store.appends.append_samples(TELEMETRY, samples(2, 2 * number)))
+    with closing(StoreReader(tmp_path / "facts.db")) as reader:
+        first, second = (one.definitions for one in reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches)
+    assert first == second
+
+
+def test_an_opening_that_finds_too_many_definitions_begins_a_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tags that were renamed for years: every new reader would get all of them. The next life defines those in force
+    again, without what was before; what is the same as at the beginning of a former chain is not stored again."""
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
+        assert done(store.appends.define([tag(1), tag(2), tag(3)])) == [1, 2, 3]
+    monkeypatch.setattr(recovery, "OWN_DEFINITIONS_MAX", 2)
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
+        assert done(store.appends.define([tag(1), tag(3)])) == [1, 2]
+        done(store.appends.append_samples(TELEMETRY, samples(2)))
+        assert store.reader.own_definitions().count == 2
+        assert store.reader.definition_counts() == {"plant": 4}
+        (batch,) = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches
+        assert batch.definitions == store.reader.own_definitions()
+
+
+def test_own_definitions_that_are_damaged_are_begun_again(tmp_path: Path) -> None:
+    """A source can always define its tags: recording goes on, and readers can read it."""
+    path = tmp_path / "facts.db"
+    with FactStore.open(path, "plant", settings=AT_ONCE) as store:
+        done(store.appends.define([tag(1), tag(2)]))
+    with past_the_triggers(path) as connection:
+        connection.execute("UPDATE definition SET body = x'7b7d' WHERE number = 1")
+    with FactStore.open(path, "plant", settings=AT_ONCE) as store:
+        assert done(store.appends.define([tag(2), tag(1)])) == [1, 2]
+        done(store.appends.append_samples(TELEMETRY, samples(2)))
+        own = store.reader.own_definitions()
+        chain = store.definitions("plant", own.digest)
+        assert chain is not None
+        assert chain.bodies == [tag(2).to_json(), tag(1).to_json()]
+        assert done(store.appends.define([tag(1)])) == [2]
 
 
 def test_a_tag_defined_in_the_same_commit(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from agent import batch
 from agent.batch import Kind
 from agent.columns import BatchError
 from agent.fact_store import FactStore
-from agent.fact_store.append import receive
+from agent.fact_store.append import definitions, receive
 from agent.fact_store.append.receive import EPOCHS_OF_ZONE_MAX
 from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, ForkError
 from agent.fact_store.sqlite.transaction import INCIDENTS_FIRST, INCIDENTS_OF_KIND_MAX
 from agent.message import Envelope, Fact, Message, MessageError, Sample, canonical_json
-from agent.pages import OriginRange, PeerPosition, PutResult, ReceivedDefinition
+from agent.pages import DefinitionChain, OriginRange, PeerPosition, PutResult
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import (
     AT_ONCE,
@@ -37,6 +37,7 @@ from tests.fact_store.making import (
     tag,
     values_in,
 )
+from tests.support.received import chain_of, put_page
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_received_batches_are_stored_byte_for_byte(store: FactStore) -> None:
         (1, 10, origin.origin),
         (11, 15, origin.origin),
     ]
-    assert store.definitions(origin.origin, 0, 10) == origin.bodies
+    assert origin.held_in(store) == origin.bodies
     assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 15)
     assert store.reader.origins() == [store.origin, origin.origin]
 
@@ -87,7 +88,7 @@ def test_the_same_origin_by_two_paths(store: FactStore) -> None:
     origin = Elsewhere()
     first = origin.seal(10)
     origin.put(store, [first], 10)
-    by_relay = done(store.inbound.put_batches("dmz2", TELEMETRY, parsed([first]), [], PeerPosition(b"x" * 16, 77)))
+    by_relay = done(put_page(store, "dmz2", TELEMETRY, parsed([first]), [], PeerPosition(b"x" * 16, 77)))
     assert by_relay == PutResult(0, 10, 10)
     assert store.inbound.peer_position("dmz2", TELEMETRY) == PeerPosition(b"x" * 16, 77)
     assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
@@ -99,7 +100,7 @@ def test_a_position_never_moves_back_in_its_epoch(store: FactStore) -> None:
     origin.put(store, [origin.seal(10)], 10)
     origin.put(store, [], 4)
     assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
-    done(store.inbound.put_batches("plant", TELEMETRY, [], [], PeerPosition(b"n" * 16, 0)))
+    done(put_page(store, "plant", TELEMETRY, [], [], PeerPosition(b"n" * 16, 0)))
     assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(b"n" * 16, 0)
 
 
@@ -124,13 +125,13 @@ def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> No
     origin.put(store, [first], 10)
     for _ in range(2):
         holes = [(11, 20, "damaged")]
-        done(store.inbound.put_batches("plant", TELEMETRY, [], [], PeerPosition(EPOCH, 20), holes=holes))
+        done(put_page(store, "plant", TELEMETRY, [], [], PeerPosition(EPOCH, 20), holes=holes))
     assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 20)
     (incident,) = store.incidents()
     assert (incident.kind, incident.count) == ("peer_hole", 1)
     assert "plant no longer has its offsets 11 to 20: damaged" in incident.detail
     origin.put(store, [third], 30)
-    by_relay = done(store.inbound.put_batches("dmz2", TELEMETRY, parsed([damaged]), [], PeerPosition(b"x" * 16, 77)))
+    by_relay = done(put_page(store, "dmz2", TELEMETRY, parsed([damaged]), [], PeerPosition(b"x" * 16, 77)))
     assert by_relay == PutResult(10, 0, 30)
     assert sorted(sealed_in(store)) == sorted([first, damaged, third])
 
@@ -140,7 +141,7 @@ def test_facts_released_before_the_first_fetch_are_no_loss(store: FactStore, rea
     """A log whose beginning was released by retention causes no incident. A log whose beginning is damaged has lost
     it."""
     position = PeerPosition(EPOCH, 20)
-    done(store.inbound.put_batches("plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
+    done(put_page(store, "plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
     assert store.inbound.peer_position("plant", TELEMETRY) == position
     assert [one.kind for one in store.incidents()] == kinds
 
@@ -150,12 +151,12 @@ def test_facts_released_after_the_first_fetch_are_a_loss(store: FactStore, known
     """A log whose beginning is released before this store has read it is an incident; so is what another copy of that
     log has released, although as many offsets of the first one were read."""
     put, position = store.inbound.put_batches, PeerPosition(EPOCH, 60, b"b" * 16)
-    done(put("plant", TELEMETRY, [], [], known))
-    done(put("plant", TELEMETRY, [], [], position, holes=[(1, 20, "expired")]))
+    done(put("plant", TELEMETRY, [], known))
+    done(put("plant", TELEMETRY, [], position, holes=[(1, 20, "expired")]))
     (incident,) = store.incidents()
     assert incident.kind == "peer_hole"
     assert "its offsets 1 to 20: expired" in incident.detail
-    done(put("plant", TELEMETRY, [], [], position, holes=[(1, 20, "expired")]))
+    done(put("plant", TELEMETRY, [], position, holes=[(1, 20, "expired")]))
     assert store.incidents() == [incident], "the same page came again"
 
 
@@ -188,7 +189,7 @@ def test_batches_that_cannot_be_stored_are_refused_at_once(store: FactStore) -> 
     honest, stranger = parsed([origin.seal(10), other.seal(10)])
     for wrong, said in ((batch.cut(honest, 0, 5), "slice"), (stranger, "'facts.other'")):
         with pytest.raises(BatchError, match=said):
-            store.inbound.put_batches("plant", TELEMETRY, [honest, wrong], origin.received(), PeerPosition(EPOCH, 20))
+            put_page(store, "plant", TELEMETRY, [honest, wrong], [], PeerPosition(EPOCH, 20))
     assert store.end_offset(TELEMETRY) == 0
     assert store.inbound.peer_position("plant", TELEMETRY) is None
     assert store.statistics().queue_bytes == 0
@@ -205,7 +206,7 @@ def test_a_rewritten_history_is_refused_and_recorded(store: FactStore, already_h
     other = restored.seal(10, salt=5)
     honest.put(store, origin_batches, 30)
     for _ in range(2):
-        error = failed(store.inbound.put_batches("plant", TELEMETRY, parsed([other]), [], PeerPosition(EPOCH, 31)))
+        error = failed(put_page(store, "plant", TELEMETRY, parsed([other]), [], PeerPosition(EPOCH, 31)))
         assert isinstance(error, ForkError)
         assert "epoch" in str(error)
     (incident,) = store.incidents()
@@ -226,7 +227,7 @@ def test_a_page_with_a_fork_is_not_stored_at_all(store: FactStore) -> None:
     other = batch.seal_samples(
         replace(branch.link, next_sequence=21, digest=b"?" * 16), samples(5), honest.definitions
     ).sealed
-    error = failed(store.inbound.put_batches("plant", TELEMETRY, parsed([second, other]), [], PeerPosition(EPOCH, 30)))
+    error = failed(put_page(store, "plant", TELEMETRY, parsed([second, other]), [], PeerPosition(EPOCH, 30)))
     assert isinstance(error, ForkError)
     assert sealed_in(store) == [first]
 
@@ -238,97 +239,99 @@ def test_own_sequences_that_were_never_written_here_are_a_fork(tmp_path: Path) -
         done(store.appends.append_samples(TELEMETRY, samples(5)))
         ours = sealed_in(store)
         position = PeerPosition(b"p" * 16, 5)
-        assert done(store.inbound.put_batches("idmz", TELEMETRY, parsed(ours), [], position)) == PutResult(0, 5, 5)
+        assert done(put_page(store, "idmz", TELEMETRY, parsed(ours), [], position)) == PutResult(0, 5, 5)
         forgotten = batch.seal_samples(
             batch.parse(ours[0]).link, samples(5, 6), batch.parse(ours[0]).header.definitions
         )
-        error = failed(store.inbound.put_batches("idmz", TELEMETRY, parsed([forgotten.sealed]), [], position))
+        error = failed(put_page(store, "idmz", TELEMETRY, parsed([forgotten.sealed]), [], position))
         assert isinstance(error, ForkError)
         assert "never wrote them" in str(error)
         other = batch.seal_samples(
             batch.Link(TELEMETRY, store.origin), samples(5, 9), batch.parse(ours[0]).header.definitions
         )
-        error = failed(store.inbound.put_batches("idmz", TELEMETRY, parsed([other.sealed]), [], position))
+        error = failed(put_page(store, "idmz", TELEMETRY, parsed([other.sealed]), [], position))
         assert isinstance(error, ForkError)
         assert error.held is None, "what this store holds of its own facts proves no fork of the peer"
 
 
 def test_missing_definitions(store: FactStore) -> None:
-    """A batch whose tag definitions did not come is refused and named; with them it is stored."""
-    origin = Elsewhere(tags=3)
-    sealed = origin.seal(10)
-    for received in ([], origin.received(2), origin.received()[:2]):
-        error = failed(
-            store.inbound.put_batches("plant", TELEMETRY, parsed([sealed]), received, PeerPosition(EPOCH, 10))
-        )
-        assert isinstance(error, DefinitionsMissing)
-        assert "; 0 are held" in str(error)
-    assert store.end_offset(TELEMETRY) == 0
-    assert origin.put(store, [sealed], 10).stored_facts == 10
+    """A page without the tag definitions of its batches is refused; the error names what each zone lacks, and what is
+    held of it. With them the page is stored."""
+    known, fresh, more = Elsewhere(tags=2), Elsewhere("mill", tags=3), Elsewhere(tags=2)
+    known.put(store, [known.seal(10)], 10)
+    before = known.definitions
+    known.bodies.append(tag(3).to_json())
+    page = parsed([known.seal(5), fresh.seal(1)])
+    fresh.bodies.append(tag(4).to_json())
+    page += parsed([fresh.seal(1)])
+    error = failed(put_page(store, "plant", TELEMETRY, page, [], PeerPosition(EPOCH, 17)))
+    assert isinstance(error, DefinitionsMissing)
+    assert [(one.zone, one.wanted) for one in error.lacking] == [
+        ("plant", known.definitions),
+        ("mill", fresh.definitions),
+    ]
+    assert [one.held[:1] for one in error.lacking] == [[before], []]
+    assert store.end_offset(TELEMETRY) == 10
+    received = [chain_of("plant", known.bodies, 3), *fresh.received()]
+    assert done(put_page(store, "plant", TELEMETRY, page, received, PeerPosition(EPOCH, 17))).stored_facts == 7
+    assert more.held_in(store) == known.bodies[:2], "the beginning of a chain is held with it"
 
 
-def test_later_batches_bring_only_new_definitions(store: FactStore) -> None:
-    """Later batches bring only the definitions that are new; repeats of known ones do no harm."""
-    origin = Elsewhere(tags=2)
-    origin.put(store, [origin.seal(10)])
-    origin.bodies += Elsewhere(tags=4).bodies[2:]
-    sealed = origin.seal(10)
-    assert origin.put(store, [sealed], first_definition=2).stored_facts == 10
-    assert store.definitions(origin.origin, 0, 10) == origin.bodies
+def test_only_a_chain_from_definitions_held_is_taken(store: FactStore) -> None:
+    """Other definitions than those named, too few, too many, or such that follow others than are held: refused, and
+    nothing is stored."""
+    origin = Elsewhere(tags=4)
+    chain = origin.received()[0]
+    other = tag(9).to_json()
+    for wrong in (
+        chain._replace(bodies=[*origin.bodies[:3], other]),
+        chain._replace(bodies=origin.bodies[:3]),
+        chain._replace(bodies=[*origin.bodies, other]),
+        chain._replace(wanted=replace(chain.wanted, count=5)),
+        origin.received(3)[0],
+    ):
+        assert isinstance(failed(store.inbound.put_definitions("plant", [wrong])), FactsRefused)
+    assert store.reader.definition_counts() == {}
 
 
-def test_definitions_without_proof_are_refused(store: FactStore) -> None:
-    """Definitions are accepted only as far as a batch's digest proves them."""
-    origin = Elsewhere()
-    sealed = origin.seal(10)
-    lies = [replace(origin.received()[0], body=b'{"subject":"tag:line1/other"}'), origin.received()[1]]
-    error = failed(store.inbound.put_batches("plant", TELEMETRY, parsed([sealed]), lies, PeerPosition(EPOCH, 10)))
-    assert isinstance(error, ForkError)
-    assert "differ from those its batches were sealed with" in str(error)
-    surplus = [*origin.received(), ReceivedDefinition(origin.origin, 3, b'{"subject":"tag:line1/surplus"}')]
-    done(store.inbound.put_batches("plant", TELEMETRY, parsed([sealed]), surplus, PeerPosition(EPOCH, 10)))
-    assert store.definitions(origin.origin, 0, 10) == origin.bodies
+def test_definitions_of_a_branch_are_held_beside_each_other(store: FactStore) -> None:
+    """A zone that was restored defines other tags after the same first ones: both chains are held, the common part
+    once."""
+    one, other = Elsewhere(tags=3), Elsewhere(tags=3, epoch=LATER)
+    other.bodies[2] = tag(3, unit="bar").to_json()
+    one.put(store, [one.seal(5)], 5)
+    assert (
+        done(
+            put_page(store, "plant", TELEMETRY, parsed([other.seal(5, 9)]), other.received(3), PeerPosition(LATER, 5))
+        ).stored_facts
+        == 5
+    )
+    assert (one.held_in(store), other.held_in(store)) == (one.bodies, other.bodies)
+    assert store.reader.definition_counts() == {"plant": 4}
 
 
 def test_unreadable_definitions_are_refused(store: FactStore) -> None:
     """A digest covers bytes, not their meaning: an invalid tag definition is refused and named."""
     origin = Elsewhere()
     origin.bodies[1] = b"[1, 2]"
-    error = failed(
-        store.inbound.put_batches(
-            "plant", TELEMETRY, parsed([origin.seal(5)]), origin.received(), PeerPosition(EPOCH, 5)
-        )
-    )
+    error = failed(store.inbound.put_definitions("plant", origin.received()))
     assert isinstance(error, FactsRefused)
-    assert "definition 2 of plant/" in str(error)
-    assert store.end_offset(TELEMETRY) == 0
+    assert "definition 2 of plant: " in str(error)
+    assert store.reader.definition_counts() == {}
 
 
-def test_an_origin_that_redefines(store: FactStore) -> None:
-    """A later batch with as many tags but another meaning is a fork."""
-    origin = Elsewhere(tags=2)
-    origin.put(store, [origin.seal(10)])
-    origin.bodies[0] = b'{"subject":"tag:line1/other"}'
-    error = failed(
-        store.inbound.put_batches(
-            "plant", TELEMETRY, parsed([origin.seal(10)]), origin.received(), PeerPosition(EPOCH, 20)
-        )
-    )
+def test_a_batch_that_lies_about_the_count_is_refused(store: FactStore) -> None:
+    """A batch names the digest of two definitions as that of three: no receiver could ever complete them. It refuses
+    the page of its own zone, and is passed over behind a relay."""
+    origin, honest = Elsewhere(), Elsewhere("mill")
+    origin.put(store, [origin.seal(10)], 10)
+    named = replace(origin.definitions, count=3)
+    lie = batch.seal_samples(origin.link, samples(5), named)
+    error = failed(put_page(store, "plant", TELEMETRY, [lie], [], PeerPosition(EPOCH, 15)))
     assert isinstance(error, ForkError)
-    assert "defined its first 2 tags differently" in str(error)
-
-
-def test_batches_of_one_page_that_disagree_on_the_tags_are_a_fork(store: FactStore) -> None:
-    """Both batches of a page name as many tags with another meaning, and none of them was held before."""
-    origin = Elsewhere(tags=2)
-    first, received = origin.seal(10), origin.received()
-    origin.bodies[1] = b'{"subject":"tag:line1/other"}'
-    page = parsed([first, origin.seal(10)])
-    for definitions in (received, origin.received()):
-        error = failed(store.inbound.put_batches("plant", TELEMETRY, page, definitions, PeerPosition(EPOCH, 20)))
-        assert isinstance(error, ForkError)
-        assert "disagree on its tag definitions" in str(error)
-    assert sealed_in(store) == []
+    page = [lie, *parsed([honest.seal(5)])]
+    result = done(put_page(store, "idmz2", TELEMETRY, page, honest.received(), PeerPosition(LATER, 10)))
+    assert (result.stored_facts, result.refused) == (5, (OriginRange("plant", EPOCH, 11, 15),))
 
 
 def test_zones_share_one_stream(store: FactStore) -> None:
@@ -337,7 +340,7 @@ def test_zones_share_one_stream(store: FactStore) -> None:
     for origin in (north, south, north):
         origin.put(store, [origin.seal(3)])
     assert values_in(store) == [1, 2, 3, 1, 2, 3, 4, 5, 6]
-    assert len(store.definitions(south.origin, 0, 10)) == 5
+    assert len(south.held_in(store)) == 5
 
 
 def test_bad_arguments(store: FactStore) -> None:
@@ -349,7 +352,7 @@ def test_bad_arguments(store: FactStore) -> None:
         ("plant", TELEMETRY, PeerPosition(EPOCH, -1), FactsRefused),
     ):
         with pytest.raises(error):
-            store.inbound.put_batches(peer, stream, [], [], position)
+            put_page(store, peer, stream, [], [], position)
 
 
 LATER = b"n" * 16
@@ -373,7 +376,7 @@ def forked(*, has_other_tags: bool = False) -> tuple[Elsewhere, Elsewhere]:
 def offer(store: FactStore, origin: Elsewhere, sealed: list[bytes], offset: int, peer: str = "plant") -> PutResult:
     """Put a page of a peer that goes on in its later epoch."""
     position = PeerPosition(LATER, offset)
-    return done(store.inbound.put_batches(peer, TELEMETRY, parsed(sealed), origin.received(), position))
+    return done(put_page(store, peer, TELEMETRY, parsed(sealed), origin.received(), position))
 
 
 @pytest.mark.parametrize("peer", ["plant", "dmz2"])
@@ -386,7 +389,7 @@ def test_a_fork_of_an_old_epoch_is_skipped_and_reported(store: FactStore, peer: 
     refused = (OriginRange("plant", EPOCH, 11, 30),)
     for stored, repeated in ((10, 10), (0, 20)):
         page = [*copy.sealed, after.sealed[0] if after.sealed else after.seal(10, salt=5_000)]
-        put = done(store.inbound.put_batches(peer, TELEMETRY, parsed(page), after.received(), PeerPosition(LATER, 40)))
+        put = done(put_page(store, peer, TELEMETRY, parsed(page), after.received(), PeerPosition(LATER, 40)))
         assert (put.stored_facts, put.duplicate_facts, put.refused) == (stored, repeated, refused)
     position = store.inbound.peer_position(peer, TELEMETRY)
     assert position is not None
@@ -414,15 +417,16 @@ def test_facts_behind_a_fork_that_fit_are_taken(store: FactStore) -> None:
     assert sealed_in(store)[2:-1] == [last]
 
 
-def test_a_fork_with_other_tag_definitions_is_skipped(store: FactStore) -> None:
-    """The facts are beyond the sequences held, but their tag numbers mean other tags here, so they are refused and
-    reported."""
+def test_facts_behind_a_fork_keep_their_tag_definitions(store: FactStore) -> None:
+    """The facts are beyond the sequences held, and their tag numbers mean other tags than those of the facts held: they
+    are stored, and both chains of definitions are held."""
     was, copy = forked(has_other_tags=True)
     was.put(store, was.sealed[:2], 20)
     copy.seal(5, 1000)
     found = offer(store, copy, [*copy.sealed], 35)
-    assert found.refused == (OriginRange("plant", EPOCH, 11, 35),)
-    assert store.definitions(was.origin, 0, 10) == was.bodies
+    assert found.refused == (OriginRange("plant", EPOCH, 11, 30),)
+    assert found.stored_facts == 5
+    assert (was.held_in(store), copy.held_in(store)) == (was.bodies, copy.bodies)
 
 
 def test_a_fork_in_the_peers_present_epoch_stops_it(store: FactStore) -> None:
@@ -431,7 +435,7 @@ def test_a_fork_in_the_peers_present_epoch_stops_it(store: FactStore) -> None:
     was, copy = forked()
     was.put(store, was.sealed, 30)
     position = PeerPosition(EPOCH, 40)
-    error = failed(store.inbound.put_batches("plant", TELEMETRY, parsed(copy.sealed), copy.received(), position))
+    error = failed(put_page(store, "plant", TELEMETRY, parsed(copy.sealed), copy.received(), position))
     assert isinstance(error, ForkError)
     assert sealed_in(store) == was.sealed
 
@@ -468,7 +472,7 @@ def test_released_facts_that_a_copy_offers_again_are_reported_as_uncompared(
     expected = (OriginRange("plant", EPOCH, *refused),) if refused else ()
     for offset in (30, 31):
         sealed, position = copy.sealed[:batches], PeerPosition(epoch, offset)
-        put = done(store.inbound.put_batches(peer, TELEMETRY, parsed(sealed), copy.received(), position))
+        put = done(put_page(store, peer, TELEMETRY, parsed(sealed), copy.received(), position))
         assert (put.refused, put.uncompared) == (expected, (OriginRange("plant", EPOCH, 1, 30),))
     found = {one.kind: one.subject for one in store.incidents()}
     assert found["uncompared"] == f"{TELEMETRY} of plant/{EPOCH.hex()}, 1 to 30"
@@ -517,19 +521,13 @@ def test_released_facts_of_one_history_are_duplicates(full: tuple[FactStore, Els
     brings again."""
     store, copy = full
     for peer in ("plant", "dmz2"):
-        put = done(
-            store.inbound.put_batches(
-                peer, TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 30)
-            )
-        )
+        put = done(put_page(store, peer, TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 30)))
         assert (put.duplicate_facts, put.uncompared) == (20, ())
     later = Elsewhere(epoch=LATER)
     named = (OriginRange("plant", EPOCH, 1, 30),)
     assert offer(store, later, [later.seal(10)], 40).uncompared == named
     assert offer(store, later, [later.seal(10)], 50).uncompared == ()
-    put = done(
-        store.inbound.put_batches("dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 60))
-    )
+    put = done(put_page(store, "dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 60)))
     assert put.uncompared == named
 
 
@@ -565,7 +563,7 @@ def test_another_zones_notice_names_what_could_not_be_compared(
             store.close()
             store = FactStore.open(store.path, "idmz", settings=AT_ONCE)
         position = PeerPosition(EPOCH, offset)
-        found += done(store.inbound.put_batches("dmz2", TELEMETRY, page, copy.received(), position)).uncompared
+        found += done(put_page(store, "dmz2", TELEMETRY, page, copy.received(), position)).uncompared
     incidents = {one.kind: one for one in store.incidents()}
     store.close()
     assert found == [OriginRange("plant", EPOCH, 1, 30)]
@@ -591,7 +589,7 @@ def test_a_notice_that_says_nothing_changes_nothing(full: tuple[FactStore, Elsew
     nothing uncompared, and number no origin that they name."""
     store, copy = full
     page = parsed([told, *copy.sealed[:2]])
-    put = done(store.inbound.put_batches("dmz2", TELEMETRY, page, copy.received(), PeerPosition(EPOCH, 31)))
+    put = done(put_page(store, "dmz2", TELEMETRY, page, copy.received(), PeerPosition(EPOCH, 31)))
     assert (put.stored_facts, put.duplicate_facts, put.uncompared) == (1, 20, ())
     assert {one.zone for one in store.reader.origins()} == {"plant", "idmz", "cloud"}
 
@@ -617,12 +615,12 @@ def test_a_copy_that_has_released_what_it_recorded_anew(
     origin = Elsewhere()
     sealed = [origin.seal(10) for _ in range(4)]
     first = parsed(sealed[:2]), origin.received(), PeerPosition(EPOCH, 20, b"a" * 16)
-    done(store.inbound.put_batches("plant", TELEMETRY, *first))
+    done(put_page(store, "plant", TELEMETRY, *first))
     holes = [(1, 30, "expired")] if is_hole else []
     position = PeerPosition(EPOCH, 50, timeline)
     page = parsed([sealed[one] for one in batches])
     after = 20 if timeline == b"a" * 16 else 0
-    put = done(store.inbound.put_batches("plant", TELEMETRY, page, [], position, holes=holes, after_offset=after))
+    put = done(put_page(store, "plant", TELEMETRY, page, [], position, holes=holes, after_offset=after))
     assert put.uncompared == ((OriginRange("plant", EPOCH, 1, 20),) if is_reported else ())
     incidents = [one.detail for one in store.incidents() if one.kind == "uncompared"]
     assert [detail.startswith("plant continued from an old copy of its store") for detail in incidents] == [
@@ -637,7 +635,7 @@ def test_released_facts_and_the_next_epoch_in_one_page(full: tuple[FactStore, El
     later = Elsewhere(epoch=LATER)
     page = parsed([*copy.sealed[:2], later.seal(10)])
     definitions = [*copy.received(), *later.received()]
-    put = done(store.inbound.put_batches("dmz2", TELEMETRY, page, definitions, PeerPosition(EPOCH, 31)))
+    put = done(put_page(store, "dmz2", TELEMETRY, page, definitions, PeerPosition(EPOCH, 31)))
     assert put.uncompared == (OriginRange("plant", EPOCH, 1, 30),)
 
 
@@ -645,10 +643,8 @@ def test_a_zone_that_was_read_in_a_later_epoch_has_two_histories(full: tuple[Fac
     """A relay brings released facts of a plant again, and the plant itself was last read in another epoch, of which no
     fact has come yet: what could not be compared is reported at once."""
     store, copy = full
-    done(store.inbound.put_batches("plant", TELEMETRY, [], [], PeerPosition(LATER, 0)))
-    put = done(
-        store.inbound.put_batches("dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 20))
-    )
+    done(put_page(store, "plant", TELEMETRY, [], [], PeerPosition(LATER, 0)))
+    put = done(put_page(store, "dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 20)))
     assert put.uncompared == (OriginRange("plant", EPOCH, 1, 30),)
 
 
@@ -670,19 +666,19 @@ def test_another_copy_of_a_relays_log_makes_released_facts_uncompared(
     was released here is named as uncompared, also where that page ends after the stored position. A page that
     continues at the position is of the same log after a restart."""
     store, copy = full
-    done(store.inbound.put_batches("dmz2", TELEMETRY, [], [], PeerPosition(LATER, 40, b"a" * 16)))
+    done(put_page(store, "dmz2", TELEMETRY, [], [], PeerPosition(LATER, 40, b"a" * 16)))
     offered = parsed(copy.sealed[:2]), copy.received(), PeerPosition(LATER, 60, b"b" * 16)
-    put = done(store.inbound.put_batches("dmz2", TELEMETRY, *offered, after_offset=after_offset))
+    put = done(put_page(store, "dmz2", TELEMETRY, *offered, after_offset=after_offset))
     is_other_copy = after_offset < 40
     assert put.uncompared == ((OriginRange("plant", EPOCH, 1, 30),) if is_other_copy else ())
     assert put.duplicate_facts == 20
     later = parsed(copy.sealed[:2]), copy.received(), PeerPosition(LATER, 80, b"b" * 16)
-    put = done(store.inbound.put_batches("dmz2", TELEMETRY, *later, after_offset=60))
+    put = done(put_page(store, "dmz2", TELEMETRY, *later, after_offset=60))
     assert bool(put.uncompared) == is_other_copy  # remembered, for facts that its next pages bring
     store.close()
     with FactStore.open(store.path, "idmz", settings=AT_ONCE) as opened:  # and over a restart
         later = parsed(copy.sealed[:2]), copy.received(), PeerPosition(LATER, 100, b"b" * 16)
-        put = done(opened.inbound.put_batches("dmz2", TELEMETRY, *later, after_offset=80))
+        put = done(put_page(opened, "dmz2", TELEMETRY, *later, after_offset=80))
         assert bool(put.uncompared) == is_other_copy
 
 
@@ -693,9 +689,9 @@ def test_a_zone_has_so_many_epochs_and_no_more(store: FactStore) -> None:
     first = [one.seal(1) for one in invented]
     definitions = [each for one in invented for each in one.received()]
     position = PeerPosition(EPOCH, len(first))
-    done(store.inbound.put_batches("evil", TELEMETRY, parsed(first), definitions, position))
+    done(put_page(store, "evil", TELEMETRY, parsed(first), definitions, position))
     one_more = Elsewhere("evil", epoch=b"\xff" * 16)
-    refused = store.inbound.put_batches("evil", TELEMETRY, parsed([one_more.seal(1)]), one_more.received(), position)
+    refused = put_page(store, "evil", TELEMETRY, parsed([one_more.seal(1)]), one_more.received(), position)
     assert isinstance(failed(refused), FactsRefused)
     assert invented[0].put(store, [invented[0].seal(1)], len(first) + 1, first_definition=3).stored_facts == 1
     honest = Elsewhere()
@@ -703,17 +699,19 @@ def test_a_zone_has_so_many_epochs_and_no_more(store: FactStore) -> None:
 
 
 def test_a_zone_has_so_many_definitions_and_no_more(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Definitions of all epochs of a zone count together, because none is ever released; beyond the limit a page is
-    refused, and another zone's is stored."""
-    monkeypatch.setattr(receive, "DEFINITIONS_OF_ZONE_MAX", 5)
+    """All definitions of a zone count, because none is ever released; beyond the limit a page is refused, and another
+    zone's is stored."""
+    monkeypatch.setattr(receive, "DEFINITIONS_OF_ZONE_MAX", 4)
     for epoch in (1, 2):
         known = Elsewhere("evil", epoch=bytes([epoch]) * 16)
+        known.bodies = [tag(2 * epoch + number).to_json() for number in range(2)]
         assert known.put(store, [known.seal(1, salt=epoch)], epoch).stored_facts == 1
     one_more = Elsewhere("evil", epoch=b"\x03" * 16)
     position = PeerPosition(EPOCH, 3)
     page = parsed([one_more.seal(1, salt=3)])
-    refused = store.inbound.put_batches("evil", TELEMETRY, page, one_more.received(), position)
-    assert isinstance(failed(refused), FactsRefused)
+    error = failed(put_page(store, "evil", TELEMETRY, page, [], position))
+    assert isinstance(error, FactsRefused)
+    assert "evil would have 5 tag definitions here" in str(error)
     honest = Elsewhere()
     assert honest.put(store, [honest.seal(5)], 5).stored_facts == 5
 
@@ -726,14 +724,12 @@ def test_a_zone_has_so_many_ranges_and_no_more(store: FactStore, monkeypatch: py
     for epoch in (1, 2):
         origin = Elsewhere("evil", epoch=bytes([epoch]) * 16)
         sealed = [origin.seal(1, salt=1000 * epoch) for _ in range(6)]
-        done(store.inbound.put_batches("evil", TELEMETRY, parsed(sealed[::2]), origin.received(), position))
+        done(put_page(store, "evil", TELEMETRY, parsed(sealed[::2]), origin.received(), position))
         left += sealed[1::2]
     third = Elsewhere("evil", epoch=b"\x03" * 16)
-    refused = store.inbound.put_batches(
-        "evil", TELEMETRY, parsed([third.seal(1, salt=3000)]), third.received(), position
-    )
+    refused = put_page(store, "evil", TELEMETRY, parsed([third.seal(1, salt=3000)]), third.received(), position)
     assert "7 separate ranges" in str(failed(refused))
-    assert done(store.inbound.put_batches("evil", TELEMETRY, parsed([left[0]]), [], position)).stored_facts == 1
+    assert done(put_page(store, "evil", TELEMETRY, parsed([left[0]]), [], position)).stored_facts == 1
     honest = Elsewhere()
     assert honest.put(store, [honest.seal(5)], 5).stored_facts == 5
 
@@ -742,7 +738,7 @@ def test_a_zone_has_so_many_ranges_and_no_more(store: FactStore, monkeypatch: py
     "limit, why",
     [
         ("EPOCHS_OF_ZONE_MAX", "2 epochs"),
-        ("DEFINITIONS_OF_ZONE_MAX", "4 tag definitions"),
+        ("DEFINITIONS_OF_ZONE_MAX", "3 tag definitions"),
         ("RANGES_OF_ZONE_MAX", "2 separate ranges"),
     ],
 )
@@ -753,13 +749,13 @@ def test_a_zone_without_room_stops_no_other_behind_a_relay(
     zone here. The zone loses the excess, which is reported. What continues its facts is stored, and so are those of
     another zone in the same page."""
     known, beyond, honest = Elsewhere("evil"), Elsewhere("evil", epoch=b"\x02" * 16), Elsewhere()
+    beyond.bodies = [tag(number).to_json() for number in (8, 9)]
     first, lost, good = known.seal(1), [beyond.seal(1, salt=1000) for _ in range(3)], honest.seal(5)
-    put = store.inbound.put_batches
-    done(put("idmz1", TELEMETRY, parsed([first]), known.received(), PeerPosition(EPOCH, 1)))
+    done(put_page(store, "idmz1", TELEMETRY, parsed([first]), known.received(), PeerPosition(EPOCH, 1)))
     monkeypatch.setattr(receive, limit, 2 if limit.startswith("DEFINITIONS") else 1)
-    definitions = [*known.received(), *beyond.received(), *honest.received()]
+    definitions = [*honest.received()] if limit.startswith("DEFINITIONS") else [*beyond.received(), *honest.received()]
     page = parsed([lost[0], lost[0], known.seal(1), good, *lost[1:]])
-    result = done(put("idmz2", TELEMETRY, page, definitions, PeerPosition(EPOCH, 9), verified={3}))
+    result = done(put_page(store, "idmz2", TELEMETRY, page, definitions, PeerPosition(EPOCH, 9), verified={3}))
     assert result.stored_facts == 6
     assert store.signed_zones() == {honest.origin.zone}, "the record of another batch"
     assert {(one.zone, one.epoch) for one in result.left_out} == {("evil", b"\x02" * 16)}
@@ -770,22 +766,17 @@ def test_a_zone_without_room_stops_no_other_behind_a_relay(
     assert all(f"evil would have {why}" in one.detail or f"of evil would be {why}" in one.detail for one in named)
 
 
-def test_an_epoch_has_no_more_definitions_than_a_new_receiver_takes(
+def test_a_chain_has_no_more_definitions_than_a_new_receiver_takes(
     store: FactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A zone adds definitions with each batch. A new receiver gets all of them at once, and so does one that has
-    declined the first batches. With more than it keeps, it would never come to the facts of other zones behind. So no
-    relay takes more, however few come at once."""
-    monkeypatch.setattr(receive, "DEFINITIONS_OF_ORIGIN_BYTES_MAX", 2_000)
-    evil, honest, put = Elsewhere("evil", tags=4), Elsewhere(), store.inbound.put_batches
+    """A zone adds definitions with each batch. A new receiver gets all of them at once: with more than it keeps, it
+    would never come to the facts of other zones behind. So no relay takes more, however few come at once."""
+    monkeypatch.setattr(definitions, "CHAIN_BYTES_MAX", 2_000)
+    evil = Elsewhere("evil", tags=4)
     assert evil.put(store, [evil.seal(1)], 1).stored_facts == 1
     evil.bodies += [tag(number).to_json() for number in range(5, 10)]
-    more, good = evil.seal(1), honest.seal(5)
-    refused = put("evil", TELEMETRY, parsed([more]), evil.received(5), PeerPosition(EPOCH, 2))
-    assert "tag definitions of evil/" in str(failed(refused))
-    definitions = [*evil.received(5), *honest.received()]
-    result = done(put("idmz", TELEMETRY, parsed([more, good]), definitions, PeerPosition(EPOCH, 7)))
-    assert (result.stored_facts, [one.zone for one in result.left_out]) == (5, ["evil"])
+    refused = store.inbound.put_definitions("evil", evil.received(5))
+    assert "tag definitions of evil would have" in str(failed(refused))
 
 
 @pytest.mark.parametrize("limit", ["EPOCHS_OF_ZONE_MAX", "RANGES_OF_ZONE_MAX"])
@@ -797,21 +788,19 @@ def test_contradictions_beyond_a_limit_take_two_rounds(
     planned: list[int] = []
     plan_page = receive._plan_page
     monkeypatch.setattr(receive, "_plan_page", lambda *asked, **more: planned.append(1) or plan_page(*asked, **more))
-    lies, definitions = list[bytes](), list[ReceivedDefinition]()
+    lies, chains = list[bytes](), list[DefinitionChain]()
     for number in range(20):
         one = Elsewhere("evil")
         lies.append(one.seal(1, salt=1000 + number))
-        definitions = one.received()
+        chains = one.received()
     honest = Elsewhere("mill")
     monkeypatch.setattr(receive, limit, 1)
     first = Elsewhere("evil", epoch=b"\x02" * 16)
-    done(
-        store.inbound.put_batches("idmz", TELEMETRY, parsed([first.seal(1)]), first.received(), PeerPosition(EPOCH, 1))
-    )
+    done(put_page(store, "idmz", TELEMETRY, parsed([first.seal(1)]), first.received(), PeerPosition(EPOCH, 1)))
     planned.clear()
     page = parsed([*lies, honest.seal(5)])
-    received = [*definitions, *honest.received()]
-    result = done(store.inbound.put_batches("idmz", TELEMETRY, page, received, PeerPosition(EPOCH, 22)))
+    received = [*chains, *honest.received()]
+    result = done(put_page(store, "idmz", TELEMETRY, page, received, PeerPosition(EPOCH, 22)))
     assert result.stored_facts == 5
     assert len(planned) <= 3
 
@@ -836,7 +825,7 @@ def test_a_page_of_contradictions_is_named_by_its_first_ones(store: FactStore) -
     held.put(store, truth, 100)
     now = PeerPosition(b"\x07" * 16, 1)
     mixed = parsed([(lies if number % 2 else truth)[number] for number in range(100)])
-    result = done(store.inbound.put_batches("evil", TELEMETRY, mixed, [], now))
+    result = done(put_page(store, "evil", TELEMETRY, mixed, [], now))
     assert len(result.refused) == 50
     named = [one for one in store.incidents() if one.kind == "refused"]
     assert len(named) == receive.REPORTED_MAX

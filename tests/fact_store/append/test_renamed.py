@@ -16,6 +16,7 @@ from agent.fact_store.append import renamed
 from agent.fact_store.sqlite import Transaction
 from agent.pages import PeerPosition, PutResult
 from tests.fact_store.making import IN_MEMORY, TELEMETRY, Elsewhere, done, plant, sealed_in, values_in
+from tests.support.received import put_page
 
 OLD, NEW = b"o" * 16, b"n" * 16
 
@@ -51,7 +52,7 @@ def put(store: FactStore, history: History, batches: Sequence[Batch]) -> PutResu
     """A page of a relay, one offset behind the last."""
     known = store.inbound.peer_position("idmz", TELEMETRY)
     position = PeerPosition(b"i" * 16, 1 if known is None else known.offset + 1)
-    return done(store.inbound.put_batches("idmz", TELEMETRY, batches, history.definitions, position))
+    return done(put_page(store, "idmz", TELEMETRY, batches, history.definitions, position))
 
 
 @pytest.mark.parametrize("is_lost_held", [True, False], ids=["behind other facts", "behind the common ones"])
@@ -146,7 +147,7 @@ def test_batches_that_are_all_alike_are_compared_a_few_times(tmp_path: Path, mon
         for epoch in range(1, 6):
             origin, batches = page(epoch, 100)
             before, position = len(compared), PeerPosition(b"i" * 16, epoch)
-            done(store.inbound.put_batches("idmz", TELEMETRY, batches, origin.received(), position))
+            done(put_page(store, "idmz", TELEMETRY, batches, origin.received(), position))
             assert len(compared) - before <= 500
             assert epoch == 1 or len(compared) > before, "some are compared"
         assert len(values_in(store)) == 500

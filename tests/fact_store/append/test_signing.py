@@ -29,6 +29,7 @@ from tests.fact_store.making import (
 )
 from tests.signing.making import signing
 from tests.signing.signers import make
+from tests.support.received import put_page
 
 MADE = make("plant")
 SIGNER = ZoneSigner(SigningKey(MADE.key), MADE.der)
@@ -216,9 +217,7 @@ def put(store: FactStore, origin: Signed, first: int, last: int, *verified: int)
     position = PeerPosition(origin.origin.epoch, 5 * (last + 1))
     some, places = parsed(origin.sealed[first : last + 1]), {one - first for one in verified}
     signers = [SignerCertificate(origin.key.key_id, b"certificate", is_trusted=False, zone="mill")]
-    putting = store.inbound.put_batches(
-        *("mill", TELEMETRY, some, origin.received(), position), verified=places, signers=signers
-    )
+    putting = put_page(store, *("mill", TELEMETRY, some, origin.received(), position), verified=places, signers=signers)
     done(putting)
 
 
@@ -274,7 +273,7 @@ def test_declined_facts_are_named_once(tmp_path: Path) -> None:
         declined = [Declined(1, 5, facts, "no signature")]
         for offset in (5, 6):
             position = PeerPosition(mill.origin.epoch, offset)
-            done(store.inbound.put_batches("relay", TELEMETRY, [], [], position, declined=declined))
+            done(put_page(store, "relay", TELEMETRY, [], [], position, declined=declined))
         assert store.inbound.peer_position("relay", TELEMETRY) == position
         (incident,) = (one for one in store.incidents() if one.kind == "declined")
         assert incident.count == 2

@@ -17,7 +17,7 @@ from agent.fact_store.divergence.epoch_rules import Witness, restored_because
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantine, quarantined_files
 from agent.fact_store.divergence.witness import LiveWitness, read_witness, write_witness
 from agent.fact_store.log.errors import EpochEnded, StoreDamaged, StoreForeign
-from agent.pages import Page, PeerPosition, ReceivedDefinition
+from agent.pages import Page, PeerPosition
 from tests.fact_store.durability.faults import Faults, broken_error
 from tests.fact_store.making import (
     AT_ONCE,
@@ -35,6 +35,7 @@ from tests.fact_store.making import (
     tag,
     values_in,
 )
+from tests.support.received import chains_in, put_page
 
 
 def node(folder: Path, zone: str = "plant") -> FactStore:
@@ -58,14 +59,10 @@ def notices(store: FactStore, predicate: str) -> list[dict[str, object]]:
 def pull(source: FactStore, target: FactStore, offset: int = 0) -> int:
     """Copy a stream from one store to another; returns how many facts were new."""
     page = source.read(TELEMETRY, offset, EVERYTHING, EVERYTHING)
-    definitions = [
-        ReceivedDefinition(origin, n, body)
-        for origin in source.reader.origins()
-        for n, body in enumerate(source.definitions(origin, 0, EVERYTHING), 1)
-    ]
+    definitions = chains_in(source)
     position = PeerPosition(source.epoch, page.end_offset)
     batches = [one.sealed for one in page.batches]
-    return done(target.inbound.put_batches(source.zone, TELEMETRY, parsed(batches), definitions, position)).stored_facts
+    return done(put_page(target, source.zone, TELEMETRY, parsed(batches), definitions, position)).stored_facts
 
 
 @pytest.mark.parametrize("ruin", ["not a database" * 400, None], ids=["no SQLite file", "marked suspect"])
@@ -216,12 +213,11 @@ def test_two_proofs_of_one_epoch_begin_one(tmp_path: Path) -> None:
 def test_when_a_store_is_an_old_copy() -> None:
     """A witness with later ends or another life shows an old copy; one that lags, has an earlier epoch of this store,
     or is missing, does not."""
-    held = Witness("e2", {"a": 10, "b": 3}, 4)
+    held = Witness("e2", {"a": 10, "b": 3})
     own = {"e1", "e2"}
     assert restored_because(None, own, held) is None
-    assert restored_because(Witness("e2", {"a": 10}, 4), own, held) is None
-    assert restored_because(Witness("e1", {"a": 99}, 9), own, held) is None
-    assert "5" in str(restored_because(Witness("e2", {}, 5), own, held)), "a tag definition is missing"
+    assert restored_because(Witness("e2", {"a": 10}), own, held) is None
+    assert restored_because(Witness("e1", {"a": 99}), own, held) is None
     found = str(restored_because(Witness("e2", {"a": 11, "c": 1}), own, held))
     assert "a ends at 10, the witness records 11" in found
     assert "c ends at 0" in found, "every stream that is short is named"
@@ -229,24 +225,22 @@ def test_when_a_store_is_an_old_copy() -> None:
 
 
 def test_the_witness_follows_each_commit(tmp_path: Path) -> None:
-    """Ends, new streams and definitions are in the witness at once. A damaged line of it is left out. A new epoch
+    """Ends and new streams are in the witness at once. A damaged line of it is left out. A new epoch
     replaces all lines."""
     path = tmp_path / "facts.db"
-    live = LiveWitness(path, Witness("ab" * 16, {"a": 1}, 2))
-    live.record("ab" * 16, {"a": 5, "b": 7}, 2)
-    assert read_witness(path) == Witness("ab" * 16, {"a": 5, "b": 7}, 2)
-    live.record("ab" * 16, {}, 3)
-    assert read_witness(path) == Witness("ab" * 16, {"a": 5, "b": 7}, 3)
-    live.record("cd" * 16, {"b": 8}, 1)
-    assert read_witness(path) == Witness("cd" * 16, {"a": 5, "b": 8}, 1)
-    live.record("cd" * 16, {"a": 6}, 1)
+    live = LiveWitness(path, Witness("ab" * 16, {"a": 1}))
+    live.record("ab" * 16, {"a": 5, "b": 7})
+    assert read_witness(path) == Witness("ab" * 16, {"a": 5, "b": 7})
+    live.record("cd" * 16, {"b": 8})
+    assert read_witness(path) == Witness("cd" * 16, {"a": 5, "b": 8})
+    live.record("cd" * 16, {"a": 6})
     live.close()
-    live.record("cd" * 16, {"a": 9}, 1)
-    assert read_witness(path) == Witness("cd" * 16, {"a": 6, "b": 8}, 1)
+    live.record("cd" * 16, {"a": 9})
+    assert read_witness(path) == Witness("cd" * 16, {"a": 6, "b": 8})
     content = bytearray((tmp_path / "facts.db.witness").read_bytes())
     content[2 * 128 + 80] ^= 1
     (tmp_path / "facts.db.witness").write_bytes(content)
-    assert read_witness(path) == Witness("cd" * 16, {"a": 6}, 1)
+    assert read_witness(path) == Witness("cd" * 16, {"a": 6})
 
 
 def test_losses_are_shown_for_a_day(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from agent.fact_store.log.records import Reseal
 from tests.fact_store.making import EPOCH, TELEMETRY
 from tests.support.disk_calls import DiskCalls
 
-WITNESS = Witness(EPOCH.hex(), {TELEMETRY: 7}, 3, (Reseal(TELEMETRY, EPOCH, 4, bytes(16), EPOCH),))
+WITNESS = Witness(EPOCH.hex(), {TELEMETRY: 7}, (Reseal(TELEMETRY, EPOCH, 4, bytes(16), EPOCH),))
 
 
 def test_a_side_file_is_durable_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_each_new_reseal_is_in_the_witness(tmp_path: Path) -> None:
     """What was resealed is written again whenever there is more of it; of very many, the newest are kept."""
     reseals = tuple(Reseal("s", bytes(16), number, bytes(16), EPOCH) for number in range(1, RESEALS_MAX + 3))
     for count in (1, 2, len(reseals)):
-        write_witness(tmp_path / "facts.db", Witness(EPOCH.hex(), {}, 0, reseals[:count]))
+        write_witness(tmp_path / "facts.db", Witness(EPOCH.hex(), {}, reseals[:count]))
         found = read_witness(tmp_path / "facts.db")
         assert found is not None
         assert found.reseals == reseals[:count][-RESEALS_MAX:]
@@ -111,7 +111,7 @@ def test_a_witness_that_could_not_be_replaced_stays_as_it_was(tmp_path: Path, mo
     would then say nothing of either."""
     path = tmp_path / "facts.db"
     live = LiveWitness(path, WITNESS)
-    live.record(EPOCH.hex(), {TELEMETRY: 9}, 3)
+    live.record(EPOCH.hex(), {TELEMETRY: 9})
     before = read_witness(path)
     assert before is not None
     assert before.ends == {TELEMETRY: 9}
@@ -121,15 +121,15 @@ def test_a_witness_that_could_not_be_replaced_stays_as_it_was(tmp_path: Path, mo
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", refuse)
-        live.record("0" * 32, {}, 3)
-    live.record("0" * 32, {TELEMETRY: 11, "facts.other": 2}, 4)
+        live.record("0" * 32, {})
+    live.record("0" * 32, {TELEMETRY: 11, "facts.other": 2})
     live.close()
     assert read_witness(path) == before
 
 
 def test_lines_of_another_epoch_do_not_count(tmp_path: Path) -> None:
     """The first line that is whole tells the epoch of a witness; a line of another epoch says nothing of this one."""
-    path, other = tmp_path / "facts.db", Witness("0" * 32, {"facts.other": 5}, 2)
+    path, other = tmp_path / "facts.db", Witness("0" * 32, {"facts.other": 5})
     write_witness(path, other)
     lines = (tmp_path / "facts.db.witness").read_bytes()
     write_witness(path, WITNESS)

@@ -18,6 +18,7 @@ from agent.pages import PeerPosition
 from agent.settings.store import StoreSettings
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, origin_of_north, say
 from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, message, parsed, samples, tag
+from tests.support.received import put_page
 
 CONSUMERS = ("idmz.facts.telemetry", "enterprise.facts.telemetry")
 
@@ -46,7 +47,7 @@ def put(store: FactStore) -> None:
         origin.seal(RUN)
     for number in count(len(origin.sealed) + 1):
         page = [*origin.sealed[-1:], origin.seal(RUN)]
-        store.inbound.put_batches("north", NORTH, parsed(page), origin.received(), PeerPosition(EPOCH, number)).result()
+        put_page(store, "north", NORTH, parsed(page), origin.received(), PeerPosition(EPOCH, number)).result()
         say("P", number)
 
 
@@ -68,7 +69,7 @@ def confirm(store: FactStore, name: str) -> None:
 
 def define(store: FactStore) -> None:
     """Define tags, one after the other; slowly, because they are never released."""
-    for number in count(store.definition_counts()[store.origin] + 1):
+    for number in count(store.reader.own_definitions().count + 1):
         store.appends.append_message("facts.definitions", message(f"before-{number}")).result()
         store.appends.define([tag(number)]).result()
         say("D", number)

@@ -22,7 +22,8 @@ from agent import batch
 from agent.fact_store import FactStore, StoreDamaged
 from agent.fact_store.log.records import ConsumerState
 from agent.settings.store import StreamSettings
-from tests.fact_store.making import EPOCH, EVERYTHING, OPERATIONAL, TELEMETRY, Elsewhere, tag
+from tests.fact_store.making import EVERYTHING, OPERATIONAL, TELEMETRY, Elsewhere, tag
+from tests.support.received import chains_in
 
 NORTH = "facts.north"
 # Facts of this stream go as soon as every consumer has confirmed them: the rest of what a writer does meets retention.
@@ -162,18 +163,18 @@ def _facts(store: FactStore, held: Held, promises: Promises) -> Iterator[str]:
 
 def _others(store: FactStore, promises: Promises) -> Iterator[str]:
     """Definitions, own and received; consumers and what they confirmed."""
-    counts = store.definition_counts()
-    for origin, count in counts.items():
+    counts = store.reader.definition_counts()
+    for zone, count in counts.items():
         try:
-            bodies = store.definitions(origin, 0, count + 1)
+            (chain,) = [one for one in chains_in(store) if one.zone == zone]
         except StoreDamaged as error:
             yield f"wrong: definitions: {error}"
             continue
-        if bodies != [tag(n).to_json() for n in range(1, count + 1)]:
-            yield f"wrong: {origin} does not have the definitions it was given"
-    if counts.get(store.origin, 0) < promises.definitions:
-        yield f"lost: definitions {counts.get(store.origin, 0) + 1} to {promises.definitions}"
-    if promises.batches and counts.get(batch.Origin("north", EPOCH), 0) < 2:
+        if chain.bodies != [tag(n).to_json() for n in range(1, count + 1)]:
+            yield f"wrong: {zone} does not have the definitions it was given"
+    if (own := store.reader.own_definitions().count) < promises.definitions:
+        yield f"lost: definitions {own + 1} to {promises.definitions}"
+    if promises.batches and counts.get("north", 0) < 2:
         yield "lost: definitions of north"
     consumers = {one.name: one for one in store.consumers.all()}
     for name, ranges in promises.confirmed.items():

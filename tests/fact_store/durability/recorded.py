@@ -24,6 +24,7 @@ from agent.pages import PeerPosition
 from tests.fact_store.durability.faults import connect_with
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, origin_of_north, say
 from tests.fact_store.making import AT_ONCE, EPOCH, OPERATIONAL, TELEMETRY, done, message, parsed, samples, tag
+from tests.support.received import put_page
 
 CONSUMERS = ("idmz.facts.telemetry", "enterprise.facts.telemetry")
 CHECKPOINT_PAGES = 100
@@ -78,9 +79,7 @@ class Recorded:
             page.append(self.north.seal(RUN))
         self.batches = len(self.north.sealed)
         position = PeerPosition(EPOCH, self.batches)
-        self.ask(
-            store.inbound.put_batches("north", NORTH, parsed(page), self.north.received(), position), "P", self.batches
-        )
+        self.ask(put_page(store, "north", NORTH, parsed(page), self.north.received(), position), "P", self.batches)
 
     def confirm(self, store: FactStore) -> None:
         name = self.rng.choice(CONSUMERS)

@@ -44,6 +44,7 @@ from tests.fact_store.making import (
     tag,
 )
 from tests.sim import IS_LONG, patient
+from tests.support.received import put_page
 
 ROOT = Path(__file__).parents[3]
 CONSUMER = "idmz.facts.telemetry"
@@ -74,9 +75,7 @@ def steps() -> Iterator[Step]:
         nonlocal batches
         page, batches = [*north.sealed[-1:], *(north.seal(RUN) for _ in range(count))], batches + count
         position = PeerPosition(EPOCH, batches)
-        return ("P", batches), lambda store: store.inbound.put_batches(
-            "north", NORTH, parsed(page), north.received(), position
-        )
+        return ("P", batches), lambda store: put_page(store, "north", NORTH, parsed(page), north.received(), position)
 
     def confirm(first: int, last: int, frontier: int) -> Step:
         return ("C", CONSUMER, first, last, frontier), lambda store: store.consumers.confirm(CONSUMER, last, first)

@@ -109,7 +109,7 @@ def test_a_full_disk_at_any_statement_rolls_back_the_group(tmp_path: Path) -> No
                 origin.put(store, [sealed])
             assert refused.value.retryable
             assert (store.end_offset(TELEMETRY), store.reader.origins()) == (facts, [store.origin])
-            assert store.definitions(origin.origin, 0, 10) == []
+            assert origin.held_in(store) == []
             faults.start = None
             done(store.appends.append_samples(TELEMETRY, samples(1)))
             facts += 1

@@ -58,6 +58,7 @@ from tests.fact_store.making import (
     tag,
 )
 from tests.sim import patient, scaled
+from tests.support.received import put_page
 
 SETTINGS = replace(IN_MEMORY, commit_interval_ms=1, batch_facts_target=7)
 STREAMS = (StreamSettings(TELEMETRY, keep_hours=0, ttl_hours=1), StreamSettings(OPERATIONAL, ttl_hours=0))
@@ -185,9 +186,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.settle()  # which of two kinds of work joins the stream first is a matter of pace, not of the model
         fresh = [n for n in dict.fromkeys(numbers) if n not in self.received]
         page, position = [self.origin.sealed[n] for n in numbers], PeerPosition(EPOCH, max(numbers))
-        result = self.answer(
-            self.store.inbound.put_batches("north", TELEMETRY, parsed(page), self.origin.received(), position)
-        )
+        result = self.answer(put_page(self.store, "north", TELEMETRY, parsed(page), self.origin.received(), position))
         if result is REFUSED:
             return
         assert (result.stored_facts, result.duplicate_facts) == (
@@ -210,8 +209,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         if self.ends.get(number, self.forgotten + 1) <= self.forgotten:
             return  # what it contradicts is forgotten
         position = PeerPosition(EPOCH, number)
-        future = self.store.inbound.put_batches(
-            "north", TELEMETRY, parsed([self.restored.sealed[number]]), self.restored.received(), position
+        future = put_page(
+            self.store, "north", TELEMETRY, parsed([self.restored.sealed[number]]), self.restored.received(), position
         )
         error = failed(future)
         assert isinstance(error, ForkError) or (self.is_full and isinstance(error, StoreFull))
@@ -391,7 +390,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert {one.name for one in self.store.consumers.all()} == set(self.confirmed)
         known = self.store.inbound.peer_position("north", TELEMETRY)
         assert known == (None if self.position is None else PeerPosition(EPOCH, self.position))
-        assert self.store.definition_counts()[self.store.origin] == self.definitions
+        assert self.store.reader.own_definitions().count == self.definitions
         self.counts["reopened"] += 1
 
     def teardown(self) -> None:

@@ -35,6 +35,7 @@ from tests.fact_store.making import (
     tag,
 )
 from tests.sim import first_seed, patient, scaled
+from tests.support.received import put_page
 
 FLIPS = scaled(400, 100_000)
 PIECE = 16
@@ -52,7 +53,8 @@ class Original:
             fill(store)
         reader = StoreReader(path)
         self.batches = {stream: read_all(reader, stream).batches for stream in STREAMS}
-        self.definitions = {origin: reader.definitions(origin, 0, EVERYTHING) for origin in reader.origins()}
+        ends = reader.definition_ends()
+        self.definitions = {(zone, end): reader.definitions(zone, end.digest) for zone, end in ends}
         reader.close()
         self.bytes = path.read_bytes()
         self.owners: dict[int, tuple[str, int]] = {}
@@ -77,11 +79,7 @@ def fill(store: FactStore) -> None:
         rows = [row._replace(value=values.random()) for row in samples(30 if n % 10 else 900, 1 + 1000 * n)]
         done(store.appends.append_samples(TELEMETRY, rows))
         done(store.appends.append_message(OPERATIONAL, message(f"id-{n}", f'"{values.random()}"')))
-        done(
-            store.inbound.put_batches(
-                "north", NORTH, parsed([origin.seal(25)]), origin.received(), PeerPosition(EPOCH, n + 1)
-            )
-        )
+        done(put_page(store, "north", NORTH, parsed([origin.seal(25)]), origin.received(), PeerPosition(EPOCH, n + 1)))
     done(store.appends.define([tag(n, "degC") for n in range(2, 12)]))
     for name in ("a", "b"):
         done(store.consumers.register(name, "idmz", TELEMETRY))
@@ -120,15 +118,15 @@ class Found:
             except StoreDamaged:
                 self.names.append("StoreDamaged")
                 self.missing |= {(stream, one.first_offset) for one in expected}
-        for origin, bodies in self.original.definitions.items():
+        for (zone, end), chain in self.original.definitions.items():
             try:
-                found = door.definitions(origin, 0, EVERYTHING)
+                found = door.definitions(zone, end.digest)
             except StoreDamaged:
                 self.names.append("StoreDamaged")
                 continue
-            if found != bodies[: len(found)]:
-                self.changed.append(f"definitions of {origin}")
-            self.missing_definitions |= len(found) < len(bodies)
+            if found not in (None, chain):
+                self.changed.append(f"definitions of {zone}")
+            self.missing_definitions |= found is None
 
     def _stream(self, door: Door, stream: str, expected: list[StoredBatch]) -> None:
         page, end_offset = read_all(door, stream), expected[-1].last_offset

@@ -1,8 +1,4 @@
-"""Damaged tag definitions are repaired where a held batch proves them, and only there.
-
-Checked by breaking the product on purpose: a peer trusted without the batch's digest, a batch accepted that is not
-held, a writer that continues with the damaged end in its catalog.
-"""
+"""Damaged tag definitions are repaired by copies that their digest proves, and only by those."""
 
 import sqlite3
 from collections.abc import Callable
@@ -11,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.batch import parse
 from agent.fact_store import FactStore
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.errors import FactsRefused, ForkError, StoreDamaged
-from agent.pages import ReceivedDefinition
+from agent.fact_store.log.errors import FactsRefused, StoreDamaged
 from tests.fact_store.making import TELEMETRY, Elsewhere, done, failed, past_the_triggers, tag
 
 TAGS = 4
@@ -35,6 +29,11 @@ def digest_of_the_last(connection: sqlite3.Connection) -> None:
     connection.execute("UPDATE definition SET digest = ? WHERE number = ?", (bytes(16), TAGS))
 
 
+def previous_of_3(connection: sqlite3.Connection) -> None:
+    """Let a definition follow another one."""
+    connection.execute("UPDATE definition SET previous = 1 WHERE number = 3")
+
+
 def no_2(connection: sqlite3.Connection) -> None:
     """Remove a row."""
     connection.execute("DELETE FROM definition WHERE number = 2")
@@ -45,7 +44,7 @@ def no_end(connection: sqlite3.Connection) -> None:
     connection.execute("DELETE FROM definition WHERE number >= 3")
 
 
-HURTS: dict[Hurt, int] = {body_of_2: 2, digest_of_the_last: TAGS, no_2: 2, no_end: 3}
+HURTS: tuple[Hurt, ...] = (body_of_2, digest_of_the_last, previous_of_3, no_2, no_end)
 
 
 def held(folder: Path, hurt: Hurt) -> Elsewhere:
@@ -58,65 +57,44 @@ def held(folder: Path, hurt: Hurt) -> Elsewhere:
     return origin
 
 
-@pytest.mark.parametrize("hurt, first", HURTS.items(), ids=[hurt.__name__ for hurt in HURTS])
-def test_definitions_proven_by_a_batch_are_repaired(tmp_path: Path, hurt: Hurt, first: int) -> None:
-    """Found by its number, repaired once, used at once and after a restart; the next batch and tags of the origin are
-    accepted. Definitions of another origin that come along do not matter."""
-    origin, other = held(tmp_path, hurt), Elsewhere("plant-c", tags=TAGS + 2)
-    other.bodies = [body.replace(b"line1", b"line2") for body in other.bodies]
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        batch = parse(origin.sealed[0])
-        assert store.inbound.damaged_definition(TELEMETRY, origin.origin, 10) == first
-        offered = [*origin.received(first), *other.received()]
-        assert done(store.inbound.repair_definitions(TELEMETRY, "plant-b", batch, offered)) >= 1
-        assert store.inbound.damaged_definition(TELEMETRY, origin.origin, 10) is None
-        assert store.definitions(origin.origin, 0, 99) == origin.bodies
-        assert done(store.inbound.repair_definitions(TELEMETRY, "plant-b", batch, offered)) == 0
-        origin.bodies.append(tag(TAGS + 1).to_json())
-        assert origin.put(store, [origin.seal(10)], 20, first_definition=TAGS + 1).stored_facts == 10
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        assert store.definitions(origin.origin, 0, 99) == origin.bodies
-        assert [one.kind for one in store.incidents()] == ["definitions_repaired"]
-    assert list(verify_store(tmp_path / "facts.db", VerifyCounts(), lambda *_: None, is_quick=False)) == []
-
-
-@pytest.mark.parametrize("hurt", [digest_of_the_last, no_end])
-def test_a_repaired_end_counts_after_a_restart(tmp_path: Path, hurt: Hurt) -> None:
-    """The origin's next tag continues from the repaired digest, not from the damaged one, in the next life too."""
+@pytest.mark.parametrize("hurt", HURTS)
+def test_damaged_definitions_are_repaired(tmp_path: Path, hurt: Hurt) -> None:
+    """Found, repaired once, used at once and after a restart; the next batch and tags of the zone are accepted."""
     origin = held(tmp_path, hurt)
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        offered = origin.received(HURTS[hurt])
-        done(store.inbound.repair_definitions(TELEMETRY, "plant-b", parse(origin.sealed[0]), offered))
-    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        assert store.inbound.damaged_definitions(TELEMETRY, origin.origin, 10) == origin.definitions
+        (chain,) = origin.received()
+        assert done(store.inbound.repair_definitions(TELEMETRY, "plant-b", chain)) >= 1
+        assert store.inbound.damaged_definitions(TELEMETRY, origin.origin, 10) is None
+        assert origin.held_in(store) == origin.bodies
+        assert done(store.inbound.repair_definitions(TELEMETRY, "plant-b", chain)) == 0
         origin.bodies.append(tag(TAGS + 1).to_json())
         assert origin.put(store, [origin.seal(10)], 20, first_definition=TAGS + 1).stored_facts == 10
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        assert origin.held_in(store) == origin.bodies
+        assert [one.kind for one in store.incidents()] == ["definitions_repaired"]
+    damages = list(verify_store(tmp_path / "facts.db", VerifyCounts(), lambda *_: None, is_quick=False))
+    assert damages == [] or hurt in {digest_of_the_last, no_end}, "a batch keeps the row that was damaged"
 
 
 def test_nothing_else_is_accepted(tmp_path: Path) -> None:
-    """Another definition than the origin's, a batch that is not held, a missing number: refused, and no definition has
-    changed."""
+    """Another definition than the zone's, or too few: refused, and no definition has changed."""
     origin, liar = held(tmp_path, body_of_2), Elsewhere("plant-b", tags=TAGS)
     liar.bodies[1] = tag(2, unit="degF").to_json()
+    (chain,) = origin.received()
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-
-        def refused(batch: bytes, offered: list[ReceivedDefinition]) -> type[BaseException]:
-            return type(failed(store.inbound.repair_definitions(TELEMETRY, "plant-b", parse(batch), offered)))
-
-        assert refused(origin.sealed[0], liar.received(2)) is ForkError
-        assert refused(liar.seal(10), liar.received(2)) is FactsRefused
-        assert refused(origin.seal(10), origin.received(2)) is FactsRefused
-        assert refused(origin.sealed[0], origin.received(2)[:-1]) is FactsRefused
-        assert refused(origin.sealed[0], []) is FactsRefused
-        assert [(one.kind, one.subject) for one in store.incidents()] == [("fork", f"{TELEMETRY} from plant-b")]
+        for wrong in (liar.bodies, origin.bodies[:-1], []):
+            offered = chain._replace(bodies=wrong)
+            assert isinstance(failed(store.inbound.repair_definitions(TELEMETRY, "plant-b", offered)), FactsRefused)
         with pytest.raises(StoreDamaged, match="tag definition 2 of"):
-            store.definitions(origin.origin, 0, 99)
+            origin.held_in(store)
 
 
 def test_repaired_definitions_stay(tmp_path: Path) -> None:
     """A repaired definition can neither be changed nor removed in the file."""
     origin = held(tmp_path, body_of_2)
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        done(store.inbound.repair_definitions(TELEMETRY, "plant-b", parse(origin.sealed[0]), origin.received(2)))
+        done(store.inbound.repair_definitions(TELEMETRY, "plant-b", origin.received()[0]))
     with closing(sqlite3.connect(tmp_path / "facts.db")) as connection:
         for statement in ("UPDATE repaired_definition SET body = x'00'", "DELETE FROM repaired_definition"):
             with pytest.raises(sqlite3.IntegrityError, match="append-only"):

@@ -68,8 +68,11 @@ def test_a_whole_store_has_no_damage(tmp_path: Path) -> None:
         ("DELETE FROM batch WHERE stream = 1 AND first_offset = 11", "facts.telemetry 11 to 20: the rows are missing"),
         ("DELETE FROM batch WHERE stream = 1 AND first_offset = 31", "facts.telemetry 31 to 40: the rows end at 30"),
         ("UPDATE stream SET name = 'facts.elsewhere' WHERE id = 1", "column stream is facts.elsewhere"),
-        ("UPDATE definition SET body = CAST(body || ' ' AS BLOB) WHERE origin = 1 AND number = 2", "tag definition 2"),
-        ("DELETE FROM definition WHERE origin = 1 AND number = 3", "tag definitions held differ from those"),
+        (
+            "UPDATE definition SET body = CAST(body || ' ' AS BLOB) WHERE zone = 'plant' AND number = 2",
+            "tag definition 2",
+        ),
+        ("DELETE FROM definition WHERE zone = 'plant' AND number = 3", "tag definitions held differ from those"),
         ("UPDATE held SET last_sequence = last_sequence + 1 WHERE origin = 2", "the held ranges end at 21"),
         (
             "UPDATE held SET last_sequence = last_sequence - 5 WHERE origin = 1 AND stream = 1",

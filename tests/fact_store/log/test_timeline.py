@@ -16,6 +16,7 @@ from agent.fact_store.log.timeline import NUMBER_BYTES, TIMELINES_MAX, why_other
 from agent.fact_store.sqlite import transaction
 from agent.pages import PeerPosition
 from tests.fact_store.making import OPERATIONAL, TELEMETRY, Elsewhere, done, message, parsed, plant, samples
+from tests.support.received import put_page
 
 OLDEST, LAST, NOW, OTHER = (n.to_bytes(NUMBER_BYTES) + b"timeline" for n in (3, 4, 5, 1))
 
@@ -213,7 +214,7 @@ def test_a_position_on_another_timeline_replaces_a_later_one(tmp_path: Path) -> 
             (12, NOW, 12),
         ):
             position = PeerPosition(peer.origin.epoch, offset, timeline)
-            done(store.inbound.put_batches("north", TELEMETRY, parsed([]), [], position))
+            done(put_page(store, "north", TELEMETRY, parsed([]), [], position))
             known = store.inbound.peer_position("north", TELEMETRY)
             assert known is not None
             assert known.offset == expected

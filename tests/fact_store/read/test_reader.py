@@ -101,8 +101,9 @@ def test_other_programs_can_read_the_catalog(reader: StoreReader) -> None:
     assert reader.end_offset(TELEMETRY) == 40
     assert reader.end_offset("nothing.here") == 0
     assert reader.origins() == [reader.origin]
-    assert len(reader.definitions(reader.origin, 0, 10)) == 1
-    assert reader.definitions(Elsewhere().origin, 0, 10) == []
+    assert reader.definition_counts() == {"plant": 1}
+    assert [(zone, end.count) for zone, end in reader.definition_ends()] == [("plant", 1)]
+    assert reader.definitions("plant", Elsewhere().definitions.digest) is None
     assert reader.read("nothing.here", 0, 1, 1).batches == []
     assert (reader.consumers(), reader.incidents()) == ([], [])
     chain_is_whole(reader)

@@ -12,6 +12,7 @@ from agent.fact_store.read.forecast import StoreSpace
 from agent.pages import PeerPosition
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import EPOCH, TELEMETRY, Elsewhere, done, parsed, plant, samples
+from tests.support.received import put_page
 
 ROOMY = StoreSettings(disk_free_bytes_min=0, ballast_bytes=0)
 BATCH = 50
@@ -92,7 +93,7 @@ def test_a_mark_is_set_where_backlog_begins(tmp_path: Path) -> None:
         done(store.appends.append_samples(TELEMETRY, samples(10)))
         for offset in (5, 10):
             backlog, position = parsed([north.seal(5)]), PeerPosition(EPOCH, offset)
-            done(store.inbound.put_batches("north", TELEMETRY, backlog, north.received(), position, is_backlog=True))
+            done(put_page(store, "north", TELEMETRY, backlog, north.received(), position, is_backlog=True))
         sizes = [len(one.sealed) for one in store.read(TELEMETRY, 0, 1000, 10**9).batches]
     with closing(sqlite3.connect(tmp_path / "facts.db")) as connection:
         marks = connection.execute("SELECT first_offset, bytes_total, is_backlog FROM mark ORDER BY first_offset")

@@ -31,6 +31,7 @@ from tests.fact_store.retention.support import (
     notices,
     store_of,
 )
+from tests.support.received import put_page
 from tests.waiting import wait_until
 
 
@@ -137,7 +138,7 @@ def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
             elsewhere.put(store, [sealed])
         assert store.end_offset(TELEMETRY) == end_offset
         position = PeerPosition(EPOCH, 20)
-        done(store.inbound.put_batches("south", TELEMETRY, [], [], position, holes=[(1, 20, "expired")]))
+        done(put_page(store, "south", TELEMETRY, [], [], position, holes=[(1, 20, "expired")]))
         assert store.inbound.peer_position("south", TELEMETRY) == position
         done(store.consumers.confirm("idmz.a", end_offset))
         assert elsewhere.put(store, [sealed]).stored_facts == 3

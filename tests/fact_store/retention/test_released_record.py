@@ -12,6 +12,7 @@ from agent.settings.store import StreamSettings
 from agent.signing.keys import SigningKey
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done, parsed
 from tests.signing.making import signing
+from tests.support.received import put_page
 from tests.waiting import wait_until
 
 POLICY = [StreamSettings(TELEMETRY, keep_hours=0)]
@@ -29,7 +30,7 @@ def mill_with(count: int) -> tuple[Elsewhere, list[Batch]]:
 def put(store: FactStore, mill: Elsewhere, batches: Sequence[Batch], offset: int) -> None:
     """Hand over some of its batches."""
     position = PeerPosition(mill.origin.epoch, offset)
-    done(store.inbound.put_batches("mill", TELEMETRY, batches, mill.received(), position))
+    done(put_page(store, "mill", TELEMETRY, batches, mill.received(), position))
 
 
 def of(batch: Batch) -> SignedBatch:

@@ -38,6 +38,7 @@ from tests.fact_store.retention.support import (
     rows,
     store_of,
 )
+from tests.support.received import put_page
 from tests.support.relay_store import opened, relay_store
 from tests.waiting import wait_until
 
@@ -134,17 +135,15 @@ def test_a_batch_that_came_late_outlives_later_ones(tmp_path: Path) -> None:
     north = Elsewhere("north")
     early, late = north.seal(3), north.seal(3)
     with store_of(tmp_path, keep_hours=0) as store:
-        done(store.inbound.put_batches("north", TELEMETRY, parsed([late]), north.received(), PeerPosition(EPOCH, 6)))
+        done(put_page(store, "north", TELEMETRY, parsed([late]), north.received(), PeerPosition(EPOCH, 6)))
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))
         done(store.consumers.confirm("idmz.a", 3))
         wait_until(lambda: first_offset(store) == 4, "the later batch to go")
-        done(store.inbound.put_batches("north", TELEMETRY, parsed([early]), north.received(), PeerPosition(EPOCH, 7)))
+        done(put_page(store, "north", TELEMETRY, parsed([early]), north.received(), PeerPosition(EPOCH, 7)))
         assert done(store.appends.append_samples(TELEMETRY, samples(1))).first_offset == 7
     with store_of(tmp_path, keep_hours=0) as store:
         assert [one.sealed for one in store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches][:1] == [early]
-        again = done(
-            store.inbound.put_batches("north", TELEMETRY, parsed([late]), north.received(), PeerPosition(EPOCH, 8))
-        )
+        again = done(put_page(store, "north", TELEMETRY, parsed([late]), north.received(), PeerPosition(EPOCH, 8)))
         assert again.duplicate_facts == 3
         assert not list(verify_store(store.path, VerifyCounts(), lambda *_: None, is_quick=False))
 
@@ -237,8 +236,8 @@ def test_a_peers_backlog_does_not_count_as_inflow(tmp_path: Path, clock: Clock) 
             if minute == 10:
                 position = PeerPosition(EPOCH, 12_000)
                 history = [peer.seal(20) for _ in range(600)]
-                putting = store.inbound.put_batches(
-                    "plant-b", TELEMETRY, parsed(history), peer.received(), position, is_backlog=True
+                putting = put_page(
+                    store, "plant-b", TELEMETRY, parsed(history), peer.received(), position, is_backlog=True
                 )
                 done(putting)
         (found,) = store.space().streams

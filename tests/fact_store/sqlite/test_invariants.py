@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent.batch import open_samples, parse
 from agent.fact_store import FactStore
-from agent.pages import PeerPosition, ReceivedDefinition
+from agent.pages import PeerPosition
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,
@@ -23,6 +23,7 @@ from tests.fact_store.making import (
     sealed_in,
     values_in,
 )
+from tests.support.received import chains_in, put_page
 
 CONSUMER = "idmz.facts.telemetry"
 
@@ -54,7 +55,7 @@ def test_invariant_13_reading_changes_nothing(tmp_path: Path) -> None:
         before = path.read_bytes(), store.statistics().commits, store.consumers.all()
         for after in (0, 0, 50, 100, 0):
             store.read(TELEMETRY, after, 10, EVERYTHING)
-            store.definitions(store.origin, 0, 10)
+            chains_in(store)
         assert (path.read_bytes(), store.statistics().commits, store.consumers.all()) == before
         done(store.consumers.confirm(CONSUMER, 10))
         assert store.consumers.all() != before[2]
@@ -91,21 +92,16 @@ def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
             done(store.appends.append_message(OPERATIONAL, message(f"id-{n}")))
             north.put(store, [north.seal(4)], n)
         with FactStore.open(tmp_path / "copy.db", "idmz", settings=AT_ONCE) as copy:
-            definitions = [
-                ReceivedDefinition(origin, number, body)
-                for origin in store.reader.origins()
-                for number, body in enumerate(store.definitions(origin, 0, EVERYTHING), 1)
-            ]
+            definitions = chains_in(store)
             for stream in (TELEMETRY, OPERATIONAL):
                 position = PeerPosition(store.epoch, store.end_offset(stream))
                 batches = sealed_in(store, stream)
-                done(copy.inbound.put_batches("plant", stream, parsed(batches), definitions, position))
+                done(put_page(copy, "plant", stream, parsed(batches), definitions, position))
                 assert sealed_in(copy, stream) == batches
-                again = done(copy.inbound.put_batches("plant", stream, parsed(batches), definitions, position))
+                again = done(put_page(copy, "plant", stream, parsed(batches), definitions, position))
                 assert again.stored_facts == 0, "what is held is known from the facts alone"
             assert (values_in(copy), ids_in(copy)) == (values_in(store), ids_in(store))
-            for origin in store.reader.origins():
-                assert copy.definitions(origin, 0, EVERYTHING) == store.definitions(origin, 0, EVERYTHING)
+            assert chains_in(copy) == chains_in(store)
             chain_is_whole(copy)
 
 
@@ -118,7 +114,7 @@ def test_invariant_20_offsets_of_two_stores_need_no_mapping(tmp_path: Path) -> N
         north.put(store, [north.seal(5), north.seal(5)], 10)
         assert [one.first_offset for one in store.read(TELEMETRY, 17, EVERYTHING, EVERYTHING).batches] == [18, 23]
         other_path = PeerPosition(bytes(16), 4_711)
-        again = done(store.inbound.put_batches("idmz", TELEMETRY, parsed(north.sealed), north.received(), other_path))
+        again = done(put_page(store, "idmz", TELEMETRY, parsed(north.sealed), north.received(), other_path))
         assert (again.stored_facts, again.duplicate_facts) == (0, 10)
     with plant(tmp_path) as store:
         assert store.inbound.peer_position("north", TELEMETRY) == PeerPosition(north.origin.epoch, 10)

@@ -42,7 +42,7 @@ def node_clock() -> Iterator[list[int]]:
 def appended(file: Path, steps: list[tuple[int, int]]) -> None:
     """Values 1, 2, ... of tag:a by (seconds of the node's clock, of the source's clock), each its own append."""
     with node_clock() as now_ns, FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        if not store.definition_counts():
+        if not store.reader.definition_counts():
             done(store.appends.define([TagDefinition("tag:a", source="plc1")]))
         for value, (clock_s, source_s) in enumerate(steps, 1):
             now_ns[0] = BASE_NS + clock_s * SECOND_NS
@@ -87,23 +87,25 @@ def test_the_newest_source_time_wins(tmp_path: Path) -> None:
     assert {zone for zone, _ in rows} == {"plant", "north"}
 
 
-def test_of_a_zone_with_many_epochs_the_newest_tags_are_searched_for(tmp_path: Path) -> None:
-    """A zone may define any number of tags, in epochs that are over, and each takes a kilobyte while a node searches:
-    those of its newest epoch are searched for in any case, and of older ones as many as the limit allows."""
+def test_of_a_zone_with_many_chains_the_newest_tags_are_searched_for(tmp_path: Path) -> None:
+    """A zone may define any number of tags, in chains that are over, and each takes a kilobyte while a node searches:
+    those of its newest chain are searched for in any case, and of older ones as many as the limit allows."""
     file, honest = tmp_path / "facts.db", Elsewhere()
     with FactStore.open(file, "idmz", settings=AT_ONCE) as store:
-        for epoch in (1, 2, 3):
-            evil = Elsewhere("evil", epoch=bytes([epoch]) * 16)
-            evil.put(store, [evil.seal(1, salt=1000 * epoch)], epoch)
+        for number in (1, 2, 3):
+            evil = Elsewhere("evil", epoch=bytes([number]) * 16)
+            evil.bodies = [TagDefinition(f"tag:{number}/{at}").to_json() for at in range(2)]
+            evil.put(store, [evil.seal(1, salt=1000 * number)], number)
         honest.put(store, [honest.seal(5)], 5)
     with closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
-        assert len(latest_query._definitions(scanner)[0]) == 5
-        for limit, epochs in ((1, {3}), (2 * 2 * 300, {2, 3})):
-            found = latest_query._definitions(scanner, limit)[0]
-            assert {origin.epoch[0] for origin in found if origin.zone == "evil"} == epochs
-            assert honest.origin in found
-            assert scanner.dictionary._known.keys() == found.keys()
+        assert len(latest_query._chains(scanner)[0]) == 4
+        for limit, kept in ((1, {"3"}), (2, {"2", "3"})):
+            found, skipped = latest_query._chains(scanner, limit)
+            assert {chain.tags[0].subject[4] for chain in found if chain.zone == "evil"} == kept
+            assert "plant" in {chain.zone for chain in found}
+            assert skipped == {"evil"}
+            assert sum(map(len, scanner.dictionary._chains.values())) == len(found)
 
 
 def test_late_history_does_not_replace_the_latest_value(tmp_path: Path) -> None:

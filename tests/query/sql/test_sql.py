@@ -229,7 +229,7 @@ def test_definitions_streams_consumers_and_incidents_are_tables(tmp_path: Path) 
         ]
         joined = ask(
             session,
-            "select distinct d.source from facts f join definitions d using (zone, epoch, tag) where f.value = 7.25",
+            "select distinct d.source from facts f join definitions d using (zone, tag) where f.value = 7.25",
         )
         assert joined == [("plc1",)]
 

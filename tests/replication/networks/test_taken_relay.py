@@ -24,6 +24,7 @@ from tests.replication.nodes import IMPATIENT, STREAM, Node, sealed
 from tests.signing.making import with_record
 from tests.signing.signers import Made, make, signing_key
 from tests.support.mosquitto import Mosquitto
+from tests.support.received import put_page
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
@@ -75,7 +76,7 @@ def smuggle(relay: FactStore, batches: Sequence[Batch], certificate: RecordSigne
         else []
     )
     position = PeerPosition(b"s" * 16, 1)
-    relay.inbound.put_batches("accomplice", STREAM, batches, [], position, signers=signers).result()
+    put_page(relay, "accomplice", STREAM, batches, [], position, signers=signers).result()
 
 
 def of_plant(store: FactStore) -> list[bytes]:

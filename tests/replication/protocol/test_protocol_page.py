@@ -15,7 +15,6 @@ from agent.replication.protocol.messages import (
     ANSWERS,
     REQUESTS,
     Confirm,
-    DefinitionEntry,
     FetchAnswer,
     FetchFacts,
     operation_of,
@@ -50,7 +49,6 @@ def following_request() -> bytes:
             epoch=EPOCH.hex(),
             after_offset=1,
             confirm=Confirm(last_offset=1),
-            definitions_known={f"plant-a/{EPOCH.hex()}": 1},
         )
     )
 
@@ -60,7 +58,6 @@ def answer() -> bytes:
     definitions = Definitions().extended(DEFINITION)
     link = Link("facts.telemetry", Origin("plant-a", EPOCH))
     sealed = seal_samples(link, [(1, 1_700_000_000_000_000_000, 21.5, 0)], definitions).sealed
-    entry = DefinitionEntry(zone="plant-a", epoch=EPOCH.hex(), number=1, definition=msgspec.Raw(DEFINITION))
     page = FetchAnswer(
         store_zone="plant-a",
         epoch=EPOCH.hex(),
@@ -68,7 +65,6 @@ def answer() -> bytes:
         frontier=0,
         end_offset=1,
         batches=[(1, 1, len(sealed))],
-        definitions=[entry],
     )
     return encode_answer(page, [sealed])
 

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.system
 Encode = Callable[..., bytes]
 Rewrite = Callable[[dict[str, Any]], dict[str, Any]]
 LATER: dict[str, Any] = {"patience": {"unit": "ms", "values": [1, None]}, "mood": True}
-VERBATIM = {"definitions_known", "definition"}  # a map by origin, and bytes that are not the sender's
+VERBATIM = {"object"}  # bytes that are not the sender's
 
 
 def in_1_7(message: Any) -> Any:

@@ -24,7 +24,7 @@ from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.local_socket.serving import RequestHandler, serve
 from agent.node import compare
 from agent.node.store_errors import COMPARISON_ERRORS
-from agent.pages import PeerPosition, ReceivedDefinition
+from agent.pages import PeerPosition
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import PeerRefused
@@ -37,6 +37,7 @@ from agent.settings.store import StoreSettings
 from agent.telemetry import Span, Telemetry
 from tests.replication.nodes import STREAM, Node, access, sealed, write_node_toml
 from tests.support.mosquitto import Mosquitto
+from tests.support.received import chains_in, put_page
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
@@ -212,10 +213,10 @@ async def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path:
     spoil_definition(tmp_path / "idmz.db")
     async with compared(broker, tmp_path, EVERYTHING) as (plant, idmz):
         with pytest.raises(StoreDamaged, match="tag definition 1 of"):
-            idmz.store.definitions(plant.store.origin, 0, 1)
+            chains_in(idmz.store)
         comparing = comparer(idmz, "plant-a")
         found = await comparing.compare(STREAM, repair=False)
-        assert [(origin, number) for origin, number, _ in found.damaged_definitions] == [(plant.store.origin, 1)]
+        assert [(zone, wanted.count) for zone, wanted in found.damaged_definitions] == [("plant-a", 1)]
         found = await comparing.compare(STREAM, repair=True)
         assert (found.divergent_ranges, found.repaired_ranges, found.repaired_definitions, found.refused) == (
             1,
@@ -223,7 +224,7 @@ async def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path:
             1,
             [],
         )
-        assert idmz.store.definitions(plant.store.origin, 0, 1) == plant.store.definitions(plant.store.origin, 0, 1)
+        assert chains_in(idmz.store) == chains_in(plant.store)
         assert [one.kind for one in idmz.store.incidents()] == ["definitions_repaired"]
         assert (await comparing.compare(STREAM, repair=True)).divergent_ranges == 0
     assert list(verify_store(tmp_path / "idmz.db", VerifyCounts(), lambda *_: None, is_quick=False)) == []
@@ -231,7 +232,7 @@ async def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path:
         FactStore.open(tmp_path / "idmz.db", "idmz") as idmz,
         FactStore.open(tmp_path / "plant-a.db", "plant-a") as plant,
     ):
-        assert idmz.definitions(plant.origin, 0, 9) == plant.definitions(plant.origin, 0, 9)
+        assert chains_in(idmz) == chains_in(plant)
 
 
 async def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> None:
@@ -242,12 +243,11 @@ async def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) 
         plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES)
         await plant.append(0, 1_000)
         batches = sealed(plant.store)
-        origin, body = plant.store.origin, plant.store.definitions(plant.store.origin, 0, 1)
+        origin, definitions = plant.store.origin, chains_in(plant.store)
         with FactStore.open(tmp_path / "idmz.db", "idmz") as store:
             some = [*batches[:2], *batches[5:7], batches[8]]
-            definitions = [ReceivedDefinition(origin, 1, body[0])]
             position = PeerPosition(origin.epoch, 900)
-            store.inbound.put_batches("plant-a", STREAM, [parse(one) for one in some], definitions, position).result()
+            put_page(store, "plant-a", STREAM, [parse(one) for one in some], definitions, position).result()
         plant.store.close()
         return batches
 
@@ -276,14 +276,13 @@ async def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: 
     async def other_history() -> None:
         with FactStore.open(tmp_path / "plant-a.db", "plant-a") as store:
             batches, origin = [parse(one) for one in sealed(store)], store.origin
-            body = store.definitions(origin, 0, 1)
+            definitions = chains_in(store)
         forged = batches[:4]
         for one in batches[4:]:
             forged.append(resealed(forged[-1], one))
         with FactStore.open(tmp_path / "idmz.db", "idmz") as store:
-            definitions = [ReceivedDefinition(origin, 1, body[0])]
             position = PeerPosition(origin.epoch, 1_000)
-            store.inbound.put_batches("plant-a", STREAM, forged, definitions, position).result()
+            put_page(store, "plant-a", STREAM, forged, definitions, position).result()
 
     await other_history()
     async with compared(broker, tmp_path, EVERYTHING) as (_plant, idmz):

@@ -17,7 +17,7 @@ import pytest
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreBusy
 from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
-from agent.pages import Declined, OriginRange, PeerPosition, ReceivedDefinition
+from agent.pages import Declined, OriginRange, PeerPosition
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Reply, peer_refused
@@ -49,6 +49,7 @@ from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
 from tests.fact_store.making import Elsewhere, parsed, past_the_triggers, samples, tag
 from tests.replication.nodes import STREAM
+from tests.support.received import chains_in, put_page
 from tests.waiting import LIMIT_S, wait_until_async
 
 
@@ -85,7 +86,7 @@ class Peer:
 def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: PeerPosition | None = None) -> None:
     """Store batches of an origin with its definitions, as they come from plant-a."""
     where = position or PeerPosition(origin.origin.epoch, 0)
-    store.inbound.put_batches("plant-a", STREAM, parsed(sealed), origin.received(), where).result()
+    put_page(store, "plant-a", STREAM, parsed(sealed), origin.received(), where).result()
 
 
 @asynccontextmanager
@@ -183,10 +184,9 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
     recorded(range(11, 21))
     with FactStore.open(path, "idmz") as before, FactStore.open(tmp_path / "plant.db", "plant-a") as plant:
         lost = [one.sealed for one in before.read(STREAM, 0, 100, 10**6).batches]
-        bodies = enumerate(before.definitions(before.origin, 0, 1), 1)
-        definitions = [ReceivedDefinition(before.origin, number, body) for number, body in bodies]
+        definitions = chains_in(before)
         position = PeerPosition(before.epoch, before.end_offset(STREAM))
-        plant.inbound.put_batches("idmz", STREAM, parsed(lost), definitions, position).result()
+        put_page(plant, "idmz", STREAM, parsed(lost), definitions, position).result()
         former = before.origin
     assert witness.exists()
     path.write_bytes(image)
@@ -312,7 +312,7 @@ async def test_facts_that_a_restore_lost_are_asked_for_until_every_stream_is_com
 ) -> None:
     """A stream that cannot be compared keeps no other from it. All are compared again ten minutes later, and once they
     are equal, no more before the next day."""
-    store: Any = SimpleNamespace(zone="idmz", former_epochs=(bytes(16),), artifacts=None)
+    store: Any = SimpleNamespace(zone="idmz", former_epochs=(bytes(16),), artifacts=None, inbound=None)
     requester: Any = Mock(peer_zone="plant-a")
     settings = AntiEntropySettings("plant-a", ("one", "two"), frozenset({"plant-a"}), every_hours=24)
     comparer = AntiEntropy(requester, store, settings, COMPARISON_ERRORS, chance=lambda: 0.5, judge=Mock())
@@ -476,7 +476,7 @@ class Inventor:
 
     async def compared(self, idmz: FactStore) -> Comparison:
         """The result of a comparison with repair with this peer, from which everything was pulled."""
-        idmz.inbound.put_batches("plant-a", STREAM, [], [], PeerPosition(bytes(16), 1)).result()
+        put_page(idmz, "plant-a", STREAM, [], [], PeerPosition(bytes(16), 1)).result()
         settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}))
         comparer = AntiEntropy(ThrottledRequester(self), idmz, settings, COMPARISON_ERRORS)  # type: ignore[arg-type]
         return await comparer.compare(STREAM, repair=True)

@@ -2,17 +2,14 @@
 
 import hashlib
 import re
-import tracemalloc
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from agent.batch import Batch, Definitions, Link, Origin, cut, seal_samples
 from agent.replication.protocol.messages import (
     CLAIM_MAX,
     CursorAnswer,
-    DefinitionEntry,
     DigestsAnswer,
     FetchAnswer,
     FetchSequences,
@@ -20,7 +17,6 @@ from agent.replication.protocol.messages import (
     SequencesAnswer,
 )
 from agent.replication.pulling.page_check import (
-    DEFINITION_BYTES_MAX,
     PageContent,
     PageRefused,
     check_batches,
@@ -43,11 +39,6 @@ def sealed(zone: str = "plant-a", stream: str = STREAM, count: int = 10, first: 
     )
 
 
-def entry(zone: str = "plant-a", body: bytes = DEFINITION) -> DefinitionEntry:
-    """One definition of a plant."""
-    return DefinitionEntry(zone=zone, epoch=EPOCH.hex(), number=1, definition=msgspec.Raw(body))
-
-
 def answer(data: bytes, last: int = 10, **fields: object) -> FetchAnswer:
     """A page of one batch."""
     good = {
@@ -57,7 +48,6 @@ def answer(data: bytes, last: int = 10, **fields: object) -> FetchAnswer:
         "frontier": 0,
         "end_offset": 99,
         "batches": [(1, last, len(data))],
-        "definitions": [entry()],
         "more": True,
     }
     return FetchAnswer(**{**good, **fields})
@@ -69,34 +59,16 @@ def kept(content: PageContent) -> PageContent:
 
 
 def test_good_page() -> None:
-    """A valid page, with its content and the definitions' numbers."""
+    """A valid page, with its content."""
     batch = sealed()
-    page = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM, ORIGINS, kept)
+    page = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM, kept)
     assert (page.first_offset, page.last_offset, page.more, page.end_offset) == (1, 10, True, 99)
-    assert page.definitions == {str(batch.header.origin): 1}
     assert list(page.content.sealed) == [batch.sealed]
-    assert page.content.definitions[0].body == DEFINITION
-
-
-def test_the_memory_of_the_definitions_of_a_page_is_known() -> None:
-    """The smallest definitions that fill a header, of one origin and of one origin each: the estimated memory of a page
-    is neither far below nor far above what Python uses, and definitions of one origin share its object."""
-    for epochs in (1, 5_000):
-        entries = [
-            msgspec.structs.replace(entry(body=b"{}"), epoch=(at % epochs).to_bytes(16).hex()) for at in range(5_000)
-        ]
-        page = check_page(answer(b"", batches=[], definitions=entries), [], "plant-a", STREAM, ORIGINS, kept)
-        tracemalloc.start()
-        page = check_page(answer(b"", batches=[], definitions=entries), [], "plant-a", STREAM, ORIGINS, kept)
-        taken, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert taken / 2 < page.definition_bytes < taken * 3
-        assert len({id(one.origin) for one in page.content.definitions}) == epochs
 
 
 def test_page_of_omitted_facts() -> None:
     """Our own facts were left out: the page covers offsets and contains no facts."""
-    page = check_page(answer(b"", batches=[], omitted=[(1, 7)]), [], "plant-a", STREAM, ORIGINS, kept)
+    page = check_page(answer(b"", batches=[], omitted=[(1, 7)]), [], "plant-a", STREAM, kept)
     assert (page.first_offset, page.last_offset) == (1, 7)
 
 
@@ -107,7 +79,7 @@ def flipped(data: bytes) -> bytes:
 
 def check(page: FetchAnswer, data: bytes) -> None:
     """Run both steps."""
-    content = check_page(page, [data], "plant-a", STREAM, ORIGINS, kept).content
+    content = check_page(page, [data], "plant-a", STREAM, kept).content
     check_batches(content, STREAM, ORIGINS)
 
 
@@ -127,12 +99,6 @@ def lying(batch: Batch) -> bytes:
         (cut(sealed(count=12), 0, 10).sealed, {}, "the peer's store is an old copy"),
         (sealed(count=9).sealed, {}, "holds 9 facts, the page says 10"),
         (sealed(zone="idmz").sealed, {}, "of zone idmz, which this peer may not relay"),
-        (sealed().sealed, {"definitions": [entry("idmz")]}, "definition 1 is of zone idmz"),
-        (
-            sealed().sealed,
-            {"definitions": [entry(body=b'"' + b"x" * DEFINITION_BYTES_MAX + b'"')]},
-            f"at most {DEFINITION_BYTES_MAX}",
-        ),
         (flipped(sealed().sealed), {}, "digest"),
         (b"BSFB", {}, "batch at offset 1"),
         (b"", {}, "batch at offset 1"),
@@ -147,7 +113,7 @@ def test_bad_page_is_named(data: bytes, fields: dict[str, object], said: str) ->
 def test_what_cannot_be_opened_is_marked() -> None:
     """A batch with a right digest whose content contradicts its header does not refuse the page."""
     data = lying(sealed())
-    content = check_page(answer(data), [data], "plant-a", STREAM, ORIGINS, kept).content
+    content = check_page(answer(data), [data], "plant-a", STREAM, kept).content
     (offered,) = check_batches(content, STREAM, ORIGINS)
     assert "times" in offered.unreadable
 
@@ -159,7 +125,7 @@ def test_a_sequence_that_no_answer_can_name_is_marked(first: int, *, is_taken: b
     rows = [(1, number, float(number), 0) for number in range(10)]
     link = Link(STREAM, Origin("plant-a", EPOCH), first, b"p" * 16)
     batch = seal_samples(link, rows, Definitions().extended(DEFINITION))
-    content = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM, ORIGINS, kept).content
+    content = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM, kept).content
     (offered,) = check_batches(content, STREAM, ORIGINS)
     assert (not offered.unreadable) == is_taken
     assert is_taken or str(batch.header.last_sequence) in offered.unreadable
@@ -171,16 +137,14 @@ def test_answer_to_another_question() -> None:
         store_zone="plant-a", epoch=EPOCH.hex(), consumer_name="x", stream=STREAM, frontier=0, end_offset=0
     )
     with pytest.raises(PageRefused, match="another operation"):
-        check_page(cursor, [], "plant-a", STREAM, ORIGINS, kept)
+        check_page(cursor, [], "plant-a", STREAM, kept)
 
 
 def test_allowed_relayed_origins_are_accepted() -> None:
     """The configuration decides."""
     batch = sealed(zone="plant-b")
     origins = frozenset({"plant-b"})
-    page = check_page(
-        answer(batch.sealed, store_zone="idmz", definitions=[]), [batch.sealed], "idmz", STREAM, origins, kept
-    )
+    page = check_page(answer(batch.sealed, store_zone="idmz"), [batch.sealed], "idmz", STREAM, kept)
     (offered,) = check_batches(page.content, STREAM, origins)
     assert (offered.batch, offered.unreadable) == (batch, "")
     assert replace(page, content=None).last_offset == 10

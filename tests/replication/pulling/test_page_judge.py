@@ -36,6 +36,7 @@ from agent.signing.messages import MessagePlace, MessageProof, sign_answer, sign
 from tests.fact_store.making import IN_MEMORY
 from tests.signing.making import STREAM, chain, page, spoiled, with_record
 from tests.signing.signers import DAY_MS, NOW, NOW_MS, Made, make, signing_key
+from tests.support.received import put_page
 
 AUTHORITY = make("facts authority", is_ca=True)
 PLANT = make("plant", AUTHORITY)
@@ -66,7 +67,7 @@ def put(store: FactStore, judged: JudgedPage, last: int) -> None:
     """Store what was judged, as a pull does."""
     position = PeerPosition(b"p" * 16, last)
     proofs = {"verified": judged.verified, "signers": judged.signers, "declined": judged.declined}
-    store.inbound.put_batches("idmz", STREAM, judged.batches, [], position, **proofs).result()  # type: ignore[arg-type]
+    put_page(store, "idmz", STREAM, judged.batches, [], position, **proofs).result()  # type: ignore[arg-type]
 
 
 def test_a_certificate_comes_once_and_is_trusted_from_the_store_later(store: FactStore) -> None:
@@ -411,8 +412,15 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
         (one,) = chain(1, key=KEY, epoch=hashlib.blake2b(certificate + peer.encode(), digest_size=16).digest())
         judged = judge.judge(peer, STREAM, page([one]), [certificate])
         signers = judged.signers
-        store.inbound.put_batches(
-            peer, STREAM, judged.batches, [], PeerPosition(b"p" * 16, 1), verified=judged.verified, signers=signers
+        put_page(
+            store,
+            peer,
+            STREAM,
+            judged.batches,
+            [],
+            PeerPosition(b"p" * 16, 1),
+            verified=judged.verified,
+            signers=signers,
         ).result()
 
     false = [make("plant", key=PLANT.key).der for _ in range(2 * CERTIFICATES_OF_KEY_MAX)]

@@ -16,33 +16,36 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import msgspec
 import pytest
 
 from agent import batch
 from agent.batch import Batch, Origin
-from agent.fact_store.log.errors import ForkError, StoreError, StoreFull
+from agent.fact_store.log.errors import DefinitionsMissing, ForkError, StoreError, StoreFull
 from agent.node.store_errors import STORE_ERRORS
 from agent.pages import (
     ArtifactProgress,
     ArtifactReference,
     BatchEnd,
+    DefinitionChain,
     HeldRange,
+    LackingDefinitions,
     OriginRange,
     PeerPosition,
     PutResult,
-    ReceivedDefinition,
     SignedBatch,
 )
+from agent.replication.mqtt import Reply
 from agent.replication.protocol.arrived_answer import ArrivedAnswer, accept_every_message
 from agent.replication.protocol.codec import encode_error
 from agent.replication.protocol.errors import ERRORS, ConnectionLost, NotAuthorized
 from agent.replication.protocol.messages import (
     FORMER_EPOCHS_MAX,
     Confirm,
-    DefinitionEntry,
+    DefinitionRun,
+    DefinitionsAnswer,
     FetchAnswer,
     FetchFacts,
+    GetDefinitions,
     OriginHead,
 )
 from agent.replication.protocol.token_bucket import TokenBucket
@@ -71,7 +74,6 @@ class Put:
     """A page that the store got, and the future that the test resolves."""
 
     batches: Sequence[Batch]
-    definitions: Sequence[ReceivedDefinition]
     position: PeerPosition
     holes: Sequence[tuple[int, int, str]]
     how: dict[str, bool]
@@ -104,7 +106,7 @@ class HandStore:
 
     def __init__(self, position: PeerPosition | None = None) -> None:
         self.position = position
-        self.counts: dict[Origin, int] = {}
+        self.defined: list[DefinitionChain] = []
         self.ranges: dict[Origin, Sequence[HeldRange]] = {}
         self.rows: Sequence[Batch] = ()
         self.put: list[Put] = []
@@ -120,8 +122,12 @@ class HandStore:
         assert (peer, stream) == ("plant", TELEMETRY)
         return self.position
 
-    def definition_counts(self) -> dict[Origin, int]:
-        return self.counts
+    def put_definitions(self, peer: str, chains: Sequence[DefinitionChain]) -> Future[int]:
+        assert peer == "plant"
+        self.defined += chains
+        stored = Future[int]()
+        stored.set_result(1)
+        return stored
 
     def held(self, stream: str) -> dict[Origin, Sequence[HeldRange]]:
         assert stream == TELEMETRY
@@ -146,7 +152,6 @@ class HandStore:
         peer: str,
         stream: str,
         batches: Sequence[Batch],
-        definitions: Sequence[ReceivedDefinition],
         position: PeerPosition,
         *,
         holes: Sequence[tuple[int, int, str]],
@@ -155,7 +160,7 @@ class HandStore:
         assert (peer, stream) == ("plant", TELEMETRY)
         if self.refuses is not None:
             raise self.refuses
-        self.put.append(Put(batches, definitions, position, holes, how))
+        self.put.append(Put(batches, position, holes, how))
         return self.put[-1].future
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
@@ -242,7 +247,7 @@ class Peer(Elsewhere):
     """A plant that makes pages of its facts."""
 
     def page(self, first: int, count: int, *, epoch: str = ONE, more: bool = True, **fields: Any) -> bytes:
-        """An answer with one batch at an offset, and the definitions it needs unless `fields` say otherwise."""
+        """An answer with one batch at an offset."""
         sealed = fields.pop("sealed", None) or self.seal(count)
         last = first + count - 1
         answer = {
@@ -252,15 +257,10 @@ class Peer(Elsewhere):
             "frontier": 0,
             "end_offset": 1_000,
             "batches": [(first, last, len(sealed))],
-            "definitions": self.entries(),
             "more": more,
             "lease": 1,
         }
         return encode_answer(FetchAnswer(**{**answer, **fields}), [sealed])
-
-    def only_definitions(self, *entries: DefinitionEntry) -> bytes:
-        """An answer without offsets."""
-        return self.without_facts(definitions=list(entries), more=True)
 
     def without_facts(self, **fields: Any) -> bytes:
         """An answer without batches."""
@@ -274,14 +274,6 @@ class Peer(Elsewhere):
         }
         return encode_answer(FetchAnswer(**answer, **fields), [])
 
-    def entries(self) -> list[DefinitionEntry]:
-        """Its definitions, as in a page."""
-        zone, epoch = self.origin.zone, self.origin.epoch.hex()
-        return [
-            DefinitionEntry(zone=zone, epoch=epoch, number=one.number, definition=msgspec.Raw(one.body))
-            for one in self.received()
-        ]
-
 
 def result(facts: int = 10) -> PutResult:
     """The result of a stored page."""
@@ -289,11 +281,10 @@ def result(facts: int = 10) -> PutResult:
 
 
 async def test_the_first_request_reports_what_is_durable() -> None:
-    """Position, timeline, known definitions, lease and the peer's own facts of a stored position are in the first
+    """Position, timeline, lease and the peer's own facts of a stored position are in the first
     request, and the request expires with its time-out."""
     origin = Origin("plant", bytes.fromhex(ONE))
     store = HandStore(PeerPosition(bytes.fromhex(ONE), 40, b"d" * 16))
-    store.counts = {origin: 3, Origin("elsewhere", bytes(16)): 9}
     store.ranges = {origin: [HeldRange(1, 20, b"a" * 16, b"b" * 16), HeldRange(31, 35, b"c" * 16, b"e" * 16)]}
     store.rows = SIGNED
     async with pulling(store) as scene:
@@ -307,7 +298,6 @@ async def test_the_first_request_reports_what_is_durable() -> None:
             confirm=Confirm(last_offset=40),
             lease=0,
             lease_after=0,
-            definitions_known={str(origin): 3},
             timeline=(b"d" * 16).hex(),
             origin_head=claim_of(SIGNED[34]),
             signers_known=[],
@@ -365,7 +355,7 @@ async def test_a_pull_has_caught_up_when_the_last_page_is_stored() -> None:
 
 
 async def test_page_goes_to_the_store_as_it_came() -> None:
-    """The store gets parsed batches, their definitions, holes and the position after them; it need not check again."""
+    """The store gets parsed batches, holes and the position after them; it need not check again."""
     plant = Peer()
     async with pulling() as scene:
         sealed = plant.seal(10)
@@ -373,7 +363,6 @@ async def test_page_goes_to_the_store_as_it_came() -> None:
         await scene.answer(payload)
         (put,) = scene.store.put
         assert [one.sealed for one in put.batches] == [sealed]
-        assert put.definitions == plant.received()
         assert put.position == PeerPosition(bytes.fromhex(ONE), 15, b"\xab" * 16)
         assert [tuple(one) for one in put.holes] == [(1, 5, "expired")]
         assert put.how == {
@@ -389,42 +378,57 @@ async def test_page_goes_to_the_store_as_it_came() -> None:
         assert (found.facts_stored, found.facts_duplicate, found.offset) == (9, 1, 15)
 
 
-async def test_definitions_of_pages_before_go_with_the_batch() -> None:
-    """Definitions that came in a page of their own are stored with the batch that needs them, before its own."""
+async def test_definitions_that_the_store_lacks_are_fetched_before_the_page() -> None:
+    """The store names what a page lacks: it is requested from the peer, stored, and the page is offered again. The
+    pages behind it wait."""
     plant = Peer()
+    (chain,) = plant.received()
+    lacking = [LackingDefinitions("plant", plant.definitions)]
     async with pulling() as scene:
-        first, second = plant.entries()
-        await scene.answer(plant.only_definitions(first))
-        assert scene.store.put == []
-        known = (await scene.requested(2)).definitions_known
-        assert known == {str(plant.origin): 1}
-        await scene.answer(plant.page(1, 10, definitions=[second]))
-        assert scene.store.put[0].definitions == plant.received()
+        asked = list[GetDefinitions]()
 
+        async def ask(request: GetDefinitions, _: float) -> Reply:
+            asked.append(request)
+            (wanted,) = request.wanted
+            run = DefinitionRun(zone="plant", digest=wanted.digest, lengths=[len(one) for one in plant.bodies])
+            return Reply(DefinitionsAnswer(store_zone="plant", epoch=ONE, runs=[run]), list(plant.bodies))
 
-async def test_definitions_of_facts_that_were_left_out_are_requested_again() -> None:
-    """The store keeps none of a batch whose zone has reached a limit: the next request names the definitions that the
-    store has, so that they come again with later facts."""
-    plant = Peer()
-    async with pulling() as scene:
+        scene.puller._definitions._requester.ask = ask  # type: ignore[method-assign,assignment]
         await scene.answer(plant.page(1, 10))
-        left_out = (OriginRange(plant.origin.zone, plant.origin.epoch, 1, 10),)
-        scene.store.put[0].future.set_result(PutResult(0, 0, 0, left_out=left_out))
-        await settle()
-        assert (scene.peer.requests[-1].after_offset, scene.peer.requests[-1].definitions_known) == (10, {})
+        await scene.answer(plant.page(11, 10))
+        scene.store.put[0].future.set_exception(DefinitionsMissing("telemetry", lacking))
+        await wait_until_async(lambda: len(scene.store.put) == 2, "the page to be offered again")
+        assert [one.digest for request in asked for one in request.wanted] == [plant.definitions.digest.hex()]
+        assert scene.store.defined == [chain]
+        assert [one.end[1] for one in scene.store.put] == [10, 10]
+        scene.store.put[1].future.set_result(result())
+        await wait_until_async(lambda: len(scene.store.put) == 3, "the next page")
 
 
-async def test_definitions_before_facts_that_were_left_out_are_requested_again() -> None:
-    """Also if they came in a page of their own, before the facts."""
+async def test_a_page_waits_while_its_definitions_cannot_be_fetched() -> None:
+    """A lost connection passes; a peer that does not have the definitions of its own batch is asked again rarely."""
     plant = Peer()
+    lacking = [LackingDefinitions("plant", plant.definitions)]
     async with pulling() as scene:
-        for entry in plant.entries():
-            await scene.answer(plant.only_definitions(entry))
-        await scene.answer(plant.page(1, 10, definitions=[]))
-        left_out = (OriginRange(plant.origin.zone, plant.origin.epoch, 1, 10),)
-        scene.store.put[0].future.set_result(PutResult(0, 0, 0, left_out=left_out))
-        await settle()
-        assert (scene.peer.requests[-1].after_offset, scene.peer.requests[-1].definitions_known) == (10, {})
+        outcomes: list[Exception | Reply] = [
+            ConnectionLost("broker", "cut"),
+            Reply(DefinitionsAnswer(store_zone="plant", epoch=ONE), []),
+        ]
+
+        async def ask(*_: object) -> Reply:
+            outcome = outcomes.pop(0)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        scene.puller._definitions._requester.ask = ask  # type: ignore[method-assign]
+        await scene.answer(plant.page(1, 10))
+        scene.store.put[0].future.set_exception(DefinitionsMissing("telemetry", lacking))
+        await wait_until_async(lambda: "cut" in scene.puller.statistics().page_waits, "the page to wait")
+        await wait_until_async(lambda: len(scene.store.put) == 2, "the page to be offered again")
+        scene.store.put[1].future.set_exception(DefinitionsMissing("telemetry", lacking))
+        await wait_until_async(lambda: scene.puller.statistics().asking is Asking.BLOCKED, "the pull to stand")
+        assert "does not have the tag definitions of plant" in str(scene.puller.statistics().lost_reason)
 
 
 async def test_nothing_behind_a_refused_page_is_stored() -> None:
@@ -599,13 +603,13 @@ async def test_batches_are_checked_before_they_are_stored(
 async def test_a_batch_that_cannot_be_opened_is_declined_and_what_is_behind_it_goes_on(
     inline_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a batch with a right digest and unreadable content, only the name reaches the store. The position passes it,
-    and the definitions that came with it, which the store does not keep, are requested again at once."""
+    """Of a batch with a right digest and unreadable content, only the name reaches the store. The position passes
+    it."""
     monkeypatch.setattr(puller, "CHECKED_INLINE_BYTES_MAX", inline_bytes_max)
     plant = Peer()
     bad = flipped(plant.seal(10), -20)
     async with pulling() as scene:
-        await scene.answer(plant.page(1, 10, sealed=bad, definitions=plant.entries()))
+        await scene.answer(plant.page(1, 10, sealed=bad))
         await wait_until_async(lambda: len(scene.store.put) == 1, "the page to be stored")
         put = scene.store.put[0]
         (declined,) = put.how["declined"]
@@ -616,7 +620,7 @@ async def test_a_batch_that_cannot_be_opened_is_declined_and_what_is_behind_it_g
         await wait_until_async(lambda: len(scene.peer.requests) >= 2, "the next request")
         await settle()
         last = scene.peer.requests[-1]
-        assert (last.after_offset, last.definitions_known) == (10, {})
+        assert last.after_offset == 10
         assert scene.puller.statistics().asking is Asking.WAITING
 
 
@@ -638,15 +642,6 @@ async def test_many_certificates_are_not_parsed_in_the_event_loop(
         await wait_until_async(lambda: len(scene.store.put) == 1, "the page to be stored")
         assert (threads == {threading.current_thread()}) is is_in_loop
         assert len(threads) == 1
-
-
-async def test_definitions_of_another_zone_are_refused() -> None:
-    """A page that defines tags of a zone that this peer may not relay is refused when it arrives."""
-    plant, other = Peer(), Peer("elsewhere")
-    async with pulling() as scene:
-        await scene.answer(plant.page(1, 10, definitions=other.entries()))
-        assert scene.puller.statistics().asking is Asking.BLOCKED
-        assert scene.store.put == []
 
 
 async def test_next_page_is_checked_while_one_is_stored_and_waits_for_it() -> None:
@@ -675,7 +670,7 @@ async def test_artifacts_come_before_the_facts() -> None:
             raise await brought
 
         scene.puller._artifacts._requester.ask = ask
-        await scene.answer(Peer().page(1, 1, sealed=sealed, definitions=[]))
+        await scene.answer(Peer().page(1, 1, sealed=sealed))
         await asyncio.wait_for(asked.wait(), LIMIT_S)
         assert scene.store.put == []
         brought.set_result(ConnectionLost("broker", "cut"))
@@ -697,14 +692,14 @@ async def test_artifacts_beyond_the_quota_come_after_the_facts() -> None:
 
     async with pulling() as scene:
         scene.puller._artifacts.fetch = fetch  # type: ignore[method-assign]
-        await scene.answer(Peer().page(1, 1, sealed=sealed, definitions=[]))
+        await scene.answer(Peer().page(1, 1, sealed=sealed))
         await wait_until_async(lambda: scene.store.put, "the page")
         assert fetched == [0]
         scene.store.put[0].future.set_result(result())
         await wait_until_async(lambda: scene.puller.statistics().facts_stored, "the stored page")
         assert fetched == [0, 1]
         outcomes.append(True)
-        await scene.answer(Peer().page(2, 1, sealed=sealed, definitions=[]))
+        await scene.answer(Peer().page(2, 1, sealed=sealed))
         await wait_until_async(lambda: len(scene.store.put) == 2, "the second page")
         scene.store.put[1].future.set_result(result())
         await wait_until_async(lambda: scene.puller.statistics().offset == 2, "the stored second page")

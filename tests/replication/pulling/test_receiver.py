@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.pages import BatchEnd
-from agent.replication.protocol.pacing import BYTES_MIN, backoff_ms
-from agent.replication.pulling.page_check import DEFINITIONS_WAITING_BYTES_MAX
+from agent.replication.protocol.pacing import backoff_ms
 from agent.replication.pulling.pull_events import (
     Append,
     Appended,
@@ -26,7 +25,7 @@ from agent.replication.pulling.pull_events import (
     Storing,
     Tick,
 )
-from agent.replication.pulling.receiver import DEFINITION_PAGE_BYTES, ORIGINS_KNOWN_MAX, Receiver
+from agent.replication.pulling.receiver import Receiver
 
 ONE, TWO = "1" * 32, "2" * 32
 PATIENCE = ReceiverSettings(
@@ -70,7 +69,7 @@ def kinds(effects: list[Effect]) -> list[object]:
 def test_first_fetch_begins_at_the_oldest() -> None:
     """With nothing stored it requests from offset 0, in no epoch, without a confirmation."""
     asked = Driver()(LinkUp())
-    assert asked == [Fetch(1, None, 0, None, {}, 0, 262_144, lease_after=0)]
+    assert asked == [Fetch(1, None, 0, None, 0, 262_144, lease_after=0)]
 
 
 def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
@@ -226,7 +225,7 @@ def test_another_epoch_starts_at_offset_0() -> None:
     driver(LinkUp())
     failed = FetchFailed(1, "epoch_changed", "other store", is_retryable=True, epoch=TWO)
     assert kinds(driver(failed)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
-    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, {}, 0, 262_144, lease_after=0, must_claim_history=True)
+    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, 0, 262_144, lease_after=0, must_claim_history=True)
     assert driver.answer(page(11, 20), fetch=0) == []
     assert kinds(driver.answer(page(1, 5, epoch=TWO))) == [Append]
 
@@ -480,91 +479,6 @@ def test_pulls_of_one_connection_do_not_ask_at_once_when_it_returns() -> None:
     assert asked_ms == {5_000 + 25 * step for step in range(11)}
 
 
-def test_definitions_wait_for_their_batch() -> None:
-    """Pages of definitions are kept, named as known at once, and passed to the store with the next page of facts."""
-    driver = Driver(ONE, 0)
-    driver(LinkUp())
-    assert kinds(driver.answer(page(0, 0, more=True, definitions={"a": 5}))) == [Fetch]
-    assert driver.fetches[-1].definitions_known == {"a": 5}
-    effects = driver.answer(page(1, 10, definitions={"a": 7}))
-    (append,) = [effect for effect in effects if isinstance(effect, Append)]
-    assert [each.definitions for each in append.definitions_before] == [{"a": 5}]
-    driver(AppendFailed("missing", is_retryable=False))
-    driver(Tick(), 60_000)
-    assert driver.fetches[-1].definitions_known == {}
-
-
-def test_declined_facts_of_one_zone_have_no_definitions_of_others_sent_again() -> None:
-    """A zone whose facts are declined sends a definition with each: definitions of others, which may be megabytes, stay
-    known, and only those that the store lacks are requested again."""
-    driver = Driver(ONE, 0)
-    driver(LinkUp())
-    driver.answer(page(1, 10, more=True, definitions={"plant": 10_000, "evil": 1}))
-    driver(Appended(definitions_held={"plant": 10_000}))
-    assert (driver.fetches[-1].after_offset, driver.fetches[-1].definitions_known) == (10, {"plant": 10_000})
-
-
-def test_the_definitions_kept_of_a_peer_are_bounded() -> None:
-    """What a peer can make us keep is bounded, also if each page brings very little."""
-    driver, number = Driver(ONE, 0), 0
-    driver(LinkUp())
-    while kinds(driver.answer(page(0, 0, more=True, definitions={"a": number + 1}))) == [Fetch]:
-        number += 1
-        assert number * DEFINITION_PAGE_BYTES <= DEFINITIONS_WAITING_BYTES_MAX
-    assert driver.core.asking is Asking.BLOCKED
-
-
-def test_the_definitions_of_a_large_plant_come_over_a_slow_line() -> None:
-    """Ten thousand tags arrive in three hundred of the smallest pages, followed by the batch."""
-    driver = Driver(ONE, 0)
-    driver(LinkUp())
-    for number in range(300):
-        few = page(0, 0, more=True, definitions={"a": 35 * (number + 1)}, definition_bytes=BYTES_MIN)
-        assert kinds(driver.answer(few)) == [Fetch]
-    assert Append in kinds(driver.answer(page(1, 10)))
-
-
-def test_the_memory_of_the_definitions_kept_is_bounded() -> None:
-    """Few pages with very many definitions, as a hostile peer makes them, reach the limit too; the refusal names it."""
-    driver = Driver(ONE, 0)
-    driver(LinkUp())
-    large = DEFINITIONS_WAITING_BYTES_MAX // 4 - DEFINITION_PAGE_BYTES
-    for number in range(4):
-        assert kinds(driver.answer(page(0, 0, more=True, definitions={"a": number + 1}, definition_bytes=large))) == [
-            Fetch
-        ]
-    (refused,) = driver.answer(page(0, 0, more=True, definitions={"a": 5}, definition_bytes=1))
-    assert isinstance(refused, Note)
-    assert "24 MiB of tag definitions without a fact" in refused.reason
-
-
-def test_definitions_do_not_wait_twice() -> None:
-    """While a page with the definitions before it is being stored, no further page is requested: otherwise a peer could
-    fill the limit once more for each page read ahead."""
-    driver = Driver(ONE, 0)
-    driver(LinkUp())
-    driver.answer(page(0, 0, more=True, definitions={"a": 5}))
-    assert kinds(driver.answer(page(1, 10, more=True))) == [Append]
-    assert driver.core.asking is Asking.HOLDING
-    assert kinds(driver(AppendFailed("full", is_retryable=True))) == [NoteKind.STORE_REFUSES]
-    assert kinds(driver(Tick(), 5_000)) == [Append]
-    assert kinds(driver(Appended())) == [NoteKind.STORE_ACCEPTS, Fetch]
-
-
-def test_the_origins_known_of_a_peer_are_bounded() -> None:
-    """A peer that names other epochs in each page fills neither memory nor requests. The newest stay known, and a
-    forgotten one counts as new."""
-    driver = Driver(ONE, 0)
-    driver(LinkUp())
-    for number in range(1, 4):
-        names = {f"plant/{number * 400 + at}": 1 for at in range(400)}
-        driver.answer(page(number, number, more=True, definitions={"honest": number, **names}))
-        known = driver.fetches[-1].definitions_known
-        assert (len(known), known["honest"]) == (401 if number == 1 else ORIGINS_KNOWN_MAX, number)
-        driver(Appended())
-        assert len(driver.core._definitions_stored) <= ORIGINS_KNOWN_MAX
-
-
 @given(st.integers(0, 100), st.floats(0, 1))
 def test_the_back_off_is_between_half_and_all_of_what_is_due(tries: int, chance: float) -> None:
     """It is never above the limit and never below half of the full wait."""
@@ -579,7 +493,6 @@ hostile_pages = st.builds(
     first_offset=offsets,
     last_offset=offsets,
     more=st.booleans(),
-    definitions=st.dictionaries(st.sampled_from(["a", "b"]), offsets, max_size=2),
 ).filter(lambda each: (each.first_offset == 0) == (each.last_offset == 0) and each.first_offset <= each.last_offset)
 hostile_events = st.one_of(
     st.builds(PageArrived, fetch_id=st.integers(0, 30), page=hostile_pages),
@@ -797,13 +710,13 @@ def test_a_copy_that_agrees_does_not_hide_that_the_peer_differs() -> None:
 
 
 def test_a_refused_page_drops_the_pages_read_ahead() -> None:
-    """A page refused for good is not skipped: pages read after it are not stored, all of them are requested again, and
-    definitions that only those pages brought are not named as known."""
+    """A page refused for good is not skipped: pages read after it are not stored, and all of them are requested
+    again."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
-    driver.answer(page(11, 20, more=True, definitions={"origin": 3}))
+    driver.answer(page(11, 20, more=True))
     driver(Appended())
-    driver.answer(page(21, 30, more=True, definitions={"origin": 5}))
+    driver.answer(page(21, 30, more=True))
     driver.answer(page(31, 40, more=True))
     effects = driver(AppendFailed("forked", is_retryable=False))
     assert kinds(effects) == [NoteKind.PAGE_REFUSED]
@@ -811,7 +724,6 @@ def test_a_refused_page_drops_the_pages_read_ahead() -> None:
     assert kinds(driver(Tick(), 60_000)) == [Fetch]
     asked = driver.fetches[-1]
     assert (asked.after_offset, asked.confirm_offset) == (20, 20)
-    assert asked.definitions_known == {}
 
 
 def test_a_peer_with_a_new_epoch_in_each_answer_is_asked_once_a_second() -> None:

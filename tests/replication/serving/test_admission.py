@@ -148,21 +148,19 @@ def test_when_a_fetch_waits(end_offset: int, parked: int, until_ms: int, now_ms:
 # --- pages
 
 
-def batch(first: int, last: int, size: int = 100, zone: str = "plant-a", definitions: int = 0) -> StoredBatch:
+def batch(first: int, last: int, size: int = 100, zone: str = "plant-a") -> StoredBatch:
     """A batch as read from the log."""
-    return stored(first, last, size, Origin(zone, bytes(16)), definitions)
+    return stored(first, last, size, Origin(zone, bytes(16)))
 
 
 def page(
     plan: ReadPlan,
     batches: list[StoredBatch],
-    offered: list[int] | None = None,
     packet: int = PACKET,
     holes: Sequence[Hole] = (),
 ) -> Selection:
-    """The page selected for idmz; `offered` are the sizes of the plant's definitions."""
-    definitions = {PLANT: [bytes(size) for size in offered or ()]}
-    chosen = select_page(plan, Page(batches, 1_000, tuple(holes)), "idmz", definitions, {}, packet)
+    """The page selected for idmz."""
+    chosen = select_page(plan, Page(batches, 1_000, tuple(holes)), "idmz", packet)
     assert isinstance(chosen, Selection), chosen
     return chosen
 
@@ -205,7 +203,7 @@ def test_a_page_keeps_to_its_limit_in_bytes() -> None:
 
 def test_batch_larger_than_a_packet() -> None:
     """A batch that can never be sent is an error, and is not tried."""
-    refused = select_page(ReadPlan(STREAM, 0, 30, 10_000), Page([batch(1, 10, 5_000)], 10), "idmz", {}, {}, 4_000)
+    refused = select_page(ReadPlan(STREAM, 0, 30, 10_000), Page([batch(1, 10, 5_000)], 10), "idmz", 4_000)
     assert isinstance(refused, Refuse)
     assert refused.code == "batch_exceeds_packet"
 
@@ -213,9 +211,7 @@ def test_batch_larger_than_a_packet() -> None:
 def test_own_facts_of_a_former_epoch_are_sent_if_asked_for() -> None:
     """A zone gets back its own facts of the former epochs that it names, and no others."""
     rows = [batch(1, 10, zone="idmz"), stored(11, 20, origin=Origin("idmz", b"\1" * 16))]
-    chosen = select_page(
-        ReadPlan(STREAM, 0, 100, 10_000), Page(rows, 20), "idmz", {}, {}, PACKET, former_epochs={b"\1" * 16}
-    )
+    chosen = select_page(ReadPlan(STREAM, 0, 100, 10_000), Page(rows, 20), "idmz", PACKET, former_epochs={b"\1" * 16})
     assert isinstance(chosen, Selection)
     assert (chosen.omitted, pieces_of(chosen)) == (((1, 10),), [(11, 11, 20, True)])
 
@@ -255,64 +251,23 @@ def test_holes_take_room() -> None:
     assert len(page(ReadPlan(STREAM, 9, 100, 10_000), [batch(10, 20, size)], packet=4_000).pieces) == 1
 
 
-def test_a_batch_waits_for_its_definitions() -> None:
-    """A batch waits until all definitions that it needs are known or in the page; definitions alone make a page,
-    too."""
-    rows = [batch(1, 10, definitions=3), batch(11, 20, definitions=4)]
-    plan = ReadPlan(STREAM, 0, 100, 800)
-    chosen = page(plan, rows, [300] * 4)
-    assert (dict(chosen.definitions), chosen.pieces, chosen.last_offset) == ({PLANT: 1}, (), 0)
-    chosen = page(ReadPlan(STREAM, 0, 100, 3_000), rows, [300] * 4)
-    assert (dict(chosen.definitions), len(chosen.pieces)) == ({PLANT: 4}, 2)
-
-
-def test_definitions_go_with_their_batches() -> None:
-    """A page that ends before the batch that needs more definitions, or that has ranges only, does not contain them: no
-    batch in it would prove them, and the requester would count them as stored."""
-    batches = [batch(1, 10, definitions=2), batch(11, 20, 900, definitions=4)]
-    plan = ReadPlan(STREAM, 0, 100, 1_000)
-    chosen = page(plan, batches, [10] * 4)
-    assert (len(chosen.pieces), dict(chosen.definitions)) == (1, {PLANT: 2})
-    later = [batch(11, 20, 900, definitions=9)]
-    for batches, holes in ((later, [Hole(1, 10, "expired")]), ([batch(1, 10, zone="idmz"), *later], [])):
-        chosen = page(plan, batches, [200] * 9, holes=holes)
-        assert (chosen.pieces, dict(chosen.definitions), chosen.last_offset) == ((), {}, 10)
-
-
-def test_missing_definitions_are_an_error() -> None:
-    """A store that lacks definitions of its own batches answers an error instead of an empty page, which would be
-    requested endlessly."""
-    refused = select_page(
-        ReadPlan(STREAM, 0, 100, 800), Page([batch(1, 10, definitions=3)], 10), "idmz", {}, {}, PACKET
-    )
-    assert isinstance(refused, Refuse)
-    assert refused.code == "store_unavailable"
-
-
 @given(
     st.lists(
-        st.tuples(
-            st.integers(1, 50), st.integers(1, 3_000), st.sampled_from(["plant-a", "idmz", "gone"]), st.integers(0, 3)
-        ),
+        st.tuples(st.integers(1, 50), st.integers(1, 3_000), st.sampled_from(["plant-a", "idmz", "gone"])),
         min_size=1,
         max_size=20,
     ),
     st.integers(1, 200),
     st.integers(1_024, 20_000),
-    st.data(),
 )
-def test_page_after_page_sends_every_fact_once(
-    parts: list[tuple[int, int, str, int]], limit: int, bytes_max: int, data: st.DataObject
-) -> None:
-    """Page after page, every held fact of others is sent exactly once, in order, within the limits, with exactly the
-    definitions of its batch; every hole is named exactly once, and all ends are reached."""
+def test_page_after_page_sends_every_fact_once(parts: list[tuple[int, int, str]], limit: int, bytes_max: int) -> None:
+    """Page after page, every held fact of others is sent exactly once, in order, within the limits; every hole is named
+    exactly once, and all ends are reached."""
     batches: list[StoredBatch] = []
-    for count, size, zone, definitions in parts:
+    for count, size, zone in parts:
         last = batches[-1].last_offset if batches else 0
-        most = max([definitions, *(each.definition_count for each in batches)])
-        batches.append(batch(last + 1, last + count, size, zone, most))
-    bodies = [bytes(data.draw(st.integers(1, 2_000))) for _ in range(3)]
-    position, known, sent, named = 0, 0, list[int](), list[int]()
+        batches.append(batch(last + 1, last + count, size, zone))
+    position, sent, named = 0, list[int](), list[int]()
     for _ in range(1_000):
         behind = [each for each in batches if each.last_offset > position]
         if not behind:
@@ -325,7 +280,7 @@ def test_page_after_page_sends_every_fact_once(
         ]
         plan = ReadPlan(STREAM, position, limit, bytes_max)
         read = Page(left, batches[-1].last_offset, tuple(holes))
-        chosen = select_page(plan, read, "idmz", {PLANT: bodies[known:]}, {str(PLANT): known}, PACKET)
+        chosen = select_page(plan, read, "idmz", PACKET)
         assert isinstance(chosen, Selection)
         runs = sorted(
             [(one.first_offset, one.last_offset) for one in (*chosen.pieces, *chosen.holes)] + list(chosen.omitted)
@@ -333,14 +288,9 @@ def test_page_after_page_sends_every_fact_once(
         for (first, last), after in zip(runs, [position, *(last for _, last in runs)], strict=False):
             assert first == after + 1
             assert first <= last <= chosen.last_offset
-        assert runs or chosen.definitions
-        if runs and chosen.definitions:
-            needed = max(piece.batch.definition_count for piece in chosen.pieces)
-            assert known + chosen.definitions[PLANT] == needed
+        assert runs
         assert sum(piece.last_offset - piece.first_offset + 1 for piece in chosen.pieces) <= limit
-        known += chosen.definitions.get(PLANT, 0)
         for piece in chosen.pieces:
-            assert piece.batch.definition_count <= known
             sent += range(piece.first_offset, piece.last_offset + 1)
         for one in chosen.holes:
             named += range(one.first_offset, one.last_offset + 1)

@@ -50,8 +50,8 @@ from tests.replication.consumers import Registered
 
 STREAM, NAME, EPOCH = "facts.telemetry", "idmz.facts.telemetry", "0f" * 16
 CORE = ConsumerCore(Caller("idmz", "one", b"12345678"), frozenset({STREAM}), "plant-a", EPOCH)
-PAGE = PageRead([(11, 20, 4)], [b"body" * 8], [], [], [], 20, 30)
-EMPTY = PageRead([], [], [], [], [], 30, 30)
+PAGE = PageRead([(11, 20, 4)], [b"body" * 8], [], [], 20, 30)
+EMPTY = PageRead([], [], [], [], 30, 30)
 CONFIRMING: Any = object()
 """What a confirmation on its way is to the core."""
 MEMORY = (FindConsumer, GetStreamState)
@@ -141,7 +141,7 @@ def test_a_page_read_ahead() -> None:
         CompareTimeline(STREAM, OTHER, 10),
         StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3), EPOCH),
         BeginTimeline(STREAM),
-        ReadPage(ReadPlan(STREAM, 10, 100, 262_144), "idmz", {}),
+        ReadPage(ReadPlan(STREAM, 10, 100, 262_144), "idmz"),
         CheckConfirm(CONFIRMING),
         NoteServed(NAME, is_at_end=False),
     ]

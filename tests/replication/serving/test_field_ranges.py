@@ -37,10 +37,10 @@ WHOLE: dict[str, dict[str, Any]] = {
         **RANGE,
         "confirm": {"last_offset": 1, "first_offset": 1},
         "origin_head": {"last_sequence": 1, "digest": DIGEST},
-        "definitions_known": {ORIGIN: 1},
     },
-    "FetchRange": {**RANGE, "first_offset": 1, "last_offset": 9, "definitions_known": {ORIGIN: 1}},
-    "FetchSequences": {**RANGE, **SEQUENCES, "definitions_known": {ORIGIN: 1}},
+    "FetchRange": {**RANGE, "first_offset": 1, "last_offset": 9},
+    "FetchSequences": {**RANGE, **SEQUENCES},
+    "GetDefinitions": {"wanted": [{"zone": "plant-a", "digest": DIGEST}]},
     "GetDigests": {"stream": STREAM, **SEQUENCES},
     "ConfirmReceipt": {**CONSUMER, "offset": 1},
     "GetCursor": CONSUMER,
@@ -88,8 +88,7 @@ async def test_an_integer_out_of_range_is_answered_by_name(kind: type[Request], 
                     continue
                 error = await peer.refusal(with_value(operation, place, value))
                 assert error.code in {"bad_request", "limit_out_of_range"}, (place, value, error)
-                named = "definitions_known" if place[-1] == ORIGIN else str(place[-1])
-                assert named in error.message, (place, value, error)
+                assert str(place[-1]) in error.message, (place, value, error)
             for value in EXTREME:
                 await peer.ask(with_value(operation, place, value))
         assert not server.statistics().drops

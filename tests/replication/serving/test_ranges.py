@@ -85,7 +85,7 @@ def test_pages_of_a_range_cover_it_exactly(parts: list[tuple[int, str]], data: s
             for one in gone
             if one.last_offset > position and one.first_offset <= last
         ]
-        page = select_page(plan, Page(left, at, tuple(holes)), "idmz", {}, {}, 10_000)
+        page = select_page(plan, Page(left, at, tuple(holes)), "idmz", 10_000)
         assert not isinstance(page, Refuse)
         runs = [(one.first_offset, one.last_offset) for one in (*page.pieces, *page.holes)] + list(page.omitted)
         for first, end in sorted(runs):

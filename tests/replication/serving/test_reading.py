@@ -1,15 +1,29 @@
 """Reading a page from a damaged store, and within limits."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agent.batch import Definitions, Link, Origin, parse, seal_samples
-from agent.pages import Page, StoredBatch
+from agent.pages import DefinitionChain, LackingDefinitions, Page, StoredBatch
+from agent.replication.protocol.codec import decode_answer
+from agent.replication.protocol.definition_fetch import DefinitionFetch
+from agent.replication.protocol.errors import DefinitionsUnavailable
+from agent.replication.protocol.messages import DefinitionRun, DefinitionsAnswer
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import ReadPlan
-from agent.replication.serving.reading import PageQuery, PageRead, read_page, read_sequences, read_whole
+from agent.replication.serving.reading import (
+    PageQuery,
+    PageRead,
+    read_definitions,
+    read_page,
+    read_sequences,
+    read_whole,
+)
+from tests.replication.answers import encode_answer
+from tests.support.received import chain_of, definitions_of
 
 ORIGIN = Origin("plant-a", bytes(16))
 
@@ -31,7 +45,7 @@ class Rotten:
 
 def asked(limit: int) -> PageQuery:
     """A page of at most `limit` facts for idmz."""
-    return PageQuery(ReadPlan("facts", 0, limit, 10_000), "idmz", {}, 1_000_000)
+    return PageQuery(ReadPlan("facts", 0, limit, 10_000), "idmz", 1_000_000)
 
 
 def test_damage_is_named_when_a_batch_must_be_opened() -> None:
@@ -63,7 +77,7 @@ def test_no_more_is_read_than_a_packet_takes() -> None:
     """For a request of eight megabytes, only one packet's worth is read and digested; a smaller limit is kept."""
     store = Measured()
     for bytes_max in (8_000_000, 10_000):
-        query = PageQuery(ReadPlan("facts", 0, 10, bytes_max), "idmz", {}, 1_000_000)
+        query = PageQuery(ReadPlan("facts", 0, 10, bytes_max), "idmz", 1_000_000)
         for read in (read_page, read_whole):
             read(store, query)  # type: ignore[arg-type]
     assert store.bytes_max == [1_000_000, 1_000_000, 10_000, 10_000]
@@ -83,31 +97,91 @@ class Repaired:
         """Offsets are sequences here."""
         return self.read()
 
-    def definitions(self, _origin: Origin, after_number: int, until_number: int) -> list[bytes]:
-        """As the store numbers them."""
-        return [b"{}", b"[]"][after_number:until_number]
 
-
-def test_a_page_has_the_definitions_of_all_its_batches() -> None:
-    """Also of those that need more than the last, each under its own number; what the requester knows is left out."""
-    for known, numbers in ((0, [1, 2]), (1, [2]), (2, [])):
-        definitions_known = {str(ORIGIN): known}
-        query = PageQuery(ReadPlan("facts", 0, 20, 10_000), "idmz", definitions_known, 1_000_000)
+def test_own_facts_of_a_former_epoch_come() -> None:
+    """A zone takes back facts of one of its former epochs; others of its own are left out."""
+    for former, count in ((frozenset({ORIGIN.epoch}), 2), (frozenset({b"1" * 16}), 0)):
+        query = PageQuery(ReadPlan("facts", 0, 20, 10_000), "plant-a", 1_000_000, former_epochs=former)
         page = read_page(Repaired(), query)  # type: ignore[arg-type]
         assert isinstance(page, PageRead)
-        assert [one.number for one in page.definitions] == numbers
-        assert [bytes(one.definition) for one in page.definitions] == [b"{}", b"[]"][known:]
+        assert len(page.batches) == count
 
 
-def test_own_facts_of_a_former_epoch_come_with_their_definitions() -> None:
-    """A zone that takes back facts of one of its former epochs needs their definitions; others of its own are left out,
-    with theirs."""
-    for former, numbers in ((frozenset({ORIGIN.epoch}), [1, 2]), (frozenset({b"1" * 16}), [])):
-        query = PageQuery(ReadPlan("facts", 0, 20, 10_000), "plant-a", {}, 1_000_000, former_epochs=former)
-        page = read_page(Repaired(), query)  # type: ignore[arg-type]
-        assert isinstance(page, PageRead)
-        assert [one.number for one in page.definitions] == numbers
-        assert len(page.batches) == len(numbers)
+class Defined:
+    """A store with chains of definitions, and the requests that it got."""
+
+    def __init__(self, **chains: list[bytes]) -> None:
+        self.chains = chains
+
+    def definitions(self, zone: str, digest: bytes, held: Sequence[bytes] = ()) -> DefinitionChain | None:
+        """As the store reads them."""
+        bodies = self.chains.get(zone)
+        if bodies is None or definitions_of(bodies).digest != digest:
+            return None
+        starts = [n for n in range(len(bodies), 0, -1) if definitions_of(bodies[:n]).digest.startswith(tuple(held))]
+        return chain_of(zone, bodies, (starts[0] if held and starts else 0) + 1)
+
+
+def lacking(zone: str, bodies: list[bytes], *held: list[bytes]) -> LackingDefinitions:
+    """What a requester lacks."""
+    return LackingDefinitions(zone, definitions_of(bodies), [definitions_of(one) for one in held])
+
+
+def fetched(store: Defined, bytes_max: int, *wanted: LackingDefinitions) -> tuple[list[DefinitionChain], int]:
+    """What a requester gets, and with how many requests."""
+    fetch, complete, count = DefinitionFetch(wanted), list[DefinitionChain](), 0
+    while (request := fetch.request()) is not None:
+        runs, bodies = read_definitions(store, request.wanted, bytes_max)  # type: ignore[arg-type]
+        sent = encode_answer(DefinitionsAnswer(store_zone="idmz", epoch="0" * 32, runs=runs), bodies)
+        answer, attachment = decode_answer(sent)
+        complete += fetch.take(answer, attachment)
+        count += 1
+    return complete, count
+
+
+BODIES = [b"%03d" % number for number in range(120)]
+
+
+def test_definitions_come_in_as_many_answers_as_they_need() -> None:
+    """Those of several zones in one request, each after what the requester has, within its bytes; the next request goes
+    on after the last one that came."""
+    store = Defined(a=BODIES, b=BODIES[:50], c=BODIES[:2])
+    wanted = lacking("a", BODIES, BODIES[:10]), lacking("b", BODIES[:50]), lacking("c", BODIES[:2], BODIES[:1])
+    for bytes_max in (100_000, 700, 1):
+        found, count = fetched(store, bytes_max, *wanted)
+        assert found == [chain_of("a", BODIES, 11), chain_of("b", BODIES[:50]), chain_of("c", BODIES[:2], 2)]
+        assert (count == 1) is (bytes_max == 100_000)
+
+
+def test_a_reader_that_knows_more_definitions_than_a_relay_gets_its_two_pages() -> None:
+    """The reader has 120 definitions, by another path and of another branch; the relay has 110, which take two answers.
+    What the reader has is unknown to the relay, so the second request must name what has come. (With requests that name
+    only what is held, the first page would come for ever.)"""
+    relay = Defined(plant=BODIES[:110])
+    other = [*BODIES[:50], *(b"other %d" % number for number in range(70))]
+    found, count = fetched(relay, 700, lacking("plant", BODIES[:110], other))
+    assert (found, count) == ([chain_of("plant", BODIES[:110])], 2)
+    found, count = fetched(relay, 700, lacking("plant", BODIES[:110], other, BODIES[:50]))
+    assert (found, count) == ([chain_of("plant", BODIES[:110], 51)], 1)
+
+
+def test_a_relay_that_lacks_definitions_or_sends_others_is_refused() -> None:
+    """Nothing, another body, one more than was asked for, a run that goes on elsewhere: none is taken, and no request
+    follows without end."""
+    for store in (Defined(), Defined(plant=BODIES[:9])):
+        with pytest.raises(DefinitionsUnavailable, match="does not have"):
+            fetched(store, 700, lacking("plant", BODIES[:10]))
+    digest = definitions_of(BODIES[:2]).digest.hex()
+    for bodies in ([BODIES[1], BODIES[0]], BODIES[:3], [], [b"x" * 40_000]):
+        fetch = DefinitionFetch([lacking("plant", BODIES[:2])])
+        run = DefinitionRun(zone="plant", digest=digest, lengths=[len(one) for one in bodies])
+        with pytest.raises(DefinitionsUnavailable):
+            fetch.take(DefinitionsAnswer(store_zone="idmz", epoch="0" * 32, runs=[run]), bodies)
+    for fields in ({"zone": "mill"}, {"digest": "0" * 32}, {"after": "1" * 16}):
+        fetch = DefinitionFetch([lacking("plant", BODIES[:2])])
+        named: dict[str, Any] = {"zone": "plant", "digest": digest, "lengths": [3], **fields}
+        with pytest.raises(DefinitionsUnavailable):
+            fetch.take(DefinitionsAnswer(store_zone="idmz", epoch="0" * 32, runs=[DefinitionRun(**named)]), [BODIES[0]])
 
 
 @pytest.mark.parametrize("is_by_sequence", [False, True])
@@ -115,7 +189,7 @@ def test_a_first_batch_is_whole_wherever_the_range_begins(*, is_by_sequence: boo
     """A range that begins inside a batch and asks for fewer facts than it has gets all of it: a part proves nothing,
     and cannot be stored."""
     store: Any = Repaired()
-    query = PageQuery(ReadPlan("facts", 4, 1, 10_000), "idmz", {}, 1_000_000)
+    query = PageQuery(ReadPlan("facts", 4, 1, 10_000), "idmz", 1_000_000)
     page = read_sequences(store, ORIGIN, query) if is_by_sequence else read_whole(store, query)
     assert isinstance(page, PageRead)
     assert [(first, last) for first, last, _ in page.entries] == [(1, 10)]

@@ -21,21 +21,25 @@ from agent.replication.protocol.messages import (
     ConfirmAnswer,
     ConfirmReceipt,
     CursorAnswer,
+    DefinitionsAnswer,
     FetchAnswer,
     FetchFacts,
     GetBounds,
     GetCursor,
+    GetDefinitions,
     GetLatest,
     LatestAnswer,
     ListStreams,
     Request,
     StreamsAnswer,
+    WantedDefinitions,
 )
 from agent.replication.protocol.topics import request_topic, response_topic, subscription_to
 from agent.settings.store import StoreSettings
 from tests.replication.nodes import STREAM, Node, access
 from tests.replication.serving.support import new_message
 from tests.support.mosquitto import Mosquitto
+from tests.support.received import chains_in
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
@@ -79,7 +83,11 @@ async def test_each_operation_answers_what_the_store_holds(broker: Mosquitto, tm
         page = await ask(FetchFacts(consumer_name=NAME, stream=STREAM, limit=200))
         assert isinstance(page, FetchAnswer)
         assert (page.covered(), page.more, page.frontier) == ((1, 200), True, 0)
-        assert [entry.number for entry in page.definitions] == [1]
+        (chain,) = chains_in(plant.store)
+        asked = WantedDefinitions(zone="plant-a", digest=chain.wanted.digest.hex())
+        reply = await asker.ask(GetDefinitions(wanted=[asked]), 5)
+        assert isinstance(reply.answer, DefinitionsAnswer)
+        assert (len(reply.answer.runs), reply.batches) == (1, list(chain.bodies))
         confirmed = await ask(ConfirmReceipt(consumer_name=NAME, offset=200, epoch=plant.store.epoch.hex()))
         assert isinstance(confirmed, ConfirmAnswer)
         assert confirmed.cursor_advanced_to == 200

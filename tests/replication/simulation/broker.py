@@ -50,9 +50,7 @@ class TakenOverBroker:
             return chance.choice(others)
         if isinstance(answer, FetchAnswer) and answer.batches and chance.random() < 0.5:
             first, last = answer.covered() or (0, 0)
-            hidden = msgspec.structs.replace(
-                answer, batches=[], omitted=[], definitions=[], holes=[(first, last, "expired")]
-            )
+            hidden = msgspec.structs.replace(answer, batches=[], omitted=[], holes=[(first, last, "expired")])
             forged = encode_answer(hidden, [])
         else:
             epoch, code = chance.choice((answer.epoch, "ab" * 16)), chance.choice(CODES)

@@ -373,7 +373,7 @@ class World:
 
     def read_page(self, plan: ReadPlan) -> PageRead | Refuse:
         store: Any = SimpleNamespace(read=lambda *_, **__: self.read(plan))
-        return read_page(store, PageQuery(plan, "idmz", {}, 1_000_000))
+        return read_page(store, PageQuery(plan, "idmz", 1_000_000))
 
     def _confirm(self, confirm: Confirm) -> None:
         log = self.log
@@ -409,7 +409,7 @@ class World:
             raise Violation(f"page: {error}") from error
         assert isinstance(decoded, FetchAnswer)
         kept = (decoded.runs(), decoded.holes)
-        return check_page(decoded, sealed, PULL.peer_zone, STREAM, PULL.origins, lambda _: kept)
+        return check_page(decoded, sealed, PULL.peer_zone, STREAM, lambda _: kept)
 
     # --- the network
 

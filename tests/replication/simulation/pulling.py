@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from agent.batch import Batch
 from agent.fact_store.log.errors import StoreError
 from agent.node.store_errors import STORE_ERRORS
-from agent.pages import PeerPosition, PutResult, ReceivedDefinition
+from agent.pages import LackingDefinitions, PeerPosition, PutResult
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import TransportError, UnprovenAnswer
 from agent.replication.protocol.messages import FetchFacts
 from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent
+from agent.replication.pulling.definition_pull import DefinitionPull
 from agent.replication.pulling.page_check import PageRefused
 from agent.replication.pulling.page_judge import JudgedPage
 from agent.replication.pulling.pull_events import Asking, FetchFailed, LinkDown, LinkUp, Note, Tick
@@ -241,6 +242,10 @@ class Pull:
         requester: Any = PeerRequester(self)
         return ArtifactPull(requester, self.node.running.artifacts, STORE_ERRORS).fetch(batches)
 
+    def fetch_definitions(self, lacking: Sequence[LackingDefinitions]) -> Awaitable[None]:
+        requester: Any = PeerRequester(self)
+        return DefinitionPull(requester, self.node.running.inbound).fetch(lacking)
+
     def note(self, note: Note) -> None:
         """Log lines are not checked."""
 
@@ -277,7 +282,6 @@ class _WatchedInbound:
         peer: str,
         stream: str,
         batches: _Batches,
-        definitions: Sequence[ReceivedDefinition],
         position: PeerPosition,
         *,
         holes: Sequence[tuple[int, int, str]],
@@ -286,7 +290,7 @@ class _WatchedInbound:
         pull, check = self._pull, self._pull.node.world.check
         if batches.version == "major":
             raise Violation(f"version: {pull.node.name} takes a page of another major version")
-        putting = self._inbound.put_batches(peer, stream, batches, definitions, position, holes=holes, **how)
+        putting = self._inbound.put_batches(peer, stream, batches, position, holes=holes, **how)
         offered = Offered([one.sealed for one in batches], holes, batches.served)
         check.page_offered(pull, position.epoch.hex(), position.offset, offered)
         pull.node.world.check.facts_declined(pull.node, how.get("declined", ()))

@@ -27,7 +27,6 @@ import msgspec
 from agent.batch import Batch, Definitions, Kind, Link, Origin, Sign, open_samples, parse, seal_columns, seal_samples
 from agent.fact_store.log.errors import StoreError
 from agent.message import TagDefinition
-from agent.pages import ReceivedDefinition
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.messages import FetchAnswer
 from agent.signing.messages import MessagePlace, sign_answer, split_answer
@@ -36,6 +35,7 @@ from tests.replication.answers import encode_answer
 from tests.replication.simulation.checkers import STREAM, Key
 from tests.replication.simulation.trust import signer_of
 from tests.signing.making import spoiled, with_record
+from tests.support.received import chain_of, put_page
 
 if TYPE_CHECKING:
     from tests.replication.simulation.node import Node
@@ -78,8 +78,8 @@ class TakenOver:
             sign = self._sign if world.chance.random() < 0.5 else None
             batch = self._sealed(link, world.chance.randint(1, 12), Definitions().extended(body), sign)
             with suppress(StoreError):
-                definitions = [ReceivedDefinition(origin, 1, body)]
-                store.inbound.put_batches(origin.zone, STREAM, [batch], definitions, None)
+                definitions = [chain_of(origin.zone, [body])]
+                put_page(store, origin.zone, STREAM, [batch], definitions, None)
             world.injected["relay_invented" if is_invented else "relay_forged"] += 1
         self.node.after(int(world.chance.expovariate(1 / FORGE_MS)) + 1, self._forge)
 

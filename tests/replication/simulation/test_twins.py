@@ -169,7 +169,7 @@ class World:
                     self.at(effect.until_ms - self.now_ms, partial(self._serve, one, over))
                     return
                 case effects.ReadPage():
-                    result = PageRead([], [], [], [], [], 10, 10)
+                    result = PageRead([], [], [], [], 10, 10)
                 case effects.BeginTimeline():
                     result = EPOCH
                 case _:
@@ -187,7 +187,7 @@ class World:
             case Refuse(code, message):
                 event = FetchFailed(one.fetch_id, code, message, is_retryable=False)
             case (answer, attachment, *_):
-                page = check_page(answer, attachment, PULL.peer_zone, STREAM, PULL.origins, lambda _: None)
+                page = check_page(answer, attachment, PULL.peer_zone, STREAM, lambda _: None)
                 event = PageArrived(one.fetch_id, page)
         if not self.loses():
             self.at(self.delay_ms(), lambda: one.machine.life == one.life and one.machine.tell(event))

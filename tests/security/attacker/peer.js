@@ -14,11 +14,11 @@ const COMMON = { protocol: 'bsfg.replication', version: '1.0' };
 class Log {
     constructor() {
         this.batches = [];
-        this.definitions = [];
         this.end = 0;
         this.chains = new Map();
         this.waiting = new Set();
         this.signers = [];
+        this.defined = new Map(); // texts of definitions, by their digest
     }
 
     // Add the batches of a page of another log as they are, but for the records of the first `spoil`. Returns the last
@@ -46,13 +46,9 @@ class Log {
         if (forged && forged.digest) link.digest = Buffer.from(forged.digest, 'hex');
         let sealed;
         if (sample) {
-            const texts = definitions || [];
-            texts.forEach((text, index) => {
-                if (!this.definitions.some((one) => one.origin === origin && one.number === index + 1)) {
-                    this.definitions.push({ origin, zone, epoch, number: index + 1, text });
-                }
-            });
-            sealed = sealSample(link, sample, definitionsDigest(texts));
+            const named = definitionsDigest(definitions || []);
+            this.defined.set(named.digest.toString('hex'), definitions || []);
+            sealed = sealSample(link, sample, named);
         } else {
             sealed = sealMessages(link, messages);
         }
@@ -202,7 +198,7 @@ class Peer {
             if (patch.attachment !== undefined) data = Buffer.from(patch.attachment, 'base64');
             if (patch.payload !== undefined) { this.publish(properties, Buffer.from(patch.payload, 'base64')); return; }
         }
-        const text = Buffer.from(headerText(header));
+        const text = Buffer.from(JSON.stringify(header));
         const length = Buffer.alloc(4);
         length.writeUInt32LE(text.length);
         this.publish(properties, Buffer.concat([length, text, data]));
@@ -230,9 +226,21 @@ class Peer {
         }
         case 'ListStreams': return [{ ...header, streams: [], unix_ms: Date.now() }, nothing];
         case 'GetDigests': return [{ ...header, stream: request.stream, end_offset: log.end, ranges: [] }, nothing];
+        case 'GetDefinitions': return this.defined(request, header);
         case 'GetObject': return [refusal(header, 'unknown_artifact'), nothing];
         default: return [refusal(header, 'unknown_operation'), nothing];
         }
+    }
+
+    defined(request, header) {
+        const bodies = [];
+        const runs = request.wanted.flatMap(({ zone, digest }) => {
+            const texts = [...this.logs.values()].map((log) => log.defined.get(digest)).find((found) => found);
+            const mine = (texts || []).map((text) => Buffer.from(text));
+            bodies.push(...mine);
+            return texts ? [{ zone, digest, lengths: mine.map((body) => body.length) }] : [];
+        });
+        return [{ ...header, runs }, Buffer.concat(bodies)];
     }
 
     async fetched(request, header) {
@@ -246,12 +254,10 @@ class Peer {
             return [refusal({ ...header, epoch: this.epoch }, 'epoch_changed', true), Buffer.alloc(0)];
         }
         const page = log.page(after, request.bytes_max || 262144);
-        const known = request.definitions_known || {};
         const last = page.length ? page[page.length - 1].last : after;
         return [{
             ...header, stream: request.stream, frontier, end_offset: log.end, more: last < log.end,
             batches: page.map((one) => [one.first, one.last, one.sealed.length]),
-            definitions: log.definitions.filter((one) => one.number > (known[one.origin] || 0)),
             signers: log.signers,
             ...(request.lease === undefined || request.lease === null ? {} : { lease: Math.max(1, request.lease) }),
         }, Buffer.concat(page.map((one) => one.sealed))];
@@ -287,17 +293,5 @@ function withoutBodies(answer) {
 const refusal = (header, code, retryable = false) => ({
     ...header, status: 'error', error: { code, message: code, retryable, hint: '' },
 });
-
-// A definition stands in the header as the text that its origin wrote.
-function headerText(header) {
-    const texts = [];
-    const replaced = (header.definitions || []).map((one) => {
-        if (one.text === undefined) return one;
-        texts.push(one.text);
-        return { zone: one.zone, epoch: one.epoch, number: one.number, definition: `@@${texts.length - 1}@@` };
-    });
-    const text = JSON.stringify(header.definitions ? { ...header, definitions: replaced } : header);
-    return text.replace(/"@@(\d+)@@"/g, (_, number) => texts[Number(number)]);
-}
 
 module.exports = { COMMON, Peer };

@@ -4,7 +4,7 @@
 -- milliseconds (_unix_ms) since 1970, UTC. Digests are BLAKE2b-128.
 
 -- The zone that owns this store, and the store's epoch. One row. new_epoch_because: set within the transaction that
--- begins a new epoch, and NULL outside of it. is_open: set, also in the database file itself, as long as there must be a
+-- begins a new epoch, and NULL outside of it. definition: the newest of the zone's own tag definitions. is_open: set, also in the database file itself, as long as there must be a
 -- write-ahead log; an orderly close clears it (decision 0046).
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -13,6 +13,7 @@ CREATE TABLE store (
     format INTEGER NOT NULL,
     created_unix_ms INTEGER NOT NULL,
     new_epoch_because TEXT,
+    definition INTEGER,
     is_open INTEGER NOT NULL DEFAULT 0 CHECK (is_open IN (0, 1))
 ) STRICT;
 
@@ -56,6 +57,8 @@ CREATE TABLE stream (
 -- past. bytes_total counts the stream's sealed bytes up to and including this batch: what lies between two offsets is a
 -- difference. verified_unix_ms: when the record of its signature was verified here (NULL: it was not);
 -- agent/signing/DESIGN.md. writer: the zone that appended it, or that it was pulled from, if not its origin's.
+-- definition: the last tag definition that the batch needs (NULL: messages need none); no foreign
+-- key, so that a damaged table does not stop the node from recording.
 CREATE TABLE batch (
     id INTEGER PRIMARY KEY,
     stream INTEGER NOT NULL REFERENCES stream (id),
@@ -68,7 +71,7 @@ CREATE TABLE batch (
     time_max_ns INTEGER NOT NULL,
     kind INTEGER NOT NULL,
     codec INTEGER NOT NULL,
-    definition_count INTEGER NOT NULL,
+    definition INTEGER,
     bytes_total INTEGER NOT NULL,
     digest BLOB NOT NULL CHECK (length(digest) = 16),
     previous_digest BLOB NOT NULL CHECK (length(previous_digest) = 16),
@@ -84,7 +87,7 @@ CREATE UNIQUE INDEX batch_by_sequence ON batch (stream, origin, first_sequence);
 -- Own batches that no reader has got are resealed while a new epoch begins (decision 0041).
 CREATE TRIGGER batch_update_refused BEFORE UPDATE OF
     id, stream, first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec,
-    definition_count, bytes_total, digest, previous_digest, verified_unix_ms, body
+    definition, bytes_total, digest, previous_digest, verified_unix_ms, body
 ON batch
 WHEN (SELECT new_epoch_because FROM store) IS NULL
 BEGIN
@@ -154,14 +157,17 @@ CREATE TABLE mark (
     PRIMARY KEY (stream, first_offset)
 ) STRICT, WITHOUT ROWID;
 
--- What tag numbers stand for, densely numbered per origin; digest is the running digest up to this number.
+-- What tag numbers stand for. A definition is named by its zone and its digest, the running digest over it and those
+-- before it: previous is the one before it (NULL for the first), number counts them.
 CREATE TABLE definition (
-    origin INTEGER NOT NULL REFERENCES origin (id),
-    number INTEGER NOT NULL CHECK (number > 0),
+    id INTEGER PRIMARY KEY,
+    zone TEXT NOT NULL,
     digest BLOB NOT NULL CHECK (length(digest) = 16),
+    previous INTEGER CHECK ((previous IS NULL) = (number = 1)),
+    number INTEGER NOT NULL CHECK (number > 0),
     body BLOB NOT NULL,
-    PRIMARY KEY (origin, number)
-) STRICT, WITHOUT ROWID;
+    UNIQUE (zone, digest)
+) STRICT;
 
 CREATE TRIGGER definition_update_refused BEFORE UPDATE ON definition
 BEGIN
@@ -173,15 +179,15 @@ BEGIN
     SELECT RAISE(ABORT, 'definition is append-only');
 END;
 
--- Copies of damaged tag definitions, fetched from a peer and proven by the digest of a held batch; used in place of the
--- rows in `definition`, which stay as they are.
+-- Copies of damaged tag definitions, fetched from a peer and proven by their digest; used in place of the rows of the
+-- same id in `definition`, which stay as they are.
 CREATE TABLE repaired_definition (
-    origin INTEGER NOT NULL REFERENCES origin (id),
-    number INTEGER NOT NULL CHECK (number > 0),
+    id INTEGER PRIMARY KEY,
     digest BLOB NOT NULL CHECK (length(digest) = 16),
-    body BLOB NOT NULL,
-    PRIMARY KEY (origin, number)
-) STRICT, WITHOUT ROWID;
+    previous INTEGER,
+    number INTEGER NOT NULL CHECK (number > 0),
+    body BLOB NOT NULL
+) STRICT;
 
 CREATE TRIGGER repaired_definition_update_refused BEFORE UPDATE ON repaired_definition
 BEGIN

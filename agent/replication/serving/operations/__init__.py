@@ -22,6 +22,7 @@ STATELESS: dict[type[messages.Request], Callable[[Context, Caller, Any], Awaitab
     messages.FetchRange: ranges.fetch_range,
     messages.FetchSequences: ranges.fetch_sequences,
     messages.GetBounds: streams.get_bounds,
+    messages.GetDefinitions: ranges.get_definitions,
     messages.GetDigests: streams.get_digests,
     messages.GetObject: objects.get_object,
     messages.ListStreams: streams.list_streams,

@@ -99,8 +99,8 @@ class Consumers:
                 return store.consumers.get(name)
             case effects.GetStreamState(stream, zone):
                 return StreamState(context.epoch, store.end_offset(stream), self._waiters.count(zone), context.now_ms())
-            case effects.ReadPage(plan, zone, known, signers, former):
-                return await context.page(zone, PageQuery(plan, zone, known, context.packet_bytes_max, signers, former))
+            case effects.ReadPage(plan, zone, signers, former):
+                return await context.page(zone, PageQuery(plan, zone, context.packet_bytes_max, signers, former))
             case effects.NoteServed(name, is_at_end):
                 store.consumers.seen(name, is_at_end=is_at_end)
                 return self._bootstraps.reached_end(name) if is_at_end else None

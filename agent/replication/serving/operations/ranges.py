@@ -1,5 +1,5 @@
 """FetchRange and FetchSequences: facts by offset, or by sequence of an origin, for callers that keep their own
-position.
+position; and GetDefinitions, the tag definitions that their batches name.
 
 Nothing is registered, confirmed or waited for, so any number of tasks may read in parallel. A range that ends inside a
 batch gets a slice of it, or with `whole_batches` all of it.
@@ -7,11 +7,20 @@ batch gets a slice of it, or with `whole_batches` all of it.
 
 from __future__ import annotations
 
-from agent.replication.protocol.messages import FetchRange, FetchSequences, RangeAnswer, SequencesAnswer, origin_named
+from agent.replication.protocol.messages import (
+    DefinitionsAnswer,
+    FetchRange,
+    FetchSequences,
+    GetDefinitions,
+    RangeAnswer,
+    SequencesAnswer,
+    origin_named,
+)
 from agent.replication.serving.admission import Caller, LogView, admit_range, admit_sequences
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
-from agent.replication.serving.reading import PageQuery, read_sequences, read_whole
+from agent.replication.serving.page import ANSWER_OVERHEAD_BYTES
+from agent.replication.serving.reading import PageQuery, read_definitions, read_sequences, read_whole
 
 
 async def fetch_sequences(context: Context, caller: Caller, request: FetchSequences) -> Outcome:
@@ -23,7 +32,7 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
     if refusal := context.refuse_other_copy(request):
         return refusal
     timeline = await context.timeline(request.stream)
-    asked = PageQuery(plan, "", request.definitions_known, context.packet_bytes_max, request.signers_known)
+    asked = PageQuery(plan, "", context.packet_bytes_max, request.signers_known)
     origin = origin_named(request.origin)
     read = await context.in_thread(caller.zone, read_sequences, context.store, origin, asked)
     if isinstance(read, Refuse):
@@ -34,7 +43,6 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
         origin=request.origin,
         batches=read.entries,
         holes=read.holes,
-        definitions=read.definitions,
         more=read.last_offset < request.last_sequence,
         signers=read.signers,
         timeline=timeline,
@@ -48,7 +56,7 @@ async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> 
     plan = admit_range(request, caller.zone, context.exports[caller.zone], log)
     if isinstance(plan, Refuse):
         return plan
-    asked = PageQuery(plan, caller.zone, request.definitions_known, context.packet_bytes_max, request.signers_known)
+    asked = PageQuery(plan, caller.zone, context.packet_bytes_max, request.signers_known)
     if request.whole_batches:
         read = await context.in_thread(caller.zone, read_whole, context.store, asked)
     else:
@@ -62,8 +70,16 @@ async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> 
         batches=read.entries,
         omitted=read.omitted,
         holes=read.holes,
-        definitions=read.definitions,
         more=read.last_offset < min(request.last_offset, read.end_offset),
         signers=read.signers,
     )
     return Reply(answer, read.batches, read.facts)
+
+
+async def get_definitions(context: Context, caller: Caller, request: GetDefinitions) -> Outcome:
+    """Tag definitions. Only a batch that the caller has names their digest, so no stream is asked for."""
+    if not context.exports[caller.zone]:
+        return Refuse("stream_not_exported", f"no stream is exported to {caller.zone}")
+    limit = min(request.bytes_max, context.packet_bytes_max - ANSWER_OVERHEAD_BYTES)
+    runs, bodies = await context.in_thread(caller.zone, read_definitions, context.store, request.wanted, limit)
+    return Reply(DefinitionsAnswer(**context.store_name, runs=runs), bodies)

@@ -1,0 +1,35 @@
+"""Reads the tag definitions of a zone from the tables, compared with their digests."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection
+
+from agent.batch import Definitions
+from agent.fact_store.log import StoreDamaged
+from agent.fact_store.sqlite.queries import QUERIES
+from agent.pages import DefinitionChain
+
+
+def read_definitions(
+    execute: Callable[..., sqlite3.Cursor], zone: str, digest: bytes, held: Collection[bytes] = ()
+) -> DefinitionChain | None:
+    """The definitions up to the one with this digest, after the newest whose digest begins with one of `held`; None if
+    they are not stored. Raises StoreDamaged."""
+    rows, after = list[tuple[int, bytes, bytes]](), Definitions()
+    for row in execute(QUERIES["select_definition_chain"], {"zone": zone, "digest": digest}):
+        if any(row[1].startswith(one) for one in held):
+            after = Definitions(*row[:2])
+            break
+        rows.append(row)
+    if not rows and not after.count:
+        return None
+    running = after
+    for number, stored, body in reversed(rows):
+        if isinstance(body, bytes):
+            running = running.extended(body)
+        if (number, stored) != (running.count, running.digest):
+            raise StoreDamaged(f"tag definition {number} of {zone} is damaged, or one before it is missing")
+    if running.digest != digest:
+        raise StoreDamaged(f"tag definition {running.count} of {zone} is damaged")
+    return DefinitionChain(zone, running, after, [body for _, _, body in reversed(rows)])

@@ -1,0 +1,71 @@
+"""Fetches the tag definitions that a page lacks from the peer that sent it, and stores them before the page.
+
+They are stored as soon as a chain is complete, so memory holds one answer and the beginning of one chain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from agent.pages import DefinitionChain, LackingDefinitions
+from agent.replication.protocol.definition_fetch import DefinitionFetch
+from agent.replication.protocol.errors import DefinitionsUnavailable, PeerRefused, TransportError
+from agent.replication.protocol.messages import BYTES_MAX_DEFAULT
+from agent.replication.protocol.ports import Inbound
+from agent.replication.pulling.throttled_requester import ThrottledRequester
+
+ANSWER_S = 10.0
+ATTEMPTS_MAX = 100
+"""To store one page: each stores the definitions of all its zones, but of one chain of each."""
+
+_T = TypeVar("_T")
+
+
+class DefinitionPull:
+    """Tag definitions of one peer."""
+
+    def __init__(self, requester: ThrottledRequester, inbound: Inbound) -> None:
+        self._requester, self._inbound = requester, inbound
+
+    async def get(
+        self, lacking: Sequence[LackingDefinitions], take: Callable[[list[DefinitionChain]], Awaitable[object]]
+    ) -> None:
+        """Pass each chain to `take` when it is complete. Raises TransportError for what may pass, other errors of
+        replication, and those of `take`."""
+        fetch = DefinitionFetch(lacking)
+        while (request := fetch.request(self._requester.page_bytes(BYTES_MAX_DEFAULT))) is not None:
+            try:
+                reply = await self._requester.ask(request, ANSWER_S)
+            except PeerRefused as error:
+                if error.retryable:
+                    raise TransportError(error.zone, error.message, error.hint) from error
+                raise
+            if complete := fetch.take(reply.answer, reply.batches):
+                await take(complete)
+
+    async def fetch(self, lacking: Sequence[LackingDefinitions]) -> None:
+        """Return when all are stored. Raises as `get`, and errors of the store."""
+
+        async def store(chains: list[DefinitionChain]) -> None:
+            await asyncio.wrap_future(self._inbound.put_definitions(self._requester.peer_zone, chains))
+
+        await self.get(lacking, store)
+
+
+async def store_with_definitions(
+    store: Callable[[], Awaitable[_T]],
+    fetch: Callable[[Sequence[LackingDefinitions]], Awaitable[None]],
+    store_errors: tuple[type[Exception], ...],
+) -> _T:
+    """Store a page; if the store lacks definitions, fetch them first. Raises as both do."""
+    for _ in range(ATTEMPTS_MAX):
+        try:
+            return await store()
+        except store_errors as error:
+            lacking: Sequence[LackingDefinitions] = getattr(error, "lacking", ())
+            if not lacking:
+                raise
+        await fetch(lacking)
+    raise DefinitionsUnavailable(f"batches of a page name more than {ATTEMPTS_MAX} chains of one zone's definitions")
