@@ -14,12 +14,17 @@ from functools import partial
 
 from agent.concurrency import TaskGroup
 from agent.fact_store import FactStore
+from agent.message import HEALTH_STREAM
 from agent.node import compare
 from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.node.trust import RestoreProof
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pulling import (
+    QUIET_WAIT_MS,
+    SPREAD_MS,
+    SPREAD_OF_PULL_MS,
+    WAIT_MS,
     LatestSeed,
     PageJudge,
     Puller,
@@ -87,7 +92,10 @@ class BrokerRuntime:
     async def _run(self) -> None:
         async with TaskGroup() as group:
             start = partial(group.create_permanent, until=self._stop)
-            pulling = [start(puller.run(), name="pull") for puller in self.pullers]
+            pulling = [
+                start(_begun_after(place * SPREAD_OF_PULL_MS / 1000, puller), name="pull")
+                for place, puller in enumerate(self.pullers)
+            ]
             pulling += [group.create_task(each.run(), name="latest seed") for each in self._latest_seeds]
             pulling += [start(each.run(), name="compare") for each in self.comparers.values()]
             serving = [
@@ -119,6 +127,7 @@ class BrokerRuntime:
 
     def _make_pullers(self) -> Iterator[Puller]:
         shared, state_dir = self._shared, self._settings.node.state_dir
+        count = sum(len(peer.pulls) for peer in self._peers)
         for peer in self._peers:
             if not peer.pulls:
                 continue
@@ -127,7 +136,12 @@ class BrokerRuntime:
             bandwidth = self.bandwidths.get(peer.zone)
             for stream in peer.pulls:
                 start = peer.start_of(stream)
-                receiver = ReceiverSettings(start="oldest" if start == "oldest" else "end")
+                is_quiet = stream == HEALTH_STREAM and len(peer.pulls) > 1
+                receiver = ReceiverSettings(
+                    start="oldest" if start == "oldest" else "end",
+                    wait_ms=QUIET_WAIT_MS if is_quiet else WAIT_MS,
+                    spread_ms=max(SPREAD_MS, SPREAD_OF_PULL_MS * count),
+                )
                 settings = PullSettings(peer.zone, stream, f"{self._zone}.{stream}", origins, receiver=receiver)
                 puller = Puller(
                     *(requester, shared.store, settings, STORE_ERRORS),
@@ -140,3 +154,8 @@ class BrokerRuntime:
                     save = partial(save_peer_latest, state_dir)
                     self._latest_seeds.append(LatestSeed(within_limit, stream, origins, puller.begun, save))
                 yield puller
+
+
+async def _begun_after(wait_s: float, puller: Puller) -> None:
+    await asyncio.sleep(wait_s)
+    await puller.run()

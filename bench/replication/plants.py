@@ -46,7 +46,7 @@ class Plant:
         self._chain = Chain(STREAM, Origin(broker.zone, os.urandom(16)))
         self._held: deque[tuple[int, int, Batch]] = deque(maxlen=1000)  # first sequence, when it was appended
         self._frontier = 0
-        self._waiting: tuple[FetchFacts, Incoming, asyncio.TimerHandle] | None = None
+        self._waiting = dict[str, tuple[FetchFacts, Incoming, asyncio.TimerHandle]]()  # by stream
 
     def append(self, facts: int) -> None:
         """Record that many facts as one batch, and answer the request that waits for them."""
@@ -55,9 +55,8 @@ class Plant:
         batch = seal_samples(self._chain, rows, self._definitions)
         self._held.append((self._chain.next_sequence, time.monotonic_ns(), batch))
         self._chain = batch.link
-        if self._waiting is not None:
-            request, incoming, _ = self._waiting
-            self._answer(request, incoming)
+        if (waiting := self._waiting.get(STREAM)) is not None:
+            self._answer(*waiting[:2])
 
     def _arrived(self, incoming: Incoming) -> None:
         request = decode_request(incoming.payload)
@@ -65,17 +64,21 @@ class Plant:
             self._define(request, incoming)
             return
         assert isinstance(request, FetchFacts), request
-        if request.confirm is not None:
+        assert request.stream is not None
+        if request.stream == STREAM and request.confirm is not None:
             self._confirmed(request.confirm.last_offset)
-        after = self._frontier if request.after_offset is None else request.after_offset
-        if self._waiting is not None:
-            self._waiting[2].cancel()
-            self._waiting = None
-        if self._chain.next_sequence - 1 > after or not request.wait_ms:
+        if (before := self._waiting.pop(request.stream, None)) is not None:
+            before[2].cancel()
+        if not request.wait_ms or self._after(request):
             self._answer(request, incoming)
         else:
             later = asyncio.get_running_loop().call_later(request.wait_ms / 1000, self._answer, request, incoming)
-            self._waiting = request, incoming, later
+            self._waiting[request.stream] = request, incoming, later
+
+    def _after(self, request: FetchFacts) -> list[Batch]:
+        """What is to be answered; nothing of any stream but one."""
+        after = self._frontier if request.after_offset is None else request.after_offset
+        return [batch for first, _, batch in self._held if first > after] if request.stream == STREAM else []
 
     def _confirmed(self, frontier: int) -> None:
         now_ns = time.monotonic_ns()
@@ -84,18 +87,17 @@ class Plant:
         self._frontier = max(self._frontier, frontier)
 
     def _answer(self, request: FetchFacts, incoming: Incoming) -> None:
-        if self._waiting is not None:
-            self._waiting[2].cancel()
-            self._waiting = None
-        origin, end = self._chain.origin, self._chain.next_sequence - 1
-        after = self._frontier if request.after_offset is None else request.after_offset
-        batches = [batch for first, _, batch in self._held if first > after]
+        assert request.stream is not None
+        if (waiting := self._waiting.pop(request.stream, None)) is not None:
+            waiting[2].cancel()
+        origin, is_live = self._chain.origin, request.stream == STREAM
+        batches = self._after(request)
         answer = FetchAnswer(
             store_zone=origin.zone,
             epoch=origin.epoch.hex(),
-            stream=STREAM,
-            frontier=self._frontier,
-            end_offset=end,
+            stream=request.stream,
+            frontier=self._frontier if is_live else 0,
+            end_offset=self._chain.next_sequence - 1 if is_live else 0,
             batches=[(one.header.first_sequence, one.header.last_sequence, len(one.sealed)) for one in batches],
             lease=None if request.lease is None else LEASE,
             timeline=origin.epoch.hex(),
