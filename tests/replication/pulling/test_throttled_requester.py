@@ -86,7 +86,7 @@ def test_a_repair_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_all_requests_to_a_peer_share_one_token_bucket(tmp_path: Path) -> None:
-    """Both pulls and the comparison of a limited peer share one token bucket, the comparison with the priority of a
+    """All pulls and the comparison of a limited peer share one token bucket, the comparison with the priority of a
     repair; without a limit there is none."""
     brokers = (BrokerSettings("site", "127.0.0.1", 8883, tmp_path, tmp_path, tmp_path),)
     settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers, peer=PEERS)
@@ -94,7 +94,7 @@ async def test_all_requests_to_a_peer_share_one_token_bucket(tmp_path: Path) -> 
         node = Node(store, Start(settings), ConfigFile(tmp_path / "node.toml"), asyncio.Event())
         runtime = node._runtimes["site"]
         shared = runtime.bandwidths["plant-a"]
-        assert [puller._bandwidth for puller in runtime.pullers] == [shared, shared, None]
+        assert [puller._bandwidth for puller in runtime.pullers] == [shared, shared, shared, None, None]
         compared = runtime.comparers["plant-a"]._requester
         assert (compared._bandwidth, compared._priority) == (shared, Priority.REPAIR)
         assert runtime.comparers["plant-b"]._requester._bandwidth is None
