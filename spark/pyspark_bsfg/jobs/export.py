@@ -27,8 +27,7 @@ SCHEMA = pa.schema([
     *(one for one in FACTS_SCHEMA if one.name not in {"date", "zone"}),
     pa.field("problem", pa.string()),
     pa.field("number", pa.float64()),
-    pa.field("date", pa.date32()),
-    pa.field("zone", pa.string()),
+    *(FACTS_SCHEMA.field(name) for name in ("date", "zone")),
 ])  # fmt: skip
 STATE = "bsfg."  # prefix of a property; date and zone follow
 

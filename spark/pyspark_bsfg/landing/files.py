@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from pyspark_bsfg.landing.identities import Identities
 from pyspark_bsfg.landing.manifest import DECLARING, File, Incident, Manifest, runs
 from pyspark_bsfg.ranges import OffsetRange
-from pyspark_bsfg.schema import arrow_schema
+from pyspark_bsfg.schema import arrow_schema, projection
 from pyspark_bsfg.streaming.checkpoint import sync_folder
 
 OPEN_MAX = 32  # a source with a wrong clock produces facts of many dates
@@ -30,10 +30,9 @@ PARTITIONS = ("date", "zone")
 
 
 def file_schema(facts: StructType) -> Any:
-    """The columns in a file: all except date and zone, which are in its path. All may be null, so that columns can be
-    added."""
-    columns = arrow_schema(facts)
-    return pa.schema([one.with_nullable(True) for one in columns if one.name not in PARTITIONS])
+    """The columns in a file: all except date and zone, which are in its path. What may be null is as in a read; a
+    column that is added later may be."""
+    return pa.schema([one for one in arrow_schema(projection(facts.fieldNames())) if one.name not in PARTITIONS])
 
 
 @dataclass

@@ -33,7 +33,11 @@ from pyspark_bsfg.transports import Place
 
 FILE = "bsfg-land.json"  # in the checkpoint
 MANIFEST = "bsfg-land-batch"  # of the present batch
-FACTS_SCHEMA = pa.schema([*file_schema(TABLE), pa.field("zone", pa.string()), pa.field("date", pa.date32())])
+FACTS_SCHEMA = pa.schema([
+    *file_schema(TABLE),
+    pa.field("zone", pa.string(), nullable=False),
+    pa.field("date", pa.date32(), nullable=False),
+])  # fmt: skip
 INCIDENTS_SCHEMA = pa.schema([
     ("what", pa.string()),
     ("stream", pa.string()),

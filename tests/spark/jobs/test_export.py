@@ -22,7 +22,11 @@ def part(folder: Path, key: tuple[str, str], numbers: range, state: str) -> Part
     """A file of cleaned facts, with these values."""
     schema = pa.schema([one for one in SCHEMA if one.name not in {"date", "zone"}])
     ts = datetime.fromisoformat(key[0]).replace(tzinfo=UTC)
-    rows = [{"offset": n, "ts": ts, "number": float(n), "labels": [("shift", "early")], "tag": "t"} for n in numbers]
+    always: dict[str, Any] = {one.name: 0 if pa.types.is_int64(one.type) else "x" for one in schema if not one.nullable}
+    rows = [
+        always | {"offset": n, "ts": ts, "number": float(n), "labels": [("shift", "early")], "tag": "t"}
+        for n in numbers
+    ]
     path = folder / f"{key[0]}.{state}.parquet"
     pq.write_table(pa.Table.from_pylist(rows, schema), path)
     return Part(len(rows), (str(path),), state)
@@ -61,6 +65,10 @@ def test_a_date_and_zone_is_exported_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert export(asked, Source(tmp_path, parts), lambda _: None).rows == 4
     assert export(asked, Source(tmp_path, parts), lambda _: None).unchanged == 2
     first = [("2026-01-01", "plant-a", float(n), "early") for n in range(4)]
+    fields = load_catalog(asked.catalog, **asked.properties).load_table(asked.table).schema().fields
+    assert (
+        {one.name for one in fields if one.required} == {one.name for one in SCHEMA if not one.nullable} >= {"offset"}
+    )
     assert exported(asked) == [*first, ("2026-01-02", "7", 0.0, "early"), ("2026-01-02", "7", 1.0, "early")]
     with pytest.raises(JobRefused, match="the Iceberg catalog"):
         export(Export("plant.facts", "test", {"uri": "nowhere://"}), Source(tmp_path, parts), lambda _: None)

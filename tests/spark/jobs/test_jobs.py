@@ -4,7 +4,7 @@ import random
 import re
 import threading
 from collections.abc import Sequence
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DoubleType, StructField, StructType
@@ -272,7 +273,11 @@ def test_every_gap_is_found_and_set_against_declarations(spark: SparkSession, ho
     ]
     assert (found["gaps"]["declared"], found["gaps"]["undeclared"]["silent"]) == ({"missing": 4}, 3)
     assert found["gaps"]["longest"][0]["tag"] == "tag:line-1/never"
-    exec(block("views").replace("/data/facts", str(holed / "lake" / "facts")), {"spark": spark})  # noqa: S102  our own page
+    own = block("views").replace("/data/facts", str(holed / "lake" / "facts"))
+    own += block("own delta").replace("/data/shifts", str(holed / "shifts"))
+    exec(own, {"spark": spark})  # noqa: S102  our own page
+    written = pa.table(DeltaTable(holed / "shifts").get_add_actions(flatten=True))["num_records"]
+    assert pa.compute.sum(written).as_py() == spark.sql("SELECT DISTINCT zone, tag FROM facts").count()
     asked = """
         SELECT m.subject, m.from_zone, m.produced_at_unix_ms, l.value, i.what, i.detail = m.object_json,
             (SELECT count(*) FROM facts WHERE value_type <> 'message')
@@ -318,29 +323,39 @@ def test_a_session_that_would_give_other_dates_is_refused(spark: SparkSession, t
 
 
 def test_days_of_another_time_zone_follow_its_clocks(spark: SparkSession, tmp_path: Path) -> None:
-    """The block of docs/how-to/jobs.md over the hours of three days: that on which the clocks go forward has 23. A
-    weighted mean stays one; a day in which nothing was valid has none."""
-    begin_s = 1_774_652_400  # 2026-03-27T23:00:00Z, midnight in Berlin
+    """The block of docs/how-to/jobs.md over the hours of three days: that on which the clocks go forward has 23, that
+    on which they go back 25. A weighted mean stays one; a day in which nothing was valid has none. Setpoints of a tag
+    are not its samples."""
+    begin = datetime(2026, 3, 27, 23, tzinfo=UTC)  # midnight in Berlin
+    back = datetime(2026, 10, 23, 22, tzinfo=UTC)
     hours = [
         {
-            "start": EPOCH + timedelta(seconds=begin_s + 3600 * n), "zone": "plant-a", "tag": PRESSURE, "unit": "bar",
+            "start": start, "zone": "plant-a", "tag": PRESSURE, "predicate": "value_sampled", "unit": "bar",
             "count": 1, "min": float(n), "max": float(n), "time_mean": float(n) if n < 47 else None,
             "covered_s": 3600.0 if n < 47 else 0.0, "increase": None,
         }
-        for n in range(24 + 23 + 24)
+        for n, start in (
+            *((n, begin + timedelta(hours=n)) for n in range(24 + 23 + 24)),
+            *((n, back + timedelta(hours=n)) for n in range(24 + 25)),
+        )
     ]  # fmt: skip
+    hours += [one | {"predicate": "setpoint_changed"} for one in hours[:2]]
     schema = pa.schema([
-        ("start", pa.timestamp("us", tz="UTC")), *((name, pa.string()) for name in ("zone", "tag", "unit")),
+        ("start", pa.timestamp("us", tz="UTC")),
+        *((name, pa.string()) for name in ("zone", "tag", "predicate", "unit")),
         ("count", pa.int64()), *((name, pa.float64()) for name in ("min", "max", "time_mean", "covered_s", "increase")),
     ])  # fmt: skip
     (tmp_path / "rollup" / "1h").mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(hours, schema), tmp_path / "rollup" / "1h" / "part.parquet")
     made = {"spark": spark}
     exec(block("local days").replace("/data", str(tmp_path)), made)  # noqa: S102  our own page
-    days = made["days"].orderBy("day").collect()  # type: ignore[attr-defined]
+    days = made["days"].orderBy("predicate", "day").collect()  # type: ignore[attr-defined]
     columns = ("day", "count", "min", "max", "time_mean", "covered_s", "increase")
     assert [tuple(row[name] for name in columns) for row in days] == [
+        (date(2026, 3, 28), 2, 0.0, 1.0, 0.5, 7200.0, None),
         (date(2026, 3, 28), 24, 0.0, 23.0, 11.5, 24 * 3600.0, None),
         (date(2026, 3, 29), 23, 24.0, 46.0, 35.0, 23 * 3600.0, None),
         (date(2026, 3, 30), 24, 47.0, 70.0, None, 0.0, None),
+        (date(2026, 10, 24), 24, 0.0, 23.0, 11.5, 24 * 3600.0, None),
+        (date(2026, 10, 25), 25, 24.0, 48.0, 35.0, 23 * 3600.0, None),
     ]

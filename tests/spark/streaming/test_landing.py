@@ -92,6 +92,10 @@ def test_a_table_has_each_fact_in_its_partition(tmp_path: Path, two_plants: Path
         foreign = deltalake.DeltaTable(tmp_path / "facts").to_pyarrow_table(filters=[("zone", "=", "plant-a")])
         assert sorted(foreign.column("sequence").to_pylist()) == list(range(1, 21))
         assert set(foreign.column_names) == set(LANDED.fieldNames())
+        kept = deltalake.DeltaTable(tmp_path / "facts").schema().fields
+        assert {one.name for one in kept if not one.nullable} == {one.name for one in TABLE if not one.nullable} | {
+            "date"
+        }
     else:
         assert ds.dataset(tmp_path / "facts", partitioning="hive").count_rows() == 41
     [declared] = found.declared
