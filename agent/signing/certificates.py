@@ -142,7 +142,7 @@ def signer_of(certificate_der: bytes, trust: SignerTrust, now_ms: int) -> Signer
         if hashlib.sha256(certificate_der).digest() not in pins:
             return Refusal(RefusalReason.UNKNOWN_ISSUER, f"{what}, is not pinned")
         return signer
-    issuer = next((each for each in trust.anchors if _is_signed_by(certificate, each)), None)
+    issuer = next((anchor for anchor in trust.anchors if is_signed_by(certificate, anchor)), None)
     if issuer is None:
         return Refusal(RefusalReason.UNKNOWN_ISSUER, what)
     return replace(
@@ -180,14 +180,13 @@ def _described(certificate: x509.Certificate) -> Signer | Refusal:
         begins_ms, ends_ms = _ms(certificate.not_valid_before_utc), _ms(certificate.not_valid_after_utc)
         key = certificate.public_key()
         refusal = _refuse_usage(certificate, is_authority=False)
-        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        zone = common_name_in(certificate.subject)
     except _UNREADABLE:
         return Refusal(RefusalReason.MALFORMED)
     if refusal is not None:
         return refusal
     if not isinstance(key, Ed25519PublicKey):
         return Refusal(RefusalReason.WRONG_KEY)
-    zone = str(names[0].value) if len(names) == 1 else ""
     if not ZONE.fullmatch(zone):
         return Refusal(RefusalReason.NO_ZONE)
     return Signer(zone, SignerPublic(key.public_bytes_raw()), begins_ms, ends_ms)
@@ -215,7 +214,14 @@ def _refuse_usage(certificate: x509.Certificate, *, is_authority: bool) -> Refus
     return None
 
 
-def _is_signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+def common_name_in(name: x509.Name) -> str:
+    """The common name; empty if there are none or several, because broker and node might then use different ones."""
+    names = name.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if len(names) == 1 else ""
+
+
+def is_signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Whether `issuer` signed it."""
     try:
         certificate.verify_directly_issued_by(issuer)
     except (InvalidSignature, *_UNREADABLE):

@@ -168,11 +168,11 @@ def revoke(
     records = authority.revoke(
         pki_folder, what, datetime.now(UTC), broker=for_broker, reason=reason, passphrase=passphrase
     )
-    for each in records:
+    for record in records:
         if as_json:
-            print_json(_plain_record(each))
+            print_json(_plain_record(record))
         else:
-            click.echo(f"{each.name}: revoked {each.serial} ({reason})")
+            click.echo(f"{record.name}: revoked {record.serial} ({reason})")
     if as_json:
         return
     if for_broker:
@@ -210,21 +210,17 @@ def crl(days: int | None, pki_folder: Path, passphrase_file: Path | None, as_jso
 @json_option
 def list_command(pki_folder: Path, as_json: bool) -> None:
     """List every certificate signed here: its name, its validity, and when and why it was revoked."""
-    for each in authority.list_issued(pki_folder, datetime.now(UTC)):
+    for record in authority.list_issued(pki_folder, datetime.now(UTC)):
         if as_json:
-            print_json(_plain_record(each))
+            print_json(_plain_record(record))
         else:
-            taken = f"  revoked {each.revoked.at:%Y-%m-%d %H:%M} ({each.revoked.reason})" if each.revoked else ""
-            click.echo(f"{each.name:<24} {each.not_before:%Y-%m-%d} to {each.not_after:%Y-%m-%d}  {each.serial}{taken}")
+            valid = f"{record.not_before:%Y-%m-%d} to {record.not_after:%Y-%m-%d}"
+            end = f"  revoked {record.revoked.at:%Y-%m-%d %H:%M} ({record.revoked.reason})" if record.revoked else ""
+            click.echo(f"{record.name:<24} {valid}  {record.serial}{end}")
 
 
-def _plain_record(each: authority.IssuedRecord) -> dict[str, object]:
+def _plain_record(record: authority.IssuedRecord) -> dict[str, object]:
     """A signed certificate as recorded, for a program."""
-    return {
-        "serial": each.serial,
-        "name": each.name,
-        "not_before": each.not_before,
-        "not_after": each.not_after,
-        "revoked_at": each.revoked and each.revoked.at,
-        "reason": each.revoked and each.revoked.reason,
-    }
+    plain, revoked = asdict(record), record.revoked
+    del plain["revoked"]
+    return {**plain, "revoked_at": revoked and revoked.at, "reason": revoked and revoked.reason}

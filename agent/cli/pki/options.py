@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -127,7 +127,7 @@ def plain_crl(
             "last_update": details.last_update,
             "next_update": details.next_update,
             "days_left": details.days_left,
-            "revoked": [asdict(each) for each in details.revoked],
+            "revoked": [asdict(entry) for entry in details.revoked],
         }
     return plain
 
@@ -139,6 +139,23 @@ def print_issued(name: str, issued: authority.Issued, *, as_json: bool) -> None:
         print_json({**{key: str(file) for key, file in files.items()}, **asdict(issued.certificate)})
         return
     click.echo(f"{name}: {issued.cert_file} and {issued.key_file}, until {issued.certificate.not_after:%Y-%m-%d}")
+
+
+def print_rows(file: Path, rows: Mapping[str, str], problems: Iterable[str]) -> None:
+    """Print a certificate: its file, what is known of it, and its problems."""
+    click.echo(f"{file}")
+    for name, value in rows.items():
+        if value:
+            click.echo(f"  {name:<8}{value}")
+    for problem in problems:
+        click.echo(f"  PROBLEM {problem}")
+
+
+def valid_text(details: authority.CertificateDetails) -> str:
+    """The validity of a certificate."""
+    return (
+        f"{details.not_before:%Y-%m-%d %H:%M} to {details.not_after:%Y-%m-%d %H:%M} UTC, {details.days_left} days left"
+    )
 
 
 def print_json(value: object) -> None:

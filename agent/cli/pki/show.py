@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from agent.cli import json_option
-from agent.cli.pki.options import authority_option, crl_valid, plain_crl, print_json
+from agent.cli.pki.options import authority_option, crl_valid, plain_crl, print_json, print_rows, valid_text
 from agent.replication import pki as authority
 
 
@@ -27,13 +27,16 @@ def show(files: tuple[Path, ...], pki_folder: Path, as_json: bool) -> None:
     now = datetime.now(UTC)
     if files:
         shown = [
-            (file, each, _time_problems(file, now)) for file in files for each in authority.load_certificates(file)
+            (file, certificate, authority.check_times(file, certificate, now))
+            for file in files
+            for certificate in authority.load_certificates(file)
         ]
     else:
         _require_folder(pki_folder)
+        in_folder = [pki_folder / "ca.pem", *sorted(pki_folder.glob("brokers/*.pem"))]
         shown = [
             (file, authority.load_certificates(file)[0], _folder_problems(pki_folder, file, now))
-            for file in _folder_files(pki_folder)
+            for file in [*in_folder, *sorted(pki_folder.glob("zones/*.pem"))]
         ]
     usable = True
     for file, certificate, problems in shown:
@@ -49,10 +52,6 @@ def show(files: tuple[Path, ...], pki_folder: Path, as_json: bool) -> None:
         sys.exit(1)
 
 
-def _folder_files(folder: Path) -> list[Path]:
-    return [folder / "ca.pem", *sorted(folder.glob("brokers/*.pem")), *sorted(folder.glob("zones/*.pem"))]
-
-
 def _folder_problems(folder: Path, file: Path, now: datetime) -> list[authority.Problem]:
     """The problems of one of the folder's certificates, checked for the purpose of its subfolder."""
     ca_file = folder / "ca.pem"
@@ -60,12 +59,13 @@ def _folder_problems(folder: Path, file: Path, now: datetime) -> list[authority.
     if not file.with_suffix(".key").exists() and (folder / "ca.key").exists():
         key_file = None  # at the authority: the key is on the machine that uses it
     revoked = authority.check_not_revoked(file, folder / "ca.crl")
-    match file.parent.name, file.name:
-        case "zones", _:
+    match file.parent.name:
+        case "zones":
             return authority.check_identity(file, key_file, ca_file, file.stem, now=now) + revoked
-        case "brokers", _:
+        case "brokers":
             return authority.check_broker_identity(file, key_file, ca_file, now=now) + revoked
-    return _time_problems(file, now)
+    roots = authority.load_certificates(file)
+    return [problem for root in roots for problem in authority.check_times(file, root, now)]
 
 
 def _require_folder(folder: Path) -> None:
@@ -76,10 +76,6 @@ def _require_folder(folder: Path) -> None:
         (folder / "ca.key").exists() or not (folder / "ca.pem").exists()
     ):
         authority.load_authority(folder)
-
-
-def _time_problems(file: Path, now: datetime) -> list[authority.Problem]:
-    return [problem for each in authority.load_certificates(file) for problem in authority.check_times(file, each, now)]
 
 
 def _show_crl(folder: Path, now: datetime, *, as_json: bool) -> bool:
@@ -93,14 +89,12 @@ def _show_crl(folder: Path, now: datetime, *, as_json: bool) -> bool:
     if as_json:
         print_json(plain_crl(file, details, problems))
         return not problems
-    click.echo(f"{file}")
+    rows = {}
     if details is not None:
-        click.echo(f"  list    {details.number}, {len(details.revoked)} revoked")
-        click.echo(f"  valid   {crl_valid(details)}")
+        rows = {"list": f"{details.number}, {len(details.revoked)} revoked", "valid": crl_valid(details)}
         if not problems and details.days_left is not None and details.days_left < authority.WARN_DAYS:
-            click.echo("  SOON    once it has expired, brokers refuse all clients; make the next list: bsfg pki crl")
-    for problem in problems:
-        click.echo(f"  PROBLEM {problem.why}; {problem.hint}")
+            rows["SOON"] = "once it has expired, brokers refuse all clients; make the next list: bsfg pki crl"
+    print_rows(file, rows, _texts(problems))
     return not problems
 
 
@@ -108,19 +102,18 @@ def _print_certificate(
     file: Path, details: authority.CertificateDetails, problems: Iterable[authority.Problem]
 ) -> None:
     """One certificate, in rows."""
-    click.echo(f"{file}")
     rows = {
         "subject": details.subject,
         "zone": details.zone,
         "issuer": details.issuer,
         "for": ", ".join(details.purposes) or ("signing certificates" if details.is_ca else "anything"),
         "hosts": ", ".join(details.hosts),
-        "valid": f"{details.not_before:%Y-%m-%d %H:%M} to {details.not_after:%Y-%m-%d %H:%M} UTC, {details.days_left} days left",
+        "valid": valid_text(details),
         "serial": details.serial,
         "sha256": details.fingerprint_sha256,
     }
-    for name, value in rows.items():
-        if value:
-            click.echo(f"  {name:<8}{value}")
-    for problem in problems:
-        click.echo(f"  PROBLEM {problem.why}; {problem.hint}")
+    print_rows(file, rows, _texts(problems))
+
+
+def _texts(problems: Iterable[authority.Problem]) -> list[str]:
+    return [f"{problem.why}; {problem.hint}" for problem in problems]

@@ -25,6 +25,8 @@ from agent.cli.pki.options import (
     passphrase_option,
     pki_option,
     print_json,
+    print_rows,
+    valid_text,
 )
 from agent.cli.pki.requests import print_request, print_signed
 from agent.config import load
@@ -237,11 +239,7 @@ def _print_signer(file: Path, found: Signer, problems: list[str] | None = None, 
         "zone": found.zone,
         "key": found.key_id.hex(),
         "issuer": "itself, to be pinned" if certificate.issuer == certificate.subject else details.issuer,
-        "valid": f"{details.not_before:%Y-%m-%d %H:%M} to {details.not_after:%Y-%m-%d %H:%M} UTC, {details.days_left} days left",
+        "valid": valid_text(details),
         "sha256": details.fingerprint_sha256,
     }
-    click.echo(f"{file}")
-    for name, value in rows.items():
-        click.echo(f"  {name:<8}{value}")
-    for problem in problems or []:
-        click.echo(f"  PROBLEM {problem}")
+    print_rows(file, rows, problems or [])

@@ -25,7 +25,6 @@ from agent.replication.pki.certificates import (
     CertificateDetails,
     authority_identifier,
     builder,
-    common_name_of_broker,
     describe,
     general_name,
     key_matches,
@@ -69,10 +68,20 @@ _COMMON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """The authority's certificate and its private key."""
+    """The authority's folder, its certificate and its private key."""
 
+    folder: Path
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateSubject:
+    """What a certificate names: a zone, a broker with its host names and addresses, or a signer of facts."""
+
+    common_name: str
+    purpose: x509.ObjectIdentifier
+    hosts: Sequence[x509.GeneralName] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +149,7 @@ def load_authority(folder: Path, passphrase: bytes | None = None, *, for_facts: 
         raise PkiError(
             f"{folder / 'ca.key'} is not the key of {folder / 'ca.pem'}", "restore both from the same backup"
         )
-    return Authority(certificate, key)
+    return Authority(folder, certificate, key)
 
 
 def load_authority_certificate(folder: Path, *, for_facts: bool = False) -> x509.Certificate:
@@ -168,9 +177,8 @@ def issue_zone(
 ) -> Issued:
     """Sign a certificate for `zone`, and write it with a new key to `zones/`. Raises PkiError."""
     check_zone(zone)
-    # A client certificate only: with the server purpose too, a zone could impersonate the broker to other zones.
     authority = load_authority(folder, passphrase)
-    return _issue(authority, folder, "zones", zone, zone, [], ExtendedKeyUsageOID.CLIENT_AUTH, now, days, force=force)
+    return _issue(authority, folder / "zones" / zone, subject_of_zone(zone), now, days, force=force)
 
 
 def issue_broker(
@@ -186,11 +194,18 @@ def issue_broker(
     """Sign a broker's certificate for the host names and addresses in `hosts`, and write it to `brokers/`. Raises
     PkiError."""
     check_zone(name, "broker")
-    alternatives = host_names(hosts)
-    authority = load_authority(folder, passphrase)
-    common_name = common_name_of_broker(name)
-    purpose = ExtendedKeyUsageOID.SERVER_AUTH
-    return _issue(authority, folder, "brokers", name, common_name, alternatives, purpose, now, days, force=force)
+    subject = subject_of_broker(name, host_names(hosts))
+    return _issue(load_authority(folder, passphrase), folder / "brokers" / name, subject, now, days, force=force)
+
+
+def subject_of_zone(zone: str) -> CertificateSubject:
+    """A client only: with the server purpose too, a zone could impersonate the broker to other zones."""
+    return CertificateSubject(zone, ExtendedKeyUsageOID.CLIENT_AUTH)
+
+
+def subject_of_broker(name: str, hosts: Sequence[x509.GeneralName]) -> CertificateSubject:
+    """A server with these hosts. Its common name has a space, so that it can never be a zone in the access list."""
+    return CertificateSubject(f"broker {name}", ExtendedKeyUsageOID.SERVER_AUTH, hosts)
 
 
 def host_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
@@ -216,65 +231,43 @@ def check_days(days: int) -> None:
 
 
 def _issue(
-    authority: Authority,
-    folder: Path,
-    subfolder: str,
-    name: str,
-    common_name: str,
-    hosts: Sequence[x509.GeneralName],
-    purpose: x509.ObjectIdentifier,
-    now: datetime,
-    days: int,
-    *,
-    force: bool,
+    authority: Authority, place: Path, subject: CertificateSubject, now: datetime, days: int, *, force: bool
 ) -> Issued:
-    cert_file, key_file = folder / subfolder / f"{name}.pem", folder / subfolder / f"{name}.key"
+    """Sign a certificate for a new key, and write both to `place` with their suffixes."""
+    cert_file, key_file = place.with_name(f"{place.name}.pem"), place.with_name(f"{place.name}.key")
     refuse_existing([cert_file, key_file], "their node or broker then needs the new files", force=force)
     key = ec.generate_private_key(ec.SECP256R1())
-    certificate = sign(authority, folder, common_name, hosts, purpose, key.public_key(), now, days)
-    with disk_errors(folder):
-        record(folder, certificate)  # first: a certificate in use must be revocable (docs/decisions/0034)
-        make_folder(folder / subfolder)
+    certificate = sign(authority, subject, key.public_key(), now, days)
+    with disk_errors(authority.folder):
+        make_folder(place.parent)
         write_file(key_file, key_pem(key), KEY_MODE)
         write_file(cert_file, pem_of(certificate), PUBLIC_MODE)
-    return Issued(cert_file, key_file, folder / "ca.pem", describe(certificate, now))
+    return Issued(cert_file, key_file, authority.folder / "ca.pem", describe(certificate, now))
 
 
 def sign(
-    authority: Authority,
-    folder: Path,
-    common_name: str,
-    hosts: Sequence[x509.GeneralName],
-    purpose: x509.ObjectIdentifier,
-    public_key: CertificatePublicKeyTypes,
-    now: datetime,
-    days: int,
+    authority: Authority, subject: CertificateSubject, public_key: CertificatePublicKeyTypes, now: datetime, days: int
 ) -> x509.Certificate:
     """A certificate of `authority` for this key. Raises PkiError if it would expire after the authority."""
     check_days(days)
     ends = now + timedelta(days=days)
     if ends > authority.certificate.not_valid_after_utc:
         left = (authority.certificate.not_valid_after_utc - now).days
-        raise PkiError(
-            f"the authority itself expires in {left} days",
-            f"use --days {left}, or create a new authority"
-            if left >= 1
-            else f"create a new one: bsfg pki ca --pki {folder} --force",
-        )
+        create = f"bsfg pki ca --pki {authority.folder} --force"
+        hint = f"use --days {left}, or create a new authority" if left >= 1 else f"create a new one: {create}"
+        raise PkiError(f"the authority itself expires in {left} days", hint)
     unsigned = (
-        builder(subject_name(common_name), authority.certificate.subject, public_key, now, ends)
+        builder(subject_name(subject.common_name), authority.certificate.subject, public_key, now, ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(key_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=purpose == FACT_SIGNING)
+        .add_extension(x509.ExtendedKeyUsage([subject.purpose]), critical=subject.purpose == FACT_SIGNING)
         .add_extension(authority_identifier(authority.certificate), critical=False)
     )
-    if hosts:
-        unsigned = unsigned.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-    return unsigned.sign(authority.key, hashes.SHA256())
-
-
-def record(folder: Path, certificate: x509.Certificate) -> None:
-    """Record a signed certificate. Called before the certificate is written, so that each existing one can be
-    revoked."""
-    make_folder(folder / "issued")
-    write_file(folder / "issued" / f"{certificate.serial_number:x}.pem", pem_of(certificate), PUBLIC_MODE)
+    if subject.hosts:
+        unsigned = unsigned.add_extension(x509.SubjectAlternativeName(subject.hosts), critical=False)
+    certificate = unsigned.sign(authority.key, hashes.SHA256())
+    issued = authority.folder / "issued"
+    with disk_errors(authority.folder):  # before it is used: it must be revocable (docs/decisions/0034)
+        make_folder(issued)
+        write_file(issued / f"{certificate.serial_number:x}.pem", pem_of(certificate), PUBLIC_MODE)
+    return certificate

@@ -14,7 +14,6 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -22,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from agent.replication.pki.files import Key
 from agent.replication.pki.problem import PkiError
 from agent.replication.protocol.topics import is_zone
-from agent.signing.certificates import FACT_SIGNING
+from agent.signing.certificates import FACT_SIGNING, common_name_in
 
 _T = TypeVar("_T", bound=x509.ExtensionType)
 
@@ -56,7 +55,7 @@ class CertificateDetails:
 
 def describe(certificate: x509.Certificate, now: datetime) -> CertificateDetails:
     """The contents of `certificate`; `days_left` and `valid_now` as of `now`."""
-    common_name = common_name_of(certificate)
+    common_name = common_name_in(certificate.subject)
     usage = extension_of(certificate, x509.ExtendedKeyUsage)
     hosts = extension_of(certificate, x509.SubjectAlternativeName)
     purposes = {
@@ -81,44 +80,29 @@ def describe(certificate: x509.Certificate, now: datetime) -> CertificateDetails
     )
 
 
-def common_name_of(certificate: x509.Certificate) -> str:
-    """The common name of the subject; see `common_name_in`."""
-    return common_name_in(certificate.subject)
-
-
-def common_name_in(name: x509.Name) -> str:
-    """The common name; empty if there are none or several, because broker and node might then use different ones."""
-    names = name.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(names[0].value) if len(names) == 1 else ""
-
-
 def is_ca(certificate: x509.Certificate) -> bool:
     """Whether it may sign other certificates."""
     constraints = extension_of(certificate, x509.BasicConstraints)
     return constraints is not None and constraints.ca
 
 
-def extension_of(certificate: x509.Certificate | x509.CertificateSigningRequest, kind: type[_T]) -> _T | None:
+def extension_of(
+    signed: x509.Certificate
+    | x509.CertificateSigningRequest
+    | x509.CertificateRevocationList
+    | x509.RevokedCertificate,
+    kind: type[_T],
+) -> _T | None:
     """One extension; None if it is absent, duplicate or unreadable."""
     try:
-        return certificate.extensions.get_extension_for_class(kind).value
+        return signed.extensions.get_extension_for_class(kind).value
     except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
         return None
 
 
 def key_matches(certificate: x509.Certificate, key: Key) -> bool:
     """Whether the certificate was made for this key."""
-    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return certificate.public_key().public_bytes(*form) == key.public_key().public_bytes(*form)
-
-
-def is_signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    """Whether `issuer` signed it."""
-    try:
-        certificate.verify_directly_issued_by(issuer)
-    except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError):
-        return False  # another key, or a kind of key that cannot be verified here
-    return True
+    return certificate.public_key() == key.public_key()
 
 
 def builder(
@@ -140,11 +124,6 @@ def builder(
 def subject_name(common_name: str) -> x509.Name:
     """A subject with this common name only."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def common_name_of_broker(name: str) -> str:
-    """The common name of a broker. It contains a space, so that it can never be a zone in the access list."""
-    return f"broker {name}"
 
 
 def key_usage(*, digital_signature: bool = False, key_cert_sign: bool = False) -> x509.KeyUsage:

@@ -15,9 +15,10 @@ from typing import TypeVar
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from agent.replication.pki.certificates import common_name_of, extension_of, is_ca, is_signed_by, key_matches
+from agent.replication.pki.certificates import extension_of, is_ca, key_matches
 from agent.replication.pki.files import check_key_rights, load_certificates, load_key
 from agent.replication.pki.problem import PkiError, Problem, moment_text
+from agent.signing.certificates import common_name_in, is_signed_by
 
 _T = TypeVar("_T")
 
@@ -31,7 +32,7 @@ def check_identity(
     """All problems of a node's identity; empty if it can connect as `zone`. `now` defaults to the clock. `key_file` is
     None where the key is on another machine."""
     problems, certificate = _check_files(cert_file, key_file, ca_file, ExtendedKeyUsageOID.CLIENT_AUTH, now)
-    if certificate is not None and (name := common_name_of(certificate)) != zone:
+    if certificate is not None and (name := common_name_in(certificate.subject)) != zone:
         why = f"its common name is {name!r}, but the zone is {zone!r}" if name else "it has no single common name"
         hint = f"give the files of zone {zone}, or correct the zone in the configuration"
         problems.append(Problem(cert_file, why, hint))
@@ -131,11 +132,11 @@ def _check_chain(
     """Follow the issuers from the certificate to a root in `ca_file`, using intermediate certificates of both files."""
     here = chain[0]
     for _ in range(CHAIN_LENGTH_MAX):
-        above = [each for each in [*authorities, *chain[1:]] if each.subject == here.issuer]
-        issuer = next((each for each in above if is_signed_by(here, each)), None)
+        above = [known for known in [*authorities, *chain[1:]] if known.subject == here.issuer]
+        issuer = next((known for known in above if is_signed_by(here, known)), None)
         if issuer is None:
-            known = ", ".join(sorted({each.subject.rfc4514_string() for each in authorities}))
-            why = f"the certificate was signed by {here.issuer.rfc4514_string()}, but {ca_file} contains {known}"
+            names = ", ".join(sorted({authority.subject.rfc4514_string() for authority in authorities}))
+            why = f"the certificate was signed by {here.issuer.rfc4514_string()}, but {ca_file} contains {names}"
             if above:
                 why = f"{ca_file} contains another authority with the same name {here.issuer.rfc4514_string()}"
             return [Problem(cert_file, why, "use the ca.pem of the authority that issued it, or issue it again")]

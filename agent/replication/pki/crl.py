@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from agent.replication.pki.certificates import BACKDATED, authority_identifier
+from agent.replication.pki.certificates import BACKDATED, authority_identifier, extension_of
 from agent.replication.pki.files import load_certificates, load_crls
 from agent.replication.pki.problem import PkiError, Problem, moment_text
 
@@ -64,10 +64,8 @@ def describe_crl(crl: x509.CertificateRevocationList, now: datetime) -> CrlDetai
 
 def number_of(crl: x509.CertificateRevocationList) -> int:
     """The number of a list, higher in a newer one; 0 if it has none."""
-    try:
-        return crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
-        return 0
+    number = extension_of(crl, x509.CRLNumber)
+    return number.crl_number if number else 0
 
 
 def check_crl(crl_file: Path, ca_file: Path, *, now: datetime | None = None) -> list[Problem]:
@@ -138,23 +136,21 @@ def make_crl(
         .add_extension(x509.CRLNumber(number), critical=False)
         .add_extension(authority_identifier(certificate), critical=False)
     )
-    for each in revoked:
-        builder = builder.add_revoked_certificate(each)
+    for entry in revoked:
+        builder = builder.add_revoked_certificate(entry)
     return builder.sign(key, hashes.SHA256())
 
 
-def revoked_entry(certificate: x509.Certificate, now: datetime, reason: str) -> x509.RevokedCertificate:
+def revoked_entry(serial_number: int, now: datetime, reason: str) -> x509.RevokedCertificate:
     """The entry of the list for one certificate."""
-    builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number).revocation_date(now)
+    builder = x509.RevokedCertificateBuilder().serial_number(serial_number).revocation_date(now)
     if reason != "unspecified":  # encoded by omitting the reason (RFC 5280, 5.3.1)
         builder = builder.add_extension(x509.CRLReason(REASONS[reason]), critical=False)
     return builder.build()
 
 
 def _revoked(entry: x509.RevokedCertificate) -> Revoked:
-    try:
-        flag = entry.extensions.get_extension_for_class(x509.CRLReason).value.reason
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
-        flag = x509.ReasonFlags.unspecified
-    reason = next((name for name, each in REASONS.items() if each is flag), flag.value)
+    given = extension_of(entry, x509.CRLReason)
+    flag = given.reason if given else x509.ReasonFlags.unspecified
+    reason = next((name for name, known in REASONS.items() if known is flag), flag.value)
     return Revoked(f"{entry.serial_number:x}", entry.revocation_date_utc, reason)

@@ -18,11 +18,20 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.file_replace import sync_folder, write_file
-from agent.replication.pki.authority import LEAF_DAYS, Issued, check_zone, load_authority, record, sign
-from agent.replication.pki.certificates import common_name_of_broker, describe, extension_of, key_matches, key_pem
+from agent.replication.pki.authority import (
+    LEAF_DAYS,
+    CertificateSubject,
+    Issued,
+    check_zone,
+    host_names,
+    load_authority,
+    sign,
+    subject_of_broker,
+    subject_of_zone,
+)
+from agent.replication.pki.certificates import describe, extension_of, key_matches, key_pem
 from agent.replication.pki.checks import check_broker_identity, check_identity
 from agent.replication.pki.crl import check_crl, check_not_revoked
 from agent.replication.pki.files import (
@@ -57,6 +66,11 @@ class IdentityFiles:
     def in_subfolder(self, subfolder: str) -> IdentityFiles:
         """The same identity in a subfolder."""
         return IdentityFiles(self.folder / subfolder, self.name)
+
+    def issued(self, now: datetime) -> Issued:
+        """The identity in force. Raises PkiError."""
+        details = describe(load_certificates(self.cert_file)[0], now)
+        return Issued(self.cert_file, self.key_file, self.folder.parent / "ca.pem", details)
 
     def replace(self, certificate: bytes, key: bytes | None) -> None:
         """Replace the identity in force and keep it as the previous one. With `key` None the key stays."""
@@ -117,34 +131,34 @@ def renew(
     authority = load_authority(folder, passphrase)
     with disk_errors(folder):
         files.finish_renewal()
+    flag = "--broker " if broker else ""
     if not files.cert_file.exists():
-        request = f"bsfg pki request {'--broker ' if broker else ''}{name}"
-        raise PkiError(f"there is no {files.cert_file} to renew", f"the first one: {request}, and bsfg pki sign")
+        hint = f"the first one: bsfg pki request {flag}{name}, and bsfg pki sign"
+        raise PkiError(f"there is no {files.cert_file} to renew", hint)
     if not same_key and not files.key_file.exists():
-        flag = "--broker " if broker else ""
         raise PkiError(
             f"the key of {name} is not here, because it was made where it is used",
             f"there: bsfg pki request {flag}{name}; here: bsfg pki sign. Or keep its key: --same-key",
         )
     old = load_certificates(files.cert_file)[0]
-    alternatives = extension_of(old, x509.SubjectAlternativeName) if broker else None
-    if broker and alternatives is None:
-        raise PkiError(f"{files.cert_file} contains no host name", f"bsfg pki request --broker {name} --host HOST")
+    subject = certificate_subject(files.cert_file, name, extension_of(old, x509.SubjectAlternativeName), broker=broker)
     key = None if same_key else ec.generate_private_key(ec.SECP256R1())
-    certificate = sign(
-        authority,
-        folder,
-        common_name_of_broker(name) if broker else name,
-        list(alternatives or []),
-        ExtendedKeyUsageOID.SERVER_AUTH if broker else ExtendedKeyUsageOID.CLIENT_AUTH,
-        old.public_key() if key is None else key.public_key(),
-        now,
-        days,
-    )
+    certificate = sign(authority, subject, old.public_key() if key is None else key.public_key(), now, days)
     with disk_errors(folder):
-        record(folder, certificate)  # first: a certificate in use must be revocable (docs/decisions/0034)
         files.replace(pem_of(certificate), None if key is None else key_pem(key))
-    return Issued(files.cert_file, files.key_file, folder / "ca.pem", describe(certificate, now))
+    return files.issued(now)
+
+
+def certificate_subject(
+    file: Path, name: str, hosts: x509.SubjectAlternativeName | None, *, broker: bool
+) -> CertificateSubject:
+    """What a certificate of zone or broker `name` names, with the hosts that `file` names. Raises PkiError."""
+    if not broker:
+        return subject_of_zone(name)
+    if hosts is None:
+        hint = f"request it again: bsfg pki request --broker {name} --host HOST"
+        raise PkiError(f"{file} contains no host name", hint)
+    return subject_of_broker(name, host_names([str(host.value) for host in hosts]))
 
 
 def roll_back(folder: Path, name: str, now: datetime, *, broker: bool = False) -> Issued:
@@ -160,7 +174,7 @@ def roll_back(folder: Path, name: str, now: datetime, *, broker: bool = False) -
     _refuse(problems, "the previous identity is no longer valid")
     with disk_errors(folder):
         files.replace(read_file(previous.cert_file), read_file(previous.key_file))
-    return _in_place(files, folder, now)
+    return files.issued(now)
 
 
 def import_identity(
@@ -209,12 +223,7 @@ def import_identity(
         if key_file == requested.key_file:
             for done in (requested.key_file, requested.folder / f"{name}.csr"):
                 done.unlink(missing_ok=True)
-    return _in_place(files, folder, now)
-
-
-def _in_place(files: IdentityFiles, folder: Path, now: datetime) -> Issued:
-    facts = describe(load_certificates(files.cert_file)[0], now)
-    return Issued(files.cert_file, files.key_file, folder / "ca.pem", facts)
+    return files.issued(now)
 
 
 def _problems(

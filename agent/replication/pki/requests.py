@@ -19,22 +19,21 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 
 from agent.file_replace import write_file
 from agent.replication.pki.authority import (
     LEAF_DAYS,
     Authority,
+    CertificateSubject,
     Issued,
     host_names,
     load_authority,
-    record,
     sign,
+    subject_of_broker,
+    subject_of_zone,
 )
 from agent.replication.pki.certificates import (
-    common_name_in,
-    common_name_of_broker,
-    describe,
     extension_of,
     key_fingerprint,
     key_matches,
@@ -54,7 +53,8 @@ from agent.replication.pki.files import (
     refuse_existing,
 )
 from agent.replication.pki.problem import PkiError
-from agent.replication.pki.renewal import IdentityFiles, identity_files
+from agent.replication.pki.renewal import IdentityFiles, certificate_subject, identity_files
+from agent.signing.certificates import common_name_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +72,17 @@ def make_request(
     """Make a new key for zone or broker `name`, and the request for its certificate. The identity in force stays as it
     is. Raises PkiError."""
     requested = identity_files(folder, name, broker=broker).in_subfolder("requested")
-    alternatives = host_names(hosts) if broker else []
+    subject = subject_of_broker(name, host_names(hosts)) if broker else subject_of_zone(name)
     effect = "a certificate for the former request cannot be imported any more"
     refuse_existing([requested.key_file], effect, force=force)
-    key = ec.generate_private_key(ec.SECP256R1())
-    return write_request(requested, common_name_of_broker(name) if broker else name, key, alternatives, is_new_key=True)
+    return write_request(requested, subject, ec.generate_private_key(ec.SECP256R1()), is_new_key=True)
 
 
-def write_request(
-    files: IdentityFiles, common_name: str, key: Key, hosts: Sequence[x509.GeneralName] = (), *, is_new_key: bool
-) -> Request:
+def write_request(files: IdentityFiles, subject: CertificateSubject, key: Key, *, is_new_key: bool) -> Request:
     """Write a request, signed with its own key, and the key if it is new. Raises PkiError."""
-    builder = x509.CertificateSigningRequestBuilder().subject_name(subject_name(common_name))
-    if hosts:
-        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject_name(subject.common_name))
+    if subject.hosts:
+        builder = builder.add_extension(x509.SubjectAlternativeName(subject.hosts), critical=False)
     request = builder.sign(key, None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256())
     request_file = files.folder / f"{files.name}.csr"
     with disk_errors(files.folder):
@@ -109,40 +106,28 @@ def sign_request(
     """Sign the request of zone or broker `name`, and write its certificate to the authority's folder. Raises
     PkiError."""
     files = identity_files(folder, name, broker=broker)
-    request = load_request(request_file, common_name_of_broker(name) if broker else name)
-    hosts = extension_of(request, x509.SubjectAlternativeName) if broker else None
-    if broker and hosts is None:
-        raise PkiError(
-            f"{request_file} contains no host name", f"request it again: bsfg pki request --broker {name} --host HOST"
-        )
-    purpose = ExtendedKeyUsageOID.SERVER_AUTH if broker else ExtendedKeyUsageOID.CLIENT_AUTH
-    alternatives = host_names([str(host.value) for host in hosts]) if hosts else []
-    authority = load_authority(folder, passphrase)
-    return issue_for(authority, folder, files, request, purpose, now, days, hosts=alternatives)
+    request = load_request(request_file, subject_of_broker(name, []).common_name if broker else name)
+    hosts = extension_of(request, x509.SubjectAlternativeName)
+    subject = certificate_subject(request_file, name, hosts, broker=broker)
+    return issue_requested(load_authority(folder, passphrase), files, subject, request.public_key(), now, days)
 
 
-def issue_for(
+def issue_requested(
     authority: Authority,
-    folder: Path,
     files: IdentityFiles,
-    request: x509.CertificateSigningRequest,
-    purpose: x509.ObjectIdentifier,
+    subject: CertificateSubject,
+    key: CertificatePublicKeyTypes,
     now: datetime,
     days: int,
-    *,
-    hosts: Sequence[x509.GeneralName] = (),
 ) -> Issued:
-    """Sign a loaded request and keep the certificate; the former one goes to previous/. Raises PkiError."""
-    key = request.public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey)  # load_request
-    certificate = sign(authority, folder, common_name_in(request.subject), hosts, purpose, key, now, days)
-    with disk_errors(folder):
-        record(folder, certificate)  # first: a certificate in use must be revocable (docs/decisions/0034)
+    """Sign for a key of another machine and keep the certificate; the former one goes to previous/. Raises PkiError."""
+    certificate = sign(authority, subject, key, now, days)
+    with disk_errors(authority.folder):
         make_folder(files.folder)
         files.replace(pem_of(certificate), None)
         if files.key_file.exists() and not key_matches(certificate, load_key(files.key_file)):
             files.key_file.unlink()  # the key of the former certificate; both are in previous/
-    return Issued(files.cert_file, files.key_file, folder / "ca.pem", describe(certificate, now))
+    return files.issued(now)
 
 
 def request_fingerprint(path: Path, name: str) -> str:

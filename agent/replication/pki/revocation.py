@@ -15,8 +15,13 @@ from pathlib import Path
 from cryptography import x509
 
 from agent.file_replace import write_file
-from agent.replication.pki.authority import Authority, check_days, load_authority, load_authority_certificate
-from agent.replication.pki.certificates import common_name_of, common_name_of_broker, is_signed_by
+from agent.replication.pki.authority import (
+    Authority,
+    check_days,
+    load_authority,
+    load_authority_certificate,
+    subject_of_broker,
+)
 from agent.replication.pki.crl import (
     REASONS,
     CrlDetails,
@@ -36,6 +41,7 @@ from agent.replication.pki.files import (
     pem_of,
 )
 from agent.replication.pki.problem import PkiError
+from agent.signing.certificates import common_name_in, is_signed_by
 
 ISSUED_MAX = 100_000
 """Certificates read for one listing; a site has dozens of zones, each renewed once a year."""
@@ -55,18 +61,18 @@ class IssuedRecord:
 def list_issued(folder: Path, now: datetime) -> list[IssuedRecord]:
     """All certificates that this authority signed, by name and age. Raises PkiError."""
     authority = load_authority_certificate(folder)
-    revoked = {each.serial: each for each in describe_crl(_current_crl(folder, authority), now).revoked}
+    revoked = {entry.serial: entry for entry in describe_crl(_current_crl(folder, authority), now).revoked}
     records = [
         IssuedRecord(
-            serial := f"{each.serial_number:x}",
-            common_name_of(each),
-            each.not_valid_before_utc,
-            each.not_valid_after_utc,
+            serial := f"{certificate.serial_number:x}",
+            common_name_in(certificate.subject),
+            certificate.not_valid_before_utc,
+            certificate.not_valid_after_utc,
             revoked.get(serial),
         )
-        for each in _issued(folder, authority)
+        for certificate in _issued(folder, authority)
     ]
-    return sorted(records, key=lambda each: (each.name, each.not_before))
+    return sorted(records, key=lambda record: (record.name, record.not_before))
 
 
 def revoke(
@@ -82,33 +88,29 @@ def revoke(
     if reason not in REASONS:
         raise PkiError(f"{reason!r} is not a reason", f"use one of {', '.join(REASONS)}")
     authority = load_authority(folder, passphrase)
-    crl = _current_crl(folder, authority.certificate)
-    already = {entry.serial_number for entry in crl}
-    issued = list(_issued(folder, authority.certificate))
-    wanted = common_name_of_broker(what) if broker else what
-    found = [each for each in issued if f"{each.serial_number:x}" == what.lower().lstrip("0") and not broker]
-    found = found or [each for each in issued if common_name_of(each) == wanted]
+    records = list_issued(folder, now)
+    common_name = subject_of_broker(what, []).common_name if broker else what
+    found = [record for record in records if record.serial == what.lower().lstrip("0") and not broker]
+    found = found or [record for record in records if record.name == common_name]
     if not found:
         raise PkiError(f"{folder} never issued a certificate for {what[:80]!r}", "see bsfg pki list")
-    ended = [each for each in found if each.not_valid_after_utc < now]
-    fresh = [each for each in found if each.serial_number not in already and each not in ended]
+    fresh = [record.serial for record in found if record.revoked is None and record.not_after >= now]
     if not fresh:
         raise PkiError(f"every certificate of {what} is already revoked or has expired", "see bsfg pki list")
-    entries = [*crl, *(revoked_entry(each, now, reason) for each in fresh)]
-    _write_crl(folder, authority, crl, entries, now, None)
-    serials = {f"{each.serial_number:x}" for each in fresh}
-    return [each for each in list_issued(folder, now) if each.serial in serials]
+    crl = _current_crl(folder, authority.certificate)
+    entries = [*crl, *(revoked_entry(int(serial, 16), now, reason) for serial in fresh)]
+    _write_crl(authority, crl, entries, now, None)
+    return [record for record in list_issued(folder, now) if record.serial in fresh]
 
 
 def reissue_crl(folder: Path, now: datetime, *, days: int | None = None, passphrase: bytes | None = None) -> CrlDetails:
     """The same list with the next number, valid as long as the last list was, or for `days`. Raises PkiError."""
     authority = load_authority(folder, passphrase)
     crl = _current_crl(folder, authority.certificate)
-    return _write_crl(folder, authority, crl, list(crl), now, days)
+    return _write_crl(authority, crl, list(crl), now, days)
 
 
 def _write_crl(
-    folder: Path,
     authority: Authority,
     before: x509.CertificateRevocationList,
     entries: list[x509.RevokedCertificate],
@@ -116,7 +118,7 @@ def _write_crl(
     days: int | None,
 ) -> CrlDetails:
     """Write the next list. Its validity is that of the last list, unless `days` is given."""
-    authority_ends = authority.certificate.not_valid_after_utc
+    folder, authority_ends = authority.folder, authority.certificate.not_valid_after_utc
     if authority_ends < now:
         raise PkiError("the authority itself has expired", f"create a new one: bsfg pki ca --pki {folder} --force")
     if days is not None:

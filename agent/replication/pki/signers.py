@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from agent.file_replace import write_file
-from agent.replication.pki.authority import Issued, check_days, check_zone, load_authority
-from agent.replication.pki.certificates import builder, is_signed_by, key_usage, subject_name
+from agent.replication.pki.authority import CertificateSubject, Issued, check_days, check_zone, load_authority
+from agent.replication.pki.certificates import builder, key_usage, subject_name
 from agent.replication.pki.files import (
     PUBLIC_MODE,
     disk_errors,
@@ -32,8 +32,8 @@ from agent.replication.pki.files import (
 )
 from agent.replication.pki.problem import PkiError
 from agent.replication.pki.renewal import IdentityFiles
-from agent.replication.pki.requests import Request, issue_for, load_request, write_request
-from agent.signing.certificates import FACT_SIGNING, Refusal, Signer, describe_signer, refuse_anchor
+from agent.replication.pki.requests import Request, issue_requested, load_request, write_request
+from agent.signing.certificates import FACT_SIGNING, Refusal, Signer, describe_signer, is_signed_by, refuse_anchor
 from agent.signing.errors import SigningError
 from agent.signing.files import load_key
 from agent.signing.keys import SigningKey
@@ -76,7 +76,7 @@ def create_signer(
 def request_signer(folder: Path, zone: str) -> Request:
     """The request for a certificate of this node's signing key. Raises PkiError."""
     files = signer_files(folder, zone)
-    return write_request(files, zone, _load_key(files).private, is_new_key=False)
+    return write_request(files, _subject(zone), _load_key(files).private, is_new_key=False)
 
 
 def sign_signer(
@@ -93,7 +93,11 @@ def sign_signer(
     if not isinstance(request.public_key(), Ed25519PublicKey):
         raise PkiError(f"{request_file} has no Ed25519 key", "make it with bsfg pki signer request")
     authority = load_authority(folder, passphrase, for_facts=True)
-    return issue_for(authority, folder, signer_files(folder, zone), request, FACT_SIGNING, now, days)
+    return issue_requested(authority, signer_files(folder, zone), _subject(zone), request.public_key(), now, days)
+
+
+def _subject(zone: str) -> CertificateSubject:
+    return CertificateSubject(zone, FACT_SIGNING)
 
 
 def import_signer(

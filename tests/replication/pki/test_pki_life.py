@@ -175,7 +175,7 @@ def test_a_list_of_another_authority_revokes_nothing(folder: Path, tmp_path: Pat
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     other = builder.add_extension(identifier, critical=False).sign(key, hashes.SHA256())
     ours = pki.load_certificates(folder / "zones/idmz.pem")[0]
-    foreign = make_crl(other, key, 1, [revoked_entry(ours, NOW, "key-compromise")], NOW, LATER)
+    foreign = make_crl(other, key, 1, [revoked_entry(ours.serial_number, NOW, "key-compromise")], NOW, LATER)
     lists = tmp_path / "both.crl"
     lists.write_bytes((folder / "ca.crl").read_bytes() + foreign.public_bytes(Encoding.PEM))
     assert pki.check_not_revoked(folder / "zones/idmz.pem", lists) == []
