@@ -122,13 +122,13 @@ def with_moved_paths(backup: Backup, folder: str) -> tuple[Backup, int]:
     """The backup, its node.toml with the absolute paths below its former folder in the new one, and how many."""
     former, name = posixpath.split(backup.config_file)
     moved, count = [], 0
-    for one in backup.files:
-        if one.place is Place.CONFIG and one.name == name and former != folder and not {'"', "'", "\\"} & set(folder):
+    for file in backup.files:
+        if file.place is Place.CONFIG and file.name == name and former != folder and not {'"', "'", "\\"} & set(folder):
             for quote in ('"', "'"):
                 old = f"{quote}{former}/".encode()
-                count += one.data.count(old)
-                one = SavedFile(one.place, one.name, one.data.replace(old, f"{quote}{folder}/".encode()))  # noqa: PLW2901
-        moved.append(one)
+                count += file.data.count(old)
+                file = SavedFile(file.place, file.name, file.data.replace(old, f"{quote}{folder}/".encode()))  # noqa: PLW2901
+        moved.append(file)
     return msgspec.structs.replace(backup, files=tuple(moved)), count
 
 

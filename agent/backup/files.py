@@ -92,7 +92,7 @@ def restore_files(
     targets: Sequence[Target], roots: Mapping[Place, Path], rights: Mapping[Place, Rights], *, force: bool
 ) -> None:
     """Write all files to their places, or none. Raises BackupError."""
-    if not force and (there := [str(one.path) for one in targets if os.path.lexists(one.path)]):
+    if not force and (there := [str(target.path) for target in targets if os.path.lexists(target.path)]):
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
         raise BackupError(f"{there[0]}{more} exist already; nothing was restored", "--force replaces them")
     for target in targets:
@@ -165,11 +165,11 @@ def _check_inside(path: Path, root: Path) -> None:
 
 def _make_folders(folder: Path, right: Rights) -> list[tuple[Path, Rights]]:
     """Make a folder with those above it; returns the new ones, outermost first."""
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    for one in reversed(missing):
-        one.mkdir(mode=right.folder_mode)
-        one.chmod(right.folder_mode)  # whatever the umask
-    return [(one, right) for one in reversed(missing)]
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    for parent in reversed(missing):
+        parent.mkdir(mode=right.folder_mode)
+        parent.chmod(right.folder_mode)  # whatever the umask
+    return [(parent, right) for parent in reversed(missing)]
 
 
 @contextlib.contextmanager

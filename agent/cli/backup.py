@@ -177,7 +177,7 @@ def _new_passphrase(passphrase_file: Path | None) -> bytes:
 def _state_dir(found: Backup, config_file: Path) -> Path:
     """The state folder that the saved node.toml names. Raises BackupError if it is not that of the unit, or in use."""
     former = Path(found.config_file).name
-    (text,) = (one.data for one in found.files if one.place is Place.CONFIG and one.name == former)
+    (text,) = (file.data for file in found.files if file.place is Place.CONFIG and file.name == former)
     named: str = tomllib.loads(text.decode())["node"].get("state_dir", DEFAULT_STATE_DIR)
     state_dir = config_file.parent / named
     if unit.is_of_unit(config_file) and state_dir != unit.state_dir_of(config_file):
@@ -211,14 +211,14 @@ def _print(file: Path, found: Backup, *, is_list: bool, as_json: bool) -> None:
     """What is in a backup."""
     if as_json:
         names = ("version", "made_unix_ms", "zone", "config_file", "authority", "left_out")
-        files = [{"place": one.place.value, "name": one.name, "bytes": len(one.data)} for one in found.files]
+        files = [{"place": file.place.value, "name": file.name, "bytes": len(file.data)} for file in found.files]
         click.echo(json.dumps({"file": str(file), **{name: getattr(found, name) for name in names}, "files": files}))
         return
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(found.made_unix_ms / 1000))
     what = " and ".join([f"zone {found.zone}"] * bool(found.zone) + ["an authority"] * bool(found.authority))
     click.echo(f"{file}: {what}, {len(found.files)} files, made {made} by bsfg {found.version}")
-    for one in found.files if is_list else ():
-        click.echo(f"  {len(one.data):>9,}  {one.place.value}/{one.name}")
+    for saved in found.files if is_list else ():
+        click.echo(f"  {len(saved.data):>9,}  {saved.place.value}/{saved.name}")
     for text in found.left_out:
         click.echo(f"  left out: {text}")
     if not is_list:
@@ -228,7 +228,7 @@ def _print(file: Path, found: Backup, *, is_list: bool, as_json: bool) -> None:
 def _print_restored(found: Backup, targets: list[Target], folders: Mapping[Place, Path]) -> None:
     """What was written, and what is still missing."""
     for place, folder in folders.items():
-        if count := sum(one.file.place is place for one in targets):
+        if count := sum(target.file.place is place for target in targets):
             click.echo(f"restored {count} file{'s' * (count > 1)} in {folder}")
     for text in found.left_out:
         click.echo(f"  not in the backup: {text}")

@@ -274,7 +274,9 @@ def _settled(zones: RunningZones, view: View, timing: Timing) -> tuple[dict[str,
         seen.append((counts[0], counts[1]))
         recent = seen[-8:]
         return (
-            len(recent) == 8 and recent.count(recent[0]) == 8 and all(len(set(one.values())) == 1 for one in recent[0])
+            len(recent) == 8
+            and recent.count(recent[0]) == 8
+            and all(len(set(per_zone.values())) == 1 for per_zone in recent[0])
         )
 
     _watch(zones, view, still, timing.converge_s_max)

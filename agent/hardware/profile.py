@@ -110,12 +110,14 @@ def choose(
     trees, names = tuple(device_tree), tuple(dmi)
     found = list(profiles)
     for profile in found:
-        if any(one.startswith(profile.match.device_tree) for one in trees):
+        if any(tree.startswith(profile.match.device_tree) for tree in trees):
             return profile
     for profile in found:
-        if any(one.startswith(profile.match.dmi) for one in names):
+        if any(name.startswith(profile.match.dmi) for name in names):
             return profile
-    fallback = (one for one in found if one.match.otherwise and one.gateway.architecture == architecture)
+    fallback = (
+        profile for profile in found if profile.match.otherwise and profile.gateway.architecture == architecture
+    )
     return next(fallback, None)
 
 
@@ -135,7 +137,7 @@ def parse_profile(text: str, name: str = "profile") -> Profile:
 
 
 _KINDS: dict[str, Any] = get_type_hints(Profile)
-_OPTIONAL = {one.name for one in fields(Profile)} - {"gateway"}
+_OPTIONAL = {part.name for part in fields(Profile)} - {"gateway"}
 
 
 def _read(kind: Any, found: object, path: str, problems: list[str]) -> Any:
@@ -149,7 +151,7 @@ def _read(kind: Any, found: object, path: str, problems: list[str]) -> Any:
     if get_origin(kind) is MappingProxyType and isinstance(found, dict):
         return MappingProxyType({str(key): str(value) for key, value in found.items()})
     if get_origin(kind) is tuple and isinstance(found, list):
-        return tuple(_read(get_args(kind)[0], one, f"{path}[{index}]", problems) for index, one in enumerate(found))
+        return tuple(_read(get_args(kind)[0], item, f"{path}[{index}]", problems) for index, item in enumerate(found))
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(found, dict):
         return _read_record(kind, found, path, problems)
     if kind is float and type(found) is int:
@@ -160,14 +162,14 @@ def _read(kind: Any, found: object, path: str, problems: list[str]) -> Any:
 
 
 def _read_record(kind: type, found: dict[str, object], path: str, problems: list[str]) -> Any:
-    hints, known = get_type_hints(kind), {one.name: one for one in fields(kind)}
+    hints, known = get_type_hints(kind), {field_.name: field_ for field_ in fields(kind)}
     before = len(problems)
     problems += [f"{path}.{key}: is not known" for key in found.keys() - known.keys()]
     values = {}
-    for name, one in known.items():
+    for name, field_ in known.items():
         if name in found:
             values[name] = _read(hints[name], found[name], f"{path}.{name}", problems)
-        elif one.default is MISSING:
+        elif field_.default is MISSING:
             problems.append(f"{path}.{name}: is missing")
     return kind(**values) if len(problems) == before else MISSING
 

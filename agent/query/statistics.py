@@ -93,7 +93,7 @@ class Statistics:
     @property
     def facts(self) -> int:
         """Facts of all streams."""
-        return sum(one.facts for one in self.streams)
+        return sum(stream.facts for stream in self.streams)
 
     def to_dict(self) -> dict[str, Any]:
         """The statistics as a JSON object."""
@@ -103,10 +103,10 @@ class Statistics:
             "facts": self.facts,
             "file": asdict(self.file)
             | {"path": str(self.file.path), "bytes_per_fact": _each(self.file.bytes, self.facts)},
-            "streams": [_stream(one) for one in self.streams],
+            "streams": [_stream(stream) for stream in self.streams],
             "definitions": [{"zone": zone, "count": count} for zone, count in self.definitions.items()],
-            "consumers": [_consumer(one) for one in self.consumers],
-            "incidents": [asdict(one) for one in self.incidents],
+            "consumers": [_consumer(consumer) for consumer in self.consumers],
+            "incidents": [asdict(incident) for incident in self.incidents],
         }
 
 
@@ -118,16 +118,19 @@ def statistics(reader: StoreReader) -> Statistics:
 
 def _statistics(reader: StoreReader) -> Statistics:
     scanner = Scanner(reader)
-    consumers = [ConsumerStatistics(one, scanner.ends.get(one.stream, 0) - one.frontier) for one in reader.consumers()]
+    consumers = [
+        ConsumerStatistics(consumer, scanner.ends.get(consumer.stream, 0) - consumer.frontier)
+        for consumer in reader.consumers()
+    ]
     streams = []
     for name, end_offset in scanner.ends.items():
         stream = StreamStatistics(name, scanner.firsts[name], end_offset)
-        behind = [one for one in consumers if one.state.stream == name]
+        behind = [consumer for consumer in consumers if consumer.state.stream == name]
         for summary in _summaries(scanner, stream):
             stream.add(summary)
-            for one in behind:
-                if summary.last_offset > one.state.frontier:
-                    one.unconfirmed_bytes += summary.body_bytes + DIGEST_BYTES
+            for consumer in behind:
+                if summary.last_offset > consumer.state.frontier:
+                    consumer.unconfirmed_bytes += summary.body_bytes + DIGEST_BYTES
         streams.append(stream)
     definitions = reader.definition_counts()
     file = FileStatistics(reader.path, *reader.sizes())
@@ -147,24 +150,24 @@ def _origin(origin: Origin) -> dict[str, Any]:
     return {"zone": origin.zone, "epoch": origin.epoch.hex()}
 
 
-def _stream(one: StreamStatistics) -> dict[str, Any]:
+def _stream(stream: StreamStatistics) -> dict[str, Any]:
     plain = ("name", "first_offset", "end_offset", "facts", "messages", "batches", "bytes")
-    return {name: getattr(one, name) for name in plain} | {
-        "bytes_per_fact": _each(one.bytes, one.facts),
-        "oldest_source_time": None if one.oldest_ns is None else time_text(one.oldest_ns),
-        "newest_source_time": None if one.newest_ns is None else time_text(one.newest_ns),
-        "origins": [_origin(origin) | asdict(of) | {"missing": of.missing} for origin, of in one.origins.items()],
+    return {name: getattr(stream, name) for name in plain} | {
+        "bytes_per_fact": _each(stream.bytes, stream.facts),
+        "oldest_source_time": None if stream.oldest_ns is None else time_text(stream.oldest_ns),
+        "newest_source_time": None if stream.newest_ns is None else time_text(stream.newest_ns),
+        "origins": [_origin(origin) | asdict(of) | {"missing": of.missing} for origin, of in stream.origins.items()],
     }
 
 
-def _consumer(one: ConsumerStatistics) -> dict[str, Any]:
-    state = one.state
+def _consumer(consumer: ConsumerStatistics) -> dict[str, Any]:
+    state = consumer.state
     return {
         "name": state.name,
         "zone": state.zone,
         "stream": state.stream,
         "state": state.lifecycle.value,
         "frontier": state.frontier,
-        "unconfirmed_facts": one.unconfirmed_facts,
-        "unconfirmed_bytes": one.unconfirmed_bytes,
+        "unconfirmed_facts": consumer.unconfirmed_facts,
+        "unconfirmed_bytes": consumer.unconfirmed_bytes,
     }

@@ -145,11 +145,11 @@ def lease(config_file: Path, stream: str, peer: str | None, answer_s: float, pro
 def _configured(settings: NodeSettings) -> set[str]:
     """The streams that node.toml names, and the default one."""
     of_peers = (name for peer in settings.peer for name in (*peer.exports, *peer.appends))
-    return {"facts.operational", *(one.name for one in settings.stream), *of_peers}
+    return {"facts.operational", *(stream.name for stream in settings.stream), *of_peers}
 
 
 def _append_here(settings: NodeSettings, request: local_socket.AppendFact) -> AppendedEntry:
-    named = [one for one in settings.stream if one.name == request.stream] or [StreamSettings(request.stream)]
+    named = [stream for stream in settings.stream if stream.name == request.stream] or [StreamSettings(request.stream)]
     return ask(settings, request, local_socket.Appended, waits_ms=named[0].acks_timeout_ms)
 
 

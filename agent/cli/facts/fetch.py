@@ -52,9 +52,9 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: in
                 err=True,
             )
         damaged = False
-        for one in fact_messages(reader, registered.stream, registered.frontier, limit):
-            _print(one, registered.stream)
-            damaged |= isinstance(one, Hole) and one.reason == "damaged"
+        for message in fact_messages(reader, registered.stream, registered.frontier, limit):
+            _print(message, registered.stream)
+            damaged |= isinstance(message, Hole) and message.reason == "damaged"
     sys.exit(1 if damaged else 0)
 
 
@@ -100,8 +100,8 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:
         after = max(0, end - limit)
         while True:
             # Without --follow, stop at the end found at the start: a running node keeps appending.
-            for one in read(after, sys.maxsize if follow else end - after):
-                after = _print(one, stream)
+            for message in read(after, sys.maxsize if follow else end - after):
+                after = _print(message, stream)
             if not follow:
                 return
             time.sleep(FOLLOW_S)
@@ -115,10 +115,12 @@ def _unknown_stream(known: Sequence[str], stream: str) -> str:
     return f"bsfg: no stream {stream!r} yet; there are: {', '.join(known) or 'none'}"
 
 
-def _print(one: dict[str, Any] | Hole, stream: str) -> int:
+def _print(message: dict[str, Any] | Hole, stream: str) -> int:
     """Print a fact, or a hole on standard error. Returns the last offset that was printed."""
-    if isinstance(one, Hole):
-        click.echo(f"bsfg: {stream}: offsets {one.first_offset} to {one.last_offset} are {one.reason}", err=True)
-        return one.last_offset
-    click.echo(json.dumps(one, ensure_ascii=False))
-    return int(one["offset"])
+    if isinstance(message, Hole):
+        click.echo(
+            f"bsfg: {stream}: offsets {message.first_offset} to {message.last_offset} are {message.reason}", err=True
+        )
+        return message.last_offset
+    click.echo(json.dumps(message, ensure_ascii=False))
+    return int(message["offset"])

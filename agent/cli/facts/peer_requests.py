@@ -84,8 +84,8 @@ def get_latest(
     while True:
         request = messages.GetLatest(stream=stream, prefix=literal_prefix(tag_glob), after=after, fresh_ms=fresh_ms)
         answer = _ask(settings, peer, request, messages.LatestAnswer, answer_s)
-        values, refused = messages.readable(each for each in answer.values if matches_glob(each.subject, [tag_glob]))
-        rows += [record_of(each, stream) for each in values]
+        values, refused = messages.readable(value for value in answer.values if matches_glob(value.subject, [tag_glob]))
+        rows += [record_of(value, stream) for value in values]
         if refused:
             click.echo(f"bsfg: {len(refused)} values of {peer} left out: {refused[0]}", err=True)
         if not answer.more:

@@ -18,15 +18,15 @@ def tags_in_force(config_file: Path) -> TagsInForce | None:
     """None, with a line on standard error, if the tags of a source are not known."""
     settings = load_settings(config_file)
     found = find_tag_files(settings.sources)
-    maps = {name: one.map for name, one in found.items() if isinstance(one, TagFile)}
-    wrong = {name: one for name, one in found.items() if not isinstance(one, TagFile)}
+    maps = {name: file.map for name, file in found.items() if isinstance(file, TagFile)}
+    wrong = {name: file for name, file in found.items() if not isinstance(file, TagFile)}
     if wrong:
         maps |= _last_maps(settings, wrong)
     for name, problems in wrong.items():
         if name not in maps:
             click.echo(f"bsfg: stale and removed tags are not marked: {problems[0]}; see bsfg check", err=True)
             return None
-    tags = [tag for one in maps.values() for tag in one.tags]
+    tags = [tag for file in maps.values() for tag in file.tags]
     return TagsInForce(settings.node.zone, {tag.definition.subject: tag.longest_interval_ms for tag in tags})
 
 

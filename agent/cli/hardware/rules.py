@@ -52,7 +52,7 @@ def conduits(configs: tuple[Path, ...], user: str, is_drop_in: bool) -> None:
     Name every node of this machine, because they share a user. [default: node.toml]
     """
     every = [load(file) for file in configs or (default_file(),)]
-    wanted = list(dict.fromkeys(one for settings in every for one in _wanted(settings)))
+    wanted = list(dict.fromkeys(target for settings in every for target in _wanted(settings)))
     flows = [Flow(what, _addresses(what, host), port) for what, host, port in wanted]
     resolvers = _resolvers() if any(not _is_address(host) for _, host, _ in wanted) else []
     text = render_drop_in(flows, resolvers) if is_drop_in else render_conduits(user, flows, resolvers)
@@ -67,7 +67,9 @@ def udev(configs: tuple[Path, ...], group: str) -> None:
 
     The adapters must be plugged in. Afterwards name the new port in node.toml. [default: node.toml]
     """
-    sources = [one for file in configs or (default_file(),) for one in load(file).modbus if one.transport == "rtu"]
+    sources = [
+        source for file in configs or (default_file(),) for source in load(file).modbus if source.transport == "rtu"
+    ]
     if not sources:
         raise click.UsageError('no source of these files has transport = "rtu"')
     ports: dict[str, tuple[str, SerialPort]] = {}  # several sources may share a line: the first names it
@@ -95,7 +97,7 @@ def _addresses(what: str, host: str) -> tuple[str, ...]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise AddressUnknown(f"{what}: {host}: {error}") from error
-    return tuple(dict.fromkeys(str(one[4][0]).partition("%")[0] for one in found))
+    return tuple(dict.fromkeys(str(answer[4][0]).partition("%")[0] for answer in found))
 
 
 def _is_address(host: str) -> bool:

@@ -72,7 +72,7 @@ def target_of(options: dict[str, Any], *, needs_base: bool = True) -> Target:
     given = {name: value for name, value in options.items() if value is not None}
     source = None
     if "/" not in device and config_file.exists():
-        source = next((one for one in load(config_file).modbus if one.name == device), None)
+        source = next((source for source in load(config_file).modbus if source.name == device), None)
     if source is not None:
         given["request_pause_ms"] = max(source.request_pause_ms, PAUSE_MS) if pause_ms is None else pause_ms
         if base is not None:

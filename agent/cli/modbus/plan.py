@@ -51,13 +51,13 @@ def plan(
     """Show the requests for the tags of a SOURCE of node.toml, or of a tag file with --tags and --base."""
     given = {"registers_per_read_max": registers_per_read_max, "hole_max": hole_max}
     settings, learned = _settings(
-        config_file, name, tags_file, base, {key: one for key, one in given.items() if one is not None}
+        config_file, name, tags_file, base, {key: value for key, value in given.items() if value is not None}
     )
     found = request_plan(settings, load_tag_map(settings).tags, learned)
     if as_json:
         click.echo(json.dumps(_json_object(settings, found), ensure_ascii=False))
         return
-    for line in lines(COLUMNS, (_row(settings, one) for one in found.reads), "table"):
+    for line in lines(COLUMNS, (_row(settings, planned) for planned in found.reads), "table"):
         click.echo(line)
     for line in _summary(found):
         click.echo(printable(line))
@@ -79,16 +79,16 @@ def _settings(
     return replace(found, **given), SourceMemory(node.node.state_dir / LEARNED).load(found.name)
 
 
-def _row(settings: ModbusSourceSettings, one: PlannedRead) -> Sequence[object]:
-    read = one.read
+def _row(settings: ModbusSourceSettings, planned: PlannedRead) -> Sequence[object]:
+    read = planned.read
     span = f"{read.table.value} {span_text(read.table, read.address, read.end, settings.address_base)}"
-    return read.unit_id, span, read.count, one.used, len(read.registers), one.why
+    return read.unit_id, span, read.count, planned.used, len(read.registers), planned.why
 
 
 def _summary(found: RequestPlan) -> Iterator[str]:
-    registers, used = sum(one.read.count for one in found.reads), sum(one.used for one in found.reads)
-    for one in found.intervals:
-        yield f"{one.tags:,} tags every {one.interval_ms:,} ms: {one.requests:,} requests"
+    registers, used = sum(planned.read.count for planned in found.reads), sum(planned.used for planned in found.reads)
+    for interval in found.intervals:
+        yield f"{interval.tags:,} tags every {interval.interval_ms:,} ms: {interval.requests:,} requests"
     yield f"{len(found.reads):,} requests when all are due: {registers:,} registers read, {used:,} of them used"
     for parked in found.parked:
         yield f"read separately: {parked.tag} ({parked.address}) is refused: {parked.why}"
@@ -96,23 +96,23 @@ def _summary(found: RequestPlan) -> Iterator[str]:
 
 def _json_object(settings: ModbusSourceSettings, found: RequestPlan) -> dict[str, object]:
     return {
-        "requests": [_request(settings, one) for one in found.reads],
-        "intervals": [asdict(one) for one in found.intervals],
-        "refused": [asdict(one) for one in found.parked],
+        "requests": [_request(settings, planned) for planned in found.reads],
+        "intervals": [asdict(interval) for interval in found.intervals],
+        "refused": [asdict(span) for span in found.parked],
     }
 
 
-def _request(settings: ModbusSourceSettings, one: PlannedRead) -> dict[str, object]:
-    read = one.read
+def _request(settings: ModbusSourceSettings, planned: PlannedRead) -> dict[str, object]:
+    read = planned.read
     return {
         "unit_id": read.unit_id,
         "table": read.table.value,
         "address": read.address,
         "register": register_text(read.table, read.address, settings.address_base),
         "count": read.count,
-        "used": one.used,
+        "used": planned.used,
         "tags": len(read.registers),
-        "cut": one.cut.value,
-        "hole": one.hole,
-        "why": one.why,
+        "cut": planned.cut.value,
+        "hole": planned.hole,
+        "why": planned.why,
     }

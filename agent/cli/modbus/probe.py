@@ -121,9 +121,9 @@ async def _look(target: Target, places: Sequence[RegisterRange], times: int, int
 
 def _candidates(looks: Sequence[_Look], wanted: Wanted) -> list[Candidate]:
     return interpretation.ranked(
-        one
+        candidate
         for look in looks
-        for one in interpretation.candidates(
+        for candidate in interpretation.candidates(
             look.words[0], look.place.table, look.place.address, look.place.count, wanted
         )
     )
@@ -137,9 +137,9 @@ def _lines(
 ) -> Iterator[str]:
     base = target.settings.address_base
     marks = {
-        (one.found.table, one.found.address, name, one.found.kind.order): one.found.kind.scale
-        for one in found
-        for name in (one.found.kind.name, *one.also)
+        (candidate.found.table, candidate.found.address, name, candidate.found.kind.order): candidate.found.kind.scale
+        for candidate in found
+        for name in (candidate.found.kind.name, *candidate.also)
     }
     for look in looks:
         for address in range(look.place.address, look.place.address + look.place.count):
@@ -174,37 +174,37 @@ def _readings(look: _Look, address: int, base: int, marks: dict[tuple[Any, ...],
     raw = " ".join(f"{words[place]:04X}" for place in range(address, address + interpretation.WIDEST) if place in words)
     yield f"{table.value} {register_text(table, address, base)} (wire address {address}): {raw}"
     for registers, names in interpretation.TYPES.items():
-        part = [one for one in found if one.kind.registers == registers]
-        orders = list(dict.fromkeys(one.kind.order_name for one in part))
+        part = [reading for reading in found if reading.kind.registers == registers]
+        orders = list(dict.fromkeys(reading.kind.order_name for reading in part))
         if not part:
             continue
-        cells = {(one.kind.name, one.kind.order_name): _marked(one, marks) for one in part}
+        cells = {(reading.kind.name, reading.kind.order_name): _marked(reading, marks) for reading in part}
         rows = [(name, *(cells.get((name, order), "-") for order in orders)) for name in names]
         yield from lines(("type", *orders), rows, "table")
-    for one in interpretation.texts(words, table, look.place.address, look.place.count):
+    for reading in interpretation.texts(words, table, look.place.address, look.place.count):
         if address == look.place.address:
-            yield f"{interpretation.type_text(one.kind)} {one.kind.order_name}: {value_text(one.value)}"
+            yield f"{interpretation.type_text(reading.kind)} {reading.kind.order_name}: {value_text(reading.value)}"
     yield ""
 
 
-def _marked(one: Interpretation, marks: dict[tuple[Any, ...], float]) -> str:
+def _marked(reading: Interpretation, marks: dict[tuple[Any, ...], float]) -> str:
     """A value, with a star if it equals the value on the panel; `*0.1` if it does with this scale. `?` marks what
     makers use for "no value"."""
-    text = value_text(one.value) + ("?" if interpretation.is_suspicious(one.kind, one.value) else "")
-    scale = marks.get((one.table, one.address, one.kind.name, one.kind.order))
+    text = value_text(reading.value) + ("?" if interpretation.is_suspicious(reading.kind, reading.value) else "")
+    scale = marks.get((reading.table, reading.address, reading.kind.name, reading.kind.order))
     return text if scale is None else f"{text} *" if scale == 1 else f"{text} *{scale:g}"
 
 
 def _rows(target: Target, looks: Sequence[_Look], found: Sequence[Candidate]) -> Iterator[tuple[Any, ...]]:
-    for one in found:
-        it = one.found
+    for candidate in found:
+        it = candidate.found
         look = next(look for look in looks if look.place.table is it.table)
         hint = base_hint(look.place.number, target.settings.address_base, it.address)
-        remarks = [] if one.is_asked else [f"one register off {hint}".rstrip()]
-        remarks += [f"{', '.join(one.also)} reads the same now"] if one.also else []
+        remarks = [] if candidate.is_asked else [f"one register off {hint}".rstrip()]
+        remarks += [f"{', '.join(candidate.also)} reads the same now"] if candidate.also else []
         register = f"{it.table.value} {register_text(it.table, it.address, target.settings.address_base)}"
         scale = "" if it.kind.scale == 1 else f"{it.kind.scale:g}"
-        off = "0" if not one.error else f"{100 * one.error:.2g} %"
+        off = "0" if not candidate.error else f"{100 * candidate.error:.2g} %"
         seen = [_movement(look, it)] if len(look.words) > 1 else []
         yield (
             register,
@@ -249,10 +249,10 @@ def _json_object(
 ) -> dict[str, Any]:
     settings = target.settings
     readings = [
-        _reading(one, settings.address_base)
+        _reading(reading, settings.address_base)
         for look in looks
         for address in range(look.place.address, look.place.address + look.place.count)
-        for one in interpretation.interpretations(look.words[0], look.place.table, address)
+        for reading in interpretation.interpretations(look.words[0], look.place.table, address)
     ]
     return {
         "unit_id": settings.unit_id,
@@ -263,33 +263,38 @@ def _json_object(
             for address in sorted(look.words[0])
         ],
         "refused": [
-            {"table": look.place.table.value, "address": one.first, "count": one.end - one.first, "why": one.why}
+            {
+                "table": look.place.table.value,
+                "address": refusal.first,
+                "count": refusal.end - refusal.first,
+                "why": refusal.why,
+            }
             for look in looks
-            for one in look.refusals
+            for refusal in look.refusals
         ],
         "readings": readings,
         "candidates": [
             {
-                **_reading(one.found, settings.address_base),
-                "scale": one.found.kind.scale,
-                "error": one.error,
-                "is_exact": one.is_exact,
-                "is_asked": one.is_asked,
-                "also": one.also,
-                "row": interpretation.tag_row(one.found, settings.unit_id, settings.address_base, settings.name),
+                **_reading(candidate.found, settings.address_base),
+                "scale": candidate.found.kind.scale,
+                "error": candidate.error,
+                "is_exact": candidate.is_exact,
+                "is_asked": candidate.is_asked,
+                "also": candidate.also,
+                "row": interpretation.tag_row(candidate.found, settings.unit_id, settings.address_base, settings.name),
             }
-            for one in found
+            for candidate in found
         ],
         "doubts": list(doubts),
     }
 
 
-def _reading(one: Interpretation, base: int) -> dict[str, Any]:
+def _reading(reading: Interpretation, base: int) -> dict[str, Any]:
     return {
-        "table": one.table.value,
-        "register": register_text(one.table, one.address, base),
-        "address": one.address,
-        "type": one.kind.name,
-        "byte_order": one.kind.order_name,
-        "value": json_value(one.value),
+        "table": reading.table.value,
+        "register": register_text(reading.table, reading.address, base),
+        "address": reading.address,
+        "type": reading.kind.name,
+        "byte_order": reading.kind.order_name,
+        "value": json_value(reading.value),
     }

@@ -54,18 +54,20 @@ def read(points: tuple[str, ...], watch: bool, interval_s: float, as_json: bool,
 async def _read(target: Target, points: Sequence[str], every_s: float | None, *, as_json: bool) -> bool:
     """Read once, or every so many seconds forever. Returns whether each register had a value."""
     try:
-        registers = list(dict.fromkeys(one for text in points for one in parse_registers(text, target.settings)))
+        registers = list(
+            dict.fromkeys(register for text in points for register in parse_registers(text, target.settings))
+        )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     before: dict[Any, RegisterAnswer] = {}
     async with open_device(target.settings) as line:
         while True:
-            found = {one.register: one for one in await read_registers(line, target.settings, registers)}
-            changed = [one for register in registers if (one := found[register]) != before.get(register)]
+            found = {answer.register: answer for answer in await read_registers(line, target.settings, registers)}
+            changed = [answer for register in registers if (answer := found[register]) != before.get(register)]
             for text in _lines(target, changed, as_json=as_json, is_table=not before):
                 click.echo(printable(text))
             if every_s is None:
-                return not any(one.why for one in found.values())
+                return not any(answer.why for answer in found.values())
             before = found
             await asyncio.sleep(every_s)
 
@@ -73,26 +75,32 @@ async def _read(target: Target, points: Sequence[str], every_s: float | None, *,
 def _lines(target: Target, answers: Sequence[RegisterAnswer], *, as_json: bool, is_table: bool) -> Iterator[str]:
     time, base = time_text(time_ns()), target.settings.address_base
     if as_json:
-        yield from (json.dumps({"time": time, **_json_object(one, base)}, ensure_ascii=False) for one in answers)
+        yield from (json.dumps({"time": time, **_json_object(answer, base)}, ensure_ascii=False) for answer in answers)
         return
-    rows = [_row(one, base) for one in answers]
+    rows = [_row(answer, base) for answer in answers]
     if is_table:
         yield from lines(COLUMNS, rows, "table")
     else:
         yield from (f"{time}  {'  '.join(filter(None, row))}" for row in rows)
 
 
-def _row(one: RegisterAnswer, base: int) -> tuple[str, ...]:
-    at, is_bits = one.register, one.register.table.is_bits
+def _row(answer: RegisterAnswer, base: int) -> tuple[str, ...]:
+    at, is_bits = answer.register, answer.register.table.is_bits
     place = f"{at.table.value} {register_text(at.table, at.address, base)}"
-    words = "" if is_bits else " ".join(f"{word:04X}" for word in one.words)
-    remark = " (no value?)" if is_suspicious(at.kind, one.value) else ""
-    value = "" if one.why else value_text(one.value) + remark
-    return place, at.kind.name, "" if is_bits else at.kind.order_name, value, ": ".join(filter(None, (words, one.why)))
+    words = "" if is_bits else " ".join(f"{word:04X}" for word in answer.words)
+    remark = " (no value?)" if is_suspicious(at.kind, answer.value) else ""
+    value = "" if answer.why else value_text(answer.value) + remark
+    return (
+        place,
+        at.kind.name,
+        "" if is_bits else at.kind.order_name,
+        value,
+        ": ".join(filter(None, (words, answer.why))),
+    )
 
 
-def _json_object(one: RegisterAnswer, base: int) -> dict[str, object]:
-    at = one.register
+def _json_object(answer: RegisterAnswer, base: int) -> dict[str, object]:
+    at = answer.register
     return {
         "unit_id": at.unit_id,
         "table": at.table.value,
@@ -100,7 +108,7 @@ def _json_object(one: RegisterAnswer, base: int) -> dict[str, object]:
         "address": at.address,
         "type": at.kind.name,
         "byte_order": at.kind.order_name,
-        "value": json_value(one.value),
-        "words": one.words,
-        "why": one.why,
+        "value": json_value(answer.value),
+        "words": answer.words,
+        "why": answer.why,
     }

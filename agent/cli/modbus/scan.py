@@ -82,11 +82,11 @@ def _units(target: Target, unit_ids: Sequence[int], *, as_json: bool) -> None:
     found: list[FoundUnit] = asyncio.run(find_units(target.settings, unit_ids, progress))
     progress.end()
     if as_json:
-        units = [{"unit_id": one.unit_id, "how": one.how, "is_answer": not one.is_garbled} for one in found]
+        units = [{"unit_id": unit.unit_id, "how": unit.how, "is_answer": not unit.is_garbled} for unit in found]
         click.echo(json.dumps({"asked": list(unit_ids), "units": units}))
-    for one in () if as_json else found:
-        click.echo(printable(f"unit {one.unit_id:<3} {one.how}"))
-    right = sum(not one.is_garbled for one in found)
+    for unit in () if as_json else found:
+        click.echo(printable(f"unit {unit.unit_id:<3} {unit.how}"))
+    right = sum(not unit.is_garbled for unit in found)
     if not right:
         todo = "ask others with --units, or wait longer (--timeout-ms)"
         if found:
@@ -116,14 +116,14 @@ async def _scan(
     async with open_device(settings) as line:
         for place in places:
             count_max = BITS_PER_READ if place.table.is_bits else settings.registers_per_read_max
-            one = RegisterScan(place.address, place.address + place.count, count_max, reads_max)
-            scans.append((place, one))
+            scan = RegisterScan(place.address, place.address + place.count, count_max, reads_max)
+            scans.append((place, scan))
             try:
-                await scan_registers(line, settings.unit_id, place.table, one, progress)
+                await scan_registers(line, settings.unit_id, place.table, scan, progress)
             except SourceError as error:
                 if not any(done.found for _, done in scans):
                     raise
-                one.why_cut = str(error)
+                scan.why_cut = str(error)
                 break
     progress.end()
     return scans

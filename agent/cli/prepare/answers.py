@@ -26,7 +26,7 @@ def read(file: Path) -> dict[str, Any]:
         if name in found and not (isinstance(found[name], dict) and isinstance(found[name].get(needed), str)):
             raise SetupFailed(f"{file}: [{name}] needs {needed}, a text")
     for kind in SOURCES:
-        if not all(isinstance(one, dict) for one in found.get(kind, [])):
+        if not all(isinstance(section, dict) for section in found.get(kind, [])):
             raise SetupFailed(f"{file}: a source is a section in double brackets: [[{kind}]]")
     for source in found.get("opcua", []):
         if not str(source.get("url", "")).startswith(OPC_TCP):
@@ -44,7 +44,7 @@ def text_of(given: Mapping[str, Any]) -> str:
         if name in given:
             text += f"\n[{name}]\n{section_text(given[name])}"
     for kind in SOURCES:
-        text += "".join(f"\n[[{kind}]]\n{section_text(one)}" for one in given.get(kind, []))
+        text += "".join(f"\n[[{kind}]]\n{section_text(section)}" for section in given.get(kind, []))
     return text
 
 
@@ -56,7 +56,7 @@ def section_text(settings: Mapping[str, Any]) -> str:
 def toml(name: str, value: object) -> str:
     """A text, number, truth value or list as TOML, which has them as JSON does. Raises SetupFailed."""
     if isinstance(value, str | bool | int | float) or (
-        isinstance(value, list) and all(isinstance(one, str | bool | int | float) for one in value)
+        isinstance(value, list) and all(isinstance(item, str | bool | int | float) for item in value)
     ):
         return json.dumps(value, ensure_ascii=False)
     raise SetupFailed(f"{name} = {value!r}: an answer is a text, a number, true, false, or a list of these")

@@ -63,7 +63,7 @@ def check(config_file: Path, connect: bool, as_json: bool) -> None:
         problems, notes, summary = [f"{config_file}: {problem}" for problem in error.problems], list[str](), ""
     else:
         problems = [f"{config_file}: {problem}" for problem in sections.problems]
-        found = [finding for each in STATIC_CHECKS for finding in each(sections)]
+        found = [finding for check_sections in STATIC_CHECKS for finding in check_sections(sections)]
         problems += [finding.text for finding in found if finding.is_problem]
         notes = [finding.text for finding in found if not finding.is_problem]
         if unit.is_of_unit(config_file) and not is_as_node:
@@ -77,14 +77,16 @@ def check(config_file: Path, connect: bool, as_json: bool) -> None:
             notes.append("no connection was tried: correct node.toml first")
     if as_json:
         result = {"file": str(config_file), "problems": problems, "notes": notes}
-        click.echo(json.dumps(result | ({"connections": [asdict(one) for one in tried]} if connect else {})))
+        click.echo(json.dumps(result | ({"connections": [asdict(attempt) for attempt in tried]} if connect else {})))
     else:
         print_check(str(config_file), problems, summary, notes)
-    for one in () if as_json else tried:
-        click.echo(printable(f"  {'failed' if one.is_bad else 'ok':<7} {one.kind} {one.name}: {one.what}"))
-        if one.is_bad and one.todo:
-            click.echo(printable(f"{'':10}-> {one.todo}"))
-    sys.exit(1 if problems or any(one.is_bad for one in tried) else 0)
+    for attempt in () if as_json else tried:
+        click.echo(
+            printable(f"  {'failed' if attempt.is_bad else 'ok':<7} {attempt.kind} {attempt.name}: {attempt.what}")
+        )
+        if attempt.is_bad and attempt.todo:
+            click.echo(printable(f"{'':10}-> {attempt.todo}"))
+    sys.exit(1 if problems or any(attempt.is_bad for attempt in tried) else 0)
 
 
 def summary_of(sections: Sections) -> str:
@@ -124,7 +126,7 @@ def check_state(sections: Sections) -> Iterator[Finding]:
 def _check_room(folder: Path, sections: Sections) -> Iterator[Finding]:
     """With less free than the store leaves free, it takes no fact."""
     free = shutil.disk_usage(folder).free
-    floor = next((one.disk_free_bytes_min for one in sections.named("store")), StoreSettings().disk_free_bytes_min)
+    floor = next((store.disk_free_bytes_min for store in sections.named("store")), StoreSettings().disk_free_bytes_min)
     if free < floor:
         text = f"{folder}: {free / 1e6:,.0f} MB of its disk are free, and disk_free_bytes_min in [store] keeps"
         text += f" {floor / 1e6:,.0f} MB free: the store takes no facts"

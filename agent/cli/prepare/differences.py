@@ -38,7 +38,7 @@ def of_section(
     """The answers that the section whose `key` is `name` does not have. Without a line of its own, such as in a table
     on one line, an answer is reported at the first line of the section or file."""
     found = tomllib.loads(text)[section]
-    (place,) = (number for number, one in enumerate(found) if one.get(key) == name)
+    (place,) = (number for number, table in enumerate(found) if table.get(key) == name)
     settings, lines = found[place], text.splitlines()
     heads = [number for number, line in enumerate(lines) if re.match(rf"\s*\[\[\s*{section}\s*\]\]", line)]
     first = heads[place] if len(heads) == len(found) else None
@@ -58,9 +58,9 @@ def of_rows(file: Path, text: str, answer: str) -> Iterator[Difference]:
     there, wanted = text.splitlines(), answer.splitlines()
     for _, first, end, first_wanted, end_wanted in SequenceMatcher(None, there, wanted, autojunk=False).get_opcodes():
         rows = zip_longest(there[first:end], wanted[first_wanted:end_wanted], fillvalue=NOTHING)
-        for number, (one, other) in enumerate(rows, first + 1):
-            if one != other:
-                yield Difference(file, number, one, other)
+        for number, (old_row, new_row) in enumerate(rows, first + 1):
+            if old_row != new_row:
+                yield Difference(file, number, old_row, new_row)
 
 
 def _line_of(lines: Sequence[str], first: int, setting: str) -> int | None:

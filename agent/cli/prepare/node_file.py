@@ -37,12 +37,14 @@ class NodeFile:
 
     def has(self, section: str, key: str, name: str) -> bool:
         """Whether there is a section whose `key` is `name`."""
-        return name in {one.get(key) for one in self.table().get(section, [])}
+        return name in {table.get(key) for table in self.table().get(section, [])}
 
     def sources(self, kind: str) -> list[str]:
         """The sources of a protocol that have a section and a tag file."""
         found = load_sections(self.path)
-        return [one.name for one in (found.opcua if kind == "opcua" else found.modbus) if one.tags_file.exists()]
+        return [
+            source.name for source in (found.opcua if kind == "opcua" else found.modbus) if source.tags_file.exists()
+        ]
 
     def state_dir(self) -> Path:
         """The node's state folder. Raises ConfigError."""

@@ -46,10 +46,10 @@ def ask(
     node.toml. `sources`: the names of its sources by protocol, which are not asked for."""
     given: dict[str, Any] = {"zone": zone, **_connection(zone, before, settings)}
     earlier: list[tuple[str, Mapping[str, Any]]] = []
-    for each in SOURCES:
-        is_there = [one.get("name") in sources.get(each, ()) for one in before.get(each, [])]
-        given |= {each: [*compress(before[each], is_there)]} if any(is_there) else {}
-        earlier += [(each, one) for one, known in zip(before.get(each, []), is_there, strict=True) if not known]
+    for kind in SOURCES:
+        is_there = [source.get("name") in sources.get(kind, ()) for source in before.get(kind, [])]
+        given |= {kind: [*compress(before[kind], is_there)]} if any(is_there) else {}
+        earlier += [(kind, source) for source, known in zip(before.get(kind, []), is_there, strict=True) if not known]
     there = {name for names in sources.values() for name in names}
     if there:
         click.echo(f"# sources in the settings: {', '.join(sorted(there))}")
@@ -57,7 +57,7 @@ def ask(
         kind_before, source = earlier.pop(0) if earlier else ("none", {})
         if (kind := _choose("Source", (*SOURCES, "none"), kind_before)) == "none":
             return given
-        taken = there | {one["name"] for each in SOURCES for one in given.get(each, [])}
+        taken = there | {source["name"] for kind in SOURCES for source in given.get(kind, [])}
         ask_source = _ask_opcua if kind == "opcua" else _ask_modbus
         given.setdefault(kind, []).append(ask_source(source if kind == kind_before else {}, taken))
 
@@ -74,7 +74,7 @@ def _connection(zone: str, before: Mapping[str, Any], settings: Mapping[str, Any
         if _choose(f"Broker {host}:{port}{sides}", ("keep", change), "keep") == "keep":
             return _as_in_force(before, settings)
     elif settings.get("broker"):
-        click.echo(f"# brokers in the settings: {', '.join(str(one.get('host')) for one in settings['broker'])}")
+        click.echo(f"# brokers in the settings: {', '.join(str(broker.get('host')) for broker in settings['broker'])}")
         return {}
     where = _choose("Broker", ("here", "elsewhere", "none"), _place(broker))
     return {} if where == "none" else _ask_connection(zone, before, is_here=where == "here")
@@ -84,7 +84,7 @@ def _as_in_force(before: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
     """The earlier answers about the connection, with the values that an operator has since changed in node.toml."""
     given = {name: before[name] for name in ("broker", "peer", "stick", "authority") if name in before}
     for section, key, name in (("broker", "name", "broker"), ("peer", "zone", before.get("peer", {}).get("zone"))):
-        for found in [one for one in settings.get(section, []) if one.get(key) == name and section in before]:
+        for found in [table for table in settings.get(section, []) if table.get(key) == name and section in before]:
             given[section] = {setting: found.get(setting, value) for setting, value in before[section].items()}
     if before["broker"].get("here"):  # the node's own host is another than that for its peer
         given["broker"]["host"] = before["broker"]["host"]
@@ -178,7 +178,7 @@ def _choose(question: str, choices: Sequence[str], default: str | None) -> str:
     kind = click.Choice(choices)
 
     def chosen(text: str) -> str:
-        found = [one for one in choices if one.startswith(text)]
+        found = [choice for choice in choices if choice.startswith(text)]
         return found[0] if len(found) == 1 else str(kind.convert(text, None, None))
 
     return str(click.prompt(question, type=kind, default=default, value_proc=chosen))
@@ -203,7 +203,7 @@ def _peer_zone(text: str, own: str) -> str:
 
 
 def _host(text: str) -> str:
-    if not text.strip() or any(each in text for each in " /") or text.count(":") == 1:
+    if not text.strip() or any(sign in text for sign in " /") or text.count(":") == 1:
         raise click.BadParameter("a host name or an IP address, without a scheme, a port and a path")
     return text
 
@@ -247,7 +247,7 @@ def _row(rows: str, address_base: int, text: str) -> str:
     try:
         found = parse_tag_file(settings, f"{rows}{text}\n".encode())
     except TagMapError as error:
-        raise click.BadParameter("; ".join(f"{one.column}: {one.why}" for one in error.problems)) from error
+        raise click.BadParameter("; ".join(f"{problem.column}: {problem.why}" for problem in error.problems)) from error
     for note in found.notes:
         click.echo(f"Note: {note.removeprefix('row: ')}")
     return text

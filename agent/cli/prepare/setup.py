@@ -83,7 +83,8 @@ def _ask(zone: str, file: Path) -> dict[str, Any]:
     write_node_toml(kept, answers_module.text_of(given))
     click.echo(f"# the answers are in {kept}; to run setup with them again: bsfg setup --answers {kept}")
     return given | {
-        kind: [one for one in given.get(kind, []) if one["name"] not in names] for kind, names in sources.items()
+        kind: [source for source in given.get(kind, []) if source["name"] not in names]
+        for kind, names in sources.items()
     }
 
 
@@ -182,8 +183,8 @@ class Setup:
         if self.differing:
             self.left.append("correct these lines or the answers, and run setup again:")
         click.echo("\nleft to do:" if self.left else "\nnothing is left to do")
-        for one in self.left:
-            click.echo(f"  - {one}")
+        for task in self.left:
+            click.echo(f"  - {task}")
         for difference in self.differing[:DIFFERENCES_SHOWN]:
             click.echo(f"      {difference}")
         if len(self.differing) > DIFFERENCES_SHOWN:
@@ -191,14 +192,14 @@ class Setup:
 
     def _wait_for_values(self) -> None:
         """Wait until each source has values and the number of tags without a value no longer falls."""
-        names = {one.name for one in load_sections(self.file).sources}
+        names = {source.name for source in load_sections(self.file).sources}
         silent_before, deadline = None, time.monotonic() + VALUES_S
         settled = deadline
         while (now := time.monotonic()) < min(settled, deadline):
             found = self._health() or {"sources": []}
-            sources = [one for one in found["sources"] if one["name"] in names]
-            silent = sum(one["tags_silent"] for one in sources)
-            if len(sources) < len(names) or not all(one["values_total"] for one in sources):
+            sources = [source for source in found["sources"] if source["name"] in names]
+            silent = sum(source["tags_silent"] for source in sources)
+            if len(sources) < len(names) or not all(source["values_total"] for source in sources):
                 silent_before, settled = None, deadline
             elif silent != silent_before:
                 silent_before, settled = silent, now + SETTLED_S

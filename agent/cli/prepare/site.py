@@ -167,7 +167,7 @@ class Site:
         words += ["--port", str(self._broker.get("port", PORT))]
         if not self._steps.is_unit:
             words += ["--user", pwd.getpwuid(os.geteuid()).pw_name]
-        elif USER not in {one.pw_name for one in pwd.getpwall()}:
+        elif USER not in {user.pw_name for user in pwd.getpwall()}:
             raise SetupFailed("mosquitto is not installed: apt install mosquitto, or Debian's packages from a stick")
         self._steps.bsfg(*words)
         self._left.append(f"load the rules of the packet filter if they are not loaded: nft -f {FIREWALL}")

@@ -70,7 +70,7 @@ class SourceSteps:
         file = self._file.path
         click.echo(f"# [[{kind}]] {name} is in {file} already, and is not changed")
         self._file.compare(kind, "name", name, {key: value for key, value in source.items() if key not in OWN})
-        for tags_file in [one.tags_file for one in load_sections(file).sources if one.name == name]:
+        for tags_file in [known.tags_file for known in load_sections(file).sources if known.name == name]:
             if "tags" in source:
                 there = tags_file.read_text("utf-8")
                 self._file.differing += differences.of_rows(tags_file, there, str(source["tags"]))
@@ -132,7 +132,7 @@ class SourceSteps:
     def _clash(self, name: str) -> TagMapError | None:
         """Which tags of a source are also those of others. Raises TagMapError for a file that cannot be read."""
         maps: dict[str, TagMap] = {}
-        for source in sorted(load_sections(self._file.path).sources, key=lambda one: one.name == name):
+        for source in sorted(load_sections(self._file.path).sources, key=lambda source: source.name == name):
             try:
                 maps[source.name] = load_tag_map(source)
             except TagMapError:

@@ -81,5 +81,5 @@ async def _through_node(node: NodeSettings, source: SourceSettings, tags: Sequen
             return None
         if not isinstance(answer, local_socket.SourceRead):
             return None  # the node is not connected to the device either, so the command may connect
-        found |= {one.tag: (one.value, one.quality, one.why) for one in answer.values}
+        found |= {reading.tag: (reading.value, reading.quality, reading.why) for reading in answer.values}
     return readings_of_node(tags, found)

@@ -110,8 +110,8 @@ def _test_peer(settings: NodeSettings, peer: PeerSettings) -> ConnectionResult:
 def _summarised(kind: str, name: str, diagnostics: Iterable[Diagnostic]) -> ConnectionResult:
     """The first result that is bad, or how many were good."""
     count = 0
-    for one in diagnostics:
+    for found in diagnostics:
         count += 1
-        if one.is_bad:
-            return ConnectionResult(kind, name, f"{one.step}: {one.what}" if one.step else one.what, one.hint)
+        if found.is_bad:
+            return ConnectionResult(kind, name, f"{found.step}: {found.what}" if found.step else found.what, found.hint)
     return ConnectionResult(kind, name, f"{count} checks passed", is_bad=False)

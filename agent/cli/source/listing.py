@@ -50,7 +50,7 @@ async def _entries(settings: NodeSettings) -> dict[str, local_socket.SourceEntry
         answer = await local_socket.ask(settings.node.state_dir, local_socket.ListSources())
     except (FileNotFoundError, ConnectionRefusedError):
         return None
-    return {one.name: one for one in local_socket.accepted(answer, local_socket.SourceEntries).sources}
+    return {entry.name: entry for entry in local_socket.accepted(answer, local_socket.SourceEntries).sources}
 
 
 def _rows(
@@ -58,18 +58,18 @@ def _rows(
 ) -> Iterator[tuple[object, ...]]:
     for source in sources:
         head = (source.name, _protocol(source), source.where)
-        one = None if entries is None else entries.get(source.name)
-        if one is None:
+        entry = None if entries is None else entries.get(source.name)
+        if entry is None:
             count, problem = _tags(source)
             state = "" if entries is None else "unknown"
             remark = problem if entries is None else "the running node does not read it; restart the node"
             yield *head, state, count, *("",) * 3, "", remark
             continue
-        good = one.tags - one.tags_bad - one.tags_silent
-        age_s = None if one.last_value_unix_ms is None else max(0.0, time.time() - one.last_value_unix_ms / 1000)
+        good = entry.tags - entry.tags_bad - entry.tags_silent
+        age_s = None if entry.last_value_unix_ms is None else max(0.0, time.time() - entry.last_value_unix_ms / 1000)
         age = "never" if age_s is None else f"{duration(age_s)} ago"
-        remark = one.trouble or one.tags_problem or one.remarks
-        yield *head, one.state, one.tags, good, one.tags_bad, one.tags_silent, age, remark
+        remark = entry.trouble or entry.tags_problem or entry.remarks
+        yield *head, entry.state, entry.tags, good, entry.tags_bad, entry.tags_silent, age, remark
 
 
 def _tags(source: SourceSettings) -> tuple[int | str, str]:
@@ -85,15 +85,15 @@ def _protocol(source: SourceSettings) -> str:
 
 
 def _json_object(source: SourceSettings, entries: dict[str, local_socket.SourceEntry] | None) -> dict[str, object]:
-    one = None if entries is None else entries.get(source.name)
+    entry = None if entries is None else entries.get(source.name)
     basics: dict[str, object] = {
         "name": source.name,
         "protocol": _protocol(source),
         "endpoint": source.where,
         "is_node_running": entries is not None,
     }
-    if one is None:
+    if entry is None:
         count, problem = _tags(source)
         return {**basics, "state": None, "tags": count or None, "tags_problem": problem}
-    known = {name: value for name, value in msgspec.structs.asdict(one).items() if name != "kind"}
-    return {**basics, **known, "tags_good": one.tags - one.tags_bad - one.tags_silent}
+    known = {name: value for name, value in msgspec.structs.asdict(entry).items() if name != "kind"}
+    return {**basics, **known, "tags_good": entry.tags - entry.tags_bad - entry.tags_silent}

@@ -37,12 +37,12 @@ def read(config_file: Path, name: str, tags: tuple[str, ...], as_json: bool) -> 
     wanted = _wanted(load_tag_map(source).tags, tags, name)
     found = asyncio.run(read_tags(node, source, wanted))
     if as_json:
-        for one in found:
-            click.echo(json.dumps(_json_object(one), ensure_ascii=False))
+        for reading in found:
+            click.echo(json.dumps(_json_object(reading), ensure_ascii=False))
     else:
         for line in lines(COLUMNS, _rows(found), "table"):
             click.echo(printable(line))
-    if any(one.is_bad for one in found):
+    if any(reading.is_bad for reading in found):
         sys.exit(1)
 
 
@@ -55,13 +55,18 @@ def _wanted(known: Sequence[Tag], names: Sequence[str], source: str) -> list[Tag
 
 
 def _rows(found: Sequence[TagReading]) -> Iterator[tuple[str, ...]]:
-    for one in found:
-        time = time_text(one.source_time_ns) if one.source_time_ns else ""
-        yield one.tag, value_text(one.value), one.unit, status_name(one.quality), time, one.why
+    for reading in found:
+        time = time_text(reading.source_time_ns) if reading.source_time_ns else ""
+        yield reading.tag, value_text(reading.value), reading.unit, status_name(reading.quality), time, reading.why
 
 
-def _json_object(one: TagReading) -> dict[str, object]:
-    time = time_text(one.source_time_ns) if one.source_time_ns else None
-    reading = {**asdict(one), "value": json_value(one.value), "status": status_name(one.quality), "source_time": time}
-    del reading["source_time_ns"]
-    return reading
+def _json_object(reading: TagReading) -> dict[str, object]:
+    time = time_text(reading.source_time_ns) if reading.source_time_ns else None
+    plain = {
+        **asdict(reading),
+        "value": json_value(reading.value),
+        "status": status_name(reading.quality),
+        "source_time": time,
+    }
+    del plain["source_time_ns"]
+    return plain

@@ -73,9 +73,9 @@ def diff(config_file: Path, new: Path, source_name: str | None, as_json: bool) -
         click.echo(f"+ {tag.name}  ({now.found.place(tag)})")
     for tag in removed:
         click.echo(f"- {tag.name}")
-    for one in changed:
-        columns = ", ".join(f"{name}: {before!r} -> {after!r}" for name, (before, after) in one.columns.items())
-        click.echo(f"~ {one.tag}  {columns}{'  (new number)' if one.new_number else ''}")
+    for tag_change in changed:
+        columns = ", ".join(f"{name}: {before!r} -> {after!r}" for name, (before, after) in tag_change.columns.items())
+        click.echo(f"~ {tag_change.tag}  {columns}{'  (new number)' if tag_change.new_number else ''}")
     click.echo(f"{settings.name}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
 
 

@@ -324,17 +324,17 @@ class ModbusSource:
 
     def _note_missed(self, missed: Iterable[Missed], clock_offset_ns: int, why: str) -> None:
         """Count missed slots and note the gap. `clock_offset_ns`: wall clock minus monotonic clock."""
-        for one in missed:
-            self.polls_missed_total += one.count
+        for gap in missed:
+            self.polls_missed_total += gap.count
             tags = [
                 tag
                 for unit in self._units
                 if not unit.is_silent
                 for register, tag in unit.tags.items()
-                if register.poll_interval_ms == one.interval_ms
+                if register.poll_interval_ms == gap.interval_ms
             ]
-            first_ns, last_ns = one.first_ns + clock_offset_ns, one.last_ns + clock_offset_ns
-            self._delivery.add_gap(why, first_ns, last_ns, one.count * len(tags), tags, exact=True)
+            first_ns, last_ns = gap.first_ns + clock_offset_ns, gap.last_ns + clock_offset_ns
+            self._delivery.add_gap(why, first_ns, last_ns, gap.count * len(tags), tags, exact=True)
         if not self._is_missing_logged:
             self._is_missing_logged = True
             extra = {"action": "polls_missed", "source": self._settings.name, "why": why}

@@ -139,7 +139,10 @@ class Sweep:
     def marks(self) -> list[tuple[list[Register], int]]:
         """End the sweep. Returns the values that are due and were not read, with the exceptions that prevent it."""
         unit = self._unit
-        found = [([one for one in registers if one not in self._served], code) for registers, code in self._marks]
+        found = [
+            ([register for register in registers if register not in self._served], code)
+            for registers, code in self._marks
+        ]
         found += [(list(place), code) for place, code in unit.take_unmarked()]
         for segment in unit.suspects:
             given = self._served.intersection(segment.waiting())

@@ -182,7 +182,7 @@ class Unit:
         if none was answered."""
         left = set(registers)
         found: list[Planned] = []
-        for planned in sorted(self._kept.values(), key=lambda one: -len(one.read.registers)):
+        for planned in sorted(self._kept.values(), key=lambda kept: -len(kept.read.registers)):
             if planned.is_proven and left.issuperset(planned.read.registers):
                 left.difference_update(planned.read.registers)
                 found.append(planned)
@@ -259,7 +259,7 @@ class Unit:
             for span, refused in self._refused.items()
             if refused.at_ns <= now_ns and (refused.code != SILENT or self._unanswered_at_ns <= now_ns)
         ]
-        due.sort(key=lambda one: one[:2])
+        due.sort(key=lambda entry: entry[:2])
         return [span for _, _, span in due[:count_max]]
 
     def place(self, span: Span) -> Place:

@@ -136,7 +136,7 @@ def plan_sources(
 ) -> SourcePlan:
     """Choose the tag map of each source. `read` holds what its tag file gives, `before` the section and the map that
     were last in force."""
-    nothing = {one.name: TagMap(one.tags_file.name, ()) for one in present}
+    nothing = {source.name: TagMap(source.tags_file.name, ()) for source in present}
     kept = {name: tags for name, (_, tags) in before.items() if name in nothing}
     for _, second, _ in list(clashes(kept)):  # kept at different times
         kept.pop(second, None)
@@ -144,14 +144,16 @@ def plan_sources(
     admission = admit({**nothing, **kept}, good)
     problems = {name: found for name, found in read.items() if not isinstance(found, TagMap)}
     problems |= admission.problems
-    sources = [before[one.name][0] if one.name in problems and one.name in kept else one for one in present]
+    sources = [
+        before[source.name][0] if source.name in problems and source.name in kept else source for source in present
+    ]
     maps = {**nothing, **kept, **admission.maps}
     return SourcePlan(tuple(sources), maps, problems)
 
 
-def _same(one: Tag, other: Tag) -> bool:
+def _same(tag: Tag, other: Tag) -> bool:
     """Whether two rows have the same content, wherever they are in their files."""
-    return (one.stream, one.definition, one.rule, one.point) == (
+    return (tag.stream, tag.definition, tag.rule, tag.point) == (
         other.stream,
         other.definition,
         other.rule,

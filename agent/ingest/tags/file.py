@@ -75,7 +75,7 @@ def load_tag_files(sources: Iterable[SourceSettings], others: Mapping[str, TagMa
         else:
             problems += found
     maps = {name: found for name, found in others.items() if name not in files}
-    problems += [problem for _, _, problem in clashes(maps | {name: one.map for name, one in files.items()})]
+    problems += [problem for _, _, problem in clashes(maps | {name: file.map for name, file in files.items()})]
     if problems:
         raise TagMapError(problems)
     return files

@@ -293,9 +293,9 @@ class _Reader:
 def _reported_once(problems: Sequence[Problem]) -> list[Problem]:
     """Report a mistake in a template once, for the first device, with a count of the others."""
     found: dict[object, list[Problem]] = {}
-    for index, one in enumerate(problems):
-        key = (one.template_row, one.column, one.value, one.why) if one.template_row else index
-        found.setdefault(key, []).append(one)
+    for index, problem in enumerate(problems):
+        key = (problem.template_row, problem.column, problem.value, problem.why) if problem.template_row else index
+        found.setdefault(key, []).append(problem)
     return [
         first if not others else dataclasses.replace(first, why=f"{first.why} (and {len(others)} more devices)")
         for first, *others in found.values()

@@ -140,7 +140,7 @@ class ParquetForm:
         self._writer.close()
 
     def _flush(self) -> None:
-        arrays = [self._pa.array(self._columns[one.name], one.type) for one in self._schema]
+        arrays = [self._pa.array(self._columns[field.name], field.type) for field in self._schema]
         if len(arrays[0]):
             self._writer.write_batch(self._pa.RecordBatch.from_arrays(arrays, schema=self._schema))
         for column in self._columns.values():

@@ -106,7 +106,7 @@ def find_latest_in_stream(
     """As `find_latest` for one stream, for a caller that searches repeatedly; returns only tags that have a value."""
     first_offset, end_offset = _first(scanner, stream, depth_facts), scanner.ends.get(stream, 0)
     chains, skipped = _chains(scanner, ZONE_DEFINITIONS_MAX)
-    tags = {Tag(chain.zone, one.subject, one.predicate) for chain in chains for one in chain.tags}
+    tags = {Tag(chain.zone, definition.subject, definition.predicate) for chain in chains for definition in chain.tags}
     absent.retain_only(stream, tags)
     known = absent.until(stream, first_offset, filter(is_wanted, tags))
     places = _newest_first(scanner, frozenset([stream]), depth_facts, skipped)

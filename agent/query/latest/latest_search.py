@@ -106,9 +106,9 @@ class LatestSearch:
         self._sources: dict[Tag, str] = {}
         self._numbers: dict[Tag, list[tuple[Chain, int]]] = {}
         for chain in chains:
-            for number, one in enumerate(chain.tags, 1):
-                tag = Tag(chain.zone, one.subject, one.predicate)
-                self._sources[tag] = one.source
+            for number, definition in enumerate(chain.tags, 1):
+                tag = Tag(chain.zone, definition.subject, definition.predicate)
+                self._sources[tag] = definition.source
                 self._numbers.setdefault(tag, []).append((chain, number))
         self.wanted = frozenset(filter(is_wanted, self._sources))
         # Other tags of the same sources count for `as_of`, but the search does not continue for them.

@@ -42,7 +42,7 @@ class Dictionary:
 
     def known(self, zone: str, definitions: Definitions) -> Chain | None:
         """The chain that begins with these definitions, if it was read."""
-        return next((one for one in self._chains.get(zone, ()) if one.has(definitions)), None)
+        return next((chain for chain in self._chains.get(zone, ()) if chain.has(definitions)), None)
 
     def of(self, zone: str, definitions: Definitions) -> Chain:
         """The chain that begins with these definitions. Raises BatchError if the store does not have them, StoreDamaged
@@ -67,16 +67,16 @@ class Dictionary:
 
     def forget(self, zone: str, definitions: Definitions) -> None:
         """Drop a chain."""
-        self._chains[zone] = [one for one in self._chains.get(zone, ()) if not one.has(definitions)]
+        self._chains[zone] = [chain for chain in self._chains.get(zone, ()) if not chain.has(definitions)]
 
     def _read(self, zone: str, definitions: Definitions) -> Chain:
         chains = self._chains.setdefault(zone, [])
-        found = self._reader.definitions(zone, definitions.digest, [one.digests[-1] for one in chains])
+        found = self._reader.definitions(zone, definitions.digest, [chain.digests[-1] for chain in chains])
         if found is None or found.wanted != definitions:
             raise BatchError(
                 f"definitions: the store does not have the {definitions.count} of {zone} that a batch names"
             )
-        chain = next((one for one in chains if found.after.count and one.has(found.after)), None)
+        chain = next((chain for chain in chains if found.after.count and chain.has(found.after)), None)
         if chain is None:
             chain = Chain(zone)
             chains.append(chain)
@@ -116,7 +116,7 @@ class Wanted:
         checked, numbers = self._found.get(chain, (0, frozenset[int]()))
         if checked < definitions.count:
             tags = chain.tags
-            new = (n for n, one in enumerate(tags[checked:], checked + 1) if self._bounds.wants(n, one))
+            new = (n for n, tag in enumerate(tags[checked:], checked + 1) if self._bounds.wants(n, tag))
             numbers = numbers.union(new)
             self._found[chain] = len(tags), numbers
         return numbers

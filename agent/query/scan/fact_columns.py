@@ -121,17 +121,19 @@ class Facts:
 
 
 _OF_MESSAGE: dict[str, Callable[[Message], Any]] = {
-    "subject": lambda one: one.fact.subject,
-    "predicate": lambda one: one.fact.predicate,
-    "source_time_ns": lambda one: one.envelope.produced_at_unix_ms * 1_000_000,
-    "object_json": lambda one: one.fact.object_json.decode(),
-    "message_id": lambda one: one.envelope.message_id,
-    "from_zone": lambda one: one.envelope.from_zone,
-    "to_zone": lambda one: one.envelope.to_zone,
-    "correlation_id": lambda one: one.envelope.correlation_id,
-    "causation_id": lambda one: one.envelope.causation_id,
-    "labels_json": lambda one: (
-        json.dumps(dict(one.envelope.labels), ensure_ascii=False, sort_keys=True) if one.envelope.labels else None
+    "subject": lambda message: message.fact.subject,
+    "predicate": lambda message: message.fact.predicate,
+    "source_time_ns": lambda message: message.envelope.produced_at_unix_ms * 1_000_000,
+    "object_json": lambda message: message.fact.object_json.decode(),
+    "message_id": lambda message: message.envelope.message_id,
+    "from_zone": lambda message: message.envelope.from_zone,
+    "to_zone": lambda message: message.envelope.to_zone,
+    "correlation_id": lambda message: message.envelope.correlation_id,
+    "causation_id": lambda message: message.envelope.causation_id,
+    "labels_json": lambda message: (
+        json.dumps(dict(message.envelope.labels), ensure_ascii=False, sort_keys=True)
+        if message.envelope.labels
+        else None
     ),
 }
 

@@ -27,9 +27,9 @@ def fact_messages(reader: StoreReader, stream: str, after_offset: int, limit: in
     while limit > 0:
         page = reader.read(stream, after_offset, min(limit, PAGE_FACTS_MAX), PAGE_BYTES_MAX)
         passed: list[StoredBatch | Hole] = [*page.batches, *page.holes]
-        passed.sort(key=lambda one: one.first_offset)
-        for one in passed:
-            for found in _one_by_one(one, dictionary):
+        passed.sort(key=lambda part: part.first_offset)
+        for part in passed:
+            for found in _one_by_one(part, dictionary):
                 if isinstance(found, Hole):
                     yield found
                 elif found["offset"] > after_offset and limit > 0:
@@ -40,16 +40,16 @@ def fact_messages(reader: StoreReader, stream: str, after_offset: int, limit: in
         after_offset = passed[-1].last_offset
 
 
-def _one_by_one(one: StoredBatch | Hole, dictionary: Dictionary) -> Iterator[dict[str, Any] | Hole]:
-    if isinstance(one, Hole):
-        yield one
+def _one_by_one(part: StoredBatch | Hole, dictionary: Dictionary) -> Iterator[dict[str, Any] | Hole]:
+    if isinstance(part, Hole):
+        yield part
         return
     try:
-        messages = list(_messages(one, dictionary))
+        messages = list(_messages(part, dictionary))
     except (BatchError, StoreDamaged):  # a batch cannot be interpreted without its definitions
-        yield Hole(one.first_offset, one.last_offset, "damaged")
+        yield Hole(part.first_offset, part.last_offset, "damaged")
         return
-    for offset, message in enumerate(messages, one.first_offset):
+    for offset, message in enumerate(messages, part.first_offset):
         yield _line(offset, message)
 
 

@@ -110,7 +110,7 @@ class Scanner:
             for hole in page.holes:
                 self.counters.add_hole(stream, hole)
             found += page.batches
-            ends = [one.last_offset for one in page.batches] + [one.last_offset for one in page.holes]
+            ends = [part.last_offset for part in page.batches] + [part.last_offset for part in page.holes]
             if not ends:
                 self.counters.add_hole(stream, Hole(after + 1, last_offset, "expired"))
                 break
@@ -158,8 +158,8 @@ class Scanner:
                 at += len(group)
                 ends = group[0], group[-1]
                 stored = self.read(stream, min(h.first_offset for h in ends), max(h.last_offset for h in ends))
-                for one in reversed(stored) if newest_first else stored:
-                    if facts := self.opened(stream, one, bounds, wanted):
+                for batch in reversed(stored) if newest_first else stored:
+                    if facts := self.opened(stream, batch, bounds, wanted):
                         yield replace(facts, places=facts.places[::-1]) if newest_first else facts
 
     def _salvaged(self, stream: str, first_offset: int, last_offset: int) -> list[tuple[int, BatchSummary]]:

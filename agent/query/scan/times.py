@@ -52,14 +52,14 @@ def parse_moment_ns(text: str, now_ns: int) -> int:
     return found
 
 
-def compare(one: str, other: str) -> int:
+def compare(text: str, other: str) -> int:
     """Compare two texts by the times that they name, or as texts if one of them names none; returns -1, 0 or 1."""
-    if _is_ours(one) and _is_ours(other):
-        left, right = one[:-1], other[:-1]
+    if _is_ours(text) and _is_ours(other):
+        left, right = text[:-1], other[:-1]
         return (left > right) - (left < right)
-    first, second = parse_time_ns(one), parse_time_ns(other)
+    first, second = parse_time_ns(text), parse_time_ns(other)
     if first is None or second is None:
-        return (one.encode() > other.encode()) - (one.encode() < other.encode())
+        return (text.encode() > other.encode()) - (text.encode() < other.encode())
     return (first > second) - (first < second)
 
 

@@ -110,7 +110,7 @@ class _Narrowing:
             case "offset" | "source_time_ns":
                 self._narrow_span(column, operator, value)
             case "source_time":
-                times_ns = {parse_time_ns(one) if isinstance(one, str) else None for one in _each(value)}
+                times_ns = {parse_time_ns(item) if isinstance(item, str) else None for item in _each(value)}
                 self._narrow_span("source_time_ns", operator, times_ns)
             case "tag":
                 if (numbers := _integers(value)) is not None:
@@ -149,7 +149,7 @@ class _Narrowing:
             self._subject_tests.append(partial(starts, prefix))
 
     def _narrow_span(self, column: str, operator: str, value: Any) -> None:
-        numbers = [one for one in _each(value) if isinstance(one, int | float) and math.isfinite(one)]
+        numbers = [item for item in _each(value) if isinstance(item, int | float) and math.isfinite(item)]
         if not numbers or len(numbers) < len(_each(value)):
             return
         least, greatest = self._spans[column]
@@ -168,9 +168,9 @@ def _each(value: Any) -> frozenset[Any]:
 
 def _integers(value: Any) -> frozenset[int] | None:
     """The integers that a value or a set of values can equal; None if a value is not a number."""
-    if not all(isinstance(one, int | float) for one in _each(value)):
+    if not all(isinstance(item, int | float) for item in _each(value)):
         return None
-    return frozenset(int(one) for one in _each(value) if math.isfinite(one) and one == int(one))
+    return frozenset(int(item) for item in _each(value) if math.isfinite(item) and item == int(item))
 
 
 def _starts_with(prefix: str, subject: str) -> bool:

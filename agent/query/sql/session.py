@@ -144,25 +144,25 @@ class SqlSession:
 
     def _definitions(self) -> Iterable[tuple[Any, ...]]:
         for zone, end in self._reader.definition_ends():
-            for number, one in enumerate(self.scanner.dictionary.of(zone, end).tags, 1):
+            for number, tag in enumerate(self.scanner.dictionary.of(zone, end).tags, 1):
                 yield (
-                    zone, end.digest.hex(), number, one.subject, one.predicate, one.unit, one.source, one.address,
-                    one.data_type, one.description, one.enumeration, one.acquisition,
+                    zone, end.digest.hex(), number, tag.subject, tag.predicate, tag.unit, tag.source, tag.address,
+                    tag.data_type, tag.description, tag.enumeration, tag.acquisition,
                 )  # fmt: skip
 
     def _streams(self) -> Iterable[tuple[Any, ...]]:
-        for one in self._reader.streams():
-            facts = one.end_offset - one.first_offset + 1
-            yield one.name, one.first_offset, one.end_offset, facts, one.bytes
+        for stream in self._reader.streams():
+            facts = stream.end_offset - stream.first_offset + 1
+            yield stream.name, stream.first_offset, stream.end_offset, facts, stream.bytes
 
     def _consumers(self) -> Iterable[tuple[Any, ...]]:
         with self._reader.at_one_moment() as reader:
             ends, consumers = reader.bounds(), reader.consumers()
-        for one in consumers:
-            behind = ends[one.stream][1] - one.frontier
-            yield one.name, one.zone, one.stream, one.lifecycle.value, one.frontier, behind
+        for consumer in consumers:
+            behind = ends[consumer.stream][1] - consumer.frontier
+            yield consumer.name, consumer.zone, consumer.stream, consumer.lifecycle.value, consumer.frontier, behind
 
     def _incidents(self) -> Iterable[tuple[Any, ...]]:
-        for one in self._reader.incidents(INCIDENTS_MAX):
-            first, last = (time_text(at * 1_000_000) for at in (one.first_unix_ms, one.last_unix_ms))
-            yield one.kind, one.subject, one.detail, one.count, first, last
+        for incident in self._reader.incidents(INCIDENTS_MAX):
+            first, last = (time_text(at * 1_000_000) for at in (incident.first_unix_ms, incident.last_unix_ms))
+            yield incident.kind, incident.subject, incident.detail, incident.count, first, last

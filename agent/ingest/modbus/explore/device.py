@@ -109,10 +109,10 @@ def _lacking(words: Mapping[int, int], refused: Mapping[tuple[int, int], str]) -
     """The addresses that no read gave. Neighbours with the same reason are one range; the reason of the shortest read
     counts."""
     whys: dict[int, str] = {}
-    for (first, length), why in sorted(refused.items(), key=lambda one: -one[0][1]):
+    for (first, length), why in sorted(refused.items(), key=lambda item: -item[0][1]):
         whys |= {place: why for place in range(first, first + length) if place not in words}
     numbered = enumerate(sorted(whys))  # the difference of address and number is the same for neighbours
-    for (_, why), part in groupby(numbered, key=lambda one: (one[1] - one[0], whys[one[1]])):
+    for (_, why), part in groupby(numbered, key=lambda pair: (pair[1] - pair[0], whys[pair[1]])):
         places = [place for _, place in part]
         yield Refusal(places[0], places[-1] + 1, why)
 
@@ -195,7 +195,7 @@ async def read_registers(
                     answers.append(RegisterAnswer(read.registers[0], quality=error.quality, why=why))
         if read.unit_id in silent:
             why = silent[read.unit_id]
-            answers += [RegisterAnswer(one, quality=quality_of(SILENT), why=why) for one in read.registers]
+            answers += [RegisterAnswer(register, quality=quality_of(SILENT), why=why) for register in read.registers]
     return answers
 
 

@@ -174,16 +174,16 @@ def candidates(words: Mapping[int, int], table: Table, address: int, count: int,
                 if str(found.value).strip().startswith(wanted.text)
             ]
             met_kinds = set[tuple[str, str]]()
-            for one in matching:  # the shortest of each encoding and order
-                how = one.found.kind.encoding, one.found.kind.order_name
+            for candidate in matching:  # the shortest of each encoding and order
+                how = candidate.found.kind.encoding, candidate.found.kind.order_name
                 if how not in met_kinds:
                     met_kinds.add(how)
-                    yield one
+                    yield candidate
             continue
         met = [
-            Candidate(one, *_distance(one, wanted), is_asked)
+            Candidate(candidate, *_distance(candidate, wanted), is_asked)
             for found in interpretations(words, table, start)
-            for one in _meeting(found, wanted)
+            for candidate in _meeting(found, wanted)
         ]
         yield from _merged(met)
 
@@ -192,11 +192,20 @@ def ranked(found: Iterable[Candidate]) -> list[Candidate]:
     """Candidates, the best first: usual types and orders, exact matches, at the given registers, without a scale, the
     smallest error."""
 
-    def key(one: Candidate) -> tuple[object, ...]:
-        kind = one.found.kind
+    def key(candidate: Candidate) -> tuple[object, ...]:
+        kind = candidate.found.kind
         rarity = _RARITY.get(kind.name, 0) + _RARITY.get(kind.order_name, 0)
         scale = abs(math.log10(kind.scale))
-        return rarity > 1, not one.is_exact, not one.is_asked, rarity, scale, one.error, kind.registers, kind.name
+        return (
+            rarity > 1,
+            not candidate.is_exact,
+            not candidate.is_asked,
+            rarity,
+            scale,
+            candidate.error,
+            kind.registers,
+            kind.name,
+        )
 
     return sorted(found, key=key)
 
@@ -211,11 +220,11 @@ def doubts(found: Sequence[Candidate], wanted: Wanted) -> list[str]:
             f"{len(found)} readings match {wanted.text}, and at most one of them is right: compare again when the device "
             "shows another value, or with a smaller --tolerance"
         )
-    pairs = ((one, other) for index, one in enumerate(found) for other in found[index + 1 :])
-    for one, other in pairs:
-        if _share_a_word(one.found, other.found):
+    pairs = ((first, other) for index, first in enumerate(found) for other in found[index + 1 :])
+    for first, other in pairs:
+        if _share_a_word(first.found, other.found):
             remarks.append(
-                f"{_name(one.found)} and {_name(other.found)} share a register: one register off with the wrong word "
+                f"{_name(first.found)} and {_name(other.found)} share a register: one register off with the wrong word "
                 "order gives plausible values, because the high word is that of a neighbour; the manual decides"
             )
             break
@@ -280,17 +289,19 @@ def _merged(met: Iterable[Candidate]) -> Iterator[Candidate]:
     """Merge types that give the same value from the same registers in the same order, as uint16 and int16 below
     32768."""
     groups: dict[object, list[Candidate]] = {}
-    for one in met:
-        kind = one.found.kind
-        groups.setdefault((one.found.address, kind.registers, kind.order, kind.scale, one.found.value), []).append(one)
+    for candidate in met:
+        kind = candidate.found.kind
+        groups.setdefault(
+            (candidate.found.address, kind.registers, kind.order, kind.scale, candidate.found.value), []
+        ).append(candidate)
     for group in groups.values():
-        yield replace(group[0], also=tuple(one.found.kind.name for one in group[1:]))
+        yield replace(group[0], also=tuple(candidate.found.kind.name for candidate in group[1:]))
 
 
-def _share_a_word(one: Interpretation, other: Interpretation) -> bool:
+def _share_a_word(first: Interpretation, other: Interpretation) -> bool:
     """Whether two interpretations have the same size and are one register apart, so that they share words."""
-    sizes = {one.kind.registers, other.kind.registers}
-    return one.table is other.table and sizes != {1} and len(sizes) == 1 and abs(one.address - other.address) == 1
+    sizes = {first.kind.registers, other.kind.registers}
+    return first.table is other.table and sizes != {1} and len(sizes) == 1 and abs(first.address - other.address) == 1
 
 
 def is_suspicious(kind: ValueType, value: Value) -> bool:

@@ -70,14 +70,14 @@ async def _name(settings: ModbusSourceSettings) -> ProbeStep:
     except OSError as error:
         todo = "correct host, or this machine's name resolution; an address such as 192.0.2.20 works, too"
         return failed("name", f"the host name {settings.host} is unknown here ({error.strerror})", todo)
-    addresses = ", ".join(sorted({str(each[4][0]) for each in found}))
+    addresses = ", ".join(sorted({str(address[4][0]) for address in found}))
     return ProbeStep("name", Outcome.OK, f"{settings.host} is {addresses}, port {settings.port}")
 
 
 def section(settings: ModbusSourceSettings) -> str:
     """The `[[modbus]]` section of node.toml for these settings: what differs from the defaults. The pause between reads
     is left out, because it is for exploring."""
-    known = [one for one in fields(settings) if one.name != "request_pause_ms"]
-    values = [(one.name, getattr(settings, one.name), one.default) for one in known]
+    known = [setting for setting in fields(settings) if setting.name != "request_pause_ms"]
+    values = [(setting.name, getattr(settings, setting.name), setting.default) for setting in known]
     lines = [f"{name} = {toml(value)}" for name, value, default in values if value is not None and value != default]
     return "\n".join(["[[modbus]]", *lines]) + "\n"

@@ -104,12 +104,12 @@ class RegisterScan:
     @property
     def unknown(self) -> list[Span]:
         """The ranges that were not read because the limit of reads was reached."""
-        return list(_joined((one.first, one.end) for one in self._pending if not one.is_across))
+        return list(_joined((span.first, span.end) for span in self._pending if not span.is_across))
 
     @property
     def addresses_left(self) -> int:
         """The number of addresses that are not known yet."""
-        return sum(one.count for one in self._pending if not one.is_across)
+        return sum(span.count for span in self._pending if not span.is_across)
 
     @property
     def _length(self) -> int:

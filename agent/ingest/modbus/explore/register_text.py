@@ -36,7 +36,7 @@ def parse_ranges(text: str, settings: ModbusSourceSettings) -> list[RegisterRang
         raise ValueError(f"{text!r} names a type, and all types are tried here; write it without")
     if table or settings.address_base == WITH_TABLE:
         return [_place(table, first, last, settings)]
-    return [_place(one.value, first, last, settings) for one in (Table.INPUT, Table.HOLDING)]
+    return [_place(table.value, first, last, settings) for table in (Table.INPUT, Table.HOLDING)]
 
 
 def parse_registers(text: str, settings: ModbusSourceSettings) -> list[Register]:
@@ -80,7 +80,7 @@ def base_hint(number: int, base: int, address: int) -> str:
 def _parts(text: str) -> tuple[str, str, str, list[str]]:
     """Table, first and last number, and the rest."""
     words = text.strip().split(":")
-    table = words.pop(0).lower() if words[0].lower() in {one.value for one in Table} else ""
+    table = words.pop(0).lower() if words[0].lower() in {known.value for known in Table} else ""
     match = _RANGE.fullmatch(words.pop(0)) if words else None
     if match is None or len(words) > 2:
         raise ValueError(

@@ -77,7 +77,7 @@ def request_plan(settings: ModbusSourceSettings, tags: Sequence[Tag], learned: b
             registers.setdefault(point.poll_interval_ms, []).append(point)
         else:
             parked.append(Parked(tag.name, tag.definition.address, reason(code)))
-    everything = [one for part in registers.values() for one in part]
+    everything = [register for part in registers.values() for register in part]
     intervals = [
         Interval(interval_ms, len(part), len(plan_reads(part, limits, refused)))
         for interval_ms, part in sorted(registers.items())
@@ -91,7 +91,7 @@ def explained(reads: Sequence[Read], limits: Limits) -> list[PlannedRead]:
 
 
 def _explained(read: Read, after: Read | None, limits: Limits) -> PlannedRead:
-    used = len({address for one in read.registers for address in range(one.address, one.end)})
+    used = len({address for register in read.registers for address in range(register.address, register.end)})
     if after is None or (after.unit_id, after.table) != (read.unit_id, read.table):
         return PlannedRead(read, used, Cut.LAST, 0, "no tag follows in this table of the unit")
     hole, count_max = max(0, after.address - read.end), limits.count_max(read.table)

@@ -20,5 +20,5 @@ async def read_tags(settings: ModbusSourceSettings, tags: Sequence[Tag]) -> list
 async def read_tags_over(line: Line, settings: ModbusSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
     """Read tags over an open connection. The readings are in the order of `tags`. Raises SourceLost."""
     answers = await read_registers(line, settings, dict.fromkeys(tag.point for tag in tags))
-    found = {one.register: (one.value, one.quality, one.why) for one in answers}
+    found = {answer.register: (answer.value, answer.quality, answer.why) for answer in answers}
     return [TagReading.of(tag, *found[tag.point]) for tag in tags]

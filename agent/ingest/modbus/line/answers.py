@@ -72,7 +72,9 @@ class AnswerMatcher:
         self._number = self._number % NUMBERS + 1  # never 0, which some devices always answer with
         requests = self._open.setdefault(read.unit_id, [])
         request = OpenRequest(shape_of(read), self._number, now_ns)
-        assert request.shape not in [one.shape for one in requests], "its answer could be that of an open request"
+        assert request.shape not in [open_request.shape for open_request in requests], (
+            "its answer could be that of an open request"
+        )
         self._waiting = request
         requests.append(request)
         self.request = rtu_request(read) if self.is_rtu else mbap_request(read, self._number)
@@ -141,7 +143,7 @@ class AnswerMatcher:
 
     def _candidates(self, read: Read) -> Iterator[Read]:
         """Reads that the unit probably gives, the most certain first."""
-        good = sorted(self._good.get(read.unit_id, {}).values(), key=lambda one: one.count)
+        good = sorted(self._good.get(read.unit_id, {}).values(), key=lambda known: known.count)
         yield from good
         for known in (*reversed(good), replace(read, registers=())):
             for count in range(1, known.count):

@@ -126,7 +126,7 @@ def _refuse(found: Translation, problems: Sequence[Problem]) -> None:
     for index, problem in sorted(at_fault.items()):
         row, cells = found.rows[index]
         found.refused.append(Remark(row, cells["tag"], f"{problem.column} {problem.value!r} {problem.why}"))
-    found.rows = [one for index, one in enumerate(found.rows) if index not in at_fault]
+    found.rows = [row for index, row in enumerate(found.rows) if index not in at_fault]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def _csv_rows(file: str, text: str, delimiter: str, kind: ForeignCsv) -> list[Fo
 
 def tag_name(options: Options, name: str) -> str:
     """A foreign name as a tag. Blanks and characters that are not printable ASCII become `_`."""
-    return options.prefix + "".join(one if "!" <= one <= "~" else "_" for one in name)
+    return options.prefix + "".join(letter if "!" <= letter <= "~" else "_" for letter in name)
 
 
 def register_cells(options: Options, table: str, number: int) -> dict[str, str]:
