@@ -75,16 +75,6 @@ class Page:
 # ----------------------------------------------------------------------------------------------------- what is received
 
 
-@dataclass(frozen=True, slots=True)
-class PeerPosition:
-    """How far a peer's stream is stored here: an offset in one epoch of the peer, and the timeline on which the peer
-    served it (16 bytes; empty if it named none)."""
-
-    epoch: bytes
-    offset: int
-    timeline: bytes = b""
-
-
 class LackingDefinitions(NamedTuple):
     """Tag definitions of a zone that this store lacks, and the newest of those that it has, newest first."""
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # import each other. What has no layer is above all of them.
 GROUND = (
     "__version__ append_contract appliance batch columns concurrency counter errors escaping file_replace file_watch "
-    "lease message nftables pages status_codes telemetry"
+    "lease message pages positions status_codes telemetry"
 )
 STORE = ("log", "sqlite", "read", "append", "consumers", "retention", "writer", "artifacts", "integrity", "divergence")
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -65,7 +65,7 @@ MODULES_PER_FOLDER_MAX = 15
 CORES = tuple(
     f"{folder}/{name}.py"
     for folder, names in {
-        "agent": "append_contract batch columns counter escaping lease message nftables pages status_codes",
+        "agent": "append_contract batch columns counter escaping lease message pages positions status_codes",
         "agent/backup": "container contents",
         "agent/cli/prepare": "differences",
         "agent/config": "sections_text start_settings",
@@ -74,12 +74,12 @@ CORES = tuple(
         "agent/fact_store/integrity": "row_checks",
         "agent/fact_store/log": (
             "artifact_reference catalog frontier held_ranges lifecycle operational_facts page_assembly records "
-            "store_age tail_cache timeline"
+            "store_age tail_cache"
         ),
         "agent/fact_store/read": "forecast",
         "agent/fact_store/retention": "fullness holding retention shares",
         "agent/fact_store/sqlite": "message_filter",
-        "agent/hardware": "conduits fit profile udev",
+        "agent/hardware": "conduits fit nftables profile udev",
         "agent/health": "brief consumer_lag flash metrics problems samples verdict watchdog",
         "agent/ingest": "clock gap lifecycle probe_result sampling",
         "agent/ingest/modbus": (

@@ -1,5 +1,4 @@
-"""The API for consumers of a store: registration, leases, activity, confirmation and removal; and the timelines of what
-they read.
+"""The API for consumers of a store: registration, leases, activity, confirmation and removal.
 
 Arguments are checked in the calling thread; changes run in the writer's thread and answer through a future. frontier.py
 decides the effect of a confirmation, agent/lease.py which instance of a consumer may continue.
@@ -13,11 +12,12 @@ from functools import partial
 
 from agent.fact_store import consumers
 from agent.fact_store.append import Follower
-from agent.fact_store.log import ConsumerState, Event, Lifecycle, StoreError, next_state, why_other_timeline
+from agent.fact_store.log import ConsumerState, Event, Lifecycle, StoreError, next_state
 from agent.fact_store.writer import Writer
 from agent.lease import LEASE_EPOCH_MAX, Lease, LeaseClaim
 from agent.message import CONSUMER, STREAM, ZONE, MessageError, check_name
 from agent.pages import Consumer, Start
+from agent.positions import Position
 
 
 class ConsumerRegistry:
@@ -86,19 +86,22 @@ class ConsumerRegistry:
         first_offset: int | None = None,
         *,
         claim: LeaseClaim | None = None,
-        epoch: bytes | None = None,
+        life: bytes | None = None,
+        digest: bytes = b"",
         is_awaited: bool = True,
     ) -> Future[int]:
         """Confirm offsets, in any order, any number of times; the result is the frontier afterwards, durable.
 
         A confirmation that is not awaited joins another commit, if there is one soon (append/group_commit.py), unless
         an append waits for consumers. Without `first_offset`, everything up to `last_offset` is confirmed. `claim` is
-        the lease of the instance that confirms; without it, the consumer's name is enough. `epoch` is the epoch to
-        which the offsets belong; without it, the present one. Through the future: UnknownConsumer, EpochEnded,
-        ConsumerFenced, LeaseUnknown, ConfirmBeyondLog, ConfirmRefused.
+        the lease of the instance that confirms; without it, the consumer's name is enough. `life` and `digest` are
+        those of the position at `last_offset` in the log that was read (agent/positions.py); without a life it is this
+        log. What of it is not in this log is not confirmed. Through the future: UnknownConsumer, ConsumerFenced,
+        LeaseUnknown, ConfirmBeyondLog, ConfirmRefused.
         """
+        read = None if life is None else Position(life, last_offset, digest)
         confirm = partial(consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset)
-        run = partial(confirm, claim=claim, epoch=epoch)
+        run = partial(confirm, claim=claim, read=read)
         is_deferred = not is_awaited and not self._writer.has_waiting_appends
         confirming = self._writer.submit("confirm", run, is_deferred=is_deferred)
         confirming.add_done_callback(partial(self._confirmed, consumer))
@@ -152,26 +155,3 @@ class ConsumerRegistry:
         """The consumers that an append to a stream may wait for, and when each was last at the end of the stream; from
         memory."""
         return self._writer.activity.followers(self._writer.catalog, stream)
-
-    # -------------------------------------------------------------------------------------------------------- timelines
-
-    @property
-    def timeline(self) -> bytes:
-        """The timeline of this life of the store; from memory."""
-        return self._writer.catalog.timeline
-
-    def begin_timeline(self, stream: str) -> Future[None] | None:
-        """Make the timeline durable before facts of a stream are first served in this life of the store: the caller
-        must await the future. None if the timeline is durable already."""
-        catalog = self._writer.catalog
-        if catalog.timeline in catalog.timelines.get(stream, {}) or stream not in catalog.streams:
-            return None
-        return self._writer.submit("timeline", lambda transaction: transaction.begin_timeline(stream))
-
-    def why_other_timeline(self, stream: str, timeline: bytes, offset: int) -> str | None:
-        """The reason why a position (a timeline and an offset) does not belong to this store's log of a stream; None if
-        it does. From memory."""
-        if timeline == self.timeline:
-            return None
-        why = why_other_timeline(self._writer.catalog.timelines.get(stream, {}), timeline, offset)
-        return None if why is None else f"{stream} was read up to offset {offset} on timeline {timeline.hex()}, {why}"

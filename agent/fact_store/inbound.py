@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from agent.batch import EPOCH_BYTES, Batch
+from agent.batch import Batch
 from agent.fact_store.append import ReceivedPage, check_headers, store_definitions, store_page
 from agent.fact_store.integrity import (
     DamageRegistry,
@@ -27,11 +27,11 @@ from agent.pages import (
     Declined,
     DefinitionChain,
     OriginRange,
-    PeerPosition,
     PutResult,
     RepairedRange,
     SignerCertificate,
 )
+from agent.positions import LIFE_BYTES, Position, Trail, last_of
 
 _OFFSET_MAX = 2**63 - 1
 
@@ -44,23 +44,34 @@ class Inbound:
         self.damaged_definitions = reader.damaged_definitions
         self._damages = damages
 
-    def peer_position(self, peer: str, stream: str) -> PeerPosition | None:
+    def trail(self, peer: str, stream: str) -> Trail:
+        """How far each of the newest lives of a peer's log has been stored here, from memory."""
+        return self._writer.catalog.trails.get((peer, stream), ())
+
+    def peer_position(self, peer: str, stream: str) -> Position | None:
         """How far a peer's stream has been stored here, from memory."""
-        return self._writer.catalog.peers.get((peer, stream))
+        trail = self.trail(peer, stream)
+        return last_of(trail) if trail else None
+
+    def peer_epoch(self, peer: str, stream: str) -> bytes | None:
+        """The peer's epoch of the pages that are stored here, from memory."""
+        return self._writer.catalog.peer_epochs.get((peer, stream))
 
     def put_batches(
         self,
         peer: str,
         stream: str,
         batches: Sequence[Batch],
-        position: PeerPosition | None,
+        position: Position | None,
         *,
+        passed: Sequence[Position] = (),
+        after: Position | None = None,
+        epoch: bytes | None = None,
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
         verified: Collection[int] = (),
         signers: Sequence[SignerCertificate] = (),
         declined: Sequence[Declined] = (),
-        after_offset: int = 0,
     ) -> Future[PutResult]:
         """Store a peer's batches that are not held yet, and the peer's position: all or nothing. Without `position` the
         stored position does not change.
@@ -70,20 +81,22 @@ class Inbound:
         this store, so forecasts do not count them as inflow. A batch that contradicts the facts held, and is not of the
         peer's present epoch, is skipped and reported as an incident and as `refused` in the result. `verified` are the
         positions of batches whose records were verified, `signers` the certificates of all records' keys. `declined` is
-        what the caller has left out of the page; each becomes an incident and a notice. The page begins after
-        `after_offset` of the peer: if that is before the stored position, another copy of the peer's log is read.
+        what the caller has left out of the page; each becomes an incident and a notice. The page begins `after` a
+        position (None: the stored one), ends at `position`, and `passed` has the ends of the lives before that one.
+        `epoch` is the peer's present one; None: the life of the position.
 
         At once: BatchError (a slice, another stream), FactsRefused (an invalid position), StoreBusy. Through the
         future: ForkError, FactsRefused, StoreFull, and DefinitionsMissing, which names all that the page lacks.
         """
         check_name("peer", peer, ZONE)
         check_name("stream", stream, STREAM)
-        if position is not None and not (len(position.epoch) == EPOCH_BYTES and 0 <= position.offset <= _OFFSET_MAX):
-            raise FactsRefused(f"{position} is not a position", "an epoch has 16 bytes, an offset is not negative")
+        read = () if position is None else (*passed, position)
+        if any(len(one.life) != LIFE_BYTES or not 0 <= one.offset <= _OFFSET_MAX for one in read):
+            raise FactsRefused(f"{read} has no position", "a life has 16 bytes, an offset is not negative")
         check_headers(stream, batches)
         page = ReceivedPage(
-            *(peer, stream, batches, position, tuple(holes), is_backlog, verified, signers, declined),
-            after_offset,
+            *(peer, stream, batches, epoch or (position.life if position else b""), read, tuple(holes), is_backlog),
+            *(verified, signers, declined, after),
         )
         size = sum(len(one.sealed) for one in batches)
         adds_to = stream if batches else None

@@ -65,6 +65,7 @@ from agent.fact_store.sqlite import (
 from agent.fact_store.writer import Writer
 from agent.message import ZONE, check_name
 from agent.pages import HeldRange, Page
+from agent.positions import LogLives, Position, Resolved
 from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 from agent.signing.records import RecordSigner
 
@@ -412,6 +413,35 @@ class FactStore:
         """Whether a batch of this store's present epoch, which its key has signed, is not the one held here: its last
         sequence, and the digest that its record signs. Reads the disk in the calling thread."""
         return lacks_batch(self.reader, self._writer.catalog, stream, signed)
+
+    @property
+    def life(self) -> bytes:
+        """The life of this process; from memory."""
+        return self._writer.catalog.life
+
+    def log(self, stream: str) -> LogLives:
+        """The lives of a stream's log; from memory."""
+        return self._writer.catalog.log(stream)
+
+    def resolve(self, stream: str, position: Position) -> Resolved:
+        """What a position in a log of this stream means here. Read in the calling thread, except at the end of the log,
+        which is in memory."""
+        catalog = self._writer.catalog
+        known = catalog.streams.get(stream, StreamState(0, stream))
+
+        def is_other(offset: int, digest: bytes) -> bool:
+            for one in reversed(catalog.tails.get(known.id, TailCache()).batches):
+                if one.first_offset <= offset:
+                    return one.batch.digest != digest
+            return self.reader.holds_other(stream, offset, digest)
+
+        return catalog.log(stream).resolve(position, is_other)
+
+    def peer_reads_more(self, peer: str, why: str) -> None:
+        """Record an incident: a peer has read a log of this store that is not the one here, or further. Returns at
+        once."""
+        with contextlib.suppress(StoreError):
+            self.note("restored", f"peer {peer}", why)
 
     def peer_names_epoch(self, peer: str, epoch: str) -> None:
         """Record an incident if a configured peer has read facts of this zone under an epoch (hex) that this store

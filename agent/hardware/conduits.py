@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agent.nftables import by_family, render_table
+from agent.hardware.nftables import by_family, render_table
 
 TABLE = "inet bsfg_node"
 LOOPBACK = ("127.0.0.0/8", "::1/128")

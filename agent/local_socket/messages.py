@@ -136,13 +136,13 @@ class ReadTail(msgspec.Struct, frozen=True, tag="ReadTail", tag_field="operation
 
 
 class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
-    """Facts up to `offset` (from `first_offset`, if given) are durable at the consumer. `epoch`: the one to which the
-    offsets belong, 32 hex digits; another one is refused."""
+    """Facts up to `offset` (from `first_offset`, if given) are durable at the consumer. `life`: that of the position at
+    `offset` in the log that was read, 32 hex digits; what of it is not in this log is not confirmed."""
 
     consumer_name: str
     offset: int
     first_offset: int | None = None
-    epoch: str | None = None
+    life: str | None = None
     claim: LeaseClaim | None = None
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from agent.fact_store import FactStore, StoreBusy, StoreReader
 from agent.file_watch import PATIENT, WatchTimes, watch_files
-from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts
+from agent.replication.protocol.messages import FetchFacts
 from agent.replication.pulling import EvidenceFolder, MessageJudge, PageJudge, TrustPolicy
 from agent.settings.node import NodeSettings
 from agent.signing.certificates import Refusal, SignerTrust, describe_signer
@@ -190,9 +190,9 @@ class RestoreProof:
         self._store = store
         self._judge = judge
 
-    def __call__(self, _zone: str, request: FetchFacts | ConfirmReceipt) -> bool:
+    def __call__(self, _zone: str, request: FetchFacts) -> bool:
         """Whether the request proves it. Reads the disk if the claimed facts lie within what is held."""
-        head = request.origin_head if isinstance(request, FetchFacts) else None
+        head = request.origin_head
         stream = self._stream(request)
         if head is None or head.record is None or head.signed_digest is None or stream is None:
             return False
@@ -200,8 +200,8 @@ class RestoreProof:
         # A signature of facts that are held, or were before retention, proves nothing.
         return self._judge.proves_own(head.record, end) and self._store.lacks_batch(stream, end[2:])
 
-    def _stream(self, request: FetchFacts | ConfirmReceipt) -> str | None:
+    def _stream(self, request: FetchFacts) -> str | None:
         consumer = self._store.consumers.get(request.consumer_name)
         if consumer is not None:
             return consumer.stream
-        return request.stream if isinstance(request, FetchFacts) else None
+        return request.stream

@@ -20,7 +20,7 @@ from agent.concurrency import TaskGroup, timeout
 from agent.replication.mqtt import Link, Requester
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import encode_request
-from agent.replication.protocol.messages import FetchAnswer, FetchFacts
+from agent.replication.protocol.messages import FetchAnswer, FetchFacts, LogPosition
 from bench.common.measuring import Latency, Report, files_bytes, machine, median, rounded
 from bench.common.testbed import ASKING, BARE_SERVING, SERVING, Testbed, open_testbed
 from bench.replication.bare_loop import BareRequester
@@ -69,19 +69,20 @@ async def _fetch(testbed: Testbed, bare: BareRequester, facts: int, seconds: flo
         await link.wait_up()
         first = await asker.ask(FetchFacts(consumer_name=CONSUMER, stream=STREAM, limit=BATCH_FACTS), ANSWER_S_MAX)
         assert isinstance(first.answer, FetchAnswer)
+        life = first.answer.lives[0].life
         end_ns = time.perf_counter_ns() + int(seconds * 1e9)
         while time.perf_counter_ns() < end_ns:
             for _ in range(TURN):
                 after_offset = chance.randrange(facts // BATCH_FACTS) * BATCH_FACTS
-                await _fetch_once(asker, after_offset, found)
+                await _fetch_once(asker, LogPosition(offset=after_offset, life=life), found)
             for answer_bytes in found.answer_bytes[-TURN:]:
                 found.round_trips_ns.append(bare.round_trip_ns(found.request_bytes, answer_bytes))
         connecting.cancel()
     return found
 
 
-async def _fetch_once(asker: Requester, after_offset: int, found: _Found) -> None:
-    request = FetchFacts(consumer_name=CONSUMER, stream=STREAM, limit=BATCH_FACTS, after_offset=after_offset)
+async def _fetch_once(asker: Requester, after: LogPosition, found: _Found) -> None:
+    request = FetchFacts(consumer_name=CONSUMER, stream=STREAM, limit=BATCH_FACTS, after=after)
     answered: asyncio.Future[ArrivedAnswer] = asyncio.get_running_loop().create_future()
     start_ns = time.perf_counter_ns()
     asker.send(request, answered.set_result, int(ANSWER_S_MAX))
@@ -92,7 +93,7 @@ async def _fetch_once(asker: Requester, after_offset: int, found: _Found) -> Non
     found.fetches_ns.append(time.perf_counter_ns() - start_ns)
     assert isinstance(answer, FetchAnswer), answer
     assert count == BATCH_FACTS
-    assert answer.covered() == (after_offset + 1, after_offset + BATCH_FACTS)
+    assert answer.covered() == (after.offset + 1, after.offset + BATCH_FACTS)
     found.request_bytes = len(encode_request(request))
     found.answer_bytes.append(len(arrived.payload))
 

@@ -79,9 +79,10 @@ def _latest(stream: str, _number: int) -> Mapping[str, Any]:
     return {"operation": "GetLatest", "stream": stream}
 
 
-def _range(stream: str, _number: int) -> Mapping[str, Any]:
-    asked = {"first_offset": 1, "last_offset": 2**40, "limit": 1_000_000, "bytes_max": 8_388_608}
-    return {"operation": "FetchRange", "stream": stream, **asked}
+def _range(stream: str, number: int) -> Mapping[str, Any]:
+    """As much as one answer takes, from the beginning."""
+    asked = {"consumer_name": f"hostile.{number % OPEN}", "trail": [], "limit": 1_000_000, "bytes_max": 8_388_608}
+    return {"operation": "FetchFacts", "stream": stream, **asked}
 
 
 def _parked(stream: str, number: int) -> Mapping[str, Any]:

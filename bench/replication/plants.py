@@ -24,6 +24,7 @@ from agent.replication.protocol.messages import (
     FetchAnswer,
     FetchFacts,
     GetDefinitions,
+    LogPosition,
 )
 from agent.replication.protocol.topics import request_topic
 from bench.common.testbed import ASKING, BrokerAccess
@@ -77,8 +78,16 @@ class Plant:
 
     def _after(self, request: FetchFacts) -> list[Batch]:
         """What is to be answered; nothing of any stream but one."""
-        after = self._frontier if request.after_offset is None else request.after_offset
+        after = self._begins(request)
         return [batch for first, _, batch in self._held if first > after] if request.stream == STREAM else []
+
+    def _begins(self, request: FetchFacts) -> int:
+        """Where the page begins."""
+        named = request.trail[-1:] if request.trail is not None else [request.after or self._at(self._frontier)]
+        return named[0].offset if named else 0
+
+    def _at(self, offset: int) -> LogPosition:
+        return LogPosition(offset=offset, life=self._chain.origin.epoch.hex() if offset else "")
 
     def _confirmed(self, frontier: int) -> None:
         now_ns = time.monotonic_ns()
@@ -100,7 +109,9 @@ class Plant:
             end_offset=self._chain.next_sequence - 1 if is_live else 0,
             batches=[(one.header.first_sequence, one.header.last_sequence, len(one.sealed)) for one in batches],
             lease=None if request.lease is None else LEASE,
-            timeline=origin.epoch.hex(),
+            life=origin.epoch.hex(),
+            after=self._at(self._begins(request)),
+            lives=[self._at(self._chain.next_sequence - 1)] if batches else [],
         )
         self._publish(answer, [one.sealed for one in batches], incoming)
 

@@ -158,7 +158,7 @@ def _fill(folder: Path, facts: int, seed: int) -> Files:
         pq.ParquetWriter(files.parquet, schema) as parquet,
         StoreFile(str(files.store)).opened() as source,
     ):
-        asked = Asked(STREAM, OffsetRange(1, facts))
+        asked = Asked(STREAM, OffsetRange(1, facts), source.bounds(STREAM).life)
         for one in record_batches(source, asked, schema, HoleLog(source.name, STREAM)):
             arrow.write(one)
             parquet.write_batch(one, row_group_size=max(facts // TASKS, 1))

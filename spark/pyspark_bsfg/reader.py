@@ -44,7 +44,7 @@ class Offsets(InputPartition):
     """What one task reads; Spark shows it in its plans."""
 
     place: Place
-    epoch: str
+    life: str
     first: int
     last: int
 
@@ -73,8 +73,8 @@ class BsfgReader(DataSourceReader):
         total = sum(facts)
         tasks = task_count(total, usual_tasks(options), options.partitions, options.partition_facts_max)
         found: list[InputPartition] = [
-            Offsets(place, epoch, *one)
-            for place, (epoch, spans), share in zip(stores, parts, facts, strict=True)
+            Offsets(place, life, *one)
+            for place, (life, spans), share in zip(stores, parts, facts, strict=True)
             # Each store gets its share of the tasks, rounded up.
             for one in split(spans, -(-tasks * share // total) if total else 0)
         ]
@@ -86,7 +86,7 @@ class BsfgReader(DataSourceReader):
         assert isinstance(partition, Offsets), partition
         exempt_imports()
         stream = self.options.stream
-        asked = Asked(stream, OffsetRange(partition.first, partition.last), partition.epoch)
+        asked = Asked(stream, OffsetRange(partition.first, partition.last), partition.life)
         with partition.place.opened() as source:
             refused = ("expired",) if self.options.when_released == "fail" else ()
             missing = HoleLog(source.name, stream, refused, "read again, from a later offset")
@@ -94,15 +94,15 @@ class BsfgReader(DataSourceReader):
         missing.sum_up()
 
     def _parts(self, place: Place) -> tuple[str, list[OffsetRange]]:
-        """The epoch of one store, and the ranges to read."""
+        """The life at the end of the log of one store, and the ranges to read."""
         options = self.options
         with place.opened() as source:
             held = source.bounds(options.stream)
             whole = resolve(held.offsets, options.start_offset, options.end_offset)
             if (options.since_unix_ms, options.before_unix_ms) != (None, None):
                 whole = recorded(whole, source.marks(options.stream), options.since_unix_ms, options.before_unix_ms)
-            asked = Asked(options.stream, whole, held.epoch)
-            return held.epoch, list(source.matching(asked, self.pruning, Dictionary(self.pruning.wants)))
+            asked = Asked(options.stream, whole, held.life)
+            return held.life, list(source.matching(asked, self.pruning, Dictionary(self.pruning.wants)))
 
 
 class PruningReader(BsfgReader):

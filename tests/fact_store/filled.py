@@ -13,7 +13,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.retention import housekeeping
 from agent.message import Sample
-from agent.pages import PeerPosition
+from agent.positions import Position
 from agent.settings.store import StoreSettings
 from tests.fact_store.durability.promises import NORTH, RUN, origin_of_north, say
 from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, done, message, parsed, samples, tag
@@ -41,7 +41,7 @@ def main() -> None:
     say("R", CONSUMER)
     wait_until(Path(f"{store.path}.ballast").exists, "the ballast")
     for batches in range(1, 4):
-        page, position = [north.seal(RUN)], PeerPosition(EPOCH, batches)
+        page, position = [north.seal(RUN)], Position(EPOCH, batches)
         done(put_page(store, "north", NORTH, parsed(page), north.received(), position))
         say("P", batches)
     first, number = 1, next(messages)

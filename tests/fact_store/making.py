@@ -12,7 +12,8 @@ from typing import TypeVar
 from agent import batch
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
-from agent.pages import DefinitionChain, Page, PeerPosition, PutResult
+from agent.pages import DefinitionChain, Page, PutResult
+from agent.positions import Position
 from agent.settings.store import StoreSettings
 from tests.support.received import chain_of, definitions_of, put_page
 from tests.waiting import LIMIT_S, wait_until
@@ -177,6 +178,6 @@ class Elsewhere:
 
     def put(self, store: FactStore, sealed: list[bytes], offset: int = 0, *, first_definition: int = 1) -> PutResult:
         """Hand batches to a store as this origin's own zone."""
-        position = PeerPosition(self.origin.epoch, offset)
+        position = Position(self.origin.epoch, offset)
         definitions = self.received(first_definition)
         return done(put_page(store, self.origin.zone, self.stream, parsed(sealed), definitions, position))

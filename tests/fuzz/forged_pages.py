@@ -41,6 +41,7 @@ from tests.signing.signers import make
 from tests.waiting import wait_until_async
 
 PEER, OWN, OTHER = "evil", "idmz", "plant-a"
+LIFE = "1f" * 16
 STREAM = OPERATIONAL
 ROUND = 100
 """Forged answers between two honest pages that must be stored."""
@@ -156,7 +157,8 @@ class HostilePeer:
     def _page(self, request: dict[str, Any], header: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         if request.get("epoch") not in {None, header["epoch"]}:
             return header | error_body("epoch_changed"), []
-        after = request.get("after_offset") or 0
+        named = request.get("trail") or [request.get("after") or {}]
+        after = named[-1].get("offset", 0)
         sealed, entries, definitions, at = [], [], [], after
         for one, defined in self._batches():
             count = batch.parse(one).header.count
@@ -166,6 +168,7 @@ class HostilePeer:
             at += count
         self.served = at
         page = {"stream": self.stream, "frontier": 0, "end_offset": at, "batches": entries, "definitions": definitions}
+        page |= {"life": LIFE, "after": named[-1], "lives": [{"offset": at, "life": LIFE}]}
         if request.get("lease") is not None:
             page["lease"] = max(1, request["lease"])
         return header | page, sealed
@@ -277,7 +280,9 @@ class HostilePeer:
             lambda: {"bytes": edge},
             lambda: {"batches": [[a + edge, b + edge, c] for a, b, c in header.get("batches", [])]},
             lambda: {"batches": [[a, b, edge] for a, b, _ in header.get("batches", [])]},
-            lambda: {"batches": [], "omitted": [[after + 1, max(after + 1, edge)]], "timeline": "ab" * 16},
+            lambda: {"batches": [], "omitted": [[after + 1, max(after + 1, edge)]], "life": "ab" * 16},
+            lambda: {"lives": [{"offset": edge, "life": chance.randbytes(16).hex()}]},
+            lambda: {"after": {"offset": abs(edge), "life": "ab" * 16}},
             lambda: {"holes": [[after + 1, max(after + 1, edge), chance.choice(HOSTILE_TEXTS)]]},
             lambda: {"batches": [], "holes": [[after + 1, after + 1 + n % 5, "expired"] for n in range(50)]},
             lambda: {"definitions": [self._definition(number) for number in range(1, chance.choice((2, 5, 300)))]},

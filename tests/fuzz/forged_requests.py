@@ -65,9 +65,11 @@ class Served:
 class Forger:
     """Makes the requests of evil."""
 
-    def __init__(self, chance: random.Random, zone: str, epoch: str, end_offset: Callable[[str], int]) -> None:
-        """For the store of `zone`, with its epoch and the ends of its streams."""
-        self.chance, self._zone, self._epoch, self._end_offset = chance, zone, epoch, end_offset
+    def __init__(
+        self, chance: random.Random, zone: str, epoch: str, life: str, end_offset: Callable[[str], int]
+    ) -> None:
+        """For the store of `zone`, with its epoch, its life and the ends of its streams."""
+        self.chance, self._zone, self._epoch, self._life, self._end_offset = chance, zone, epoch, life, end_offset
         self._seeds = [json.loads(one) for one in seeds.requests()]
 
     def incoming(self) -> Incoming:
@@ -113,7 +115,8 @@ class Forger:
             "consumer_name": f"{EVIL}.{chance.choice(('a', 'b', stream))}",
             "epoch": self._epoch,
             "origin": f"{self._zone}/{self._epoch}",
-            "after_offset": chance.randint(0, end),
+            "after": {"offset": chance.randint(0, end), "life": self._life},
+            "life": self._life,
             "offset": chance.randint(0, end + 1),
             "first_offset": chance.randint(1, end + 1),
             "last_offset": end,
@@ -144,15 +147,16 @@ class Forger:
         chance, edge = self.chance, self.chance.choice(hostile.EDGES)
         lies: dict[str, Any] = {
             "epoch": chance.choice((self._epoch, chance.randbytes(16).hex())),
-            "timeline": chance.choice(("00" * 16, "ab" * 16, chance.randbytes(16).hex())),
+            "life": chance.choice(("00" * 16, "ab" * 16, chance.randbytes(16).hex())),
+            "trail": [{"offset": edge, "life": self._life}] * chance.choice((0, 1, 64, 65)),
+            "position": {"offset": edge, "life": self._life},
             "origin_head": {
                 "last_sequence": chance.choice((1, abs(edge) + 1)),
                 "digest": "ab" * 16,
                 "record": base64.b64encode(chance.randbytes(82)).decode(),
                 "signed_digest": "cd" * 16,
             },
-            "after_offset": edge,
-            "confirm": {"last_offset": edge, "first_offset": chance.choice(hostile.EDGES)},
+            "confirm": {"last_offset": edge, "life": self._life, "first_offset": chance.choice(hostile.EDGES)},
             "lease": edge,
             "lease_after": edge,
             "limit": edge,
@@ -168,7 +172,9 @@ class Forger:
             "offset": edge,
             "subjects": ["tag:x/y"] * chance.choice((0, 1, 1_000, 1_001)),
             "prefix": chance.choice(("", "tag:", "%", "\x00", "x" * 10_000)),
-            "after": {"zone": "x", "subject": "\x00", "predicate": ""},
+            "after": chance.choice(
+                ({"zone": "x", "subject": "\x00", "predicate": ""}, {"offset": edge, "life": self._life})
+            ),
             "depth_facts": edge,
             "ends_max": edge,
             "whole_batches": True,
@@ -194,7 +200,7 @@ async def serve_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
         )
         link.connection = served  # type: ignore[assignment]
         running, epoch = asyncio.create_task(server.run()), store.epoch
-        forger, sent = Forger(random.Random(seed), OWN, epoch.hex(), store.end_offset), 0
+        forger, sent = Forger(random.Random(seed), OWN, epoch.hex(), store.life.hex(), store.end_offset), 0
         await asyncio.wrap_future(store.appends.define([TagDefinition("tag:line1/t1")]))
         try:
             while sent < cases:
@@ -238,9 +244,11 @@ async def _serve_honest(link: Link, served: Served, store: FactStore, number: in
     """idmz fetches what was appended now, and its cursor is where it confirmed."""
     await _append(store, number)
     end, name = store.end_offset(TELEMETRY), f"{HONEST}.{TELEMETRY}"
-    for confirm in (None, {"last_offset": end}):
+    life = store.life.hex()
+    for confirm in (None, {"last_offset": end, "life": life}):
         request = {"protocol": "bsfg.replication", "version": "1.0", "operation": "FetchFacts", "limit": 100_000}
-        request |= {"consumer_name": name, "stream": TELEMETRY, "after_offset": end - 1 if confirm is None else end}
+        after = {"offset": end - 1 if confirm is None else end, "life": life}
+        request |= {"consumer_name": name, "stream": TELEMETRY, "after": after}
         request |= {"epoch": store.epoch.hex(), "confirm": confirm}
         served.honest.clear()
         topic = f"bsfg/1/{OWN}/{HONEST}/req"

@@ -98,6 +98,7 @@ def requests() -> list[bytes]:
         lease_epoch=3,
         base_offset=0,
     )
+    read = messages.LogPosition(offset=10, life=EPOCH, digest=EPOCH)
     tag = messages.TagKey(zone="plant-a", subject="tag:line1/t1", predicate="value_sampled")
     fetch = messages.FetchFacts(
         consumer_name="idmz.facts",
@@ -106,28 +107,28 @@ def requests() -> list[bytes]:
         start="2026-11-21T06:00:00Z",
         epoch=EPOCH,
         wait_ms=2000,
-        after_offset=10,
-        confirm=messages.Confirm(last_offset=9, first_offset=3),
+        after=read,
+        confirm=messages.Confirm(last_offset=9, life=EPOCH, first_offset=3),
     )
     found: list[messages.Request] = [
         fetch,
-        messages.FetchFacts(consumer_name="c", limit=1),
+        messages.FetchFacts(consumer_name="c", limit=1, trail=[read, messages.LogPosition()]),
         messages.FetchFacts(
             consumer_name="c",
             limit=1,
             origin_head=messages.OriginHead(last_sequence=7, digest=EPOCH, record=records()[0], signed_digest=EPOCH),
             signers_known=[EPOCH[:16]],
         ),
-        messages.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, limit=10),
+        messages.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, life=EPOCH, limit=10),
         messages.FetchSequences(
             stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, limit=10
         ),
-        messages.GetDigests(stream=TELEMETRY, after_origin=f"plant-a/{EPOCH}"),
+        messages.GetDigests(stream=TELEMETRY, after_origin=f"plant-a/{EPOCH}", position=read),
         messages.GetDigests(stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, ends_max=3),
-        messages.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, epoch=EPOCH),
+        messages.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, life=EPOCH),
         messages.GetCursor(consumer_name="idmz.facts"),
         messages.UnregisterConsumer(consumer_name="idmz.facts", lease=3),
-        messages.GetBounds(stream=TELEMETRY),
+        messages.GetBounds(stream=TELEMETRY, position=read),
         messages.ListStreams(),
         messages.AppendFact(stream=OPERATIONAL, messages=[new, new], acks="quorum"),
         messages.AcquireLease(stream=OPERATIONAL, producer="plant-a.mes"),
@@ -142,6 +143,10 @@ def requests() -> list[bytes]:
 def answers() -> list[bytes]:
     """Every operation's answer, pages as the store gives them, and errors."""
     own = {"store_zone": "plant-a", "epoch": EPOCH}
+
+    def read(offset: int) -> messages.LogPosition:
+        return messages.LogPosition(offset=offset, life=EPOCH if offset else "")
+
     latest = messages.LatestEntry(
         zone="plant-a", subject="tag:line1/t1", predicate="value_sampled", source="press", value=msgspec.Raw(b"1.5"),
         value_type="float", quality=0, source_time="2026-11-21T06:00:00Z", offset=7, as_of="2026-11-21T06:00:01Z",
@@ -154,26 +159,31 @@ def answers() -> list[bytes]:
         (messages.ConfirmAnswer(**own, cursor_advanced_to=9), []),
         (messages.UnregisterAnswer(**own, was_registered=True), []),
         (messages.CursorAnswer(**own, consumer_name="c", stream=TELEMETRY, frontier=1, end_offset=2), []),
-        (messages.BoundsAnswer(**own, stream=TELEMETRY, first_offset=1, end_offset=24), []),
+        (messages.BoundsAnswer(**own, stream=TELEMETRY, first_offset=1, end_offset=24, life=EPOCH, resolved=read(7)), []),
         (messages.StreamsAnswer(**own, streams=[messages.StreamEntry(name=TELEMETRY, first_offset=1, end_offset=24)]), []),
         (messages.AppendAnswer(**own, outcomes=[messages.AppendedEntry(offset=1, outcome="applied", warning="w")] * 2), []),
         (messages.LeaseAnswer(**own, lease_epoch=3), []),
         (messages.ObjectAnswer(**own, size=9, offset=2, bytes=5), [b"bytes"]),
         (messages.PutAnswer(**own, received=7, is_complete=False), []),
         (messages.LatestAnswer(**own, stream=TELEMETRY, end_offset=9, queue_depth=0, depth_facts=9, values=[latest]), []),
-        (messages.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")]), []),
+        (messages.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")], life=EPOCH, after=read(3), lives=[read(9)]), []),
     ]  # fmt: skip
     for page in pages():
+        ends = (page.entries[0][0] - 1, page.entries[-1][1])
+        of_log = {"life": EPOCH, "after": read(ends[0]), "lives": [read(ends[1])]}
         page_fields = {"stream": TELEMETRY, "batches": page.entries, "definitions": page.definitions}
         page_answers = (
-            messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **page_fields),
+            messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **page_fields, **of_log),
             messages.RangeAnswer(**own, end_offset=page.end_offset, **page_fields),
             messages.SequencesAnswer(**own, origin=f"plant-a/{EPOCH}", **page_fields),
         )
         found += [(one, page.batches) for one in page_answers]
         signed_fields = {**page_fields, "signers": [certificates()[0]]}
         found.append(
-            (messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **signed_fields), page.batches)
+            (
+                messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **signed_fields, **of_log),
+                page.batches,
+            )
         )
     assert {type(one) for one, _ in found} == set(messages.ANSWERS), "a new operation wants an answer here"
     error = encode_error("plant-a", EPOCH, "FetchFacts", "busy", "later")

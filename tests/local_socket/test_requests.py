@@ -1,7 +1,6 @@
 """The local socket: each answer is what the store did, and wrong requests are refused."""
 
 import asyncio
-import threading
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from agent.message import Fact
 from agent.settings.store import StreamSettings
 from tests.local_socket.making import request
 from tests.support.served_store import served_store
-from tests.waiting import wait_until_async
 
 
 async def test_a_message_is_stored_once_and_a_different_one_refused(tmp_path: Path) -> None:
@@ -137,34 +135,14 @@ async def test_another_zones_consumer_cannot_be_confirmed_here(tmp_path: Path) -
         assert [consumer.frontier for consumer in store.consumers.all()] == [0]
 
 
-async def test_an_offset_of_a_former_epoch_confirms_nothing(tmp_path: Path) -> None:
+async def test_an_offset_of_another_log_confirms_nothing(tmp_path: Path) -> None:
     """A program that read before the store was restored would release facts that it never saw."""
     async with served_store(tmp_path) as store:
         await local_socket.ask(tmp_path, request())
         await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
-        for epoch, frontier in (("0" * 32, 0), (store.epoch.hex(), 1)):
-            answer = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", 1, epoch=epoch))
-            assert isinstance(answer, local_socket.Confirmed) is bool(frontier)
-            assert [consumer.frontier for consumer in store.consumers.all()] == [frontier]
-
-
-async def test_an_epoch_that_ends_before_the_commit_confirms_nothing(tmp_path: Path) -> None:
-    """The epoch was in force when the request came, and the next one is to begin in the same commit."""
-    async with served_store(tmp_path) as store:
-        await local_socket.ask(tmp_path, request())
-        await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
-        is_held, may_go = threading.Event(), threading.Event()
-        store._writer.submit("hold", lambda _: (is_held.set(), may_go.wait(20)))
-        await asyncio.to_thread(is_held.wait, 20)
-        store.begin_epoch("an operator knows of a restore")
-        asked = local_socket.ConfirmReceipt("local.mes", 1, epoch=store.epoch.hex())
-        answering = asyncio.create_task(RequestHandler(store).answer(asked))
-        await wait_until_async(lambda: store._writer._queue.calls.count >= 3, "the confirmation to be queued")
-        may_go.set()
-        answer = await answering
-        assert isinstance(answer, local_socket.Refused)
-        assert "has ended" in answer.message
-        assert [consumer.frontier for consumer in store.consumers.all()] == [0]
+        for life, frontier in (("0" * 32, 0), (store.life.hex(), 1)):
+            answer = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", 1, life=life))
+            assert answer == local_socket.Confirmed(frontier)
 
 
 async def test_a_consumer_is_removed_as_asked(tmp_path: Path) -> None:

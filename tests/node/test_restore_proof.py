@@ -10,7 +10,7 @@ import pytest
 
 from agent.fact_store import FactStore
 from agent.node.trust import RestoreProof
-from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, OriginHead
+from agent.replication.protocol.messages import FetchFacts, OriginHead
 from agent.replication.pulling import PageJudge, TrustPolicy
 from agent.settings.store import StreamSettings
 from agent.signing.certificates import SignerTrust
@@ -129,4 +129,3 @@ def test_nothing_less_is_proof(copied: tuple[Path, OriginHead]) -> None:
         assert not RestoreProof(store, PageJudge(store, TrustPolicy(SignerTrust(), {}, "plant", (other.certificate,))))(
             ".", claim(head)
         )
-        assert not proof(store)(".", ConfirmReceipt(consumer_name="idmz.x", offset=9))

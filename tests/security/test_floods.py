@@ -11,7 +11,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
-BIG = {"stream": STREAM, "first_offset": 1, "last_offset": 2**40, "limit": 1_000_000, "bytes_max": 8_388_608}
+BIG = {"consumer_name": f"{EVIL}.big", "stream": STREAM, "trail": [], "limit": 1_000_000, "bytes_max": 8_388_608}
 FLOODS: dict[str, dict[str, Any]] = {
     "GetLatest": {
         "kind": "requests",
@@ -20,7 +20,7 @@ FLOODS: dict[str, dict[str, Any]] = {
         "open": 256,
         "sessions": 4,
     },
-    "FetchRange": {"kind": "requests", "operation": "FetchRange", "fields": BIG, "open": 64, "sessions": 4},
+    "FetchFacts": {"kind": "requests", "operation": "FetchFacts", "fields": BIG, "open": 64, "sessions": 4},
     "GetDigests": {
         "kind": "requests",
         "operation": "GetDigests",
@@ -36,7 +36,7 @@ FLOODS: dict[str, dict[str, Any]] = {
         "sessions": 4,
     },
     "garbage": {"kind": "requests", "operation": "x" * 60_000, "fields": {}, "open": 64, "sessions": 4},
-    "sessions that do not read": {"kind": "silent", "operation": "FetchRange", "fields": BIG, "sessions": 30},
+    "sessions that do not read": {"kind": "silent", "operation": "FetchFacts", "fields": BIG, "sessions": 30},
 }
 ROUNDS = scaled(10, 500)
 

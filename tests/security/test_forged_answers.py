@@ -150,9 +150,10 @@ def test_a_second_implementation_verifies_what_a_node_signs(site: Site) -> None:
         return found["signed_by"]
 
     site.append(IDMZ)
-    whole = {"first_offset": 1, "limit": 100, "last_offset": 2**53}
+    held = site.attacker.ask(EVIL, IDMZ, "GetBounds", stream=STREAM)
+    whole = {"first_offset": 1, "limit": 100, "last_offset": held["end_offset"], "life": held["life"]}
     assert signed_by("GetBounds", stream="unknown") == IDMZ
-    assert signed_by("FetchRange", **whole | {"first_offset": site.end(IDMZ) + 1}) == IDMZ
+    assert signed_by("FetchRange", **whole | {"last_offset": site.end(IDMZ) + 1}) == IDMZ
     assert signed_by("FetchRange", **whole) == IDMZ
 
 

@@ -16,13 +16,15 @@ def test_what_it_does_rightly_is_taken(site: Site) -> None:
     site.fresh_evil()
     attacker.append(EVIL, STREAM, [message(1), message(2, "null")])
     site.wait_fact("evil-2")
-    whole = {"stream": STREAM, "first_offset": 1, "last_offset": site.end(IDMZ), "limit": 100_000}
+    held = attacker.ask(EVIL, IDMZ, "GetBounds", stream=STREAM)
+    end = {"last_offset": held["end_offset"], "life": held["life"]}
+    whole = {"stream": STREAM, "first_offset": 1, **end, "limit": 100_000}
     page = attacker.ask(EVIL, IDMZ, "FetchRange", **whole)
     assert page["status"] == "ok"
     assert page["omitted"], "its own facts are left out"
     name = f"{EVIL}.second"
     page = attacker.ask(EVIL, IDMZ, "FetchFacts", consumer_name=name, stream=STREAM, limit=100)
-    confirmed = attacker.ask(EVIL, IDMZ, "ConfirmReceipt", consumer_name=name, offset=1, epoch=page["epoch"])
+    confirmed = attacker.ask(EVIL, IDMZ, "ConfirmReceipt", consumer_name=name, offset=1, life=page["life"])
     assert confirmed["cursor_advanced_to"] == 1
     assert attacker.ask(EVIL, IDMZ, "GetCursor", consumer_name=name)["frontier"] == 1
     assert attacker.ask(EVIL, IDMZ, "AcquireLease", stream=STREAM, producer=f"{EVIL}.mes")["lease_epoch"] == 1

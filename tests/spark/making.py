@@ -15,7 +15,7 @@ from typing import Any
 from agent.batch import _FIXED, DIGEST_BYTES, Batch, Link, Origin, seal_samples
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
-from agent.pages import PeerPosition
+from agent.positions import Position
 from agent.settings.store import StoreSettings
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange
@@ -74,7 +74,7 @@ def put(opened: FactStore, batches: Sequence[Batch], offset: int) -> None:
     """Receive batches of one origin from a peer of that name, definitions included."""
     header = batches[0].header
     received = [chain_of(header.origin.zone, [one.to_json() for one in DEFINITIONS])]
-    position = PeerPosition(header.origin.epoch, offset)
+    position = Position(header.origin.epoch, offset)
     put_page(opened, header.origin.zone, header.stream, batches, received, position).result()
 
 
@@ -143,7 +143,8 @@ def same(found: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) ->
 def batches_of(path: Path, offsets: OffsetRange | None = None, pruning: Pruning | None = None) -> Iterator[Any]:
     """Record batches of a store's file, all columns; its holes are logged."""
     with StoreFile(str(path)).opened() as source:
-        asked = Asked(TELEMETRY, offsets or source.bounds(TELEMETRY).offsets)
+        held = source.bounds(TELEMETRY)
+        asked = Asked(TELEMETRY, offsets or held.offsets, held.life)
         yield from record_batches(source, asked, arrow_schema(FACTS), HoleLog(source.name, TELEMETRY), pruning)
 
 

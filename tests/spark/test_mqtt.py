@@ -154,14 +154,14 @@ def test_a_consumer_is_registered_and_confirmed_over_mqtt(enterprise: Served) ->
         name = "analytics.landing"
         assert source.cursor(name) is None
         assert source.register(name, TELEMETRY, "oldest") == 0
-        source.confirm(name, 7, bounds.epoch)
-        source.confirm(name, 3, bounds.epoch)
+        source.confirm(name, 7, bounds.life)
+        source.confirm(name, 3, bounds.life)
         assert source.cursor(name) == source.register(name, TELEMETRY, "oldest") == 7
         with pytest.raises(ConsumerRefused, match=r"enterprise at 127.0.0.1") as refused:
             source.register("landing", TELEMETRY, "oldest")
         assert refused.value.code == "consumer_not_yours"
         asked = Asked(TELEMETRY, bounds.offsets, "11" * 16)
-        with pytest.raises(FactsGone, match="another epoch"):
+        with pytest.raises(FactsGone, match="older copy"):
             next(iter(source.pages(asked, None, needs_proofs=False)))  # type: ignore[arg-type]
 
 

@@ -40,7 +40,7 @@ def test_nothing_is_confirmed_before_the_first_fact() -> None:
     source.confirm("local.lake", 0, EPOCH, claim)
     assert conversation.asked == []
     source.confirm("local.lake", 5, EPOCH, claim)
-    assert conversation.asked == [ConfirmReceipt(consumer_name="local.lake", offset=5, epoch=EPOCH, lease=7)]
+    assert conversation.asked == [ConfirmReceipt(consumer_name="local.lake", offset=5, life=EPOCH, lease=7)]
 
 
 def test_another_epoch_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_another_epoch_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def converse(_access: object, _peer: str, answer_all: Any, **_given: object) -> None:
         connections.append(1)
-        answers: list[Any] = [PeerRefused("enterprise", "epoch_changed", "restored", "", retryable=True), "an answer"]
+        answers: list[Any] = [PeerRefused("enterprise", "life_unknown", "restored", "", retryable=True), "an answer"]
 
         async def ask(_request: object, _timeout_s: float) -> Reply:
             answer = answers.pop(0)
@@ -63,7 +63,7 @@ def test_another_epoch_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tested, "converse", converse)
     conversation = Conversation(cast(Any, None), "enterprise", 5, 3, cast(Any, None))
     try:
-        with pytest.raises(PeerRefused, match="epoch_changed"):
+        with pytest.raises(PeerRefused, match="life_unknown"):
             conversation.ask(GetBounds(stream="facts.telemetry")).result()
         assert cast(str, conversation.ask(GetBounds(stream="facts.telemetry")).result()) == "an answer"
     finally:

@@ -214,5 +214,5 @@ def test_a_lost_row_is_reported_by_a_filtered_read_too(tmp_path: Path, caplog: p
     assert ["facts 3 to 3" in record.getMessage() for record in caplog.records] == [True]
     with StoreFile(str(copy)).opened() as source:
         pruning = Pruning.of([GreaterThan(("ts",), moment(NOON_NS + 2 * HOUR_NS))])
-        asked = Asked(TELEMETRY, OffsetRange(1, 4))
+        asked = Asked(TELEMETRY, OffsetRange(1, 4), source.bounds(TELEMETRY).life)
         assert list(source.matching(asked, pruning, Dictionary(pruning.wants))) == [OffsetRange(3, 4)]

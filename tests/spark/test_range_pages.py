@@ -39,7 +39,7 @@ def test_pages_follow_one_another_to_the_end_of_the_range() -> None:
     reading = pages(2, 5)
     assert reading.request().first_offset == 2
     assert [one.first_offset for one in reading.take(*answer([(2, BATCHES[1]), (3, BATCHES[2])])).batches] == [2, 3]
-    assert (reading.request().first_offset, reading.request().epoch) == (4, EPOCH)
+    assert (reading.request().first_offset, reading.request().life) == (4, EPOCH)
     assert reading.take(*answer([], holes=[(4, 6, "expired")])).holes == [Hole(4, 5, "expired")]
     assert reading.is_done
 

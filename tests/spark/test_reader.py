@@ -254,12 +254,12 @@ def test_damaged_batches_are_reported_and_cost_nothing_else(
     assert all("store verify" in record.getMessage() for record in caplog.records)
 
 
-def test_a_store_that_began_another_epoch_is_not_read_on(path: Path) -> None:
-    """Offsets are of the epoch in which they were planned."""
+def test_a_store_that_was_put_back_is_not_read_on(path: Path) -> None:
+    """Offsets are of the log in which they were planned."""
     reader = BsfgDataSource({"path": str(path)}).reader(FACTS)
     part: Any = reader.partitions()[0]
-    with pytest.raises(FactsGone, match=f"has begun epoch {part.epoch}, the read was planned in 1111"):
-        next(reader.read(replace(part, epoch="11" * 16)))
+    with pytest.raises(FactsGone, match=f"offset {part.last} of life 1111.* is not in its log"):
+        next(reader.read(replace(part, life="11" * 16)))
 
 
 def test_many_holes_are_summed_up(

@@ -9,7 +9,8 @@ from typing import Any
 
 from agent.batch import Batch, Definitions
 from agent.fact_store import FactStore
-from agent.pages import DefinitionChain, PeerPosition, PutResult
+from agent.pages import DefinitionChain, PutResult
+from agent.positions import Position
 
 
 def definitions_of(bodies: Sequence[bytes]) -> Definitions:
@@ -28,7 +29,7 @@ def put_page(
     stream: str,
     batches: Sequence[Batch],
     chains: Sequence[DefinitionChain],
-    position: PeerPosition | None,
+    position: Position | None,
     **how: Any,
 ) -> Future[PutResult]:
     """Hand definitions and batches to a store."""

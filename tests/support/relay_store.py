@@ -16,7 +16,8 @@ from pathlib import Path
 from agent.batch import Link, Origin, parse, seal_samples, verify
 from agent.fact_store import FactStore
 from agent.message import Sample, TagDefinition
-from agent.pages import Hole, PeerPosition
+from agent.pages import Hole
+from agent.positions import Position
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import past_the_triggers
 from tests.support.received import chain_of, put_page
@@ -96,5 +97,5 @@ def _receive(store: FactStore, stream: str, runs: tuple[tuple[str, int], ...]) -
         batch = parse(sealed)
         verify(batch)
         links[zone] = batch.link
-        position = PeerPosition(PLANTS[zone].epoch, batch.header.last_sequence)
+        position = Position(PLANTS[zone].epoch, batch.header.last_sequence)
         put_page(store, zone, stream, [batch], [received], position).result()

@@ -9,7 +9,7 @@ import pytest
 from agent.batch import parse
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Envelope, Fact, Message
-from agent.pages import PeerPosition
+from agent.positions import Position
 from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, done, sealed_in
 from tests.support.received import put_page
 from tests.system.outside import Acknowledged, Seen, _unkept, complaints, last_batch
@@ -44,7 +44,7 @@ def relay(source: Path, path: Path, leave_out: int = 0) -> None:
         epoch = store.epoch
     kept = batches[: len(batches) - leave_out]
     with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
-        position = PeerPosition(epoch, kept[-1].last_offset)
+        position = Position(epoch, kept[-1].last_offset)
         done(put_page(store, "plant", OPERATIONAL, [parse(one.sealed) for one in kept], [], position))
 
 

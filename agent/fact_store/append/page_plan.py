@@ -11,9 +11,9 @@ from agent.pages import (
     Declined,
     HeldRange,
     OriginRange,
-    PeerPosition,
     SignerCertificate,
 )
+from agent.positions import Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +23,24 @@ class ReceivedPage:
     peer: str
     stream: str
     batches: Sequence[Batch]
-    position: PeerPosition | None
-    """Up to where the peer's stream is stored with this page; None for batches from before, which a comparison found
-    missing."""
+    epoch: bytes
+    """The peer's present epoch."""
+    read: Sequence[Position] = ()
+    """Up to where each life of the peer's log is stored with this page, in order; none for batches from before, which
+    a comparison found missing."""
     holes: Sequence[tuple[int, int, str]] = ()
     is_backlog: bool = False
     verified: Collection[int] = ()
     """Positions of batches whose record is that of a trusted signer of their zone."""
     signers: Sequence[SignerCertificate] = ()
     declined: Sequence[Declined] = ()
-    after_offset: int = 0
-    """The page begins after this offset of the peer."""
+    after: Position | None = None
+    """The position after which the page begins; None: where the pages before it end."""
 
     @property
     def present(self) -> Origin:
         """The peer's own facts in its present epoch."""
-        assert self.position is not None
-        return Origin(self.peer, self.position.epoch)
+        return Origin(self.peer, self.epoch)
 
 
 @dataclass(slots=True)

@@ -83,10 +83,11 @@ def check_headers(stream: str, batches: Iterable[Batch]) -> None:
 def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     """Store what is not held yet and move the peer's position. Raises ForkError, FactsRefused, and DefinitionsMissing
     with all that the page lacks; then nothing is stored."""
-    if page.position is None:  # it stays as it is when this is written, whatever epoch the peer has begun since
-        page = replace(page, position=transaction.catalog.peers.get((page.peer, page.stream)))
-    if page.position is None:
-        raise FactsRefused(f"nothing of {page.stream} was pulled from {page.peer} yet", "pull it first")
+    if not page.read:  # whatever epoch the peer has begun since
+        epoch = transaction.catalog.peer_epochs.get((page.peer, page.stream))
+        if epoch is None:
+            raise FactsRefused(f"nothing of {page.stream} was pulled from {page.peer} yet", "pull it first")
+        page = replace(page, epoch=epoch)
     plan = _plan_within_limits(transaction, page)
     recorded = [(one.header.origin.zone, message) for one in plan.inserts for message in messages_in([one])]
     contradicted = origins_with_other_facts(recorded, page.stream)
@@ -121,7 +122,8 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     for origin in contradicted:
         if origin in transaction.catalog.origins:  # a notice numbers no origin: it may name invented ones
             transaction.add_contradicted(stream.id, transaction.catalog.origins[origin])
-    transaction.set_peer_position(page.peer, stream, page.position, is_read_again=restarts(transaction, page))
+    is_again = restarts(transaction, page)
+    transaction.set_peer_position(page.peer, stream, page.read, page.epoch, is_read_again=is_again)
     stored_facts = sum(batch.header.count for batch in plan.inserts)
     end_offset = transaction.catalog.streams[page.stream].end_offset
     refused, uncompared = tuple(plan.refused), tuple(plan.uncompared)
@@ -252,15 +254,12 @@ def _no_more_ranges(transaction: Transaction, page: ReceivedPage, plan: PagePlan
 
 def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
     """Record an incident for facts that the peer released before they were read. What it released before the first
-    fetch was never due here, and a page that comes again reports nothing new. Where another copy of the peer's log is
-    read from its beginning, what that one has released may be other facts (0054)."""
-    known, position = transaction.catalog.peers.get((page.peer, page.stream)), page.position
+    fetch was never due here, and a page that comes again reports nothing new."""
+    trail = transaction.catalog.trails.get((page.peer, page.stream), ())
+    known = {one.life: one.offset for one in trail}.get(page.read[-1].life, 0) if page.read else 0
     found = list[tuple[int, int, str]]()
     for first_offset, last_offset, reason in page.holes:
-        if known is None and first_offset == 1 and reason == "expired":
-            continue
-        is_of_log = known and position and (known.epoch, known.timeline) == (position.epoch, position.timeline)
-        if known is not None and is_of_log and last_offset <= known.offset:
+        if last_offset <= known or (not trail and first_offset == 1 and reason == "expired"):
             continue
         found.append((first_offset, last_offset, reason))
     for (first_offset, last_offset, reason), others in _first_ones(found, "holes"):

@@ -15,6 +15,7 @@ from agent.batch import Header, Origin
 from agent.fact_store.append.page_plan import PagePlan, ReceivedPage
 from agent.fact_store.sqlite import Transaction
 from agent.pages import HeldRange, OriginRange
+from agent.positions import last_of
 
 
 def may_have_two_histories(transaction: Transaction, plan: PagePlan, page: ReceivedPage, origin: Origin) -> bool:
@@ -27,8 +28,7 @@ def may_have_two_histories(transaction: Transaction, plan: PagePlan, page: Recei
         return True
     if origin.zone == present.zone:
         return origin != present
-    read = catalog.peers.get((origin.zone, page.stream))
-    if read is not None and read.epoch != origin.epoch:
+    if catalog.peer_epochs.get((origin.zone, page.stream), origin.epoch) != origin.epoch:
         return True
     numbers = catalog.origins
     number = numbers.get(origin, 0)
@@ -39,12 +39,13 @@ def may_have_two_histories(transaction: Transaction, plan: PagePlan, page: Recei
 
 
 def restarts(transaction: Transaction, page: ReceivedPage) -> bool:
-    """Whether the page is the first of another epoch of the peer, or of another copy of its log. Such a copy is read
-    from its beginning, and its first page may end after the stored position (0054)."""
-    known, position = transaction.catalog.peers.get((page.peer, page.stream)), page.position
-    if known is None or position is None:
+    """Whether the page is the first of another epoch of the peer, or begins elsewhere than the pages before it ended:
+    the peer's log is another copy of the one that was read."""
+    at = page.peer, page.stream
+    epoch, trail = transaction.catalog.peer_epochs.get(at), transaction.catalog.trails.get(at, ())
+    if epoch is None or not page.read:
         return False
-    return known.epoch != position.epoch or (known.timeline != position.timeline and known.offset > page.after_offset)
+    return epoch != page.epoch or (page.after is not None and page.after[:2] != last_of(trail)[:2])
 
 
 def note_released(
@@ -112,10 +113,9 @@ def _add_former_ranges(transaction: Transaction, plan: PagePlan, page: ReceivedP
     released what would show whether it has the same facts: it served these, and then continued from before them."""
     catalog, present = transaction.catalog, page.present
     known, number = catalog.streams.get(page.stream), catalog.origins.get(present)
-    before = catalog.peers.get((page.peer, page.stream))
-    if known is None or number is None or before is None:
+    if known is None or number is None:
         return
-    if before.epoch != present.epoch or not restarts(transaction, page):
+    if catalog.peer_epochs.get((page.peer, page.stream)) != present.epoch or not restarts(transaction, page):
         return
     has_own = any(batch.header.origin == present for batch in page.batches)
     has_gap = any(Origin(gap.zone, gap.epoch) == present for gap in plan.gaps)

@@ -18,7 +18,6 @@ from agent.fact_store.log import (
     ConsumerNotYours,
     ConsumerState,
     ConsumerStreamMismatch,
-    EpochEnded,
     Event,
     LeaseUnknown,
     Lifecycle,
@@ -33,6 +32,7 @@ from agent.fact_store.log import (
 from agent.fact_store.sqlite import Transaction
 from agent.lease import Denied, Lease, LeaseClaim, decide_lease
 from agent.pages import Start
+from agent.positions import Position
 
 
 def register_consumer(
@@ -87,22 +87,23 @@ def confirm_offsets(
     first_offset: int | None,
     last_offset: int,
     claim: LeaseClaim | None,
-    epoch: bytes | None,
+    read: Position | None,
 ) -> int:
     """The frontier after a confirmation. `claim` is the claim of the instance that confirms; None checks the name only.
-    `epoch`: the epoch to which the offsets belong, if the caller named it.
+    `read`: the position of `last_offset` in the log that the consumer has read; None: in this log. What of it is not in
+    this log is not confirmed.
 
-    Raises UnknownConsumer, EpochEnded, ConsumerFenced, LeaseUnknown, ConfirmRefused, ConfirmBeyondLog.
+    Raises UnknownConsumer, ConsumerFenced, LeaseUnknown, ConfirmRefused, ConfirmBeyondLog.
     """
     consumer = find_consumer(transaction.catalog, name)
-    # 0047: a new epoch may have begun since the request was checked.
-    if epoch not in {None, transaction.catalog.origin.epoch}:
-        raise EpochEnded(f"the offsets belong to epoch {(epoch or b'').hex()}, which has ended")
     # The lease comes first: a fenced instance must not move the frontier (decision 0036).
     lease = consumer.lease if claim is None else _lease(consumer, claim)
     stream = transaction.catalog.streams[consumer.stream]
     here = skip_released(consumer.confirmed, stream.released_offset)
-    confirmed = confirm_range(here, first_offset, last_offset, stream.end_offset)
+    if read is not None:
+        last_offset = min(last_offset, transaction.resolve(stream.name, read).offset)
+    is_none_left = read is not None and last_offset < (first_offset or 1)
+    confirmed = here if is_none_left else confirm_range(here, first_offset, last_offset, stream.end_offset)
     lifecycle = next_state(consumer.lifecycle, Event.SEEN)
     if (confirmed, lifecycle, lease) != (consumer.confirmed, consumer.lifecycle, consumer.lease):
         seen_unix_ms = transaction.now_unix_ms

@@ -3,8 +3,8 @@ old copy.
 
 A copy that was restored and has grown since is consistent in itself, but holds other facts than the peer at the same
 sequences. So a peer sends the last sequence that it holds of this store's own facts, over whatever path they came, and
-the digest there, which covers all facts before it (decision 0041). The peer's timeline says whether it has read this
-copy of the log or another one (decision 0054, log/timeline.py).
+the digest there, which covers all facts before it (decision 0041). The peer's position says whether it has read this
+copy of the log or another one (decision 0054).
 
 Only undamaged facts that are held here can contradict a peer. A released or damaged batch proves nothing, unless the
 batch after it, which contains its digest, is held.

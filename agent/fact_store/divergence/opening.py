@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -245,25 +245,13 @@ def _load_and_begin(
         begin_epoch(transaction, why, ends=ends_of(known, held), reseals=reseals)
     if is_new:
         _record_predecessor(transaction, found)
-    if is_new or why is not None:
-        _mark_open(transaction, connection, was_open=bool(was_open))
+    with nullcontext() if is_new or why is not None else _undone_on_full_disk(connection):
+        # On a full disk the mark and the filters of message ids are lost: a log that is deleted later is not noticed.
+        if not was_open:
+            connection.execute(QUERIES["update_is_open"], (1,))
         connection.execute(QUERIES["commit"])
-    else:
-        with _undone_on_full_disk(connection):  # the filters of message ids written by loading may be lost, too
-            _mark_open(transaction, connection, was_open=bool(was_open))
-            connection.execute(QUERIES["commit"])
     index.settle(is_durable=True)
     return Opened(connection, transaction.catalog, index)
-
-
-def _mark_open(transaction: Transaction, connection: sqlite3.Connection, *, was_open: bool) -> None:
-    """Write the mark of an open store and the ends of earlier timelines. If the disk has no room for them, the
-    timelines end later, at the next opening, and a log that is deleted before then is not noticed."""
-    if not was_open:
-        connection.execute(QUERIES["update_is_open"], (1,))
-    catalog = transaction.catalog
-    for stream in catalog.streams.values():  # 0054: in the last life a stream may have been served to its end
-        connection.execute(QUERIES["end_timelines"], (stream.end_offset, stream.id))
 
 
 @contextmanager

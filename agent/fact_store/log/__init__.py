@@ -29,7 +29,6 @@ from agent.fact_store.log.errors import (
     ArtifactRefused,
     ArtifactsFull,
     ArtifactTooLarge,
-    ConfirmBeyondLog,
     ConfirmRefused,
     ConsumerFenced,
     ConsumerInUse,
@@ -37,7 +36,6 @@ from agent.fact_store.log.errors import (
     ConsumerStreamMismatch,
     DefinitionsMissing,
     EpochChanging,
-    EpochEnded,
     FactsRefused,
     ForkError,
     LeaseUnknown,
@@ -80,10 +78,3 @@ from agent.fact_store.log.records import (
 )
 from agent.fact_store.log.store_age import HOUR_MS, MARK_EVERY_MS, NEVER_NS, AgeClock, is_mark_due, last_offset_before
 from agent.fact_store.log.tail_cache import TailCache
-from agent.fact_store.log.timeline import (
-    NUMBER_BYTES,
-    TIMELINE_BYTES,
-    TIMELINES_MAX,
-    number_of,
-    why_other_timeline,
-)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from agent.batch import Definitions, Link, Origin
 from agent.fact_store.log.records import ConsumerState, Reseal, StreamInfo
 from agent.fact_store.log.tail_cache import TailCache
-from agent.pages import HeldRange, PeerPosition
+from agent.pages import HeldRange
+from agent.positions import LogLives, Trail
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +48,18 @@ class Catalog:
     origins: dict[Origin, int] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[HeldRange, ...]] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
-    peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
     zone_uses: dict[tuple[int, str], int] = field(default_factory=dict)
     """Sealed bytes here by number of stream and the zone that wrote them, of other zones than this one."""
-    timeline: bytes = b""
-    """The timeline of this life; in `timelines` for each stream that is served."""
-    timelines: Mapping[str, Mapping[bytes, int | None]] = field(default_factory=dict)
-    """By stream: each timeline on which it was served, oldest first, with the offset up to which the stream is the same
-    as then; None for the timeline of this life. The mappings are replaced."""
+    trails: dict[tuple[str, str], Trail] = field(default_factory=dict)
+    """By peer and stream: how far the peer's log is stored here."""
+    peer_epochs: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    life: bytes = b""
+    """The life of this process; in `lives` of each stream in which it has stored a fact."""
+    lives: Mapping[str, tuple[tuple[bytes, int], ...]] = field(default_factory=dict)
+    """By stream: each life with the first offset that it stored, in order. The mapping is replaced."""
     read_again: frozenset[tuple[str, str]] = frozenset()
     """Peers and streams where, since the first read, the peer has begun another epoch or its log was read again from
-    the beginning."""
+    before."""
     unproven: frozenset[tuple[int, int]] = frozenset()
     """Numbers of streams and origins whose released facts were received again and could not be compared."""
     contradicted: frozenset[tuple[int, int]] = frozenset()
@@ -81,8 +83,8 @@ class Catalog:
         """A copy that may be changed."""
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.consumers.copy(),
-            self.peers.copy(), self.zone_uses.copy(), self.timeline, self.timelines, self.read_again, self.unproven,
-            self.contradicted, self.reseals, self.renamed, self.leases, self.proven, self.own_origin,
+            self.zone_uses.copy(), self.trails.copy(), self.peer_epochs.copy(), self.life, self.lives, self.read_again,
+            self.unproven, self.contradicted, self.reseals, self.renamed, self.leases, self.proven, self.own_origin,
             self.own_definitions, self.own_definition_id, self.tails.copy(),
         )  # fmt: skip
 
@@ -90,6 +92,11 @@ class Catalog:
     def age_ms(self) -> int:
         """The store's age in milliseconds when the newest mark was set (store_age.py)."""
         return max((stream.mark_ms or 0 for stream in self.streams.values()), default=0)
+
+    def log(self, stream: str) -> LogLives:
+        """The lives of a stream's log, in which positions are resolved."""
+        known = self.streams.get(stream)
+        return LogLives(self.lives.get(stream, ()), known.end_offset if known else 0, self.life)
 
     def link(self, stream: str) -> Link:
         """The link that the next batch of own facts continues."""

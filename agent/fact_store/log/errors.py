@@ -273,13 +273,6 @@ class ArtifactTooLarge(ArtifactRefused):
     hint = "raise [store] artifact_bytes_max"
 
 
-class EpochEnded(Refused):
-    """The offsets belong to an epoch of this store that is over."""
-
-    retryable = True
-    hint = "start again at offset 0 of the present epoch"
-
-
 class ConfirmRefused(Refused):
     """A confirmation of an invalid range."""
 

@@ -12,6 +12,8 @@ import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from agent.fact_store.log import (
     StoreDamaged,
     StoreUnusable,
     StreamInfo,
+    StreamState,
     check_digest,
     parse_row,
 )
@@ -42,6 +45,7 @@ from agent.fact_store.sqlite import (
     connect,
     connect_reader,
     file_bytes,
+    holds_other,
     identity,
     load,
     one_state,
@@ -58,6 +62,7 @@ from agent.pages import (
     SignedBatch,
     StoredBatch,
 )
+from agent.positions import LogLives, Position, Resolved
 from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 
 OFFSET_MAX = 2**63 - 2
@@ -283,6 +288,20 @@ class StoreReader:
         except StoreDamaged:
             is_sound = False
         return None if is_sound else needed
+
+    def holds_other(self, stream: str, offset: int, digest: bytes) -> bool:
+        """Whether an intact batch at an offset has another digest than this one."""
+        with self._reading() as connection:
+            number = self._stream(connection, stream)
+            return number is not None and holds_other(connection.execute, StreamState(number, stream), offset, digest)
+
+    def log(self, stream: str) -> LogLives:
+        """The lives of a stream's log. Which of them a process still writes cannot be seen from outside."""
+        return replace(self._catalog().log(stream), present=b"")
+
+    def resolve(self, stream: str, position: Position) -> Resolved:
+        """What a position in a log of this stream means here."""
+        return self.log(stream).resolve(position, partial(self.holds_other, stream))
 
     def end_offset(self, stream: str) -> int:
         """Offset of the last fact of a stream, 0 if there is none."""

@@ -31,5 +31,5 @@ from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.migrations import FILES, check_known, migrate
 from agent.fact_store.sqlite.queries import QUERIES, named_statements
 from agent.fact_store.sqlite.recovery import begin_life, check_zone, identity, load
-from agent.fact_store.sqlite.transaction import Transaction
+from agent.fact_store.sqlite.transaction import Transaction, holds_other
 from agent.fact_store.sqlite.wal_file import WalHeader, has_commits_behind, read_header, wal_path

@@ -582,17 +582,24 @@ DELETE FROM confirmed WHERE consumer = ? AND first_offset = ?;
 -- select_confirmed: every range beyond a frontier
 SELECT consumer, first_offset, last_offset FROM confirmed ORDER BY consumer, first_offset;
 
--- insert_peer_position: how far a peer's stream is stored
-INSERT INTO peer_position (peer, stream, epoch, peer_offset, timeline, is_read_again) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (peer, stream) DO UPDATE SET
-    epoch = excluded.epoch, peer_offset = excluded.peer_offset, timeline = excluded.timeline,
-    is_read_again = peer_position.is_read_again OR excluded.is_read_again;
+-- insert_trail: how far a peer's stream is stored, in one of the peer's lives
+INSERT OR REPLACE INTO trail (peer, stream, life, peer_offset, digest) VALUES (?, ?, ?, ?, ?);
 
--- select_peer_positions: every peer's position
-SELECT
-    peer_position.peer, stream.name, peer_position.epoch, peer_position.peer_offset,
-    peer_position.is_read_again, peer_position.timeline
-FROM peer_position JOIN stream ON stream.id = peer_position.stream ORDER BY peer_position.peer, stream.name;
+-- delete_trail: the oldest life of a trail
+DELETE FROM trail WHERE peer = ? AND stream = ? AND life = ?;
+
+-- select_trails: the trail of each peer and stream, oldest first
+SELECT trail.peer, stream.name, trail.life, trail.peer_offset, trail.digest
+FROM trail JOIN stream ON stream.id = trail.stream ORDER BY trail.id;
+
+-- insert_peer_epoch: the epoch of a peer whose stream is stored here
+INSERT INTO peer_epoch (peer, stream, epoch, is_read_again) VALUES (?, ?, ?, ?)
+ON CONFLICT (peer, stream) DO UPDATE SET
+    epoch = excluded.epoch, is_read_again = peer_epoch.is_read_again OR excluded.is_read_again;
+
+-- select_peer_epochs: the epoch of each peer
+SELECT peer_epoch.peer, stream.name, peer_epoch.epoch, peer_epoch.is_read_again
+FROM peer_epoch JOIN stream ON stream.id = peer_epoch.stream ORDER BY peer_epoch.peer, stream.name;
 
 -- insert_unproven: an origin of which facts came again that could not be compared
 INSERT OR IGNORE INTO unproven (stream, origin) VALUES (?, ?);
@@ -629,18 +636,18 @@ ON CONFLICT (stream, origin, new_origin) DO UPDATE SET shift = excluded.shift;
 -- select_renamed: facts of one epoch that are known under another
 SELECT stream, origin, new_origin, shift FROM renamed;
 
--- insert_timeline: a stream begins to be served in this life
-INSERT INTO timeline (stream, id, until_offset) VALUES (?, ?, NULL);
+-- insert_life: a process stores its first fact of a stream
+INSERT INTO life (stream, first_offset, life) VALUES (?, ?, ?);
 
--- end_timelines: the last life ended; it may have served a stream to its end
-UPDATE timeline SET until_offset = ? WHERE stream = ? AND until_offset IS NULL;
+-- select_lives: the lives of each stream, in order
+SELECT stream.name, life.life, life.first_offset FROM life JOIN stream ON stream.id = life.stream
+ORDER BY life.stream, life.first_offset;
 
--- delete_timeline: the oldest of a stream that has too many
-DELETE FROM timeline WHERE stream = ? AND id = ?;
-
--- select_timelines: the timelines of each stream, and the offset up to which each is that of the stream today
-SELECT stream.name, timeline.id, timeline.until_offset FROM timeline JOIN stream ON stream.id = timeline.stream
-ORDER BY timeline.id;
+-- select_at_offset: the batch that may hold an offset, unless retention has released it
+SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch
+WHERE stream = :stream AND first_offset <= :offset
+    AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
+ORDER BY first_offset DESC LIMIT 1;
 
 -- insert_incident: something lost, refused or damaged; a repeat increments the count. Returns the count
 INSERT INTO incident (kind, subject, detail, count, first_unix_ms, last_unix_ms)

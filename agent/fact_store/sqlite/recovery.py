@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +18,6 @@ from typing import Any
 from agent.batch import EPOCH_BYTES, Definitions, Origin
 from agent.fact_store.log import (
     ACTIVE_STATES,
-    NUMBER_BYTES,
-    TIMELINE_BYTES,
     Catalog,
     Confirmed,
     ConsumerState,
@@ -29,15 +28,15 @@ from agent.fact_store.log import (
     StoreForeign,
     StreamState,
     next_state,
-    number_of,
 )
 from agent.fact_store.sqlite.connection import reading_tables
 from agent.fact_store.sqlite.queries import QUERIES
 from agent.lease import Lease
-from agent.pages import HeldRange, PeerPosition
+from agent.pages import HeldRange
+from agent.positions import Position, drawn_life
 
 FIRST_ORIGIN = 1  # number of a new store in the table `origin`
-FORMAT = 3  # meaning of the tables, apart from their schema; incremented by changes that old programs must not read
+FORMAT = 4  # meaning of the tables, apart from their schema; incremented by changes that old programs must not read
 
 OWN_DEFINITIONS_MAX = 50_000
 """Own tag definitions, with those of tags that were changed or removed, after which an opening begins without any: each
@@ -113,10 +112,12 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     for number, count, digest in _rows(connection, "select_own_definition"):
         if count <= OWN_DEFINITIONS_MAX:
             catalog.own_definition_id, catalog.own_definitions = number, Definitions(count, digest)
-    for peer, stream, epoch, offset, is_read_again, timeline in _rows(connection, "select_peer_positions"):
+    for peer, stream, *position in _rows(connection, "select_trails"):
+        catalog.trails[peer, stream] = (*catalog.trails.get((peer, stream), ()), Position(*position))
+    for peer, stream, epoch, is_read_again in _rows(connection, "select_peer_epochs"):
         catalog.read_again |= {(peer, stream)} if is_read_again else set()
-        catalog.peers[peer, stream] = PeerPosition(epoch, offset, timeline)
-    _load_timelines(connection, catalog)
+        catalog.peer_epochs[peer, stream] = epoch
+    _load_lives(connection, catalog)
     catalog.zone_uses = {(stream, zone): size for stream, zone, size in _rows(connection, "select_zone_uses")}
     catalog.proven = frozenset(origin for (origin,) in _rows(connection, "select_proven"))
     catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))
@@ -130,17 +131,16 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     return catalog
 
 
-def _load_timelines(connection: sqlite3.Connection, catalog: Catalog) -> None:
-    """Load the timelines of each stream in the order of their numbers, and create that of this life, which has the next
-    number and is unique among all copies of this file."""
-    number = 0
-    timelines: dict[str, dict[bytes, int | None]] = {}
-    for stream, one, until_offset in _rows(connection, "select_timelines"):
-        number = max(number, number_of(one))
-        end_offset = catalog.streams[stream].end_offset  # NULL: in the last life
-        timelines.setdefault(stream, {})[one] = end_offset if until_offset is None else until_offset
-    catalog.timelines = timelines
-    catalog.timeline = (number + 1).to_bytes(NUMBER_BYTES) + os.urandom(TIMELINE_BYTES - NUMBER_BYTES)
+def _load_lives(connection: sqlite3.Connection, catalog: Catalog) -> None:
+    """Load the lives of each stream, and draw that of this process. It stays in memory until a stream grows, so an
+    opening that stores nothing leaves no trace."""
+    lives = dict[str, tuple[tuple[bytes, int], ...]]()
+    for stream, life, first_offset in _rows(connection, "select_lives"):
+        lives[stream] = (*lives.get(stream, ()), (life, first_offset))
+    catalog.lives = lives
+    chance = os.urandom(16) + time.time_ns().to_bytes(16) + os.getpid().to_bytes(8)
+    own = {life for of_stream in lives.values() for life, _ in of_stream}
+    catalog.life = drawn_life(own, time.time_ns() // 1_000_000, chance)
 
 
 def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:

@@ -8,7 +8,7 @@ affected. An SQLite error ends the whole transaction.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -16,7 +16,6 @@ from itertools import chain
 from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin, Sign, parse
 from agent.columns import BatchError
 from agent.fact_store.log import (
-    TIMELINES_MAX,
     Catalog,
     ConsumerState,
     PageRow,
@@ -24,6 +23,7 @@ from agent.fact_store.log import (
     StreamState,
     TailCache,
     is_mark_due,
+    parse_row,
 )
 from agent.fact_store.sqlite.definitions import read_definitions
 from agent.fact_store.sqlite.message_index import MessageIndex
@@ -34,9 +34,9 @@ from agent.pages import (
     DefinitionChain,
     HeldRange,
     OriginRange,
-    PeerPosition,
     SignerCertificate,
 )
+from agent.positions import Position, Resolved, extended
 from agent.signing.records import KEY_ID_BYTES, RecordSigner, sign_record
 
 ROWS_AT_ONCE = 8
@@ -49,7 +49,17 @@ INCIDENTS_FIRST = 500
 INCIDENTS_OTHERS = "others"
 """The subject that counts the removed ones."""
 _INCIDENTS_REMOVED = 100
+Execute = Callable[..., sqlite3.Cursor]
 _INSERT_BATCHES = with_rows(QUERIES["insert_batch"], ROWS_AT_ONCE)
+
+
+def holds_other(execute: Execute, stream: StreamState | None, offset: int, digest: bytes) -> bool:
+    """Whether an intact batch at an offset of a stream has another digest than this one."""
+    row = execute(QUERIES["select_at_offset"], {"stream": stream.id, "offset": offset}).fetchone() if stream else None
+    if stream is None or row is None or row[3] == digest:
+        return False
+    batch = parse_row(stream.name, row)
+    return isinstance(batch, Batch) and row[0] <= offset <= row[1]
 
 
 class Transaction:
@@ -156,6 +166,11 @@ class Transaction:
         yield from self._execute(QUERIES["select_repaired"], (stream, first_offset)).fetchall()
         yield from self._execute(QUERIES["select_page_row"], (stream, first_offset)).fetchall()
 
+    def resolve(self, stream: str, position: Position) -> Resolved:
+        """What a position in a stream's log means here."""
+        known = self.catalog.streams.get(stream)
+        return self.catalog.log(stream).resolve(position, partial(holds_other, self._execute, known))
+
     def damaged(self, stream: int) -> list[tuple[str, bytes, int, int]]:
         """Zone, epoch, first and last sequence of the batches of a stream that were found damaged and are not
         repaired."""
@@ -235,6 +250,11 @@ class Transaction:
             marked = replace(stream, mark_ms=self.age_ms, mark_unix_ms=self.now_unix_ms, is_backlog=is_backlog)
             values = (stream.id, stream.end_offset + 1, stream.bytes_total, self.age_ms, self.now_unix_ms, is_backlog)
             self._execute(QUERIES["insert_mark"], values)
+        lives = self.catalog.lives.get(stream.name, ())
+        if not lives or lives[-1][0] != self.catalog.life:
+            self._execute(QUERIES["insert_life"], (stream.id, stream.end_offset + 1, self.catalog.life))
+            lives = (*lives, (self.catalog.life, stream.end_offset + 1))
+            self.catalog.lives = {**self.catalog.lives, stream.name: lives}
         self.catalog.streams[stream.name] = replace(marked, end_offset=end_offset, bytes_total=bytes_total)
         tails = self.catalog.tails
         tails[stream.id] = tails.get(stream.id, TailCache()).extended(batches, end_offset)
@@ -365,20 +385,22 @@ class Transaction:
             fresh = {(stream, producer): epoch for producer, epoch in epochs.items()}
             self.catalog.leases = {**self.catalog.leases, **fresh}
 
-    def set_peer_position(self, peer: str, stream: StreamState, position: PeerPosition, *, is_read_again: bool) -> None:
-        """Set how far a peer's stream is stored. On one timeline of the peer it never moves back. `is_read_again`: from
-        this page on another log of the peer is read, with facts that may have been read before."""
-        known = self.catalog.peers.get((peer, stream.name))
-        if (
-            known is not None
-            and (known.epoch, known.timeline) == (position.epoch, position.timeline)
-            and known.offset >= position.offset
-        ):
-            return
-        self.catalog.read_again |= {(peer, stream.name)} if is_read_again else set()
-        values = (peer, stream.id, position.epoch, position.offset, position.timeline, is_read_again)
-        self._execute(QUERIES["insert_peer_position"], values)
-        self.catalog.peers[peer, stream.name] = position
+    def set_peer_position(
+        self, peer: str, stream: StreamState, read: Sequence[Position], epoch: bytes, *, is_read_again: bool
+    ) -> None:
+        """Set how far a peer's stream is stored, in each of these lives of its log. `is_read_again`: from this page on
+        facts come that may have been read before."""
+        at = peer, stream.name
+        before = self.catalog.trails.get(at, ())
+        self.catalog.trails[at] = after = extended(before, read)
+        for one in read:
+            self._execute(QUERIES["insert_trail"], (peer, stream.id, *one))
+        for gone in {one.life for one in before} - {one.life for one in after}:
+            self._execute(QUERIES["delete_trail"], (peer, stream.id, gone))
+        if self.catalog.peer_epochs.get(at) != epoch or is_read_again:
+            self.catalog.read_again |= {at} if is_read_again else set()
+            self._execute(QUERIES["insert_peer_epoch"], (peer, stream.id, epoch, is_read_again))
+            self.catalog.peer_epochs[at] = epoch
 
     def add_unproven(self, stream: int, origin: int) -> None:
         """Record that released facts of an origin were received again. Writes only the first time."""
@@ -403,19 +425,6 @@ class Transaction:
         if self.catalog.renamed.get((stream, older, newer)) != shift:
             self._execute(QUERIES["insert_renamed"], (stream, older, newer, shift))
             self.catalog.renamed = {**self.catalog.renamed, (stream, older, newer): shift}
-
-    def begin_timeline(self, stream: str) -> None:
-        """Record that a stream is served in this life, unless that is recorded already (decision 0054)."""
-        catalog, known = self.catalog, self.catalog.timelines.get(stream, {})
-        if catalog.timeline in known:
-            return
-        number = catalog.streams[stream].id
-        gone = list(known)[: max(0, len(known) + 1 - TIMELINES_MAX)]
-        for one in gone:
-            self._execute(QUERIES["delete_timeline"], (number, one))
-        self._execute(QUERIES["insert_timeline"], (number, catalog.timeline))
-        kept = {one: until_offset for one, until_offset in known.items() if one not in gone}
-        catalog.timelines = {**catalog.timelines, stream: {**kept, catalog.timeline: None}}
 
     def add_consumer(self, consumer: ConsumerState) -> ConsumerState:
         """Register a consumer and number it."""

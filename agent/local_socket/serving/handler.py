@@ -212,12 +212,9 @@ class RequestHandler:
                 # released.
                 if known is not None and known.zone != store.zone:
                     raise ConsumerNotYours(f"consumer {known.name!r} was registered by zone {known.zone!r}")
-                # Offsets of a former epoch may name facts that were never read.
-                if request.epoch not in {None, store.epoch.hex()}:
-                    raise LocalError(f"offset {request.offset} is of epoch {request.epoch}, not of {store.epoch.hex()}")
-                epoch = None if request.epoch is None else store.epoch  # another one may begin before the commit
+                life = None if request.life is None else bytes.fromhex(request.life)
                 confirming = store.consumers.confirm(
-                    request.consumer_name, request.offset, request.first_offset, claim=request.claim, epoch=epoch
+                    request.consumer_name, request.offset, request.first_offset, claim=request.claim, life=life
                 )
                 frontier = await asyncio.wrap_future(confirming)  # durable before it is answered
                 return messages.Confirmed(frontier)

@@ -19,6 +19,7 @@ from agent.batch import RECORD_BYTES, Origin
 from agent.lease import LEASE_EPOCH_MAX
 from agent.message import JSON_INTEGER_MAX, Envelope, MessageError, check_depth
 from agent.pages import BATCHES_MAX, CERTIFICATES_OF_KEY_MAX
+from agent.positions import TRAIL_MAX, Position
 from agent.replication.protocol.errors import MalformedMessage
 
 # ---------------------------------------------------------------------------------------- types of fields, base classes
@@ -29,7 +30,7 @@ CLAIM_MAX = JSON_INTEGER_MAX
 """Largest integer of an answer, and largest sequence of an origin. A node adds up what its peers claim: the sum of a
 thousand such values fits into 64 bits. A log reaches it after 28 years of ten million facts a second."""
 Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
-Position = Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)]
+PositiveOffset = Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)]
 ClaimedOffset = Annotated[int, msgspec.Meta(ge=0, le=CLAIM_MAX)]
 ClaimedPosition = Annotated[int, msgspec.Meta(ge=1, le=CLAIM_MAX)]
 Time = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
@@ -39,7 +40,9 @@ Zone = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}\Z")]
 Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 DigestStart = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
-Timeline = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+Life = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+LifeOrNone = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32})?\Z")]
+DigestOrNone = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32})?\Z")]
 OriginName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}/[0-9a-f]{32}\Z")]
 Lease = Annotated[int, msgspec.Meta(ge=0, le=LEASE_EPOCH_MAX)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
@@ -54,6 +57,25 @@ Certificate = Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A part of a message; fields with their default value are not encoded."""
+
+
+class LogPosition(Part, frozen=True):
+    """A log was read up to `offset`, whose fact `life` has stored; offset 0 without a life: nothing was read. `digest`:
+    of the batch that holds it; a client that stores nothing may omit it."""
+
+    offset: ClaimedOffset = 0
+    life: LifeOrNone = ""
+    digest: DigestOrNone = ""
+
+    @classmethod
+    def of(cls, position: Position) -> Self:
+        """The position as a message names it."""
+        return cls(offset=position.offset, life=position.life.hex(), digest=position.digest.hex())
+
+    @property
+    def position(self) -> Position:
+        """The position that is named."""
+        return Position(bytes.fromhex(self.life), self.offset, bytes.fromhex(self.digest))
 
 
 class RequestBody(Part, frozen=True):
@@ -116,10 +138,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 class Confirm(Part, frozen=True):
     """Offsets `first_offset` to `last_offset` are durable at the requester; without `first_offset` all up to
-    `last_offset`."""
+    `last_offset`. `life` and `digest` are those of the position at `last_offset`."""
 
-    last_offset: Position
-    first_offset: Position | None = None
+    last_offset: PositiveOffset
+    life: Life
+    digest: DigestOrNone = ""
+    first_offset: PositiveOffset | None = None
 
     def check(self, operation: str) -> None:
         """Raise MalformedMessage if the range is backwards."""
@@ -142,7 +166,10 @@ class OriginHead(Part, frozen=True):
 
 
 class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operation"):
-    """A page from the consumer's frontier, or after `after_offset`; waits up to `wait_ms` for facts."""
+    """A page from the consumer's frontier, or after a position; waits up to `wait_ms` for facts.
+
+    `after` must be known to the store as it is. With `trail`, how far the newest lives of the log were read, the page
+    begins at the one that is valid furthest there, or at the beginning."""
 
     consumer_name: Name
     limit: int
@@ -151,11 +178,11 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
     stream: Name | None = None
     start: Time | StartText = "oldest"
     epoch: Epoch | None = None
-    after_offset: Offset | None = None
+    after: LogPosition | None = None
+    trail: Annotated[list[LogPosition], msgspec.Meta(max_length=TRAIL_MAX)] | None = None
     confirm: Confirm | None = None
     lease: Lease | None = None
     lease_after: Lease | None = None
-    timeline: Timeline | None = None
     origin_head: OriginHead | None = None
     former_epochs: list[Epoch] = []
     signers_known: SignersKnown | None = None
@@ -165,6 +192,8 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
         check_range("former_epochs", len(self.former_epochs), 0, FORMER_EPOCHS_MAX, "FetchFacts")
         check_range("wait_ms", self.wait_ms, 0, WAIT_MS_MAX, "FetchFacts")
         _ = self.starts
+        if self.after is not None and self.trail is not None:
+            raise MalformedMessage("after and trail exclude each other", "bad_request", "FetchFacts")
         if self.confirm is not None:
             self.confirm.check("FetchFacts")
 
@@ -192,14 +221,16 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
 
 class FetchRange(RequestBody, frozen=True, tag="FetchRange", tag_field="operation"):
     """A page of facts `first_offset` to `last_offset` of a stream, without a consumer and without waiting; with
-    `whole_batches` beyond both ends of the range if need be."""
+    `whole_batches` beyond both ends of the range if need be. `life` and `digest` are those of the position at
+    `last_offset`, or the life of a later one."""
 
     stream: Name
-    first_offset: Position
-    last_offset: Position
+    first_offset: PositiveOffset
+    last_offset: PositiveOffset
+    life: Life
     limit: int
     bytes_max: int = BYTES_MAX_DEFAULT
-    epoch: Epoch | None = None
+    digest: DigestOrNone = ""
     whole_batches: bool = False
     signers_known: SignersKnown | None = None
 
@@ -210,7 +241,7 @@ class FetchRange(RequestBody, frozen=True, tag="FetchRange", tag_field="operatio
 
 class FetchSequences(RequestBody, frozen=True, tag="FetchSequences", tag_field="operation"):
     """A page of whole batches with sequences `first_sequence` to `last_sequence` of one origin, also the requester's
-    own. `timeline` and `end_offset`: as in GetDigests."""
+    own. `position`: as in GetDigests."""
 
     stream: Name
     origin: OriginName
@@ -219,8 +250,7 @@ class FetchSequences(RequestBody, frozen=True, tag="FetchSequences", tag_field="
     limit: int
     bytes_max: int = BYTES_MAX_DEFAULT
     signers_known: SignersKnown | None = None
-    timeline: Timeline | None = None
-    end_offset: Offset | None = None
+    position: LogPosition | None = None
 
     def check(self) -> None:
         check_page(self.limit, self.bytes_max, "FetchSequences")
@@ -228,18 +258,21 @@ class FetchSequences(RequestBody, frozen=True, tag="FetchSequences", tag_field="
 
 
 class ConfirmReceipt(RequestBody, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
-    """Facts up to `offset` (from `first_offset`, if given) are durable at the requester."""
+    """Facts up to `offset` (from `first_offset`, if given) are durable at the requester. `life` and `digest` are those
+    of the position at `offset`. What of it is not in this log is not confirmed."""
 
     consumer_name: Name
-    offset: Position
-    first_offset: Position | None = None
-    epoch: Epoch | None = None
+    offset: PositiveOffset
+    life: Life
+    digest: DigestOrNone = ""
+    first_offset: PositiveOffset | None = None
     lease: Lease | None = None
 
     @property
     def confirm(self) -> Confirm:
         """The confirmed range."""
-        return Confirm(last_offset=self.offset, first_offset=self.first_offset)
+        where = {"life": self.life, "digest": self.digest}
+        return Confirm(last_offset=self.offset, first_offset=self.first_offset, **where)
 
     def check(self) -> None:
         self.confirm.check("ConfirmReceipt")
@@ -317,13 +350,25 @@ class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", ta
     """A consumer's page. Without offsets: no facts came while waiting.
 
     `lease`: the requester's lease, if it sent or requested one. `lease_in_force`: the lease in force, if `lease_after`
-    named another one; the answer then contains nothing else. `timeline`: which copy of the log the page was read
-    from."""
+    named another one; the answer then contains nothing else. `after`: the position after which the page begins.
+    `lives`: of each life with facts in the page, the last position there, in order. `life`: of the answering
+    process."""
 
     frontier: ClaimedOffset
+    life: Life
     lease: Lease | None = None
     lease_in_force: Lease | None = None
-    timeline: Timeline | None = None
+    after: LogPosition = LogPosition()
+    lives: Annotated[list[LogPosition], msgspec.Meta(max_length=TRAIL_MAX)] = []
+
+    def check(self) -> None:
+        """Raise MalformedMessage unless the page begins after `after`, and `lives` cover it."""
+        super().check()
+        covered, lasts = self.covered(), [one.offset for one in self.lives]
+        expected = (self.after.offset, lasts[-1]) if lasts else None
+        is_right = expected == (None if covered is None else (covered[0] - 1, covered[1]))
+        if not is_right or sorted(set(lasts)) != lasts or any(not one.life for one in self.lives):
+            raise MalformedMessage("positions of a page do not fit its offsets", operation="FetchFacts")
 
 
 class RangeAnswer(OffsetsAnswer, frozen=True, tag="FetchRange", tag_field="operation"):
@@ -333,11 +378,10 @@ class RangeAnswer(OffsetsAnswer, frozen=True, tag="FetchRange", tag_field="opera
 class SequencesAnswer(PageAnswer, frozen=True, kw_only=True, tag="FetchSequences", tag_field="operation"):
     """A page whose positions are sequences of `origin`: whole batches; the first may begin before the requested range.
 
-    Holes may also be `absent`: never held by this store. Nothing is omitted. `timeline`: as in DigestsAnswer.
+    Holes may also be `absent`: never held by this store. Nothing is omitted.
     """
 
     origin: OriginName
-    timeline: Timeline | None = None
 
     def end(self) -> int:
         return CLAIM_MAX
@@ -383,7 +427,7 @@ class GetDigests(RequestBody, frozen=True, tag="GetDigests", tag_field="operatio
     """Ranges held of each origin after `after_origin`; or, with `origin`, digests at some batch ends in a range of it.
 
     An equal digest proves equality of the whole history before it, so a few digests find where two stores differ.
-    `timeline` and `end_offset`: those of the last answer of the comparison, which goes on with the same log only.
+    `position`: the end of the log in the first answer of the comparison, which goes on with the same log only.
     """
 
     stream: Name
@@ -392,8 +436,7 @@ class GetDigests(RequestBody, frozen=True, tag="GetDigests", tag_field="operatio
     first_sequence: ClaimedPosition | None = None
     last_sequence: ClaimedPosition | None = None
     ends_max: int = ENDS_DEFAULT
-    timeline: Timeline | None = None
-    end_offset: Offset | None = None
+    position: LogPosition | None = None
 
     def check(self) -> None:
         check_range("ends_max", self.ends_max, 1, ENDS_MAX, "GetDigests")
@@ -410,17 +453,17 @@ class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operat
 
     `ranges`: (origin, first_sequence, last_sequence, digest before the first, digest of the last batch), sorted, of
     what is held or was held before retention; whole origins, and `more` if others follow. `ends`: (last_sequence,
-    digest) of batches in the requested range. `end_offset`: end of the log when it was read; the log up to there
-    contains all `ranges`. `timeline`: which copy of the log was read."""
+    digest) of batches in the requested range. `end_offset`: end of the log when it was read, which `life` has
+    stored; the log up to there contains all `ranges`."""
 
     stream: Name
     end_offset: ClaimedOffset
+    life: LifeOrNone = ""
     ranges: Annotated[
         list[tuple[OriginName, ClaimedPosition, ClaimedPosition, Digest, Digest]], msgspec.Meta(max_length=RANGES_MAX)
     ] = []
     ends: Annotated[list[tuple[ClaimedPosition, Digest]], msgspec.Meta(max_length=ENDS_MAX + 2)] = []
     more: bool = False
-    timeline: Timeline | None = None
 
     def check(self) -> None:
         """Raise MalformedMessage unless ranges and ends are sorted and do not overlap."""
@@ -518,7 +561,7 @@ class PutObject(RequestBody, frozen=True, tag="PutObject", tag_field="operation"
     """The next bytes of an artifact of `size` bytes. Without `data`: ask how many bytes an earlier attempt stored."""
 
     digest: Artifact
-    size: Position
+    size: PositiveOffset
     offset: Offset = 0
     data: Annotated[bytes, msgspec.Meta(max_length=PUT_BYTES_MAX)] = b""
 
@@ -552,9 +595,10 @@ class PutAnswer(AnswerBody, frozen=True, tag="PutObject", tag_field="operation")
 
 
 class GetBounds(RequestBody, frozen=True, tag="GetBounds", tag_field="operation"):
-    """The first and last offset a stream holds."""
+    """The first and last offset a stream holds; and up to where `position` is valid in its log."""
 
     stream: Name
+    position: LogPosition | None = None
 
 
 class ListStreams(RequestBody, frozen=True, tag="ListStreams", tag_field="operation"):
@@ -570,11 +614,14 @@ class StreamEntry(Part, frozen=True):
 
 
 class BoundsAnswer(AnswerBody, frozen=True, tag="GetBounds", tag_field="operation"):
-    """The bounds of one stream."""
+    """The bounds of one stream. `life` has stored its last fact. `resolved`: the position of the request, as far as it
+    is valid in this log; none if it is unknown."""
 
     stream: Name
     first_offset: ClaimedPosition
     end_offset: ClaimedOffset
+    life: LifeOrNone = ""
+    resolved: LogPosition | None = None
 
 
 class StreamsAnswer(AnswerBody, frozen=True, tag="ListStreams", tag_field="operation"):
@@ -822,12 +869,10 @@ class ErrorBody(Part, frozen=True):
 
 
 class ErrorAnswer(AnswerBody, frozen=True):
-    """The request was not carried out. `operation` repeats the requested operation, as far as it could be read.
-    `timeline`: with `timeline_differs`, that of the answering store."""
+    """The request was not carried out. `operation` repeats the requested operation, as far as it could be read."""
 
     operation: Annotated[str, msgspec.Meta(max_length=64)]
     error: ErrorBody
-    timeline: Timeline | None = None
 
 
 Answer = (

@@ -37,12 +37,12 @@ from agent.pages import (
     HeldRange,
     OriginRange,
     Page,
-    PeerPosition,
     PutResult,
     RepairedRange,
     SignedBatch,
     SignerCertificate,
 )
+from agent.positions import LogLives, Position, Resolved, Trail
 from agent.signing.records import RecordSigner
 
 
@@ -94,7 +94,7 @@ class Artifacts(Protocol):
 
 
 class Consumers(Protocol):
-    """The registered consumers of a serving store, and the timelines of what they read."""
+    """The registered consumers of a serving store."""
 
     def get(self, name: str) -> Consumer | None: ...
 
@@ -113,20 +113,14 @@ class Consumers(Protocol):
         first_offset: int | None = None,
         *,
         claim: LeaseClaim | None = None,
-        epoch: bytes | None = None,
+        life: bytes | None = None,
+        digest: bytes = b"",
         is_awaited: bool = True,
     ) -> Future[int]: ...
 
     def hasten(self) -> None: ...
 
     def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None: ...
-
-    @property
-    def timeline(self) -> bytes: ...
-
-    def begin_timeline(self, stream: str) -> Future[None] | None: ...
-
-    def why_other_timeline(self, stream: str, timeline: bytes, offset: int) -> str | None: ...
 
 
 class Appends(Protocol):
@@ -169,6 +163,15 @@ class ServingStore(ComparedStore, Protocol):
 
     def end_offset(self, stream: str) -> int: ...
 
+    @property
+    def life(self) -> bytes: ...
+
+    def log(self, stream: str) -> LogLives: ...
+
+    def resolve(self, stream: str, position: Position) -> Resolved: ...
+
+    def peer_reads_more(self, peer: str, why: str) -> None: ...
+
     def peer_is_ahead(self, peer: str, why: str) -> None: ...
 
     def begin_epoch(self, why: str, *, instead_of: bytes | None = None) -> Future[Origin]: ...
@@ -194,21 +197,25 @@ class ServingStore(ComparedStore, Protocol):
 class Inbound(Protocol):
     """What a receiving store takes from its peers."""
 
-    def peer_position(self, peer: str, stream: str) -> PeerPosition | None: ...
+    def trail(self, peer: str, stream: str) -> Trail: ...
+
+    def peer_epoch(self, peer: str, stream: str) -> bytes | None: ...
 
     def put_batches(
         self,
         peer: str,
         stream: str,
         batches: Sequence[Batch],
-        position: PeerPosition | None,
+        position: Position | None,
         *,
+        passed: Sequence[Position] = (),
+        after: Position | None = None,
+        epoch: bytes | None = None,
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
         verified: Collection[int] = (),
         signers: Sequence[SignerCertificate] = (),
         declined: Sequence[Declined] = (),
-        after_offset: int = 0,
     ) -> Future[PutResult]: ...
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]: ...

@@ -27,6 +27,7 @@ import msgspec
 from agent.batch import Definitions, Origin
 from agent.pages import DefinitionChain, HeldRange, LackingDefinitions, PutResult, intersect
 from agent.pages import Span as Sequences
+from agent.positions import NOTHING_READ, Position
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.digest_diff import Forked, Interval, known_end, missing, narrow, shared
 from agent.replication.protocol.errors import DefinitionsUnavailable, PeerRefused, ReplicationError
@@ -36,6 +37,7 @@ from agent.replication.protocol.messages import (
     DigestsAnswer,
     FetchSequences,
     GetDigests,
+    LogPosition,
     SequencesAnswer,
     origin_named,
 )
@@ -98,9 +100,8 @@ class Comparison:
     stream: str
     epoch: str = ""
     """The peer's epoch; all its answers must name the same one."""
-    timeline: str | None = None
-    """The timeline in the peer's last answer; `end_offset` is how far the peer's log was read."""
-    end_offset: int = 0
+    position: LogPosition | None = None
+    """The end of the peer's log in its first answer: all others must be of that log."""
     compared_facts: int = 0
     exchanges: int = 0
     bytes: int = 0
@@ -291,7 +292,7 @@ class AntiEntropy:
         """The ranges that the peer holds of each origin that it may send, and whether everything in its log at that
         time has been pulled."""
         ranges, after, more = dict[Origin, list[HeldRange]](), None, True
-        end_offset, epoch, count, kept = 0, "", 0, 0
+        end, count, kept = NOTHING_READ, 0, 0
         peer, allowed = self._settings.peer_zone, {*self._settings.origins, self._store.zone}
         while more:
             answer = await self._digests(found, GetDigests(stream=found.stream, after_origin=after))
@@ -310,12 +311,11 @@ class AntiEntropy:
                 raise PageRefused(
                     f"{peer} names more than {RANGES_KEPT_MAX} ranges of {found.stream} whose facts it may send"
                 )
-            end_offset, epoch = max(end_offset, answer.end_offset), answer.epoch
+            end = Position(bytes.fromhex(answer.life), answer.end_offset)
             more = answer.more and bool(answer.ranges)
             after = answer.ranges[-1][0] if answer.ranges else None
-        position = self._store.inbound.peer_position(self._settings.peer_zone, found.stream)
-        is_level = position is not None and position.epoch.hex() == epoch and position.offset >= end_offset
-        return ranges, is_level
+        trail = self._store.inbound.trail(self._settings.peer_zone, found.stream)
+        return ranges, any(one.life == end.life and one.offset >= end.offset for one in trail)
 
     async def _compare_span(
         self,
@@ -421,14 +421,14 @@ class AntiEntropy:
 
     async def _ask(self, found: Comparison, request: GetDigests | FetchSequences) -> Reply:
         peer = self._settings.peer_zone
-        if found.timeline is not None:
-            request = msgspec.structs.replace(request, timeline=found.timeline, end_offset=found.end_offset)
+        if found.position is not None:
+            request = msgspec.structs.replace(request, position=found.position)
         try:
             reply = await self._requester.ask(request, ANSWER_S)
         except PeerRefused as error:
-            if error.code != "timeline_differs":
+            if error.code != "life_unknown":
                 raise
-            # 0054: ranges of one copy of the log do not describe another copy.
+            # Ranges of one copy of the log do not describe another copy.
             raise OtherCopy(f"{peer} was restored from a copy, or two machines answer in its name: {error}") from error
         answer = reply.answer
         found.epoch = found.epoch or answer.epoch
@@ -437,10 +437,8 @@ class AntiEntropy:
                 f"{peer} answered under epoch {found.epoch} and then under {answer.epoch}: it has begun a new epoch, or"
                 " two machines answer in its name; compare again"
             )
-        if isinstance(answer, DigestsAnswer | SequencesAnswer):
-            found.timeline = answer.timeline
-        if isinstance(answer, DigestsAnswer):
-            found.end_offset = max(found.end_offset, answer.end_offset)
+        if isinstance(answer, DigestsAnswer) and found.position is None:
+            found.position = LogPosition(offset=answer.end_offset, life=answer.life)
         found.exchanges += 1
         found.bytes += reply.bytes
         return reply
@@ -448,7 +446,7 @@ class AntiEntropy:
     async def _fetch_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
         """Fetch missing batches and append them."""
         peer, stored = self._settings.peer_zone, 0
-        if self._store.inbound.peer_position(peer, found.stream) is None:
+        if not self._store.inbound.trail(peer, found.stream):
             return  # nothing has been pulled yet: the pull will fetch everything
         async for _, judged in self._pages(found, origin, span):
             is_whole = await self._artifacts.fetch(judged.batches)

@@ -76,7 +76,9 @@ def check_page(
         end_offset=answer.end_offset,
         lease=answer.lease or 0,
         lease_in_force=answer.lease_in_force,
-        timeline=answer.timeline,
+        life=answer.life,
+        after=answer.after.position,
+        lives=tuple(one.position for one in answer.lives),
         content=start_check(PageContent(answer.batches, attachment, answer.holes, tuple(answer.signers))),
     )
 
@@ -145,7 +147,7 @@ def _check_header(header: Header, where: str, count: int, stream: str, origins: 
     if header.is_slice:
         raise PageRefused(
             f"{where} is a slice: it can be read, not stored. Either the limit is too small, or our position is inside"
-            " this batch because the peer's store is an old copy that has gone on: give it a new epoch"
+            " this batch because the peer's store is an old copy that has gone on"
         )
     if header.count != count:
         raise PageRefused(f"{where} holds {header.count} facts, the page says {count}")

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Generic, Literal, TypeVar
 
 from agent.pages import BatchEnd
+from agent.positions import NOTHING_READ, Position, Trail
 from agent.replication.protocol.pacing import BYTES_MAX
 
 Content = TypeVar("Content")
@@ -86,8 +87,10 @@ class ReceiverSettings:
     blocked_ms: int = 60_000
     """Between two attempts at something that an operator must repair."""
     restart_ms: int = 1_000
-    """Between two restarts at another log of the peer. Otherwise a peer that names another epoch in each answer would
-    be asked as fast as it answers, with a log line each time."""
+    """Between two requests that a peer made necessary by refusing the position or the epoch. Otherwise it would be
+    asked as fast as it refuses, with a log line each time."""
+    twins_ms: int = 600_000
+    """After two machines have answered in turn: until only one has answered for this long, requests are rare."""
     pause_ms_min: int = 100
     pause_ms_max: int = 5_000
     history_claim_after_ms: int = 1_000
@@ -105,9 +108,9 @@ class ReceiverSettings:
 class ArrivedPage(Generic[Content]):
     """A page as the receiver needs it; `content` is passed on to the store unread.
 
-    `first_offset` and `last_offset` are 0 for a page without offsets. `end_offset` is the end of the
-    peer's log, for information. `lease` is this node's lease at the peer, 0 if the page grants none. `timeline` is the
-    peer's, None if it names none.
+    `first_offset` and `last_offset` are 0 for a page without offsets. `end_offset` is the end of the peer's log, for
+    information. `lease` is this node's lease at the peer, 0 if the page grants none. The page begins `after` a
+    position, `lives` has its last position in each life of the log, `life` is that of the answering process.
     """
 
     epoch: str
@@ -119,7 +122,9 @@ class ArrivedPage(Generic[Content]):
     lease: int = 0
     lease_in_force: int | None = None
     """The lease in force, which the next request must name. The requester holds no lease yet, and the page is empty."""
-    timeline: str | None = None
+    life: str = ""
+    after: Position = NOTHING_READ
+    lives: tuple[Position, ...] = ()
     content: Content = field(kw_only=True)
 
 
@@ -147,8 +152,7 @@ class PageArrived(Generic[Content]):
 class FetchFailed:
     """A fetch failed: refused by the peer, not delivered by the broker, or answered with something unreadable.
 
-    `epoch` is the peer's present epoch, if an answer named it. `timeline` is the peer's, if it refused the request
-    because its log is another copy than the one that was read.
+    `epoch` is the peer's present epoch, if an answer named it.
     """
 
     fetch_id: int
@@ -156,7 +160,6 @@ class FetchFailed:
     reason: str
     is_retryable: bool
     epoch: str | None = None
-    timeline: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +193,12 @@ class Fetch:
 
     fetch_id: int
     epoch: str | None
-    after_offset: int | None
-    confirm_offset: int | None
+    after: Position | None
+    """Where the page must begin."""
+    trail: Trail | None
+    """Instead: how far the newest lives of the peer's log were read; the page begins where it is valid furthest there.
+    With neither the page begins where the consumer was registered."""
+    confirm: Position | None
     wait_ms: int
     bytes_max: int
     lease: int = 0
@@ -200,8 +207,6 @@ class Fetch:
     """With lease 0: the last lease that is known to have been in force; the new one must follow it."""
     must_claim_history: bool = False
     """Whether to claim what is held of the peer, so that it notices if its store was restored from an old copy."""
-    timeline: str | None = None
-    """The peer's timeline, as named by the accepted pages."""
     contradicted: BatchEnd | None = None
     """The batch of the peer's own facts to claim; None: the last one held."""
 
@@ -220,6 +225,7 @@ class NoteKind(Enum):
     PEER_RETURNED = "peer_returned"
     PEER_REFUSES = "peer_refuses"
     PEER_EPOCH_CHANGED = "peer_epoch_changed"
+    PEER_RESTORED = "peer_restored"
     STORE_REFUSES = "store_refuses"
     STORE_ACCEPTS = "store_accepts"
     PAGE_REFUSED = "page_refused"
@@ -247,6 +253,7 @@ class OpenFetch:
     sent_ms: int
     deadline_ms: int
     wait_ms: int
+    names_trail: bool = False
 
 
 @dataclass(slots=True)

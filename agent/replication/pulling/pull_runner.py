@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agent.batch import Batch, Kind, Origin
-from agent.pages import BatchEnd, LackingDefinitions, PeerPosition, PutResult
+from agent.pages import BatchEnd, LackingDefinitions, PutResult
+from agent.positions import Position
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.errors import (
     ERRORS,
@@ -31,6 +32,7 @@ from agent.replication.protocol.messages import (
     Confirm,
     ErrorAnswer,
     FetchFacts,
+    LogPosition,
     OriginHead,
 )
 from agent.replication.protocol.ports import ReceivingStore
@@ -143,16 +145,11 @@ class PullRunner:
         self._judge = judge or PageJudge(store)
         self._io, self._store, self._settings = io, store, settings
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
-        position = store.inbound.peer_position(settings.peer_zone, settings.stream)
-        self.core = make_receiver(
-            settings.receiver,
-            None if position is None else position.epoch.hex(),
-            0 if position is None else position.offset,
-            bandwidth,
-            None if position is None else position.timeline.hex() or None,
-        )
-        is_new = position is None
-        self.spans = PullSpans(telemetry or Telemetry(), settings.peer_zone, settings.stream, is_new=is_new)
+        at = settings.peer_zone, settings.stream
+        epoch, trail = store.inbound.peer_epoch(*at), store.inbound.trail(*at)
+        of_peer = epoch.hex() if epoch is not None else None
+        self.core = make_receiver(settings.receiver, of_peer, trail, bandwidth)
+        self.spans = PullSpans(telemetry or Telemetry(), *at, is_new=not trail)
         self.catch_up = CatchUpTracker()
         self.peer_end_offset = 0
 
@@ -232,7 +229,7 @@ class PullRunner:
             if isinstance(answer, ErrorAnswer):
                 error = answer.error
                 reason = f"{error.code}: {advice(error.message, error.hint)}"
-                return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch, answer.timeline)
+                return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch)
             page = check_page(answer, sealed, settings.peer_zone, settings.stream, self._start_check)
         except UnprovenAnswer as error:
             return FetchFailed(fetch_id, error.code, str(error), error.retryable)
@@ -301,15 +298,19 @@ def fetch_request(
         bytes_max=effect.bytes_max,
         wait_ms=effect.wait_ms,
         epoch=effect.epoch,
-        after_offset=effect.after_offset,
-        confirm=None if effect.confirm_offset is None else Confirm(last_offset=effect.confirm_offset),
+        after=None if effect.after is None else LogPosition.of(effect.after),
+        trail=None if effect.trail is None else [LogPosition.of(one) for one in effect.trail],
+        confirm=None if effect.confirm is None else _confirm(effect.confirm),
         lease=effect.lease,
         lease_after=effect.lease_after,
-        timeline=effect.timeline,
         origin_head=origin_head,
         former_epochs=list(former_epochs),
         signers_known=list(signers_known),
     )
+
+
+def _confirm(read: Position) -> Confirm:
+    return Confirm(last_offset=read.offset, life=read.life.hex(), digest=read.digest.hex())
 
 
 def put_page(
@@ -326,13 +327,15 @@ def put_page(
         settings.peer_zone,
         settings.stream,
         judged.batches,
-        PeerPosition(bytes.fromhex(page.epoch), page.last_offset, bytes.fromhex(page.timeline or "")),
+        page.lives[-1],
+        passed=page.lives[:-1],
+        after=page.after,
+        epoch=bytes.fromhex(page.epoch),
         holes=page.content.content.holes,
         is_backlog=is_backlog,
         verified=judged.verified,
         signers=judged.signers,
         declined=judged.declined,
-        after_offset=page.first_offset - 1,
     )
 
 

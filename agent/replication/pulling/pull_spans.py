@@ -7,6 +7,7 @@ confirmations.
 
 from __future__ import annotations
 
+from agent.positions import last_of
 from agent.replication.pulling.pull_events import (
     Append,
     Appended,
@@ -60,9 +61,10 @@ class PullSpans:
     def carried_out(self, effect: Effect[Content]) -> None:
         """An effect is about to be carried out."""
         if isinstance(effect, Fetch):
-            if effect.confirm_offset is not None and effect.confirm_offset not in self._confirms:
-                self._confirms[effect.confirm_offset] = self._start(Span.CONFIRM, offset=effect.confirm_offset)
-            self._fetch = effect.fetch_id, self._start(Span.FETCH, after_offset=effect.after_offset)
+            if (confirm := effect.confirm) is not None and confirm.offset not in self._confirms:
+                self._confirms[confirm.offset] = self._start(Span.CONFIRM, offset=confirm.offset)
+            after = effect.after or last_of(effect.trail or ())
+            self._fetch = effect.fetch_id, self._start(Span.FETCH, after_offset=after.offset)
         elif isinstance(effect, Append):
             self._append = self._start(Span.APPEND, offset=effect.page.last_offset)
 
@@ -93,12 +95,12 @@ class PullSpans:
                 self._telemetry.discard(started, "the page is requested again")  # our store refused a page
 
     def _update_confirms(self, event: Event[Content], core: Receiver[Content]) -> None:
-        """A page names the peer's frontier. A confirmation that may not have been sent, or that was for a replaced
-        store, is sent again."""
+        """A page names the peer's frontier. A confirmation that may not have been sent, or that was for another
+        log, is sent again."""
         is_restarted = core.counters.restarts > self._restarts
         for offset in list(self._confirms):
             if is_restarted:
-                self._telemetry.discard(self._confirms.pop(offset), "the peer's store was replaced")
+                self._telemetry.discard(self._confirms.pop(offset), "the peer's log was put back")
             elif isinstance(event, PageArrived) and offset <= core.frontier:
                 self._telemetry.stop(self._confirms.pop(offset))
             elif isinstance(event, LinkDown) or (core.open_fetch_id is None and core.asking in _FAILED):
@@ -110,7 +112,7 @@ class PullSpans:
         if core.counters.restarts > self._restarts:
             self._restarts = core.counters.restarts
             if self._bootstrap is not None:
-                self._telemetry.discard(self._bootstrap, "the peer's store was replaced")
+                self._telemetry.discard(self._bootstrap, "the peer's log was put back")
             self._bootstrap = self._start(Span.BOOTSTRAP)
         if self._bootstrap is None:
             return

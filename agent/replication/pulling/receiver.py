@@ -4,11 +4,12 @@ A core: takes events and the time, returns effects. `pull_runner` carries the ef
 their outcomes. The loop: request a page; when it arrives, pass it to the store and, if the peer has more, request the
 next one at once (at most two pages are read ahead); when the page is durable, confirm it with the next request.
 
-A page is accepted if it starts where the accepted pages end, whichever request it answers; any other is dropped and
-counted. Nothing is skipped: a page that the store cannot take now is offered again, and one that it refuses for good is
-requested again, rarely, until an operator acts. After a silence the next request claims what is held here of the peer,
-so that a restored peer notices (0041). Each life of a receiver holds a lease and stops when another instance has a
-newer one (0036). DESIGN.md gives the reasons.
+A page is accepted if it starts where the accepted pages end, whichever request it answers, or where the peer's log
+parts from the trail, if the newest request named that (agent/positions.py); any other is dropped and counted. Nothing
+is skipped: a page that the store cannot take now is offered again, and one that it refuses for good is requested again,
+rarely, until an operator acts. After a silence the next request claims what is held here of the peer, so that a
+restored peer notices (0041). Each life of a receiver holds a lease and stops when another instance has a newer one
+(0036). DESIGN.md gives the reasons.
 
 There are two states, each with its table: towards the peer (`Asking`) and towards the store (`Storing`). Randomness is
 an argument (`jitter`, 0 to 1).
@@ -16,10 +17,10 @@ an argument (`jitter`, 0 to 1).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic
 
 from agent.pages import BatchEnd
+from agent.positions import NOTHING_READ, Position, Trail, continues, extended, last_of
 from agent.replication.protocol.errors import UnprovenAnswer
 from agent.replication.protocol.pacing import PageSize, backoff_ms
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
@@ -55,25 +56,15 @@ CLAIMS_REFUSED_MAX = 8
 """Requests, over some 20 s, to a peer that is an old copy. By then it has begun a new epoch, or it waits for an
 operator."""
 
-FORMER_LOGS_MAX = 8
-"""Former logs of the peer whose position is remembered. Two machines under one name need two."""
+FORMER_LIVES_MAX = 8
+"""Former answering lives of the peer that are remembered. Two machines under one name need two."""
 
 _WAITS = {Asking.BACKOFF, Asking.BLOCKED, Asking.PACED}
 
 
-@dataclass(slots=True)
-class _Log:
-    """A log of the peer, and how far it is stored here. `timeline` is that of the last stored page, None if the peer
-    names none."""
-
-    epoch: str | None
-    stored_offset: int = 0
-    timeline: str | None = None
-
-
 class Receiver(Generic[Content]):
-    """One stream of one peer. `epoch`, `offset` and `timeline` are the position stored with the last page; None, 0 and
-    None before the first. `bandwidth` is shared by all streams of the peer; None if it is not limited. `lost_reason`
+    """One stream of one peer. `epoch` and `trail` are those stored with the last page; None and empty before the first.
+    `bandwidth` is shared by all streams of the peer; None if it is not limited. `lost_reason`
     says why the peer sends no facts at present, None while it does; `page_waits` why the store repeatedly refuses a
     page for now, "" while it does not."""
 
@@ -81,12 +72,16 @@ class Receiver(Generic[Content]):
         self,
         settings: ReceiverSettings,
         epoch: str | None,
-        offset: int,
+        trail: Trail = (),
         bandwidth: TokenBucket | None = None,
-        timeline: str | None = None,
     ) -> None:
         self._settings = settings
-        self._log = _Log(epoch, offset, timeline)
+        self.epoch = epoch
+        """The peer's epoch; None before its first answer."""
+        self._stored = trail
+        self._accepted = trail  # with the pages that are not stored yet
+        self._is_placed = bool(trail) or settings.start == "oldest"
+        self._names_trail = True  # in the next request
         self._answered_sent_ms: int | None = None  # when the request that was answered last was sent
         self._bandwidth = bandwidth
         self._page_size = PageSize(settings.page_bytes_max)
@@ -98,17 +93,17 @@ class Receiver(Generic[Content]):
         self._lease_after = 0
         self._leases_missed = 0
         self.is_caught_up = False
-        self._accepted_offset: int | None = offset if epoch is not None or settings.start == "oldest" else None
-        self._former_logs: list[_Log] = []
-        self._restart_at_ms = 0  # no request for a newly begun log before this time
-        self._appending_of = self._log  # the log of the page that is being stored
+        self._life = ""  # of the process that answered last
+        self._former_lives: tuple[str, ...] = ()
+        self._twins = ""  # the two lives that answer in turn
+        self._twins_until_ms = 0
+        self._restart_at_ms = 0  # no request after another refused position before this time
         self._appending: Append[Content] | None = None
         self._read_ahead: tuple[Append[Content], ...] = ()
         self._is_answering = False
         self._peer_has_more = False
         self._open: OpenFetch | None = None
         self._last_fetch_id = 0
-        self._first_fetch_id = 1  # of the requests for the present log
         self._unproven = ""  # why an answer to the open request was not accepted
         self._ask_at_ms = 0
         self._append_at_ms = 0
@@ -125,14 +120,9 @@ class Receiver(Generic[Content]):
         self._effects: list[Effect[Content]] = []
 
     @property
-    def epoch(self) -> str | None:
-        """The epoch of the peer's log that is read; None before its first answer."""
-        return self._log.epoch
-
-    @property
     def stored_offset(self) -> int:
         """How far the peer's log is stored here."""
-        return self._log.stored_offset
+        return last_of(self._stored).offset
 
     @property
     def open_fetch_id(self) -> int | None:
@@ -198,21 +188,22 @@ class Receiver(Generic[Content]):
         self._unproven = ""
         wait_ms = settings.wait_ms if self._is_answering else 0  # a peer that may be absent should answer at once
         timeout_ms = wait_ms + (settings.answer_timeout_ms << min(self._failures, 3))
-        self._open = OpenFetch(self._last_fetch_id, now_ms, now_ms + timeout_ms, wait_ms)
+        names_trail = self._names_trail and self._is_placed
+        self._open = OpenFetch(self._last_fetch_id, now_ms, now_ms + timeout_ms, wait_ms, names_trail)
         # What is stored, not what is merely accepted.
         must_confirm = self.epoch is not None and self.stored_offset > self.frontier
         self._effects.append(
             Fetch(
                 self._last_fetch_id,
                 self.epoch,
-                self._accepted_offset,
-                self.stored_offset if must_confirm else None,
+                last_of(self._accepted) if self._is_placed and not names_trail else None,
+                self._accepted if names_trail else None,
+                last_of(self._stored) if must_confirm else None,
                 wait_ms,
                 self._page_bytes(),
                 self.lease,
                 None if self.lease else self._lease_after,
                 self._must_claim_history(now_ms),
-                self._timeline(),
                 self._contradicted,
             )
         )
@@ -224,16 +215,6 @@ class Receiver(Generic[Content]):
         sent_ms, after_ms = self._answered_sent_ms, self._settings.history_claim_after_ms
         is_due = not self._is_answering or sent_ms is None or now_ms - sent_ms >= after_ms
         return is_due and self.epoch is not None
-
-    def _timeline(self) -> str | None:
-        """The timeline of the last accepted page, stored or not: it belongs to the position after which the request
-        asks. Each request names it, so that two machines under one name each refuse a request that continues the other
-        one's log (0054)."""
-        if self._read_ahead:
-            return self._read_ahead[-1].page.timeline
-        if self._appending is not None and self._appending_of is self._log:
-            return self._appending.page.timeline
-        return self._log.timeline
 
     def _page_bytes(self) -> int:
         found = self._page_size.bytes
@@ -254,18 +235,14 @@ class Receiver(Generic[Content]):
         page = event.page
         self.lease = max(self.lease, page.lease)
         is_newest = self._open is not None and event.fetch_id == self._open.fetch_id
-        is_of_log = event.fetch_id >= self._first_fetch_id and page.epoch == self.epoch
-        if self.asking is Asking.OFFLINE or not (is_of_log or is_newest):
-            self.counters.pages_dropped += 1  # sent before the connection was lost, or of a replaced log
+        if self.asking is Asking.OFFLINE:
+            self.counters.pages_dropped += 1  # sent before the connection was lost
             return
         if is_newest:
             assert self._open is not None
             self._answered_sent_ms = self._open.sent_ms
-            if self.epoch is None:
-                self._log.epoch = page.epoch
-            elif page.epoch != self.epoch:
-                self._restart(page.epoch, page.timeline, now_ms)  # the peer does not implement the field `epoch`
-                return
+            self._note_epoch(page.epoch)
+            self._note_life(page.life, now_ms)
             self.frontier = page.frontier
         if page.lease_in_force is not None:
             if is_newest:
@@ -274,19 +251,43 @@ class Receiver(Generic[Content]):
         if page.first_offset == 0:
             if is_newest:
                 self._page_without_offsets(page, now_ms)
-            return
-        if not self._fits(page, is_newest=is_newest):
+        elif self._fits(page, is_newest=is_newest):
+            self.counters.pages_late += not is_newest
+            if self._open is not None and is_newest and page.more and not self.is_caught_up:  # it did not wait
+                self._page_size.arrived(now_ms - self._open.sent_ms)
+            self._accept(page)
+        else:
             self.counters.pages_dropped += 1
             if is_newest:
-                reason = f"page starts at {page.first_offset}, asked for after {self._accepted_offset}"
+                reason = f"page starts at {page.first_offset}, asked for after {last_of(self._accepted).offset}"
                 self._back_off("page_not_at_position", reason, now_ms, jitter)
+        if is_newest and self._twins and self.asking in {Asking.HOLDING, Asking.BACKOFF}:
+            self._block(NoteKind.PEER_REFUSES, f"{self._twins}: does its node run twice? Stop one.", now_ms)
+
+    def _note_epoch(self, epoch: str) -> None:
+        """The peer answers in an epoch. A claim was about the one before."""
+        if epoch == self.epoch:
             return
-        self.counters.pages_late += not is_newest
-        if self._open is not None and is_newest and page.more and not self.is_caught_up:  # it was not waiting for facts
-            self._page_size.arrived(now_ms - self._open.sent_ms)
-        if self._accepted_offset is None:
-            self._accepted_offset = self._log.stored_offset = page.first_offset - 1
-        self._accept(page)
+        if self.epoch is not None:
+            self._effects.append(Note(NoteKind.PEER_EPOCH_CHANGED, f"epoch {self.epoch} became {epoch}"))
+        self.epoch = epoch
+        self._claims_refused = 0
+        self._contradicted = None
+
+    def _note_life(self, life: str, now_ms: int) -> None:
+        """A process has answered. A process never answers again after the next one has, so if its life returns, two
+        machines answer in the peer's name, or an old memory was put back."""
+        if life != self._life:
+            if life in self._former_lives:
+                one, other = sorted((life, self._life))
+                self._twins, self._twins_until_ms = (
+                    f"lives {one} and {other} answer in turn",
+                    now_ms + self._settings.twins_ms,
+                )
+            self._former_lives = (*(one for one in self._former_lives if one != life), self._life)[-FORMER_LIVES_MAX:]
+            self._life = life
+        elif self._twins and now_ms >= self._twins_until_ms:
+            self._twins = ""
 
     def _ask_after(self, lease_in_force: int, now_ms: int, jitter: float) -> None:
         """The lease in force is not the one that the request named: ask again at once, naming this one. If it changes
@@ -299,22 +300,23 @@ class Receiver(Generic[Content]):
             self._close(Asking.HOLDING)
 
     def _fits(self, page: ArrivedPage[Content], *, is_newest: bool) -> bool:
-        """Whether there is room for the page and it continues the accepted ones.
-
-        Without a position, the answer to the newest fetch chooses one. With one, also 0, the page must start right
-        after it. Facts that the peer no longer has are holes of the page, so no offset is ever skipped silently.
-        """
+        """Whether there is room for the page and it may follow the accepted ones. Without a position, the answer to the
+        newest fetch chooses one. Facts that the peer no longer has are holes of the page, so no offset is ever skipped
+        silently."""
         if len(self._read_ahead) >= PAGES_AHEAD_MAX:
             return False
-        if self._accepted_offset is None:
+        if not self._is_placed:
             return is_newest
-        return page.first_offset == self._accepted_offset + 1
+        is_answer_to_trail = is_newest and self._open is not None and self._open.names_trail
+        return continues(self._accepted, page.after, is_answer_to_trail=is_answer_to_trail)
 
     def _page_without_offsets(self, page: ArrivedPage[Content], now_ms: int) -> None:
         assert self._open is not None
-        if self._accepted_offset is None:
-            self._accepted_offset = self._log.stored_offset = page.frontier  # registered at the end of the peer's log
-            self._log.timeline = page.timeline
+        if not self._is_placed:  # registered at the end of the peer's log
+            self._is_placed = True
+            self._accepted = self._stored = () if page.after == NOTHING_READ else (page.after,)
+        # Where the peer's log ends before the position, the next facts follow another one of the trail.
+        self._names_trail = page.after[:2] != last_of(self._accepted)[:2]
         self._answered()
         self.is_caught_up = not page.more
         if self._open.wait_ms and now_ms - self._open.sent_ms < self._settings.empty_ms_min:
@@ -326,14 +328,32 @@ class Receiver(Generic[Content]):
     def _accept(self, page: ArrivedPage[Content]) -> None:
         """Accept the page. It is stored once the previous one is durable."""
         assert len(self._read_ahead) < PAGES_AHEAD_MAX
-        assert self._accepted_offset is not None
         self._answered()
         self.counters.pages += 1
-        self._accepted_offset = page.last_offset
+        if not self._is_placed and page.after != NOTHING_READ:
+            self._stored = (page.after,)
+        elif self._is_placed and page.after[:2] != (before := last_of(self._accepted))[:2]:
+            self._peer_restored(before, page.after)
+        self._is_placed, self._names_trail = True, False
+        self._accepted = extended(self._accepted, page.lives)
         self._peer_has_more = page.more
         self.is_caught_up = not page.more
         self._read_ahead = (*self._read_ahead, Append(page))
         self._close(Asking.HOLDING)
+
+    def _peer_restored(self, before: Position, after: Position) -> None:
+        """The peer's log was read further, or is another one: it is read on from where both are the same."""
+        self.counters.restarts += 1
+        self._is_answering = False  # the next request claims what is held of the peer: its own facts may differ too
+        read = f"offset {before.offset} of life {before.life.hex()} was read"
+        self._effects.append(Note(NoteKind.PEER_RESTORED, f"{read}, and the log goes on after offset {after.offset}"))
+
+    def _ask_anew(self, now_ms: int) -> None:
+        """Ask again, at once unless the peer has made that necessary a moment ago."""
+        self._names_trail = True
+        self._ask_at_ms = max(now_ms, self._restart_at_ms)
+        self._restart_at_ms = self._ask_at_ms + self._settings.restart_ms
+        self._close(Asking.HOLDING if self._ask_at_ms == now_ms else Asking.BACKOFF)
 
     def _fetch_failed(self, event: FetchFailed, now_ms: int, jitter: float) -> None:
         self.counters.unproven += event.code == UnprovenAnswer.code
@@ -341,10 +361,12 @@ class Receiver(Generic[Content]):
             return
         if event.code == UnprovenAnswer.code:
             self._unproven = event.reason  # no answer yet (0052): the peer's own may still come before the time-out
-        elif (event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch) or (
-            event.code == "timeline_differs" and event.epoch == self.epoch
-        ):
-            self._restart(event.epoch, event.timeline, now_ms)
+        elif event.code == "life_unknown" and not self._open.names_trail:
+            self._ask_anew(now_ms)
+        elif event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch:
+            self._note_epoch(event.epoch)
+            self._is_answering = False
+            self._ask_anew(now_ms)
         elif event.code == "fenced":
             self._lose(NoteKind.RECEIVER_FENCED, event.reason)
             self._close(Asking.FENCED)
@@ -358,44 +380,6 @@ class Receiver(Generic[Content]):
             self._back_off(event.code, event.reason, now_ms, jitter)
         else:
             self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)
-
-    def _restart(self, epoch: str | None, timeline: str | None, now_ms: int) -> None:
-        """The peer has another log: read it from the beginning. A page of the old log that is being stored stays valid.
-
-        A store never returns to an epoch that it has left. If an epoch or a timeline returns, two stores answer in the
-        peer's name (or an old copy was put back). Starting over at each answer would read both for ever, so the pull
-        resumes at its former position, and asks rarely. The first request already names the new log's timeline, so
-        that only the machine with that log answers (0054)."""
-        before = self._log
-        before.timeline = self._timeline()  # of a page that is still being stored: it is this log that may return
-        back = next((one for one in self._former_logs if one.epoch == epoch and timeline in {None, one.timeline}), None)
-        self.counters.restarts += 1
-        self._former_logs = [one for one in (*self._former_logs, before) if one is not back][-FORMER_LOGS_MAX:]
-        self._log = back or _Log(epoch, timeline=timeline)
-        self._first_fetch_id = self._last_fetch_id + 1
-        self._claims_refused = 0
-        self._contradicted = None
-        self.frontier = 0
-        pending = self._appending
-        is_coming = pending is not None and self._appending_of is self._log
-        self._accepted_offset = pending.page.last_offset if pending is not None and is_coming else self.stored_offset
-        self._read_ahead = ()
-        is_other_copy = before.epoch == epoch
-        if back is None:
-            what = "is another copy of its log, which is read from its beginning" if is_other_copy else "became"
-            new = f"timeline {timeline}" if is_other_copy else str(epoch)
-            self._effects.append(Note(NoteKind.PEER_EPOCH_CHANGED, f"epoch {before.epoch} {what} {new}"))
-            self._is_answering = False  # the next request claims what is held of the peer: its own facts may differ too
-            self._ask_at_ms = max(now_ms, self._restart_at_ms)
-            self._restart_at_ms = self._ask_at_ms + self._settings.restart_ms
-            self._close(Asking.HOLDING if self._ask_at_ms == now_ms else Asking.BACKOFF)
-            return
-        kind = "timelines" if is_other_copy else "epochs"
-        one, other = sorted((str(before.timeline), str(timeline)) if is_other_copy else (str(before.epoch), str(epoch)))
-        reason = (
-            f"stores of {kind} {one} and {other} answer in turn: does its node run twice (a cloned machine)? Stop one."
-        )
-        self._block(NoteKind.PEER_REFUSES, reason, now_ms)
 
     def _tick(self, now_ms: int, jitter: float) -> None:
         if self._open is not None and now_ms >= self._open.deadline_ms:
@@ -412,7 +396,7 @@ class Receiver(Generic[Content]):
 
     def _link_up(self, now_ms: int, jitter: float) -> None:
         """Forget earlier failures: the same outage may have cut off the peer."""
-        self._failures = 0
+        self._failures, self._names_trail = 0, True
         if not self._was_linked:
             self._was_linked = True
             self._to(Asking.HOLDING)
@@ -434,13 +418,13 @@ class Receiver(Generic[Content]):
         if now_ms < self._returning_until_ms:
             most_ms = min(most_ms, settings.backoff_ms_returning)
         self._ask_at_ms = now_ms + backoff_ms(settings.backoff_ms_min, most_ms, self._failures, jitter)
-        self._failures += 1
+        self._failures, self._names_trail = self._failures + 1, True
         self._close(Asking.BACKOFF)
 
     def _block(self, kind: NoteKind, reason: str, now_ms: int) -> None:
         self._lose(kind, reason)
         self._ask_at_ms = now_ms + self._settings.blocked_ms
-        self._open = None
+        self._open, self._names_trail = None, True
         if self.asking not in {Asking.OFFLINE, Asking.BLOCKED, Asking.FENCED}:
             self._to(Asking.BLOCKED)
 
@@ -463,7 +447,7 @@ class Receiver(Generic[Content]):
             return
         self._failures = 0
         self._is_answering = True
-        if self.lost_reason is not None and not self._is_page_refused:
+        if self.lost_reason is not None and not self._is_page_refused and not self._twins:
             self._effects.append(Note(NoteKind.PEER_RETURNED, self.lost_reason))
             self.lost_reason = None
 
@@ -477,7 +461,6 @@ class Receiver(Generic[Content]):
     def _store_next(self) -> None:
         if self.storing is Storing.IDLE and self._read_ahead:
             self._appending, *later = self._read_ahead
-            self._appending_of = self._log
             self._read_ahead = tuple(later)
             self._offer()
 
@@ -490,11 +473,8 @@ class Receiver(Generic[Content]):
         assert self._appending is not None
         page = self._appending.page
         self._appending = None
-        stored, is_current = self._appending_of, self._appending_of is self._log
-        assert page.last_offset >= stored.stored_offset
-        stored.stored_offset, stored.timeline = page.last_offset, page.timeline
-        if is_current:
-            self._contradicted = None
+        self._stored = extended(self._stored, page.lives)
+        self._contradicted = None
         if self._pauses:
             self._pauses = 0
             self.page_waits = ""
@@ -515,14 +495,12 @@ class Receiver(Generic[Content]):
             self._to_storing(Storing.PAUSED)
             return
         assert self._appending is not None
-        is_current = self._appending_of is self._log
         self._appending = None
         self._to_storing(Storing.IDLE)
-        if is_current:
-            self._read_ahead, self._accepted_offset = (), self.stored_offset
+        self._read_ahead, self._accepted, self._names_trail = (), self._stored, True
         self._is_page_refused = True
         self.page_waits = ""
-        if not is_current or event.contradicted in {None, self._contradicted}:
+        if event.contradicted in {None, self._contradicted}:
             self._block(NoteKind.PAGE_REFUSED, event.reason, now_ms)
             return
         # 0041: the next request claims the contradicted batch, so that the peer can begin a new epoch. It is sent at

@@ -1,4 +1,4 @@
-"""Admission: which zone may ask, which offsets a request may name, and whether a fetch is answered now or waits. A
+"""Admission: which zone may ask what, and whether a fetch is answered now or waits. A
 core: no IO, no clock.
 
 Nothing here changes state. A repeated fetch gets the same facts again until they are confirmed. No field of a request
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from agent.pages import Consumer
 from agent.replication.mqtt import Incoming
 from agent.replication.protocol.errors import MalformedMessage
-from agent.replication.protocol.messages import Confirm, FetchFacts, FetchRange, FetchSequences
+from agent.replication.protocol.messages import FetchFacts, FetchRange, FetchSequences
 from agent.replication.protocol.topics import check_response_topic, parse_request_topic
 from agent.replication.serving.outcomes import Drop, DropReason, Refuse
 from agent.replication.serving.page import ReadPlan
@@ -31,14 +31,6 @@ class Caller:
     instance: str
     correlation: bytes
     answer_to: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LogView:
-    """The serving store at one moment: its epoch and the end of the stream in question."""
-
-    epoch: str
-    end_offset: int
 
 
 def check_arrival(incoming: Incoming, own_zone: str, peer_zones: frozenset[str]) -> Caller | Drop:
@@ -114,14 +106,11 @@ def check_consumer(
     return consumer
 
 
-def admit_range(request: FetchRange, asking_zone: str, exports: frozenset[str], log: LogView) -> ReadPlan | Refuse:
-    """What to read of a range. A stream that is not exported is refused before its offsets are checked, which would
+def admit_range(request: FetchRange, asking_zone: str, exports: frozenset[str]) -> ReadPlan | Refuse:
+    """What to read of a range. A stream that is not exported is refused before its position is resolved, which would
     reveal its end."""
     if request.stream not in exports:
         return not_exported(request.stream, asking_zone)
-    refusal = check_offsets(log, request.epoch, request.first_offset - 1, None)
-    if refusal is not None:
-        return refusal
     return ReadPlan(request.stream, request.first_offset - 1, request.limit, request.bytes_max, request.last_offset)
 
 
@@ -133,21 +122,6 @@ def admit_sequences(request: FetchSequences, asking_zone: str, exports: frozense
     return ReadPlan(request.stream, first - 1, request.limit, request.bytes_max, last)
 
 
-def check_offsets(log: LogView, epoch: str | None, after_offset: int | None, confirm: Confirm | None) -> Refuse | None:
-    """Why the offsets in a request cannot belong to this log; None if they can.
-
-    Offsets of another epoch are always refused: a confirmation meant for a replaced store would release facts of this
-    one that were never read.
-    """
-    if epoch is not None and epoch != log.epoch:
-        return Refuse("epoch_changed", f"offsets of epoch {epoch}, this store is {log.epoch}")
-    if confirm is not None and confirm.last_offset > log.end_offset:
-        return Refuse("confirm_beyond_log", f"confirm up to {confirm.last_offset}, the log ends at {log.end_offset}")
-    if after_offset is not None and after_offset > log.end_offset:
-        return Refuse("offset_beyond_log", f"offset {after_offset} is named, the log ends at {log.end_offset}")
-    return None
-
-
 def decide_fetch(
     request: FetchFacts,
     stream: str,
@@ -157,8 +131,8 @@ def decide_fetch(
     until_ms: int,
     now_ms: int,
 ) -> ReadPlan | Refuse | None:
-    """What to read now; None to wait for facts. `position` is `after_offset`, or else the frontier after the
-    confirmation. `until_ms` is when the wait ends: the arrival of the request plus `wait_ms`."""
+    """What to read now; None to wait for facts. `position` is the offset after which the page begins. `until_ms` is
+    when the wait ends: the arrival of the request plus `wait_ms`."""
     if end_offset > position or now_ms >= until_ms:
         return ReadPlan(stream, position, request.limit, request.bytes_max)
     if parked_of_zone >= PARKED_PER_ZONE_MAX:

@@ -14,25 +14,24 @@ from typing import Any, TypeVar
 
 from agent.lease import Lease, LeaseClaim, decide_lease, must_claim_again
 from agent.pages import BatchEnd, Consumer
+from agent.positions import Position, furthest
 from agent.replication.protocol.messages import (
-    Confirm,
     ConfirmAnswer,
     ConfirmReceipt,
     CursorAnswer,
     FetchAnswer,
     FetchFacts,
     GetCursor,
+    LogPosition,
     UnregisterAnswer,
     UnregisterConsumer,
 )
 from agent.replication.serving import consumer_effects as effects
 from agent.replication.serving.admission import (
     Caller,
-    LogView,
     admit_fetch,
     check_consumer,
     check_consumer_name,
-    check_offsets,
     decide_fetch,
 )
 from agent.replication.serving.consumer_effects import Confirming, Effect, Steps
@@ -45,13 +44,14 @@ _Some = Generator[Effect[Any], Any, _T]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerCore:
-    """Serves one request of `caller`, which may read the streams in `exports`. Zone and epoch are those of the
+    """Serves one request of `caller`, which may read the streams in `exports`. Zone, epoch and life are those of the
     store."""
 
     caller: Caller
     exports: frozenset[str]
     store_zone: str
     epoch: str
+    life: str
 
     def fetch(self, request: FetchFacts, arrived_ms: int) -> Steps:
         """FetchFacts: a page, once there is one or `wait_ms` has passed."""
@@ -60,12 +60,12 @@ class ConsumerCore:
         stream = admit_fetch(request, zone, self.exports, consumer)
         if isinstance(stream, Refuse):
             return stream
-        # 0054: offsets of another copy of this log are refused, as those of another epoch are.
-        if refusal := (yield from self._check_timeline(request, stream)):
+        if refusal := (yield from self._check_history(request, stream)):
             return refusal
-        # 0047: offsets of another epoch, or beyond the end, neither release facts nor select any.
-        if refusal := (yield from self._check_offsets(request, stream, request.after_offset, request.confirm)):
-            return refusal
+        # A position of another copy of this log neither releases facts nor selects any.
+        after = yield from self._resolve(request, stream)
+        if isinstance(after, Refuse):
+            return after
         if consumer is None:
             consumer = yield from effects.RegisterConsumer(name, zone, stream, request.starts)
         # 0036: the lease is checked before anything is done in the consumer's name.
@@ -78,29 +78,29 @@ class ConsumerCore:
         claim = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
         confirming: Confirming | None = None
         if request.confirm is not None:  # written while the page is read
-            confirming = yield from effects.StartConfirm(name, zone, request.confirm, claim, request.epoch)
-        position, frontier = request.after_offset, consumer.frontier
-        if position is None:
+            confirming = yield from effects.StartConfirm(name, zone, request.confirm, claim)
+        frontier, is_ahead = consumer.frontier, after is not None
+        if after is None:
             if confirming is not None:  # 0022: the page begins after the frontier, which must be durable first
                 frontier = yield from effects.AwaitConfirm(confirming, zone)
-            position = frontier
-        # 0054: an image of this store that is made after this step contains the timeline.
-        timeline = yield from effects.BeginTimeline(stream)
+            now = yield from effects.GetStreamState(stream, zone)
+            after = Position(now.log.at(frontier), frontier)
+        position = after.offset
         read, waited_ns = yield from self._read_when_due(request, stream, position, arrived_ms + request.wait_ms)
         if confirming is not None:
             # A page that is read ahead does not wait for the fsync of the confirmation. If the confirmation has already
             # failed, the request fails.
-            is_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
+            is_ahead = is_ahead and isinstance(read, PageRead) and bool(read.batches)
             yield from effects.CheckConfirm(confirming) if is_ahead else effects.AwaitConfirm(confirming, zone)
         # Look the consumer up again. 0036: another instance may have taken the lease while this fetch waited or read.
         # Another request may have moved the frontier; the value read here is durable.
-        if (now := (yield from effects.FindConsumer(name))) is not None:
-            yield from self._take_lease(name, now, claim)
-            frontier = now.frontier
+        if (consumer := (yield from effects.FindConsumer(name))) is not None:
+            yield from self._take_lease(name, consumer, claim)
+            frontier = consumer.frontier
         if not isinstance(read, PageRead):
             return read
         yield from effects.NoteServed(name, max(position, read.last_offset) >= read.end_offset)
-        return self._page(stream, frontier, read, claim.epoch, timeline)._replace(waited_ns=waited_ns)
+        return self._page(stream, frontier, read, claim.epoch, after)._replace(waited_ns=waited_ns)
 
     def confirm(self, request: ConfirmReceipt) -> Steps:
         """ConfirmReceipt: the frontier, once the confirmation is durable."""
@@ -108,13 +108,10 @@ class ConsumerCore:
         consumer = yield from self._find_own(name)
         if isinstance(consumer, Refuse):
             return consumer
-        # 0047: a confirmation meant for another epoch must not release facts of this one.
-        if refusal := (yield from self._check_offsets(request, consumer.stream, None, request.confirm)):
-            return refusal
         # 0036: the store compares the lease once more in the transaction that confirms.
         lease = yield from self._take_lease(name, consumer, LeaseClaim(self.caller.instance, request.lease))
         claim = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
-        confirming = yield from effects.StartConfirm(name, self.caller.zone, request.confirm, claim, request.epoch)
+        confirming = yield from effects.StartConfirm(name, self.caller.zone, request.confirm, claim)
         frontier = yield from effects.AwaitConfirm(confirming, self.caller.zone)
         return Reply(ConfirmAnswer(**self._store_name, cursor_advanced_to=frontier, lease=claim.epoch), [])
 
@@ -129,7 +126,7 @@ class ConsumerCore:
             consumer_name=request.consumer_name,
             stream=consumer.stream,
             frontier=consumer.frontier,
-            end_offset=now.end_offset,
+            end_offset=now.log.end_offset,
         )
         return Reply(answer, [])
 
@@ -155,19 +152,7 @@ class ConsumerCore:
         consumer = yield from effects.FindConsumer(name)
         return check_consumer(name, self.caller.zone, self.exports, consumer)
 
-    def _check_offsets(
-        self, request: FetchFacts | ConfirmReceipt, stream: str, after_offset: int | None, confirm: Confirm | None
-    ) -> _Some[Refuse | None]:
-        """Why the offsets of a request cannot belong to this log."""
-        now = yield from effects.GetStreamState(stream, self.caller.zone)
-        refusal = check_offsets(LogView(self.epoch, now.end_offset), request.epoch, after_offset, confirm)
-        if refusal is not None and request.epoch == self.epoch:
-            return (
-                yield from self._refuse_claim(request, Refuse(refusal.code, f"it has read more: {refusal.message}"))
-            )
-        return refusal
-
-    def _refuse_claim(self, request: FetchFacts | ConfirmReceipt, refusal: Refuse) -> _Some[Refuse]:
+    def _refuse_claim(self, request: FetchFacts, refusal: Refuse) -> _Some[Refuse]:
         """The peer claims facts of this epoch that are not here: it is wrong, or this store is an old copy.
 
         0047: an unproven claim only records an incident; a proven one begins a new epoch, under which the node goes on.
@@ -181,26 +166,38 @@ class ConsumerCore:
         yield from effects.ReportPeerAhead(zone, f"{why}; {hint}")
         return refusal
 
-    def _check_timeline(self, request: FetchFacts, stream: str) -> _Some[Refuse | None]:
-        """Refuse a caller that has read facts of this epoch that are not in this store."""
-        if request.epoch != self.epoch:
+    def _check_history(self, request: FetchFacts, stream: str) -> _Some[Refuse | None]:
+        """Refuse a caller that names another epoch, or holds facts of this one that are not in this store.
+
+        0041: a store that lacks its own facts is an old copy. It would give their sequences to other facts, so it must
+        begin a new epoch before any reader gets those."""
+        if request.epoch is not None and request.epoch != self.epoch:
+            return Refuse("epoch_changed", f"epoch {request.epoch} is named, this store is {self.epoch}")
+        if request.epoch is None or (held := request.origin_head) is None:
+            return None
+        end = BatchEnd(held.last_sequence, bytes.fromhex(held.digest))
+        why = yield from effects.CompareHistory(stream, self.caller.zone, end)
+        return None if why is None else (yield from self._refuse_claim(request, Refuse("history_differs", why)))
+
+    def _resolve(self, request: FetchFacts, stream: str) -> _Some[Position | Refuse | None]:
+        """The position after which the page begins; None: after the frontier. A position that is not known here as it
+        is, is refused; a whole trail is read on from where it is valid furthest."""
+        named = request.trail if request.trail is not None else [request.after] if request.after is not None else None
+        if named is None:
             return None
         zone = self.caller.zone
-        # 0041: first compare our own facts that the caller holds. A store that lacks them is an old copy. It would give
-        # their sequences to other facts, so it must begin a new epoch before any reader gets those.
-        if (held := request.origin_head) is not None:
-            end = BatchEnd(held.last_sequence, bytes.fromhex(held.digest))
-            if (why := (yield from effects.CompareHistory(stream, zone, end))) is not None:
-                return (yield from self._refuse_claim(request, Refuse("history_differs", why)))
-        if request.timeline is None or request.after_offset is None:
-            return None
-        refusal = yield from effects.CompareTimeline(stream, request.timeline, request.after_offset)
-        if refusal is None:
-            return None
-        why = f"consumer {request.consumer_name} of {zone}: {refusal.message}"
-        hint = "the peer reads this log again from its beginning; if a copy of this machine runs, stop one of the two"
-        yield from effects.ReportPeerAhead(zone, f"{why}: {hint}")
-        return refusal
+        resolved = yield from effects.Resolve(stream, zone, tuple(one.position for one in named))
+        found = furthest(resolved)
+        if resolved and resolved[-1][1].how != "exact":
+            read = resolved[-1][0]
+            what = f"{stream} up to offset {read.offset} of life {read.life.hex()}"
+            why = (
+                f"consumer {request.consumer_name} of {zone} has read {what}; in this log are its first {found.offset}"
+            )
+            yield from effects.ReportRestored(zone, f"{why}: this store was put back, or another machine answered")
+            if request.trail is None:
+                return Refuse("life_unknown", f"{what} is not in this log as it is")
+        return found
 
     def _take_lease(self, name: str, consumer: Consumer, claim: LeaseClaim) -> _Some[Lease]:
         """The lease in force after the claim, durable. Nearly always the claim changes nothing, and the answer comes
@@ -215,13 +212,14 @@ class ConsumerCore:
     def _name_lease(self, request: FetchFacts, consumer: Consumer, lease: Lease) -> _Some[Reply]:
         """An answer with only the lease in force: the caller named another one in `lease_after` (0036)."""
         now = yield from effects.GetStreamState(consumer.stream, self.caller.zone)
-        position = consumer.frontier if request.after_offset is None else request.after_offset
+        position = consumer.frontier if request.after is None else request.after.offset
         answer = FetchAnswer(
             **self._store_name,
             stream=consumer.stream,
             frontier=consumer.frontier,
-            end_offset=now.end_offset,
-            more=now.end_offset > position,
+            end_offset=now.log.end_offset,
+            more=now.log.end_offset > position,
+            life=self.life,
             lease_in_force=lease.epoch,
         )
         return Reply(answer, [])
@@ -235,7 +233,7 @@ class ConsumerCore:
             now = yield from effects.GetStreamState(stream, zone)
             if now.epoch != self.epoch:  # 0047: a new epoch began while this fetch waited
                 return Refuse("epoch_changed", f"epoch {self.epoch} of this store is over"), waited_ns
-            due = decide_fetch(request, stream, position, now.end_offset, now.parked_of_zone, until_ms, now.now_ms)
+            due = decide_fetch(request, stream, position, now.log.end_offset, now.parked_of_zone, until_ms, now.now_ms)
             if isinstance(due, Refuse):
                 return due, waited_ns
             if due is not None:
@@ -248,7 +246,7 @@ class ConsumerCore:
             if parked.is_superseded:
                 return Drop(DropReason.SUPERSEDED), waited_ns
 
-    def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None, timeline: str) -> Reply:
+    def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None, after: Position) -> Reply:
         answer = FetchAnswer(
             **self._store_name,
             stream=stream,
@@ -259,7 +257,9 @@ class ConsumerCore:
             holes=read.holes,
             more=read.last_offset < read.end_offset,
             lease=lease,
-            timeline=timeline,
+            life=self.life,
+            after=LogPosition.of(Position(after.life, after.offset)),
+            lives=[LogPosition.of(one) for one in read.lives],
             signers=read.signers,
         )
         return Reply(answer, read.batches, read.facts)

@@ -13,7 +13,8 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from agent.lease import Lease, LeaseClaim
 from agent.pages import BatchEnd, Consumer
-from agent.replication.protocol.messages import Confirm, ConfirmReceipt, FetchFacts
+from agent.positions import LogLives, Position, Resolved
+from agent.replication.protocol.messages import Confirm, FetchFacts
 from agent.replication.serving.outcomes import Outcome, Refuse
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageRead
@@ -44,11 +45,11 @@ class Confirming(Protocol):
 
 
 class StreamState(NamedTuple):
-    """A stream at one moment: the store's epoch, the stream's end, how many fetches of the zone are parked, and the
-    monotonic clock in ms."""
+    """A stream at one moment: the store's epoch, the lives of the stream's log, how many fetches of the zone are
+    parked, and the monotonic clock in ms."""
 
     epoch: str
-    end_offset: int
+    log: LogLives
     parked_of_zone: int
     now_ms: int
 
@@ -89,7 +90,7 @@ class IsProven(Effect[bool]):
     disk."""
 
     zone: str
-    request: FetchFacts | ConfirmReceipt
+    request: FetchFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +102,21 @@ class BeginEpoch(Effect[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class CompareTimeline(Effect[Refuse | None]):
-    """The refusal of an offset that was read on another timeline than this store's; None if it is valid here. From
-    memory."""
+class Resolve(Effect[tuple[tuple[Position, Resolved], ...]]):
+    """What positions mean in the log of a stream. At the end of the log from memory, else it reads the disk."""
 
     stream: str
-    timeline: str
-    offset: int
+    zone: str
+    positions: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRestored(Effect[None]):
+    """Record that a zone has read a log of this store that is not the one here, or further, with a limited
+    frequency."""
+
+    zone: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +175,6 @@ class StartConfirm(Effect[Confirming]):
     zone: str
     confirm: Confirm
     claim: LeaseClaim
-    epoch: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +190,6 @@ class CheckConfirm(Effect[None]):
     """Raise the store's error if a confirmation has already failed. Does not wait."""
 
     confirming: Confirming
-
-
-@dataclass(frozen=True, slots=True)
-class BeginTimeline(Effect[str]):
-    """The timeline of this life of the store, once it is durable for this stream."""
-
-    stream: str
 
 
 @dataclass(frozen=True, slots=True)

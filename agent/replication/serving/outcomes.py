@@ -28,12 +28,10 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """An error answer: a code of the table in `protocol.errors`, a message that names the cause, and this store's
-    timeline if the requester has read another one."""
+    """An error answer: a code of the table in `protocol.errors`, and a message that names the cause."""
 
     code: str
     message: str
-    timeline: str | None = None
 
 
 class DropReason(Enum):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from agent.batch import Origin, cut
 from agent.columns import BatchError
 from agent.pages import Page, StoredBatch
+from agent.positions import TRAIL_MAX, Position
 from agent.replication.protocol.messages import (
     DEFINITIONS_MAX,
     HELD_BYTES,
@@ -64,6 +65,7 @@ class PageRead:
     last_offset: int
     end_offset: int
     signers: list[bytes] = field(default_factory=list)
+    lives: list[Position] = field(default_factory=list)
 
     @property
     def facts(self) -> int:
@@ -93,11 +95,25 @@ class InlineReads:
 
 
 def read_page(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
-    """The page that `asked` describes, or why there is none."""
-    plan = asked.plan
+    """The page that `asked` describes, or why there is none. It ends before a life more than a page may name."""
+    plan, log = asked.plan, store.log(asked.plan.stream)
+    lives = log.between(plan.after_offset, plan.until(OFFSET_MAX))
+    if len(lives) == TRAIL_MAX:
+        plan = replace(plan, until_offset=plan.until(lives[-1].offset))
     limits = plan.limit, asked.read_bytes_max
     page = store.read(plan.stream, plan.after_offset, *limits, until_offset=plan.until_offset)
-    return _select(store, asked, page)
+    read = _select(store, replace(asked, plan=plan), page)
+    if isinstance(read, Refuse):
+        return read
+    lives = store.log(plan.stream).between(plan.after_offset, read.last_offset)  # it may have grown meanwhile
+    lives = [one._replace(digest=_digest_at(page, one.offset)) for one in lives]
+    return replace(read, lives=lives)
+
+
+def _digest_at(page: Page, offset: int) -> bytes:
+    """The digest of the batch of a page that holds an offset; empty if it is not there."""
+    found = (one.batch.digest for one in page.batches if one.first_offset <= offset <= one.last_offset)
+    return next(found, b"")
 
 
 def read_sequences(store: ServingStore, origin: Origin, asked: PageQuery) -> PageRead | Refuse:

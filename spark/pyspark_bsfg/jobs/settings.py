@@ -136,7 +136,7 @@ class Settings:
 def stream_options(source: Mapping[str, str], checkpoint: Path) -> dict[str, str]:
     """Options of readStream for the land job. A loss does not end it, because it becomes an incident; nor does a
     restored store, because facts that come again are recognised."""
-    return {"onNewEpoch": "reread", "failOnDataLoss": "false", **source, "checkpointLocation": str(checkpoint)}
+    return {"onRestored": "reread", "failOnDataLoss": "false", **source, "checkpointLocation": str(checkpoint)}
 
 
 def _contradictions(made: Settings) -> list[str]:

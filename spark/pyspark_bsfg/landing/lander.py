@@ -29,6 +29,7 @@ from pyspark_bsfg.landing.tables import WRITERS, exclusive, identities, table
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import TABLE
 from pyspark_bsfg.streaming.checkpoint import batch_offsets, read_binding, sync_folder, write_json
+from pyspark_bsfg.streaming.offsets import StreamOffset
 from pyspark_bsfg.transports import Place
 
 FILE = "bsfg-land.json"  # in the checkpoint
@@ -91,20 +92,20 @@ class Lander:
         start, end = batch_offsets(self._checkpoint, batch)
         start = start or binding.start
         with exclusive(self._folder):
-            if start.epoch != end.epoch:
-                # The facts that the store still has come again, at other offsets.
-                self._join(f"{binding.app}-{end.epoch}")
+            if end.offset <= start.offset:
+                # The store was restored: facts may come again, at other offsets.
+                self._join(f"{binding.app}-{end.life}-{end.offset}")
                 self._files_known.clear()
                 return
             self._know_others()
-            key = f"{binding.app}-{end.epoch}"
+            key = f"{binding.app}-{end.life}"  # what was landed up to an offset of a life is the same in each log
             span = OffsetRange(max(start.offset, self._facts.landed(key)) + 1, end.offset)
             if span.facts:
-                self._land(facts, key, span, end.epoch)
+                self._land(facts, key, span, end.life)
         self.totals.batches += 1
         self.totals.end_offset = end.offset
 
-    def _land(self, facts: DataFrame, key: str, span: OffsetRange, epoch: str) -> None:
+    def _land(self, facts: DataFrame, key: str, span: OffsetRange, life: str) -> None:
         root = self._facts.root(key, span)
         manifest = self._checkpoint / MANIFEST
         asked: dict[str, str | int] = {
@@ -118,7 +119,7 @@ class Lander:
         holes = missing(span, found.seen)
         incidents = found.declared
         if holes:
-            incidents = incidents + self._unread(holes, epoch)
+            incidents = incidents + self._unread(holes, life)
         lost = sum(hole.facts for hole in holes)
         if found.rows + found.known + lost != span.facts:
             raise JobRefused(f"{span} gave {found.rows} facts, {found.known} known, {lost} missing", "report this")
@@ -136,14 +137,15 @@ class Lander:
         self.totals.facts_missing += lost
         self.totals.incidents += len(fresh)
 
-    def _unread(self, holes: list[OffsetRange], epoch: str) -> list[Incident]:
+    def _unread(self, holes: list[OffsetRange], life: str) -> list[Incident]:
         """Incidents for missing offsets: `expired` before the first fact that the store holds, `damaged` after it;
-        `epoch` if the store has left that epoch, because then its facts come again."""
+        `restored` if that is not in the log now, because then its facts come again."""
         first_held, otherwise = None, "unknown"
         try:
             with self._place.opened() as source:
-                held = source.bounds(self._stream)
-            first_held, otherwise = (held.first_offset, "") if held.epoch == epoch else (None, "epoch")
+                end = StreamOffset(life, holes[-1].last)
+                held = source.bounds(self._stream, end.position)
+            first_held, otherwise = (held.first_offset, "") if held.resolved == end.offset else (None, "restored")
         except (BsfgError, OSError) as error:
             log.warning("why facts are missing is not known: %s", error)
         return unread(self._stream, holes, first_held, time.time_ns() // 1000, otherwise)

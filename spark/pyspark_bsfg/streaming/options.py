@@ -13,7 +13,7 @@ from typing import get_args
 from agent.message import CONSUMER
 from pyspark_bsfg.errors import OptionError
 from pyspark_bsfg.options import NAMES, OFFSET_MAX, PARTITIONS_MAX, Options, local_path, plain_offset, unix_ms, unknown
-from pyspark_bsfg.streaming.offsets import OnNewEpoch, Start
+from pyspark_bsfg.streaming.offsets import OnRestored, Start
 
 # A micro-batch costs some 0.8 s and a microsecond a fact; a larger one would only be more to repeat.
 OFFSETS_PER_TRIGGER = 1_000_000
@@ -35,7 +35,7 @@ OURS = {
         "failOnDataLoss",
         "consumer",
         "checkpointLocation",
-        "onNewEpoch",
+        "onRestored",
         "takeOver",
     )
 }
@@ -53,7 +53,7 @@ class StreamOptions:
     is_loss_refused: bool = True
     consumer: str = ""
     checkpoint: str = ""
-    on_new_epoch: OnNewEpoch = "fail"
+    on_restored: OnRestored = "fail"
     takes_over: bool = False
 
     @classmethod
@@ -72,7 +72,7 @@ class StreamOptions:
             is_loss_refused=_flag(ours, "failondataloss", "true"),
             consumer=ours.get("consumer", ""),
             checkpoint=_local_folder(ours.get("checkpointlocation", "")),
-            on_new_epoch=_on_new_epoch(ours),
+            on_restored=_on_restored(ours),
             takes_over=_flag(ours, "takeover", "false"),
         )
         options._check()
@@ -144,10 +144,10 @@ def _start(texts: Mapping[str, str]) -> Start:
     raise OptionError(f"startingOffsets {text!r}", "it is earliest, latest, cursor, or the first offset to be read")
 
 
-def _on_new_epoch(texts: Mapping[str, str]) -> OnNewEpoch:
-    text = texts.get("onnewepoch", "fail").lower()
-    if text not in get_args(OnNewEpoch):
-        raise OptionError(f"onNewEpoch {text!r}", f"known are {', '.join(get_args(OnNewEpoch))}")
+def _on_restored(texts: Mapping[str, str]) -> OnRestored:
+    text = texts.get("onrestored", "fail").lower()
+    if text not in get_args(OnRestored):
+        raise OptionError(f"onRestored {text!r}", f"known are {', '.join(get_args(OnRestored))}")
     return "reread" if text == "reread" else "fail"
 
 

@@ -62,7 +62,7 @@ class StreamPart(InputPartition):
     """What one task reads; empty if last < first."""
 
     place: Place
-    epoch: str
+    life: str
     first: int
     last: int
 
@@ -132,15 +132,13 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         deadline, pause = time.monotonic() + IDLE_WAIT_S, threading.Event()
         while True:
-            held = self._reached()
+            held = self._reached(after)
             if held is not None:
-                if self._target is not None and self._target.epoch != held.epoch:
-                    self._target = StreamOffset(held.epoch, held.end_offset)
-                step = next_step(after, held, rows_max, self._target, self.options.on_new_epoch)
+                step = next_step(after, held, rows_max, self._target, self.options.on_restored)
                 if step.lost is not None:
                     self._on_lost(step.lost)
-                if step.end.epoch != after.epoch:
-                    log.warning("%s has begun epoch %s: it is read again", self.place, step.end.epoch)
+                if step.end.offset < after.offset:
+                    log.warning("%s was restored: it is read again after offset %s", self.place, step.end.offset)
                 self._planned = step.end
                 if step.end != after:
                     return step.end.to_json()
@@ -154,7 +152,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         success."""
         with self.place.opened() as source:
             held = source.bounds(self.options.read.stream)
-        self._target = StreamOffset(held.epoch, held.end_offset)
+        self._target = StreamOffset(held.life, held.end_offset)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """The last known end of the log, for Spark's progress, which has no other place for what a Python source
@@ -163,8 +161,8 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         silent = {"unreachable_since": self._silent_since} if self._silent_since else {}
         if (held := self._held) is None:
             return silent or None
-        seen = StreamOffset(held.epoch, held.end_offset).to_json()
-        if self._planned is not None and self._planned.epoch == held.epoch:
+        seen = StreamOffset(held.life, held.end_offset).to_json()
+        if self._planned is not None:
             seen["behind_facts"] = behind = max(held.end_offset - self._planned.offset, 0)
             if held.bytes_per_fact:
                 seen["behind_bytes"] = round(behind * held.bytes_per_fact)
@@ -177,25 +175,26 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, until = StreamOffset.of(start), StreamOffset.of(end)
         options = self.options
         if options.consumer and not self._is_bound:
-            self._reached()  # a batch that is repeated after a start: not if another query has taken over
+            self._reached(begin)  # a batch that is repeated after a start: not if another query has taken over
         shares = parts(
             begin, until, usual_tasks(options.read), options.partitions_min, options.read.partition_facts_max
         )
-        found: list[InputPartition] = [StreamPart(self.place, until.epoch, *one) for one in shares]
+        found: list[InputPartition] = [StreamPart(self.place, until.life, *one) for one in shares]
         # Spark turns an empty list into one partition of its own kind; an empty range is clearer.
-        return found or [StreamPart(self.place, until.epoch, 1, 0)]
+        return found or [StreamPart(self.place, until.life, 1, 0)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Record batches of one task. Raises FactsGone, and SparkError."""
         assert isinstance(partition, StreamPart), partition
         exempt_imports()
-        asked = Asked(self.options.read.stream, OffsetRange(partition.first, partition.last), partition.epoch)
+        asked = Asked(self.options.read.stream, OffsetRange(partition.first, partition.last), partition.life)
         if not asked.offsets.facts:
             return
         with partition.place.opened() as source:
-            if self.options.on_new_epoch == "reread" and source.bounds(asked.stream).epoch != asked.epoch:
+            end = StreamOffset(asked.life, asked.offsets.last).position
+            if self.options.on_restored == "reread" and source.bounds(asked.stream, end).resolved != end.offset:
                 # This batch was planned before the store was restored. Its remaining facts are read again later.
-                log.warning("%s has left epoch %s: %s is empty", source.name, asked.epoch, asked.offsets)
+                log.warning("%s was restored: %s is empty", source.name, asked.offsets)
                 return
             refused = ("expired", "damaged") if self.options.is_loss_refused else ()
             missing = HoleLog(source.name, asked.stream, refused, LOSS_HINT)
@@ -213,7 +212,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             binding = read_binding(folder)
             assert binding is not None, "it was bound before its first batch"
             with self._polled.opened() as source:
-                source.confirm(self.options.consumer, done.offset, done.epoch, binding.claim(folder))
+                source.confirm(self.options.consumer, done.offset, done.life, binding.claim(folder))
         except (BsfgError, OSError) as error:
             if isinstance(error, ConsumerRefused) and error.code == "fenced":
                 raise _fenced(error) from error
@@ -228,13 +227,13 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log.warning("%s: the stream goes on after them", said)
         self._lost += lost.facts
 
-    def _reached(self) -> Bounds | None:
-        """What the store holds; None if it cannot be reached, which is logged once, as is its return. Raises with
-        AvailableNow."""
+    def _reached(self, after: StreamOffset) -> Bounds | None:
+        """What the store holds, and up to where `after` is valid in its log; None if it cannot be reached, which is
+        logged once, as is its return. Raises with AvailableNow."""
         began = datetime.now(UTC).isoformat(timespec="seconds")
         try:
             with (self._polled if self._target is None else self.place).opened() as source:
-                held = source.bounds(self.options.read.stream)
+                held = source.bounds(self.options.read.stream, after.position)
                 if not self._is_bound:
                     self._bound(source, held)
         except UNREACHABLE as error:
@@ -266,9 +265,9 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if binding.start is None:
             start = first_offset(options.start, held)
             if options.consumer and not isinstance(options.start, int):
-                start = StreamOffset(held.epoch, cursor)
+                start = StreamOffset(held.life, cursor)
             elif options.consumer and start.offset > cursor:
-                source.confirm(options.consumer, start.offset, held.epoch, binding.claim(folder))
+                source.confirm(options.consumer, start.offset, held.life, binding.claim(folder))
             binding = replace(binding, start=start)
         if binding != known:
             write_binding(folder, binding)

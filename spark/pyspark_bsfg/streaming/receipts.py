@@ -68,7 +68,7 @@ class Receipts(StreamingQueryListener):
                 binding = read_binding(self.checkpoint)
                 assert binding is not None, "the source wrote it before it planned a batch"
                 with self._place.opened() as source:
-                    source.confirm(self.consumer, done.offset, done.epoch, binding.claim(self.checkpoint))
+                    source.confirm(self.consumer, done.offset, done.life, binding.claim(self.checkpoint))
             except (BsfgError, OSError) as error:
                 log.warning("consumer %s is not confirmed: %s", self.consumer, error)
                 return False

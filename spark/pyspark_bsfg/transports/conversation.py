@@ -108,7 +108,7 @@ class Conversation:
             try:
                 reply = await requester.ask(self._now.request, self._timeout_s)
             except (PeerRefused, MalformedMessage) as error:
-                if isinstance(error, PeerRefused) and error.retryable and error.code != "epoch_changed":
+                if isinstance(error, PeerRefused) and error.retryable and error.code != "life_unknown":
                     raise
                 self._now.answered.set_exception(error)
             else:

@@ -25,6 +25,7 @@ from pyspark import SparkFiles
 from agent.batch import Definitions
 from agent.lease import LeaseClaim
 from agent.pages import LackingDefinitions, Start
+from agent.positions import Position
 from agent.replication.mqtt import Access, Reply
 from agent.replication.pki import PkiError, client_context, describe, load_certificates
 from agent.replication.protocol.definition_fetch import DefinitionFetch
@@ -39,6 +40,7 @@ from agent.replication.protocol.messages import (
     GetBounds,
     GetCursor,
     ListStreams,
+    LogPosition,
     Request,
     StreamsAnswer,
 )
@@ -117,10 +119,12 @@ class MqttNodeSource:
     def zone(self) -> str:
         return self._at.peer
 
-    def bounds(self, stream: str) -> Bounds:
-        answer = self._ask(GetBounds(stream=stream)).answer
+    def bounds(self, stream: str, read: Position | None = None) -> Bounds:
+        named = None if read is None else LogPosition.of(read)
+        answer = self._ask(GetBounds(stream=stream, position=named)).answer
         assert isinstance(answer, BoundsAnswer), answer
-        return Bounds(answer.epoch, answer.first_offset, answer.end_offset, self._at.peer)
+        resolved = None if answer.resolved is None else answer.resolved.offset
+        return Bounds(answer.life, answer.first_offset, answer.end_offset, self._at.peer, resolved=resolved)
 
     def marks(self, stream: str) -> Sequence[tuple[int, int]]:  # noqa: ARG002
         raise AssertionError("the options refuse time ranges: the protocol has no marks")
@@ -191,12 +195,9 @@ class MqttNodeSource:
         granted = answer.lease or 0
         return Registration(answer.frontier, granted, granted or answer.lease_in_force or 0)
 
-    def confirm(self, consumer: str, offset: int, epoch: str, claim: LeaseClaim) -> None:
+    def confirm(self, consumer: str, offset: int, life: str, claim: LeaseClaim) -> None:
         if offset > 0:
-            confirm = ConfirmReceipt(
-                consumer_name=consumer, offset=offset, epoch=epoch or None, lease=claim.epoch or None
-            )
-            self._ask(confirm)
+            self._ask(ConfirmReceipt(consumer_name=consumer, offset=offset, life=life, lease=claim.epoch or None))
 
     def _ask(self, request: Request) -> Reply:
         return self._answer_of(self._conversation.ask(request))
@@ -220,9 +221,9 @@ class MqttNodeSource:
                 assert isinstance(answer, StreamsAnswer), answer
                 names = ", ".join(one.name for one in answer.streams) or "nothing"
                 return StreamUnknown(f"{what}; exported to {self._zone}: {names}", error.hint)
-            case "epoch_changed" | "offset_beyond_log":
-                return FactsGone(what, "plan the read again: the store began another epoch, or lost its end")
-            case code if "consumer" in code or code in {"confirm_beyond_log", "fenced", "lease_unknown"}:
+            case "life_unknown":
+                return FactsGone(what, "plan the read again: the store was put back to an older copy")
+            case code if "consumer" in code or code in {"fenced", "lease_unknown"}:
                 return ConsumerRefused(what, error.hint, code)
         return NodeUnavailable(advice(f"{what} ({error.code})", error.hint))
 

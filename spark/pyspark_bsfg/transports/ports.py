@@ -15,6 +15,7 @@ from agent.batch import Batch
 from agent.fact_store import Verified
 from agent.lease import LeaseClaim
 from agent.pages import Hole, Start
+from agent.positions import Position
 from pyspark_bsfg.dictionary import Dictionary, Named
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange
@@ -24,16 +25,18 @@ OnHole = Callable[[Hole], None]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a store holds of a stream now: offsets of one epoch (hex) of the store. `first_offset` is `end_offset` + 1
-    if it holds nothing."""
+    """What a store holds of a stream now. `life` (hex) has stored the last fact of its log: a life and an offset say
+    which log was read, and how far (`agent.positions`). `first_offset` is `end_offset` + 1 if it holds nothing."""
 
-    epoch: str
+    life: str
     first_offset: int
     end_offset: int
     zone: str = ""
     """The zone of the store."""
     bytes_per_fact: float = 0.0
     """On average, as stored; 0 if the transport does not tell."""
+    resolved: int | None = None
+    """Up to where the position that was asked about is valid in this log; None: unknown, or not asked."""
 
     @property
     def offsets(self) -> OffsetRange:
@@ -43,11 +46,11 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A part of a stream. `epoch` is the epoch to which the offsets belong; if empty, any."""
+    """A part of a stream. `life` (hex): that of the position at its end."""
 
     stream: str
     offsets: OffsetRange
-    epoch: str = ""
+    life: str
 
 
 class PlacedBatch(NamedTuple):
@@ -94,8 +97,8 @@ class FactSource(Protocol):
         """The zone of the store."""
         ...
 
-    def bounds(self, stream: str) -> Bounds:
-        """What is held now. Raises StreamUnknown."""
+    def bounds(self, stream: str, read: Position | None = None) -> Bounds:
+        """What is held now, and up to where a position is valid. Raises StreamUnknown."""
         ...
 
     def marks(self, stream: str) -> Sequence[tuple[int, int]]:
@@ -108,8 +111,7 @@ class FactSource(Protocol):
         ...
 
     def pages(self, asked: Asked, dictionary: Dictionary, *, needs_proofs: bool) -> Iterator[Page]:
-        """The pages of a whole range. Raises FactsGone if the store has begun another epoch, or its log ends before the
-        range does."""
+        """The pages of a whole range. Raises FactsGone if the log does not have the end of the range."""
         ...
 
     def define(self, dictionary: Dictionary, named: Named) -> None:
@@ -125,8 +127,8 @@ class FactSource(Protocol):
         with code `fenced` if another reader has taken it over."""
         ...
 
-    def confirm(self, consumer: str, offset: int, epoch: str, claim: LeaseClaim) -> None:
-        """Confirm that the facts up to an offset are durable at the consumer, so that the store may release them. A
+    def confirm(self, consumer: str, offset: int, life: str, claim: LeaseClaim) -> None:
+        """Confirm that the facts up to a position are durable at the consumer, so that the store may release them. A
         repetition, or a smaller offset, changes nothing. Raises as `register` does."""
         ...
 

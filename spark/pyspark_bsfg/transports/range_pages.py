@@ -48,7 +48,7 @@ class RangePages:
             last_offset=self._asked.offsets.last,
             limit=LIMIT_MAX,
             bytes_max=PAGE_BYTES,
-            epoch=self._asked.epoch or None,
+            life=self._asked.life,
             whole_batches=self._signers is not None,
             signers_known=None if self._signers is None else self._signers.known()[:SIGNERS_KNOWN_MAX],
         )

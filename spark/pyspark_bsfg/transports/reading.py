@@ -37,7 +37,7 @@ def record_batches(
     columns = Columns(schema, asked.stream, dictionary, pruning)
     skips_batches = pruning.skips_batches  # read here once: for each batch, it took a twentieth of the time of a count
     for span in source.matching(asked, pruning, dictionary):
-        part = Asked(asked.stream, span, asked.epoch)
+        part = Asked(asked.stream, span, asked.life)
         for page in source.pages(part, dictionary, needs_proofs=columns.needs_proofs):
             for hole in page.holes:
                 on_hole(hole)

@@ -20,6 +20,7 @@ from agent.batch import Kind
 from agent.fact_store import BatchSummary, StoreDamaged, StoreReader, Verified
 from agent.lease import LeaseClaim
 from agent.pages import Start
+from agent.positions import Position
 from pyspark_bsfg.dictionary import Dictionary, Named
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.pruning import Pruning
@@ -73,16 +74,19 @@ class StoreFileSource:
     def zone(self) -> str:
         return self.reader.origin.zone
 
-    def bounds(self, stream: str) -> Bounds:
+    def bounds(self, stream: str, read: Position | None = None) -> Bounds:
         streams = {one.name: one for one in self.reader.streams()}
         if stream not in streams:
             names = ", ".join(sorted(streams)) or "none yet"
             raise StreamUnknown(f"{self.name} holds no stream {stream!r}", f"it holds: {names}")
         found = streams[stream]
-        origin = self.reader.origin
+        log = self.reader.log(stream)
+        here = None if read is None else self.reader.resolve(stream, read)
+        resolved = None if here is None or here.how == "unknown" else here.offset
         facts = found.end_offset - found.first_offset + 1
         each = found.bytes / facts if facts > 0 else 0.0
-        return Bounds(origin.epoch.hex(), found.first_offset, found.end_offset, origin.zone, each)
+        life = log.at(found.end_offset).hex()
+        return Bounds(life, found.first_offset, found.end_offset, self.zone, each, resolved)
 
     def marks(self, stream: str) -> Sequence[tuple[int, int]]:
         return self.reader.clock_marks(stream)
@@ -124,10 +128,9 @@ class StoreFileSource:
 
     def pages(self, asked: Asked, dictionary: Dictionary, *, needs_proofs: bool) -> Iterator[Page]:  # noqa: ARG002
         """Signatures are not verified again: the store has the results of its node."""
-        epoch = self.reader.origin.epoch.hex()
-        if asked.epoch not in {"", epoch}:
-            raise FactsGone(f"{self.name} has begun epoch {epoch}, the read was planned in {asked.epoch}", "read again")
         after, last = asked.offsets.first - 1, asked.offsets.last
+        if self.reader.resolve(asked.stream, Position(bytes.fromhex(asked.life), last)).how != "exact":
+            raise FactsGone(f"{self.name}: offset {last} of life {asked.life} is not in its log now", "read again")
         while after < last:
             page = self.reader.read(asked.stream, after, PAGE_FACTS, PAGE_BYTES, until_offset=last)
             verified: list[Verified] = ["no"] * len(page.batches)
@@ -168,10 +171,10 @@ class StoreFileSource:
         granted = 0 if claim.epoch == 0 and found.lease_holder != claim.holder else found.lease_epoch
         return Registration(found.frontier, granted, found.lease_epoch, found.lease_holder)
 
-    def confirm(self, consumer: str, offset: int, epoch: str, claim: LeaseClaim) -> None:
+    def confirm(self, consumer: str, offset: int, life: str, claim: LeaseClaim) -> None:
         from agent.local_socket import ConfirmReceipt
 
-        self._ask(ConfirmReceipt(consumer, offset, epoch=epoch, claim=claim), consumer)
+        self._ask(ConfirmReceipt(consumer, offset, life=life, claim=claim), consumer)
 
     def _ask(self, request: Any, consumer: str) -> Any:
         """The answer of the node that owns the store, which alone writes it. Raises StoreUnreadable if none answers,

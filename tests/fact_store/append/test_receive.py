@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from agent.fact_store.append.receive import EPOCHS_OF_ZONE_MAX
 from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, ForkError
 from agent.fact_store.sqlite.transaction import INCIDENTS_FIRST, INCIDENTS_OF_KIND_MAX
 from agent.message import Envelope, Fact, Message, MessageError, Sample, canonical_json
-from agent.pages import DefinitionChain, OriginRange, PeerPosition, PutResult
+from agent.pages import DefinitionChain, OriginRange, PutResult
+from agent.positions import NOTHING_READ, Position
 from agent.settings.store import StreamSettings
 from tests.fact_store.making import (
     AT_ONCE,
@@ -61,7 +63,7 @@ def test_received_batches_are_stored_byte_for_byte(store: FactStore) -> None:
         (11, 15, origin.origin),
     ]
     assert origin.held_in(store) == origin.bodies
-    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 15)
+    assert store.inbound.peer_position("plant", TELEMETRY) == Position(EPOCH, 15)
     assert store.reader.origins() == [store.origin, origin.origin]
 
 
@@ -88,20 +90,25 @@ def test_the_same_origin_by_two_paths(store: FactStore) -> None:
     origin = Elsewhere()
     first = origin.seal(10)
     origin.put(store, [first], 10)
-    by_relay = done(put_page(store, "dmz2", TELEMETRY, parsed([first]), [], PeerPosition(b"x" * 16, 77)))
+    by_relay = done(put_page(store, "dmz2", TELEMETRY, parsed([first]), [], Position(b"x" * 16, 77)))
     assert by_relay == PutResult(0, 10, 10)
-    assert store.inbound.peer_position("dmz2", TELEMETRY) == PeerPosition(b"x" * 16, 77)
-    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
+    assert store.inbound.peer_position("dmz2", TELEMETRY) == Position(b"x" * 16, 77)
+    assert store.inbound.peer_position("plant", TELEMETRY) == Position(EPOCH, 10)
 
 
-def test_a_position_never_moves_back_in_its_epoch(store: FactStore) -> None:
-    """A late repeat of an old page does not undo progress; another epoch of the peer starts anew."""
-    origin = Elsewhere()
-    origin.put(store, [origin.seal(10)], 10)
-    origin.put(store, [], 4)
-    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 10)
-    done(put_page(store, "plant", TELEMETRY, [], [], PeerPosition(b"n" * 16, 0)))
-    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(b"n" * 16, 0)
+def test_a_position_is_where_the_last_page_ends(tmp_path: Path) -> None:
+    """A page overwrites the entry of its lives in the trail, also with a lower offset, where the peer was restored; the
+    entries of other lives stay, over a restart too."""
+    origin, other = Elsewhere(), Position(b"n" * 16, 3)
+    expected = (other, Position(b"m" * 16, 12), Position(EPOCH, 4, b"d" * 16))
+    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:
+        origin.put(store, [origin.seal(10)], 10)
+        put = partial(store.inbound.put_batches, "plant", TELEMETRY, [])
+        done(put(Position(b"m" * 16, 12), passed=[other], epoch=EPOCH))
+        done(put(Position(EPOCH, 4, b"d" * 16), after=Position(EPOCH, 3)))
+        assert store.inbound.trail("plant", TELEMETRY) == expected
+    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:
+        assert store.inbound.trail("plant", TELEMETRY) == expected
 
 
 def test_a_gap_is_stored_and_reported(store: FactStore) -> None:
@@ -125,13 +132,13 @@ def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> No
     origin.put(store, [first], 10)
     for _ in range(2):
         holes = [(11, 20, "damaged")]
-        done(put_page(store, "plant", TELEMETRY, [], [], PeerPosition(EPOCH, 20), holes=holes))
-    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 20)
+        done(put_page(store, "plant", TELEMETRY, [], [], Position(EPOCH, 20), holes=holes))
+    assert store.inbound.peer_position("plant", TELEMETRY) == Position(EPOCH, 20)
     (incident,) = store.incidents()
     assert (incident.kind, incident.count) == ("peer_hole", 1)
     assert "plant no longer has its offsets 11 to 20: damaged" in incident.detail
     origin.put(store, [third], 30)
-    by_relay = done(put_page(store, "dmz2", TELEMETRY, parsed([damaged]), [], PeerPosition(b"x" * 16, 77)))
+    by_relay = done(put_page(store, "dmz2", TELEMETRY, parsed([damaged]), [], Position(b"x" * 16, 77)))
     assert by_relay == PutResult(10, 0, 30)
     assert sorted(sealed_in(store)) == sorted([first, damaged, third])
 
@@ -140,17 +147,17 @@ def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> No
 def test_facts_released_before_the_first_fetch_are_no_loss(store: FactStore, reason: str, kinds: list[str]) -> None:
     """A log whose beginning was released by retention causes no incident. A log whose beginning is damaged has lost
     it."""
-    position = PeerPosition(EPOCH, 20)
+    position = Position(EPOCH, 20)
     done(put_page(store, "plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
     assert store.inbound.peer_position("plant", TELEMETRY) == position
     assert [one.kind for one in store.incidents()] == kinds
 
 
-@pytest.mark.parametrize("known", [PeerPosition(EPOCH, 0), PeerPosition(EPOCH, 40, b"a" * 16)])
-def test_facts_released_after_the_first_fetch_are_a_loss(store: FactStore, known: PeerPosition) -> None:
+@pytest.mark.parametrize("known", [Position(EPOCH, 0), Position(b"a" * 16, 40)])
+def test_facts_released_after_the_first_fetch_are_a_loss(store: FactStore, known: Position) -> None:
     """A log whose beginning is released before this store has read it is an incident; so is what another copy of that
     log has released, although as many offsets of the first one were read."""
-    put, position = store.inbound.put_batches, PeerPosition(EPOCH, 60, b"b" * 16)
+    put, position = partial(store.inbound.put_batches, epoch=EPOCH), Position(b"b" * 16, 60)
     done(put("plant", TELEMETRY, [], known))
     done(put("plant", TELEMETRY, [], position, holes=[(1, 20, "expired")]))
     (incident,) = store.incidents()
@@ -189,7 +196,7 @@ def test_batches_that_cannot_be_stored_are_refused_at_once(store: FactStore) -> 
     honest, stranger = parsed([origin.seal(10), other.seal(10)])
     for wrong, said in ((batch.cut(honest, 0, 5), "slice"), (stranger, "'facts.other'")):
         with pytest.raises(BatchError, match=said):
-            put_page(store, "plant", TELEMETRY, [honest, wrong], [], PeerPosition(EPOCH, 20))
+            put_page(store, "plant", TELEMETRY, [honest, wrong], [], Position(EPOCH, 20))
     assert store.end_offset(TELEMETRY) == 0
     assert store.inbound.peer_position("plant", TELEMETRY) is None
     assert store.statistics().queue_bytes == 0
@@ -206,13 +213,13 @@ def test_a_rewritten_history_is_refused_and_recorded(store: FactStore, already_h
     other = restored.seal(10, salt=5)
     honest.put(store, origin_batches, 30)
     for _ in range(2):
-        error = failed(put_page(store, "plant", TELEMETRY, parsed([other]), [], PeerPosition(EPOCH, 31)))
+        error = failed(put_page(store, "plant", TELEMETRY, parsed([other]), [], Position(EPOCH, 31)))
         assert isinstance(error, ForkError)
         assert "epoch" in str(error)
     (incident,) = store.incidents()
     assert (incident.kind, incident.subject, incident.count) == ("fork", "facts.telemetry from plant", 2)
     assert sealed_in(store) == origin_batches
-    assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 30)
+    assert store.inbound.peer_position("plant", TELEMETRY) == Position(EPOCH, 30)
 
 
 def test_a_page_with_a_fork_is_not_stored_at_all(store: FactStore) -> None:
@@ -227,7 +234,7 @@ def test_a_page_with_a_fork_is_not_stored_at_all(store: FactStore) -> None:
     other = batch.seal_samples(
         replace(branch.link, next_sequence=21, digest=b"?" * 16), samples(5), honest.definitions
     ).sealed
-    error = failed(put_page(store, "plant", TELEMETRY, parsed([second, other]), [], PeerPosition(EPOCH, 30)))
+    error = failed(put_page(store, "plant", TELEMETRY, parsed([second, other]), [], Position(EPOCH, 30)))
     assert isinstance(error, ForkError)
     assert sealed_in(store) == [first]
 
@@ -238,7 +245,7 @@ def test_own_sequences_that_were_never_written_here_are_a_fork(tmp_path: Path) -
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(5)))
         ours = sealed_in(store)
-        position = PeerPosition(b"p" * 16, 5)
+        position = Position(b"p" * 16, 5)
         assert done(put_page(store, "idmz", TELEMETRY, parsed(ours), [], position)) == PutResult(0, 5, 5)
         forgotten = batch.seal_samples(
             batch.parse(ours[0]).link, samples(5, 6), batch.parse(ours[0]).header.definitions
@@ -264,7 +271,7 @@ def test_missing_definitions(store: FactStore) -> None:
     page = parsed([known.seal(5), fresh.seal(1)])
     fresh.bodies.append(tag(4).to_json())
     page += parsed([fresh.seal(1)])
-    error = failed(put_page(store, "plant", TELEMETRY, page, [], PeerPosition(EPOCH, 17)))
+    error = failed(put_page(store, "plant", TELEMETRY, page, [], Position(EPOCH, 17)))
     assert isinstance(error, DefinitionsMissing)
     assert [(one.zone, one.wanted) for one in error.lacking] == [
         ("plant", known.definitions),
@@ -273,7 +280,7 @@ def test_missing_definitions(store: FactStore) -> None:
     assert [one.held[:1] for one in error.lacking] == [[before], []]
     assert store.end_offset(TELEMETRY) == 10
     received = [chain_of("plant", known.bodies, 3), *fresh.received()]
-    assert done(put_page(store, "plant", TELEMETRY, page, received, PeerPosition(EPOCH, 17))).stored_facts == 7
+    assert done(put_page(store, "plant", TELEMETRY, page, received, Position(EPOCH, 17))).stored_facts == 7
     assert more.held_in(store) == known.bodies[:2], "the beginning of a chain is held with it"
 
 
@@ -302,7 +309,7 @@ def test_definitions_of_a_branch_are_held_beside_each_other(store: FactStore) ->
     one.put(store, [one.seal(5)], 5)
     assert (
         done(
-            put_page(store, "plant", TELEMETRY, parsed([other.seal(5, 9)]), other.received(3), PeerPosition(LATER, 5))
+            put_page(store, "plant", TELEMETRY, parsed([other.seal(5, 9)]), other.received(3), Position(LATER, 5))
         ).stored_facts
         == 5
     )
@@ -327,10 +334,10 @@ def test_a_batch_that_lies_about_the_count_is_refused(store: FactStore) -> None:
     origin.put(store, [origin.seal(10)], 10)
     named = replace(origin.definitions, count=3)
     lie = batch.seal_samples(origin.link, samples(5), named)
-    error = failed(put_page(store, "plant", TELEMETRY, [lie], [], PeerPosition(EPOCH, 15)))
+    error = failed(put_page(store, "plant", TELEMETRY, [lie], [], Position(EPOCH, 15)))
     assert isinstance(error, ForkError)
     page = [lie, *parsed([honest.seal(5)])]
-    result = done(put_page(store, "idmz2", TELEMETRY, page, honest.received(), PeerPosition(LATER, 10)))
+    result = done(put_page(store, "idmz2", TELEMETRY, page, honest.received(), Position(LATER, 10)))
     assert (result.stored_facts, result.refused) == (5, (OriginRange("plant", EPOCH, 11, 15),))
 
 
@@ -346,10 +353,10 @@ def test_zones_share_one_stream(store: FactStore) -> None:
 def test_bad_arguments(store: FactStore) -> None:
     """A name or position that makes no sense is refused at the call."""
     for peer, stream, position, error in (
-        ("Plant", TELEMETRY, PeerPosition(EPOCH, 1), MessageError),
-        ("plant", "Bad Stream", PeerPosition(EPOCH, 1), MessageError),
-        ("plant", TELEMETRY, PeerPosition(b"short", 1), FactsRefused),
-        ("plant", TELEMETRY, PeerPosition(EPOCH, -1), FactsRefused),
+        ("Plant", TELEMETRY, Position(EPOCH, 1), MessageError),
+        ("plant", "Bad Stream", Position(EPOCH, 1), MessageError),
+        ("plant", TELEMETRY, Position(b"short", 1), FactsRefused),
+        ("plant", TELEMETRY, Position(EPOCH, -1), FactsRefused),
     ):
         with pytest.raises(error):
             put_page(store, peer, stream, [], [], position)
@@ -375,7 +382,7 @@ def forked(*, has_other_tags: bool = False) -> tuple[Elsewhere, Elsewhere]:
 
 def offer(store: FactStore, origin: Elsewhere, sealed: list[bytes], offset: int, peer: str = "plant") -> PutResult:
     """Put a page of a peer that goes on in its later epoch."""
-    position = PeerPosition(LATER, offset)
+    position = Position(LATER, offset)
     return done(put_page(store, peer, TELEMETRY, parsed(sealed), origin.received(), position))
 
 
@@ -389,11 +396,11 @@ def test_a_fork_of_an_old_epoch_is_skipped_and_reported(store: FactStore, peer: 
     refused = (OriginRange("plant", EPOCH, 11, 30),)
     for stored, repeated in ((10, 10), (0, 20)):
         page = [*copy.sealed, after.sealed[0] if after.sealed else after.seal(10, salt=5_000)]
-        put = done(put_page(store, peer, TELEMETRY, parsed(page), after.received(), PeerPosition(LATER, 40)))
+        put = done(put_page(store, peer, TELEMETRY, parsed(page), after.received(), Position(LATER, 40)))
         assert (put.stored_facts, put.duplicate_facts, put.refused) == (stored, repeated, refused)
     position = store.inbound.peer_position(peer, TELEMETRY)
     assert position is not None
-    assert (position.epoch, position.offset) == (LATER, 40)
+    assert (position.life, position.offset) == (LATER, 40)
     *found, told = sealed_in(store)
     assert found == [*was.sealed, *after.sealed]
     (notice,) = batch.open_messages(batch.parse(told))
@@ -434,7 +441,7 @@ def test_a_fork_in_the_peers_present_epoch_stops_it(store: FactStore) -> None:
     skipped."""
     was, copy = forked()
     was.put(store, was.sealed, 30)
-    position = PeerPosition(EPOCH, 40)
+    position = Position(EPOCH, 40)
     error = failed(put_page(store, "plant", TELEMETRY, parsed(copy.sealed), copy.received(), position))
     assert isinstance(error, ForkError)
     assert sealed_in(store) == was.sealed
@@ -471,7 +478,7 @@ def test_released_facts_that_a_copy_offers_again_are_reported_as_uncompared(
     store, copy = full
     expected = (OriginRange("plant", EPOCH, *refused),) if refused else ()
     for offset in (30, 31):
-        sealed, position = copy.sealed[:batches], PeerPosition(epoch, offset)
+        sealed, position = copy.sealed[:batches], Position(epoch, offset)
         put = done(put_page(store, peer, TELEMETRY, parsed(sealed), copy.received(), position))
         assert (put.refused, put.uncompared) == (expected, (OriginRange("plant", EPOCH, 1, 30),))
     found = {one.kind: one.subject for one in store.incidents()}
@@ -521,13 +528,13 @@ def test_released_facts_of_one_history_are_duplicates(full: tuple[FactStore, Els
     brings again."""
     store, copy = full
     for peer in ("plant", "dmz2"):
-        put = done(put_page(store, peer, TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 30)))
+        put = done(put_page(store, peer, TELEMETRY, parsed(copy.sealed[:2]), copy.received(), Position(EPOCH, 30)))
         assert (put.duplicate_facts, put.uncompared) == (20, ())
     later = Elsewhere(epoch=LATER)
     named = (OriginRange("plant", EPOCH, 1, 30),)
     assert offer(store, later, [later.seal(10)], 40).uncompared == named
     assert offer(store, later, [later.seal(10)], 50).uncompared == ()
-    put = done(put_page(store, "dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 60)))
+    put = done(put_page(store, "dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), Position(EPOCH, 60)))
     assert put.uncompared == named
 
 
@@ -562,7 +569,7 @@ def test_another_zones_notice_names_what_could_not_be_compared(
         if is_reopened:
             store.close()
             store = FactStore.open(store.path, "idmz", settings=AT_ONCE)
-        position = PeerPosition(EPOCH, offset)
+        position = Position(EPOCH, offset)
         found += done(put_page(store, "dmz2", TELEMETRY, page, copy.received(), position)).uncompared
     incidents = {one.kind: one for one in store.incidents()}
     store.close()
@@ -589,13 +596,13 @@ def test_a_notice_that_says_nothing_changes_nothing(full: tuple[FactStore, Elsew
     nothing uncompared, and number no origin that they name."""
     store, copy = full
     page = parsed([told, *copy.sealed[:2]])
-    put = done(put_page(store, "dmz2", TELEMETRY, page, copy.received(), PeerPosition(EPOCH, 31)))
+    put = done(put_page(store, "dmz2", TELEMETRY, page, copy.received(), Position(EPOCH, 31)))
     assert (put.stored_facts, put.duplicate_facts, put.uncompared) == (1, 20, ())
     assert {one.zone for one in store.reader.origins()} == {"plant", "idmz", "cloud"}
 
 
 @pytest.mark.parametrize(
-    "timeline, batches, is_hole, is_reported",
+    "life, batches, is_hole, is_reported",
     [
         pytest.param(b"b" * 16, [3], True, True, id="released up to beyond what is held"),
         pytest.param(b"b" * 16, [3], False, True, id="damaged up to there"),
@@ -606,7 +613,7 @@ def test_a_notice_that_says_nothing_changes_nothing(full: tuple[FactStore, Elsew
     ],
 )
 def test_a_copy_that_has_released_what_it_recorded_anew(
-    store: FactStore, timeline: bytes, batches: list[int], is_hole: bool, is_reported: bool
+    store: FactStore, life: bytes, batches: list[int], is_hole: bool, is_reported: bool
 ) -> None:
     """A plant serves 20 facts and continues from an old copy without them. What it recorded there under the same
     sequences, it has released before this store reads that log, so nothing contradicts what is held here. The facts
@@ -614,13 +621,13 @@ def test_a_copy_that_has_released_what_it_recorded_anew(
     the log that was read, is no reason."""
     origin = Elsewhere()
     sealed = [origin.seal(10) for _ in range(4)]
-    first = parsed(sealed[:2]), origin.received(), PeerPosition(EPOCH, 20, b"a" * 16)
-    done(put_page(store, "plant", TELEMETRY, *first))
+    first = parsed(sealed[:2]), origin.received(), Position(b"a" * 16, 20)
+    done(put_page(store, "plant", TELEMETRY, *first, epoch=EPOCH))
     holes = [(1, 30, "expired")] if is_hole else []
-    position = PeerPosition(EPOCH, 50, timeline)
+    position = Position(life, 50)
     page = parsed([sealed[one] for one in batches])
-    after = 20 if timeline == b"a" * 16 else 0
-    put = done(put_page(store, "plant", TELEMETRY, page, [], position, holes=holes, after_offset=after))
+    how = {"after": Position(life, 20) if life == b"a" * 16 else NOTHING_READ, "epoch": EPOCH, "holes": holes}
+    put = done(put_page(store, "plant", TELEMETRY, page, [], position, **how))
     assert put.uncompared == ((OriginRange("plant", EPOCH, 1, 20),) if is_reported else ())
     incidents = [one.detail for one in store.incidents() if one.kind == "uncompared"]
     assert [detail.startswith("plant continued from an old copy of its store") for detail in incidents] == [
@@ -635,7 +642,7 @@ def test_released_facts_and_the_next_epoch_in_one_page(full: tuple[FactStore, El
     later = Elsewhere(epoch=LATER)
     page = parsed([*copy.sealed[:2], later.seal(10)])
     definitions = [*copy.received(), *later.received()]
-    put = done(put_page(store, "dmz2", TELEMETRY, page, definitions, PeerPosition(EPOCH, 31)))
+    put = done(put_page(store, "dmz2", TELEMETRY, page, definitions, Position(EPOCH, 31)))
     assert put.uncompared == (OriginRange("plant", EPOCH, 1, 30),)
 
 
@@ -643,8 +650,8 @@ def test_a_zone_that_was_read_in_a_later_epoch_has_two_histories(full: tuple[Fac
     """A relay brings released facts of a plant again, and the plant itself was last read in another epoch, of which no
     fact has come yet: what could not be compared is reported at once."""
     store, copy = full
-    done(put_page(store, "plant", TELEMETRY, [], [], PeerPosition(LATER, 0)))
-    put = done(put_page(store, "dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 20)))
+    done(put_page(store, "plant", TELEMETRY, [], [], Position(LATER, 0)))
+    put = done(put_page(store, "dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), Position(EPOCH, 20)))
     assert put.uncompared == (OriginRange("plant", EPOCH, 1, 30),)
 
 
@@ -662,23 +669,23 @@ def test_what_could_not_be_compared_is_remembered_over_a_restart(full: tuple[Fac
 def test_another_copy_of_a_relays_log_makes_released_facts_uncompared(
     full: tuple[FactStore, Elsewhere], after_offset: int
 ) -> None:
-    """A relay's log under another timeline, with a page that begins before the stored position, is another copy: what
-    was released here is named as uncompared, also where that page ends after the stored position. A page that
-    continues at the position is of the same log after a restart."""
+    """A page of a relay that begins before the stored position is of another copy of its log: what was released here is
+    named as uncompared, also where that page ends after the stored position. A page that continues at the position is
+    of the same log after a restart."""
     store, copy = full
-    done(put_page(store, "dmz2", TELEMETRY, [], [], PeerPosition(LATER, 40, b"a" * 16)))
-    offered = parsed(copy.sealed[:2]), copy.received(), PeerPosition(LATER, 60, b"b" * 16)
-    put = done(put_page(store, "dmz2", TELEMETRY, *offered, after_offset=after_offset))
+    done(put_page(store, "dmz2", TELEMETRY, [], [], Position(b"a" * 16, 40), epoch=LATER))
+    offered = parsed(copy.sealed[:2]), copy.received(), Position(b"b" * 16, 60)
+    put = done(put_page(store, "dmz2", TELEMETRY, *offered, after=Position(b"a" * 16, after_offset), epoch=LATER))
     is_other_copy = after_offset < 40
     assert put.uncompared == ((OriginRange("plant", EPOCH, 1, 30),) if is_other_copy else ())
     assert put.duplicate_facts == 20
-    later = parsed(copy.sealed[:2]), copy.received(), PeerPosition(LATER, 80, b"b" * 16)
-    put = done(put_page(store, "dmz2", TELEMETRY, *later, after_offset=60))
+    later = parsed(copy.sealed[:2]), copy.received(), Position(b"b" * 16, 80)
+    put = done(put_page(store, "dmz2", TELEMETRY, *later, epoch=LATER))
     assert bool(put.uncompared) == is_other_copy  # remembered, for facts that its next pages bring
     store.close()
     with FactStore.open(store.path, "idmz", settings=AT_ONCE) as opened:  # and over a restart
-        later = parsed(copy.sealed[:2]), copy.received(), PeerPosition(LATER, 100, b"b" * 16)
-        put = done(put_page(opened, "dmz2", TELEMETRY, *later, after_offset=80))
+        later = parsed(copy.sealed[:2]), copy.received(), Position(b"b" * 16, 100)
+        put = done(put_page(opened, "dmz2", TELEMETRY, *later, epoch=LATER))
         assert bool(put.uncompared) == is_other_copy
 
 
@@ -688,7 +695,7 @@ def test_a_zone_has_so_many_epochs_and_no_more(store: FactStore) -> None:
     invented = [Elsewhere("evil", epoch=number.to_bytes(16)) for number in range(1, EPOCHS_OF_ZONE_MAX + 1)]
     first = [one.seal(1) for one in invented]
     definitions = [each for one in invented for each in one.received()]
-    position = PeerPosition(EPOCH, len(first))
+    position = Position(EPOCH, len(first))
     done(put_page(store, "evil", TELEMETRY, parsed(first), definitions, position))
     one_more = Elsewhere("evil", epoch=b"\xff" * 16)
     refused = put_page(store, "evil", TELEMETRY, parsed([one_more.seal(1)]), one_more.received(), position)
@@ -707,7 +714,7 @@ def test_a_zone_has_so_many_definitions_and_no_more(store: FactStore, monkeypatc
         known.bodies = [tag(2 * epoch + number).to_json() for number in range(2)]
         assert known.put(store, [known.seal(1, salt=epoch)], epoch).stored_facts == 1
     one_more = Elsewhere("evil", epoch=b"\x03" * 16)
-    position = PeerPosition(EPOCH, 3)
+    position = Position(EPOCH, 3)
     page = parsed([one_more.seal(1, salt=3)])
     error = failed(put_page(store, "evil", TELEMETRY, page, [], position))
     assert isinstance(error, FactsRefused)
@@ -720,7 +727,7 @@ def test_a_zone_has_so_many_ranges_and_no_more(store: FactStore, monkeypatch: py
     """A peer whose sequences are all gaps, in any number of epochs, is refused beyond the limit, because each range
     takes memory for ever. What fills a gap is stored, and so is another zone."""
     monkeypatch.setattr(receive, "RANGES_OF_ZONE_MAX", 6)
-    position, left = PeerPosition(EPOCH, 1), []
+    position, left = Position(EPOCH, 1), []
     for epoch in (1, 2):
         origin = Elsewhere("evil", epoch=bytes([epoch]) * 16)
         sealed = [origin.seal(1, salt=1000 * epoch) for _ in range(6)]
@@ -751,16 +758,16 @@ def test_a_zone_without_room_stops_no_other_behind_a_relay(
     known, beyond, honest = Elsewhere("evil"), Elsewhere("evil", epoch=b"\x02" * 16), Elsewhere()
     beyond.bodies = [tag(number).to_json() for number in (8, 9)]
     first, lost, good = known.seal(1), [beyond.seal(1, salt=1000) for _ in range(3)], honest.seal(5)
-    done(put_page(store, "idmz1", TELEMETRY, parsed([first]), known.received(), PeerPosition(EPOCH, 1)))
+    done(put_page(store, "idmz1", TELEMETRY, parsed([first]), known.received(), Position(EPOCH, 1)))
     monkeypatch.setattr(receive, limit, 2 if limit.startswith("DEFINITIONS") else 1)
     definitions = [*honest.received()] if limit.startswith("DEFINITIONS") else [*beyond.received(), *honest.received()]
     page = parsed([lost[0], lost[0], known.seal(1), good, *lost[1:]])
-    result = done(put_page(store, "idmz2", TELEMETRY, page, definitions, PeerPosition(EPOCH, 9), verified={3}))
+    result = done(put_page(store, "idmz2", TELEMETRY, page, definitions, Position(EPOCH, 9), verified={3}))
     assert result.stored_facts == 6
     assert store.signed_zones() == {honest.origin.zone}, "the record of another batch"
     assert {(one.zone, one.epoch) for one in result.left_out} == {("evil", b"\x02" * 16)}
     assert (result.left_out[0].first_sequence, result.left_out[-1].last_sequence) == (1, 3)
-    assert store.inbound.peer_position("idmz2", TELEMETRY) == PeerPosition(EPOCH, 9)
+    assert store.inbound.peer_position("idmz2", TELEMETRY) == Position(EPOCH, 9)
     named = [one for one in store.incidents() if one.kind == "declined"]
     assert named
     assert all(f"evil would have {why}" in one.detail or f"of evil would be {why}" in one.detail for one in named)
@@ -796,11 +803,11 @@ def test_contradictions_beyond_a_limit_take_two_rounds(
     honest = Elsewhere("mill")
     monkeypatch.setattr(receive, limit, 1)
     first = Elsewhere("evil", epoch=b"\x02" * 16)
-    done(put_page(store, "idmz", TELEMETRY, parsed([first.seal(1)]), first.received(), PeerPosition(EPOCH, 1)))
+    done(put_page(store, "idmz", TELEMETRY, parsed([first.seal(1)]), first.received(), Position(EPOCH, 1)))
     planned.clear()
     page = parsed([*lies, honest.seal(5)])
     received = [*chains, *honest.received()]
-    result = done(put_page(store, "idmz", TELEMETRY, page, received, PeerPosition(EPOCH, 22)))
+    result = done(put_page(store, "idmz", TELEMETRY, page, received, Position(EPOCH, 22)))
     assert result.stored_facts == 5
     assert len(planned) <= 3
 
@@ -823,7 +830,7 @@ def test_a_page_of_contradictions_is_named_by_its_first_ones(store: FactStore) -
     truth = [held.seal(1) for _ in range(100)]
     lies = [other.seal(1, salt=1000) for _ in range(100)]
     held.put(store, truth, 100)
-    now = PeerPosition(b"\x07" * 16, 1)
+    now = Position(b"\x07" * 16, 1)
     mixed = parsed([(lies if number % 2 else truth)[number] for number in range(100)])
     result = done(put_page(store, "evil", TELEMETRY, mixed, [], now))
     assert len(result.refused) == 50

@@ -14,7 +14,8 @@ from agent.columns import SampleColumns
 from agent.fact_store import FactStore
 from agent.fact_store.append import renamed
 from agent.fact_store.sqlite import Transaction
-from agent.pages import PeerPosition, PutResult
+from agent.pages import PutResult
+from agent.positions import Position
 from tests.fact_store.making import IN_MEMORY, TELEMETRY, Elsewhere, done, plant, sealed_in, values_in
 from tests.support.received import put_page
 
@@ -51,7 +52,7 @@ class History:
 def put(store: FactStore, history: History, batches: Sequence[Batch]) -> PutResult:
     """A page of a relay, one offset behind the last."""
     known = store.inbound.peer_position("idmz", TELEMETRY)
-    position = PeerPosition(b"i" * 16, 1 if known is None else known.offset + 1)
+    position = Position(b"i" * 16, 1 if known is None else known.offset + 1)
     return done(put_page(store, "idmz", TELEMETRY, batches, history.definitions, position))
 
 
@@ -146,7 +147,7 @@ def test_batches_that_are_all_alike_are_compared_a_few_times(tmp_path: Path, mon
     with plant(tmp_path) as store:
         for epoch in range(1, 6):
             origin, batches = page(epoch, 100)
-            before, position = len(compared), PeerPosition(b"i" * 16, epoch)
+            before, position = len(compared), Position(b"i" * 16, epoch)
             done(put_page(store, "idmz", TELEMETRY, batches, origin.received(), position))
             assert len(compared) - before <= 500
             assert epoch == 1 or len(compared) > before, "some are compared"

@@ -10,7 +10,8 @@ from agent.batch import Origin
 from agent.fact_store import FactStore, StoreForeign, verify_store
 from agent.fact_store.integrity import VerifyCounts
 from agent.message import Sample
-from agent.pages import Declined, OriginRange, PeerPosition, SignerCertificate, StoredBatch
+from agent.pages import Declined, OriginRange, SignerCertificate, StoredBatch
+from agent.positions import Position
 from agent.signing.certificates import Signer, describe_signer
 from agent.signing.chains import SignedEnd, proves_own
 from agent.signing.keys import SigningKey, ZoneSigner
@@ -214,7 +215,7 @@ class Signed(Elsewhere):
 
 def put(store: FactStore, origin: Signed, first: int, last: int, *verified: int) -> None:
     """Hand over batches `first` to `last` of an origin, some of them as verified."""
-    position = PeerPosition(origin.origin.epoch, 5 * (last + 1))
+    position = Position(origin.origin.epoch, 5 * (last + 1))
     some, places = parsed(origin.sealed[first : last + 1]), {one - first for one in verified}
     signers = [SignerCertificate(origin.key.key_id, b"certificate", is_trusted=False, zone="mill")]
     putting = put_page(store, *("mill", TELEMETRY, some, origin.received(), position), verified=places, signers=signers)
@@ -272,7 +273,7 @@ def test_declined_facts_are_named_once(tmp_path: Path) -> None:
         facts = OriginRange("mill", mill.origin.epoch, 1, 5)
         declined = [Declined(1, 5, facts, "no signature")]
         for offset in (5, 6):
-            position = PeerPosition(mill.origin.epoch, offset)
+            position = Position(mill.origin.epoch, offset)
             done(put_page(store, "relay", TELEMETRY, [], [], position, declined=declined))
         assert store.inbound.peer_position("relay", TELEMETRY) == position
         (incident,) = (one for one in store.incidents() if one.kind == "declined")

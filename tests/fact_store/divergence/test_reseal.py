@@ -14,7 +14,8 @@ from agent.fact_store.divergence.high_water import ReadHighWater
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import EpochChanging, StoreFailed, StoreFull
 from agent.fact_store.sqlite.transaction import Transaction
-from agent.pages import Page, PeerPosition
+from agent.pages import Page
+from agent.positions import Position
 from tests.fact_store.divergence.test_epochs import fill, node, notices, pull
 from tests.fact_store.making import (
     AT_ONCE,
@@ -32,7 +33,7 @@ from tests.fact_store.making import (
     values_in,
 )
 
-BEGUN = PeerPosition(b"\1" * 16, 10)
+BEGUN = Position(b"\1" * 16, 10)
 BEFORE, LOST, ANEW = [*range(1, 21)], [*range(21, 61)], [*range(1001, 1101)]
 """What was in the copy; what only the peer has; what the copy recorded since."""
 

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 
 from agent.fact_store import FactStore
-from agent.pages import PeerPosition
+from agent.positions import Position
 from agent.settings.store import StoreSettings
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, origin_of_north, say
 from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, message, parsed, samples, tag
@@ -47,7 +47,7 @@ def put(store: FactStore) -> None:
         origin.seal(RUN)
     for number in count(len(origin.sealed) + 1):
         page = [*origin.sealed[-1:], origin.seal(RUN)]
-        put_page(store, "north", NORTH, parsed(page), origin.received(), PeerPosition(EPOCH, number)).result()
+        put_page(store, "north", NORTH, parsed(page), origin.received(), Position(EPOCH, number)).result()
         say("P", number)
 
 

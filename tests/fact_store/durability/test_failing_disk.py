@@ -27,7 +27,7 @@ import pytest
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreDamaged, StoreFailed, StoreFull, StoreUnusable
 from agent.fact_store.sqlite.connection import connect
-from agent.pages import PeerPosition
+from agent.positions import Position
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.durability.power import require_strace
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, Promises, broken, origin_of_north
@@ -74,7 +74,7 @@ def steps() -> Iterator[Step]:
     def put(count: int) -> Step:
         nonlocal batches
         page, batches = [*north.sealed[-1:], *(north.seal(RUN) for _ in range(count))], batches + count
-        position = PeerPosition(EPOCH, batches)
+        position = Position(EPOCH, batches)
         return ("P", batches), lambda store: put_page(store, "north", NORTH, parsed(page), north.received(), position)
 
     def confirm(first: int, last: int, frontier: int) -> Step:

@@ -37,7 +37,8 @@ from agent.fact_store.log.errors import ConfirmBeyondLog, ForkError, StoreFull
 from agent.fact_store.retention.housekeeping import Housekeeping
 from agent.fact_store.sqlite.connection import connect
 from agent.fact_store.writer.writer import Writer
-from agent.pages import Hole, PeerPosition
+from agent.pages import Hole
+from agent.positions import Position
 from agent.settings.store import StreamSettings
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.making import (
@@ -185,7 +186,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         """A page with any batches of the other origin, in any order, perhaps again, perhaps with gaps."""
         self.settle()  # which of two kinds of work joins the stream first is a matter of pace, not of the model
         fresh = [n for n in dict.fromkeys(numbers) if n not in self.received]
-        page, position = [self.origin.sealed[n] for n in numbers], PeerPosition(EPOCH, max(numbers))
+        page, position = [self.origin.sealed[n] for n in numbers], Position(EPOCH, max(numbers))
         result = self.answer(put_page(self.store, "north", TELEMETRY, parsed(page), self.origin.received(), position))
         if result is REFUSED:
             return
@@ -208,7 +209,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             return  # the twins still agree on what comes before
         if self.ends.get(number, self.forgotten + 1) <= self.forgotten:
             return  # what it contradicts is forgotten
-        position = PeerPosition(EPOCH, number)
+        position = Position(EPOCH, number)
         future = put_page(
             self.store, "north", TELEMETRY, parsed([self.restored.sealed[number]]), self.restored.received(), position
         )
@@ -389,7 +390,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert not list(verify_store(self.store.path, VerifyCounts(), lambda *_: None, is_quick=True))
         assert {one.name for one in self.store.consumers.all()} == set(self.confirmed)
         known = self.store.inbound.peer_position("north", TELEMETRY)
-        assert known == (None if self.position is None else PeerPosition(EPOCH, self.position))
+        assert known == (None if self.position is None else Position(EPOCH, self.position))
         assert self.store.reader.own_definitions().count == self.definitions
         self.counts["reopened"] += 1
 

@@ -14,7 +14,8 @@ from agent.fact_store.log.errors import StoreClosed, StoreDamaged, StoreForeign,
 from agent.fact_store.log.records import StreamInfo
 from agent.fact_store.read.history import _pieces
 from agent.fact_store.writer import writer
-from agent.pages import Hole, PeerPosition
+from agent.pages import Hole
+from agent.positions import Position
 from tests.fact_store.making import EVERYTHING, TELEMETRY, Elsewhere, chain_is_whole, done, plant, samples, values_in
 from tests.support.relay_store import ALARMS, HOLES, PLANTS, relay_store
 
@@ -127,7 +128,7 @@ def test_another_reader_sees_commits(tmp_path: Path) -> None:
         origin.put(store, [origin.seal(2)], 9)
         done(store.consumers.register("x", "idmz", TELEMETRY))
         assert reader.read(TELEMETRY, 3, 10, EVERYTHING).batches[0].origin == origin.origin
-        assert store.inbound.peer_position("north", TELEMETRY) == PeerPosition(origin.origin.epoch, 9)
+        assert store.inbound.peer_position("north", TELEMETRY) == Position(origin.origin.epoch, 9)
         assert [one.name for one in reader.consumers()] == ["x"]
         assert reader.streams() == store.streams() == [StreamInfo(TELEMETRY, 1, 5, store.streams()[0].bytes)]
         reader.close()

@@ -10,7 +10,7 @@ import pytest
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.writer import writer as writer_module
-from agent.pages import PeerPosition
+from agent.positions import Position
 from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import (
     EPOCH,
@@ -137,7 +137,7 @@ def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
         with pytest.raises(StoreFull):
             elsewhere.put(store, [sealed])
         assert store.end_offset(TELEMETRY) == end_offset
-        position = PeerPosition(EPOCH, 20)
+        position = Position(EPOCH, 20)
         done(put_page(store, "south", TELEMETRY, [], [], position, holes=[(1, 20, "expired")]))
         assert store.inbound.peer_position("south", TELEMETRY) == position
         done(store.consumers.confirm("idmz.a", end_offset))

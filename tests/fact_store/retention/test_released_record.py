@@ -7,7 +7,8 @@ from pathlib import Path
 
 from agent.batch import Batch
 from agent.fact_store import FactStore
-from agent.pages import PeerPosition, SignedBatch
+from agent.pages import SignedBatch
+from agent.positions import Position
 from agent.settings.store import StreamSettings
 from agent.signing.keys import SigningKey
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done, parsed
@@ -29,7 +30,7 @@ def mill_with(count: int) -> tuple[Elsewhere, list[Batch]]:
 
 def put(store: FactStore, mill: Elsewhere, batches: Sequence[Batch], offset: int) -> None:
     """Hand over some of its batches."""
-    position = PeerPosition(mill.origin.epoch, offset)
+    position = Position(mill.origin.epoch, offset)
     done(put_page(store, "mill", TELEMETRY, batches, mill.received(), position))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent.batch import open_samples, parse
 from agent.fact_store import FactStore
-from agent.pages import PeerPosition
+from agent.positions import Position
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,
@@ -94,7 +94,7 @@ def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
         with FactStore.open(tmp_path / "copy.db", "idmz", settings=AT_ONCE) as copy:
             definitions = chains_in(store)
             for stream in (TELEMETRY, OPERATIONAL):
-                position = PeerPosition(store.epoch, store.end_offset(stream))
+                position = Position(store.epoch, store.end_offset(stream))
                 batches = sealed_in(store, stream)
                 done(put_page(copy, "plant", stream, parsed(batches), definitions, position))
                 assert sealed_in(copy, stream) == batches
@@ -113,9 +113,9 @@ def test_invariant_20_offsets_of_two_stores_need_no_mapping(tmp_path: Path) -> N
         done(store.appends.append_samples(TELEMETRY, samples(17)))
         north.put(store, [north.seal(5), north.seal(5)], 10)
         assert [one.first_offset for one in store.read(TELEMETRY, 17, EVERYTHING, EVERYTHING).batches] == [18, 23]
-        other_path = PeerPosition(bytes(16), 4_711)
+        other_path = Position(bytes(16), 4_711)
         again = done(put_page(store, "idmz", TELEMETRY, parsed(north.sealed), north.received(), other_path))
         assert (again.stored_facts, again.duplicate_facts) == (0, 10)
     with plant(tmp_path) as store:
-        assert store.inbound.peer_position("north", TELEMETRY) == PeerPosition(north.origin.epoch, 10)
+        assert store.inbound.peer_position("north", TELEMETRY) == Position(north.origin.epoch, 10)
         assert store.inbound.peer_position("idmz", TELEMETRY) == other_path

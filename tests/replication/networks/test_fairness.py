@@ -135,7 +135,8 @@ def test_pages_of_one_zone_do_not_delay_those_of_another(
         )
         await plant.append(0, 400_000)
         asker = idmz.requester("plant-a")
-        whole = FetchRange(stream=STREAM, first_offset=1, last_offset=400_000, limit=1_000_000, bytes_max=1_000_000)
+        where = {"first_offset": 1, "last_offset": 400_000, "life": plant.store.life.hex()}
+        whole = FetchRange(stream=STREAM, **where, limit=1_000_000, bytes_max=1_000_000)
         fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=1000, bytes_max=10_000)
         async with plant.running(), idmz.running():
             await asker.ask(fetch, 20)  # registers the consumer, which waits for the disk

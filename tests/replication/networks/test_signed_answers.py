@@ -81,15 +81,18 @@ class Forger:
             self.connection.publish_answer(incoming.response_topic, payload, incoming.correlation)
 
     def _answers(self, request: bytes, place: MessagePlace) -> Sequence[bytes]:
-        after = json.loads(request[request.index(b'{"protocol"') :]).get("after_offset") or 0
-        page = {"stream": STREAM, "frontier": 0, "end_offset": after + 100}
+        asked = json.loads(request[request.index(b'{"protocol"') :])
+        after = (asked.get("trail") or [asked.get("after") or {}])[-1].get("offset", 0)
+        page = {"stream": STREAM, "frontier": 0, "end_offset": after + 100, "life": "cd" * 16}
+        whole = {**page, "lives": [{"offset": after + 100, "life": "cd" * 16}]}
+        whole |= {"after": {"offset": after, "life": "cd" * 16}} if after else {}
         fenced = refusal("fenced", self._epoch)
         return (
             fenced,
             refusal("stream_not_exported", self._epoch),
             refusal("epoch_changed", "ab" * 16),
-            header("ok", self._epoch, **page, holes=[[after + 1, after + 100, "expired"]]),
-            header("ok", self._epoch, **page, omitted=[[after + 1, after + 100]]),
+            header("ok", self._epoch, **whole, holes=[[after + 1, after + 100, "expired"]]),
+            header("ok", self._epoch, **whole, omitted=[[after + 1, after + 100]]),
             header("ok", "ab" * 16, **page),
             sign_answer(SIGNERS["evil"], place, fenced),
             SIGNED_ANSWER + struct.pack("<H", 1) + bytes(65) + fenced,

@@ -66,11 +66,16 @@ async def test_a_stranger_confirms_and_appends_nothing_in_a_zones_name(
             await wait_until_async(lambda: consumers.all()[0].frontier == 50, "the confirmation")
         idmz.store.close()
         await plant.append(50, 10)
-        confirm = request("ConfirmReceipt", consumer_name=CONSUMER, offset=60)
+        confirm = request("ConfirmReceipt", consumer_name=CONSUMER, offset=60, life=plant.store.life.hex())
         place = MessagePlace("plant-a", "idmz", "x", b"c" * 16)
         for payload in (
             confirm,
-            request("FetchFacts", consumer_name=CONSUMER, limit=10, confirm={"last_offset": 60}),
+            request(
+                "FetchFacts",
+                consumer_name=CONSUMER,
+                limit=10,
+                confirm={"last_offset": 60, "life": plant.store.life.hex()},
+            ),
             request("FetchFacts", consumer_name=CONSUMER, limit=10, lease=0),
             request("UnregisterConsumer", consumer_name=CONSUMER),
             request("AcquireLease", stream=STREAM, producer="idmz.mes"),

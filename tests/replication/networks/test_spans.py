@@ -12,6 +12,7 @@ import pytest
 from agent.lease import LeaseClaim
 from agent.message import Envelope
 from agent.node.store_errors import COMPARISON_ERRORS
+from agent.positions import NOTHING_READ, Position
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import (
     AcquireLease,
@@ -21,6 +22,7 @@ from agent.replication.protocol.messages import (
     FetchRange,
     GetDigests,
     GetLatest,
+    LogPosition,
     NewFact,
     NewMessage,
     Request,
@@ -51,7 +53,7 @@ from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
-ONE, TWO = "1" * 32, "2" * 32
+ONE = "1" * 32
 SMALL_BATCHES = StoreSettings(batch_facts_target=50)  # 1,000 facts are several pages of 2,048 bytes
 PATIENCE = ReceiverSettings(wait_ms=1_000, answer_timeout_ms=500, backoff_ms_min=100, backoff_ms_max=400)
 
@@ -60,7 +62,7 @@ class Pull:
     """A receiver, its spans, and a clock."""
 
     def __init__(self, epoch: str | None = ONE) -> None:
-        self.core = Receiver(PATIENCE, epoch, 0)
+        self.core = Receiver(PATIENCE, epoch)
         self.telemetry = Telemetry()
         self.spans = PullSpans(self.telemetry, "plant-a", STREAM, is_new=epoch is None)
         self.now_ms = 0
@@ -91,7 +93,17 @@ def of(telemetry: Telemetry, span: Span, side: Side = Side.ASKING, operation: st
 
 def page(first: int, last: int, *, more: bool = False, epoch: str = ONE, frontier: int = 0) -> ArrivedPage:
     """A page with one run of offsets."""
-    return ArrivedPage(epoch=epoch, frontier=frontier, first_offset=first, last_offset=last, more=more, content=None)
+    run = {"first_offset": first, "last_offset": last, "more": more, "life": ONE}
+    run |= {"after": at(first - 1 if first else frontier), "lives": (at(last),) if last else ()}
+    return ArrivedPage(epoch=epoch, frontier=frontier, **run, content=None)
+
+
+def at(offset: int) -> Position:
+    """A position in the peer's log."""
+    return Position(bytes.fromhex(ONE), offset) if offset else NOTHING_READ
+
+
+RESTORED = FetchFailed(2, "life_unknown", "it was restored", is_retryable=True)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +140,8 @@ def test_how_an_append_ends() -> None:
 
 
 def test_how_a_first_reading_ends() -> None:
-    """It ends when nothing is outstanding for the first time and all is durable. A replaced store begins a new one; a
-    final refusal fails it. A resumed pull has none."""
+    """It ends when nothing is outstanding for the first time and all is durable. A log that was put back begins a new
+    one; a final refusal fails it. A resumed pull has none."""
     pull = Pull(epoch=None)
     pull(LinkUp(), PageArrived(1, page(1, 10, more=True)), Appended(), PageArrived(2, page(11, 20)))
     assert pull.ends(Span.BOOTSTRAP) == (1, 0, 0, 0)
@@ -137,9 +149,10 @@ def test_how_a_first_reading_ends() -> None:
     assert pull.ends(Span.BOOTSTRAP) == (1, 1, 0, 0)
     fetch_id = pull.core.open_fetch_id
     assert fetch_id is not None
-    pull(FetchFailed(fetch_id, "epoch_changed", "another", is_retryable=True, epoch=TWO))
+    pull(FetchFailed(fetch_id, "life_unknown", "it was restored", is_retryable=True))
+    pull(PageArrived(fetch_id + 1, page(16, 20, more=True)), Appended())
     assert pull.ends(Span.BOOTSTRAP) == (2, 1, 0, 0)
-    pull(FetchFailed(fetch_id + 1, "stream_not_exported", "no", is_retryable=False))
+    pull(FetchFailed(fetch_id + 2, "stream_not_exported", "no", is_retryable=False))
     assert pull.ends(Span.BOOTSTRAP) == (2, 1, 1, 0)
     assert Pull().ends(Span.BOOTSTRAP) == (0, 0, 0, 0)
 
@@ -155,12 +168,12 @@ def test_how_a_first_reading_ends() -> None:
         ([LinkDown("gone")], (1, 0, 1, 0)),
         ([Tick()], (1, 0, 1, 0)),
         ([Tick(), Tick(), PageArrived(3, page(0, 0, frontier=10))], (2, 1, 1, 0)),
-        ([FetchFailed(2, "epoch_changed", "another", is_retryable=True, epoch=TWO)], (1, 0, 0, 1)),
+        ([RESTORED, PageArrived(3, page(6, 20, more=True))], (2, 0, 0, 1)),
     ],
 )
 def test_how_a_confirmation_ends(events: list[Event], confirms: tuple[int, int, int, int]) -> None:
     """It ends when an answer of the peer shows the frontier, this answer or a later one. Without an answer it is
-    unknown and sent again; for a replaced store it is discarded."""
+    unknown and sent again; for a log that was put back it is discarded."""
     pull = Pull()
     pull(LinkUp(), PageArrived(1, page(1, 10)), Appended())
     pull(*events, after_ms=1_600)
@@ -228,7 +241,7 @@ def test_how_a_confirm_span_ends_on_the_serving_side() -> None:
         epoch, zone, consumers = b"", "plant-a", Confirmed()
 
     telemetry = Telemetry()
-    effect = StartConfirm("idmz.a", "idmz", Confirm(last_offset=1), LeaseClaim("5f3a"), None)
+    effect = StartConfirm("idmz.a", "idmz", Confirm(last_offset=1, life="0" * 32), LeaseClaim("5f3a"))
 
     async def scenario() -> None:
         nonlocal at
@@ -296,7 +309,7 @@ def test_requests_are_counted_by_operation_on_both_sides(broker: Mosquitto, tmp_
         good: list[Request] = [
             AppendFact(stream=STREAM, messages=[NewMessage(envelope=envelope, fact=fact)]),
             AcquireLease(stream=STREAM, producer="idmz.mes"),
-            FetchRange(stream=STREAM, first_offset=1, last_offset=1, limit=10),
+            FetchRange(stream=STREAM, first_offset=1, last_offset=1, life=plant.store.life.hex(), limit=10),
             GetLatest(stream=STREAM),
             GetDigests(stream=STREAM),
         ]
@@ -305,9 +318,9 @@ def test_requests_are_counted_by_operation_on_both_sides(broker: Mosquitto, tmp_
                 await asker.ask(request, 5)
                 with pytest.raises(PeerRefused):
                     await asker.ask(msgspec.structs.replace(request, stream="facts.unknown"), 5)
-            idle = group.create_task(
-                asker.ask(FetchFacts(consumer_name="idmz.c", stream=STREAM, limit=1, wait_ms=60_000, after_offset=1), 5)
-            )
+            at_end = LogPosition(offset=1, life=plant.store.life.hex())
+            waits = FetchFacts(consumer_name="idmz.c", stream=STREAM, limit=1, wait_ms=60_000, after=at_end)
+            idle = group.create_task(asker.ask(waits, 5))
             await wait_until_async(lambda: server.statistics().parked, "the fetch to wait")
             idle.cancel()
             await asyncio.wait([idle])

@@ -13,7 +13,8 @@ from agent.batch import Batch, Link, Origin, parse, seal_messages
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message
 from agent.node.store_errors import COMPARISON_ERRORS
-from agent.pages import PeerPosition, SignerCertificate
+from agent.pages import SignerCertificate
+from agent.positions import Position
 from agent.replication.pulling import AntiEntropy, AntiEntropySettings, ThrottledRequester, TrustPolicy
 from agent.settings.store import StoreSettings
 from agent.signing.certificates import SignerTrust
@@ -75,7 +76,7 @@ def smuggle(relay: FactStore, batches: Sequence[Batch], certificate: RecordSigne
         if certificate
         else []
     )
-    position = PeerPosition(b"s" * 16, 1)
+    position = Position(b"s" * 16, 1)
     put_page(relay, "accomplice", STREAM, batches, [], position, signers=signers).result()
 
 

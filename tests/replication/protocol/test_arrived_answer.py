@@ -18,6 +18,7 @@ from agent.replication.protocol.messages import (
     DigestsAnswer,
     FetchAnswer,
     LatestAnswer,
+    LogPosition,
     ObjectAnswer,
     SequencesAnswer,
     StreamsAnswer,
@@ -30,12 +31,13 @@ SIGNER = ZoneSigner(SigningKey.generate(), b"certificate")
 PLACE = MessagePlace("plant", "idmz", "i1", b"c" * 16)
 OWN = {"store_zone": "plant", "epoch": "1" * 32}
 PAGE = {**OWN, "stream": "facts"}
-FACTS = FetchAnswer(**PAGE, frontier=0, end_offset=9, batches=[(1, 2, 20), (3, 9, 30)])  # type: ignore[arg-type]
+READ = {"life": "2" * 32, "lives": [LogPosition(offset=9, life="2" * 32)]}
+FACTS = FetchAnswer(**PAGE, **READ, frontier=0, end_offset=9, batches=[(1, 2, 20), (3, 9, 30)])  # type: ignore[arg-type]
 ATTACHED = [b"a" * 20, b"b" * 30]
 ANSWERS = [
-    FetchAnswer(**PAGE, frontier=0, end_offset=9, holes=[(1, 4, "expired")]),  # type: ignore[arg-type]
+    FetchAnswer(**PAGE, **READ, frontier=0, end_offset=9, holes=[(1, 9, "expired")]),  # type: ignore[arg-type]
     SequencesAnswer(**PAGE, origin=f"plant/{'1' * 32}", omitted=[(1, 4)]),  # type: ignore[arg-type]
-    FetchAnswer(**PAGE, frontier=0, end_offset=0, lease_in_force=7),  # type: ignore[arg-type]
+    FetchAnswer(**PAGE, life="2" * 32, frontier=0, end_offset=0, lease_in_force=7),  # type: ignore[arg-type]
     DigestsAnswer(**PAGE, end_offset=9),  # type: ignore[arg-type]
     AppendAnswer(**OWN, outcomes=[AppendedEntry(offset=7, outcome="stored")]),
     LatestAnswer(**PAGE, end_offset=9, queue_depth=0, depth_facts=9),  # type: ignore[arg-type]
@@ -127,7 +129,7 @@ def test_more_batches_than_a_page_may_have_are_not_looked_for(count: int, *, is_
 def test_a_large_answer_that_is_not_proven_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The claimed type of a small one is named. A large one could take long to read, so it is refused unread."""
     holes = [(at, at, "expired") for at in range(1, 2_000)]
-    payload = encode_answer(FetchAnswer(**PAGE, frontier=0, end_offset=9, holes=holes), [])  # type: ignore[arg-type]
+    payload = encode_answer(FetchAnswer(**PAGE, **READ, frontier=0, end_offset=9, holes=holes), [])  # type: ignore[arg-type]
     monkeypatch.setattr(arrived_answer, "decode_answer", lambda _: pytest.fail("it is read"))
     with pytest.raises(UnprovenAnswer, match=r"\(large\) is not proven"):
         opened(payload)

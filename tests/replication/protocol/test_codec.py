@@ -44,6 +44,7 @@ from agent.replication.protocol.messages import (
     GetBounds,
     GetCursor,
     ListStreams,
+    LogPosition,
     NewFact,
     NewMessage,
     StreamEntry,
@@ -60,7 +61,8 @@ offsets = st.integers(0, OFFSET_MAX)
 claims = st.integers(0, CLAIM_MAX)
 positions = st.integers(1, OFFSET_MAX)
 epochs = st.binary(min_size=16, max_size=16).map(bytes.hex)
-confirms = st.builds(Confirm, last_offset=positions)
+confirms = st.builds(Confirm, last_offset=positions, life=epochs)
+read = st.builds(LogPosition, offset=claims, life=epochs, digest=st.just("") | epochs)
 fetches = st.builds(
     FetchFacts,
     consumer_name=names,
@@ -70,7 +72,7 @@ fetches = st.builds(
     stream=st.none() | names,
     start=st.sampled_from(["oldest", "end", "2026-11-21T06:00:00Z", 1_700_000_000_000]),
     epoch=st.none() | epochs,
-    after_offset=st.none() | offsets,
+    after=st.none() | read,
     confirm=st.none() | confirms,
 )
 new_messages = st.builds(
@@ -83,7 +85,7 @@ new_messages = st.builds(
 )
 requests = (
     fetches
-    | st.builds(ConfirmReceipt, consumer_name=names, offset=positions, epoch=st.none() | epochs)
+    | st.builds(ConfirmReceipt, consumer_name=names, offset=positions, life=epochs)
     | st.builds(GetCursor, consumer_name=names)
     | st.builds(GetBounds, stream=names)
     | st.builds(ListStreams)
@@ -115,6 +117,7 @@ def answer_with(attachment: bytes = b"", **fields: object) -> bytes:
         "stream": "facts",
         "frontier": 0,
         "end_offset": 9,
+        "life": EPOCH,
         **fields,
     }
     encoded = json.dumps(header).encode()
@@ -146,6 +149,8 @@ def test_fetch_answer_round_trip(runs: list[tuple[int, bytes, bool]], frontier: 
         end_offset=end,
         batches=batches,
         omitted=omitted,
+        life=EPOCH,
+        lives=[LogPosition(offset=end, life=EPOCH)] if runs else [],
     )
     decoded, found = decode_answer(encode_answer(answer, attachment))
     assert isinstance(decoded, FetchAnswer)
@@ -219,10 +224,15 @@ def test_error_for_an_unreadable_request_can_be_sent() -> None:
         (request_with(consumer_name="a/b"), "bad_request", "$.consumer_name"),
         (request_with(consumer_name="a" * 65), "bad_request", "$.consumer_name"),
         (request_with(consumer_name="a\n"), "bad_request", "$.consumer_name"),
-        (request_with(after_offset=-1), "bad_request", "$.after_offset"),
-        (request_with(after_offset=2**63), "bad_request", "$.after_offset"),
-        (request_with(confirm={"last_offset": 0}), "bad_request", "$.confirm.last_offset"),
-        (request_with(confirm={"last_offset": 3, "first_offset": 4}), "bad_request", "backwards"),
+        (request_with(after={"offset": -1}), "bad_request", "$.after.offset"),
+        (request_with(after={"offset": 2**63}), "bad_request", "$.after.offset"),
+        (request_with(after={"life": "00"}), "bad_request", "$.after.life"),
+        (request_with(after={"digest": "00"}), "bad_request", "$.after.digest"),
+        (request_with(trail=[{}] * 65), "bad_request", "$.trail"),
+        (request_with(trail=[], after={}), "bad_request", "exclude"),
+        (request_with(confirm={"last_offset": 0, "life": EPOCH}), "bad_request", "$.confirm.last_offset"),
+        (request_with(confirm={"last_offset": 3, "life": EPOCH, "first_offset": 4}), "bad_request", "backwards"),
+        (request_with(confirm={"last_offset": 3}), "bad_request", "life"),
         (request_with(epoch="xyz"), "bad_request", "$.epoch"),
         (request_with(signers_known=["x"]), "bad_request", "$.signers_known"),
     ],
@@ -236,11 +246,11 @@ def test_bad_request_is_named(payload: bytes, code: str, said: str) -> None:
 
 def test_a_range_may_have_one_fact() -> None:
     """A range that begins where it ends is one fact, so it can be requested and confirmed."""
-    confirm = Confirm(last_offset=5, first_offset=5)
+    confirm = Confirm(last_offset=5, life=EPOCH, first_offset=5)
     for request in (
         FetchFacts(consumer_name="c", limit=1, confirm=confirm),
-        FetchRange(stream="s", first_offset=5, last_offset=5, limit=1),
-        ConfirmReceipt(consumer_name="c", offset=5, first_offset=5),
+        FetchRange(stream="s", first_offset=5, last_offset=5, life=EPOCH, limit=1),
+        ConfirmReceipt(consumer_name="c", offset=5, life=EPOCH, first_offset=5),
     ):
         assert decode_request(encode_request(request)) == request
 
@@ -263,9 +273,11 @@ def test_an_answer_beyond_the_limit_is_not_decoded() -> None:
 
 def test_higher_minor_version_is_read() -> None:
     """Fields of a later minor version are ignored at any depth."""
-    request = decode_request(request_with(version="1.7", patience={"ms": 4}, confirm={"last_offset": 2, "why": []}))
+    request = decode_request(
+        request_with(version="1.7", patience={"ms": 4}, confirm={"last_offset": 2, "life": EPOCH, "why": []})
+    )
     assert isinstance(request, FetchFacts)
-    assert request.confirm == Confirm(last_offset=2)
+    assert request.confirm == Confirm(last_offset=2, life=EPOCH)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +332,7 @@ json_values = st.recursive(
     max_leaves=10,
 )
 fields = st.dictionaries(
-    st.sampled_from(["limit", "confirm", "epoch", "after_offset", "signers_known", "wait_ms", "stream", "x"]),
+    st.sampled_from(["limit", "confirm", "epoch", "after", "trail", "signers_known", "wait_ms", "stream", "x"]),
     json_values,
 )
 
@@ -369,7 +381,14 @@ def test_any_fields_as_answer(fields: dict[str, object], attachment: bytes) -> N
 def test_any_flipped_byte(data: st.DataObject) -> None:
     """A good answer with one byte changed is read, or refused with the one error."""
     answer = FetchAnswer(
-        store_zone="plant-a", epoch=EPOCH, stream="facts", frontier=1, end_offset=20, batches=[(1, 10, 3), (11, 20, 4)]
+        store_zone="plant-a",
+        epoch=EPOCH,
+        stream="facts",
+        frontier=1,
+        end_offset=20,
+        batches=[(1, 10, 3), (11, 20, 4)],
+        life=EPOCH,
+        lives=[LogPosition(offset=20, life=EPOCH)],
     )
     good = bytearray(encode_answer(answer, [b"abc", b"defg"]))
     at = data.draw(st.integers(0, len(good) - 1))

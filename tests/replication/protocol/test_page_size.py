@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from agent.positions import NOTHING_READ, Position
 from agent.replication.protocol.pacing import BYTES_MAX, BYTES_MIN, BYTES_START, QUICK_MS, SLOW_MS, PageSize
 from agent.replication.pulling.pull_events import (
     Appended,
@@ -66,7 +67,7 @@ def test_on_any_link_pages_settle_at_a_size_that_arrives_in_time(bytes_per_ms: i
 def test_only_a_page_that_did_not_wait_for_facts_is_measured() -> None:
     """The time of a page that waited at the peer for facts says nothing about the link. A page that was requested while
     more was there took as long as the link takes."""
-    receiver = Receiver(ReceiverSettings(), None, 0)
+    receiver = Receiver(ReceiverSettings(), None)
     asked: list[Fetch] = []
     now_ms = 0
 
@@ -76,7 +77,9 @@ def test_only_a_page_that_did_not_wait_for_facts_is_measured() -> None:
         asked.extend(effect for effect in receiver.handle(event, now_ms, 0.5) if isinstance(effect, Fetch))
 
     def page(first: int, last: int, *, more: bool) -> PageArrived:
-        found = ArrivedPage(epoch="00" * 16, frontier=0, first_offset=first, last_offset=last, more=more, content=None)
+        after, lives = Position(b"l" * 16, first - 1) if first > 1 else NOTHING_READ, (Position(b"l" * 16, last),)
+        run = {"first_offset": first, "last_offset": last, "more": more, "after": after, "lives": lives}
+        found = ArrivedPage(epoch="00" * 16, frontier=0, **run, content=None)
         return PageArrived(asked[-1].fetch_id, found)
 
     happens(LinkUp())

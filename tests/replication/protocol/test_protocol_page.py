@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.batch import Definitions, Link, Origin, seal_samples
+from agent.batch import DIGEST_BYTES, Definitions, Link, Origin, seal_samples
 from agent.message import TagDefinition
 from agent.replication.protocol.codec import decode_answer, decode_request, encode_request
 from agent.replication.protocol.errors import ERRORS
@@ -17,6 +17,7 @@ from agent.replication.protocol.messages import (
     Confirm,
     FetchAnswer,
     FetchFacts,
+    LogPosition,
     operation_of,
 )
 from agent.replication.pulling.pull_events import ASKING_TRANSITIONS, STORING_TRANSITIONS
@@ -26,15 +27,14 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/developers/protocol.md"
 DESIGN = ROOT / "agent/replication/DESIGN.md"
 EPOCH = bytes(range(16))
+LIFE = bytes(range(16, 32)).hex()
 DEFINITION = TagDefinition(subject="tag:line1/temperature", unit="degC").to_json()
 
 
 def request() -> bytes:
     """The example's first request."""
     return encode_request(
-        FetchFacts(
-            consumer_name="idmz.facts.telemetry", stream="facts.telemetry", limit=65536, wait_ms=2000, after_offset=0
-        )
+        FetchFacts(consumer_name="idmz.facts.telemetry", stream="facts.telemetry", limit=65536, wait_ms=2000, trail=[])
     )
 
 
@@ -47,8 +47,8 @@ def following_request() -> bytes:
             limit=65536,
             wait_ms=2000,
             epoch=EPOCH.hex(),
-            after_offset=1,
-            confirm=Confirm(last_offset=1),
+            after=LogPosition(offset=1, life=LIFE),
+            confirm=Confirm(last_offset=1, life=LIFE),
         )
     )
 
@@ -65,6 +65,8 @@ def answer() -> bytes:
         frontier=0,
         end_offset=1,
         batches=[(1, 1, len(sealed))],
+        life=LIFE,
+        lives=[LogPosition(offset=1, life=LIFE, digest=sealed[-DIGEST_BYTES:].hex())],
     )
     return encode_answer(page, [sealed])
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.positions import NOTHING_READ, Position, last_of
 from agent.replication.protocol.token_bucket import (
     OVERDRAWN_MS_MAX,
     PAGE_BYTES_MIN,
@@ -40,7 +41,7 @@ class Pull:
     10 facts."""
 
     def __init__(self, bandwidth: TokenBucket, end_offset: int) -> None:
-        self.core = Receiver(ReceiverSettings(wait_ms=60_000), ONE, 0, bandwidth=bandwidth)
+        self.core = Receiver(ReceiverSettings(wait_ms=60_000), ONE, bandwidth=bandwidth)
         self.bandwidth = bandwidth
         self.end_offset = end_offset
         self.asked: list[tuple[int, Fetch]] = []
@@ -53,14 +54,24 @@ class Pull:
 
     def serve(self, now_ms: int, size: int) -> None:
         """Answer the open request, if there is something to answer with; the page is stored at once."""
-        after = self.asked[-1][1].after_offset if self.asked else None
-        if self.core.asking is not Asking.WAITING or after is None or after >= self.end_offset:
+        fetch = self.asked[-1][1] if self.asked else None
+        read = last_of(fetch.trail or ()) if fetch and fetch.after is None else fetch.after if fetch else NOTHING_READ
+        after = read.offset if read else 0
+        if self.core.asking is not Asking.WAITING or fetch is None or after >= self.end_offset:
             return
         last = min(after + 10, self.end_offset)
         self.bandwidth.spend(size, now_ms)
         self.bytes += size
         page = ArrivedPage(
-            ONE, 0, after + 1, last, more=last < self.end_offset, end_offset=self.end_offset, content=None
+            ONE,
+            0,
+            after + 1,
+            last,
+            more=last < self.end_offset,
+            end_offset=self.end_offset,
+            after=read or NOTHING_READ,
+            lives=(Position(bytes.fromhex(ONE), last),),
+            content=None,
         )
         self(PageArrived(self.asked[-1][1].fetch_id, page), now_ms)
         self(Appended(), now_ms)

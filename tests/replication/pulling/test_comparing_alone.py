@@ -17,7 +17,8 @@ import pytest
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreBusy
 from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
-from agent.pages import Declined, OriginRange, PeerPosition
+from agent.pages import Declined, OriginRange
+from agent.positions import Position
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Reply, peer_refused
@@ -83,9 +84,9 @@ class Peer:
         self.answers[correlation] = payload
 
 
-def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: PeerPosition | None = None) -> None:
+def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: Position | None = None) -> None:
     """Store batches of an origin with its definitions, as they come from plant-a."""
-    where = position or PeerPosition(origin.origin.epoch, 0)
+    where = position or Position(origin.origin.epoch, 0)
     put_page(store, "plant-a", STREAM, parsed(sealed), origin.received(), where).result()
 
 
@@ -113,9 +114,9 @@ async def played(folder: Path) -> AsyncIterator[tuple[FactStore, FactStore]]:
         yield plant, idmz
 
 
-def level(plant: FactStore) -> PeerPosition:
+def level(plant: FactStore) -> Position:
     """The position after all that plant-a has."""
-    return PeerPosition(plant.epoch, plant.end_offset(STREAM))
+    return plant.log(STREAM).end
 
 
 async def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
     with FactStore.open(path, "idmz") as before, FactStore.open(tmp_path / "plant.db", "plant-a") as plant:
         lost = [one.sealed for one in before.read(STREAM, 0, 100, 10**6).batches]
         definitions = chains_in(before)
-        position = PeerPosition(before.epoch, before.end_offset(STREAM))
+        position = Position(before.epoch, before.end_offset(STREAM))
         put_page(plant, "idmz", STREAM, parsed(lost), definitions, position).result()
         former = before.origin
     assert witness.exists()
@@ -226,7 +227,7 @@ async def test_a_digest_that_our_disk_changed_is_no_fork(tmp_path: Path) -> None
     theirs = Elsewhere("plant-a")
     sealed = [theirs.seal(10) for _ in range(3)]
     with FactStore.open(tmp_path / "idmz.db", "idmz") as idmz:
-        put(idmz, theirs, sealed, PeerPosition(theirs.origin.epoch, 30))
+        put(idmz, theirs, sealed, Position(theirs.origin.epoch, 30))
     with contextlib.closing(sqlite3.connect(tmp_path / "idmz.db")) as connection:
         connection.execute("DROP TRIGGER batch_update_refused")
         connection.execute("UPDATE batch SET digest = zeroblob(16) WHERE first_offset = 11")
@@ -293,7 +294,7 @@ async def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
     """While a comparison fetches, the pull may move on, also into another epoch of the peer: the fetched facts are
     stored, and the position stays where the pull has moved it."""
     async with played(tmp_path) as (plant, idmz):
-        theirs, later = Elsewhere("plant-a"), PeerPosition(b"\7" * 16, 5)
+        theirs, later = Elsewhere("plant-a"), Position(b"\7" * 16, 5)
         put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
         put(idmz, theirs, theirs.sealed[:1], level(plant))
         async with comparing(plant, idmz) as (comparer, _):
@@ -373,20 +374,20 @@ async def test_a_comparison_is_bound_to_one_copy_of_the_log(
     path, image = tmp_path / "first.db", tmp_path / "image.db"
     with FactStore.open(path, "plant-a") as first:
         put(first, theirs, [theirs.seal(10)])
-        first.consumers.begin_timeline(STREAM)
     image.write_bytes(path.read_bytes())
     with FactStore.open(path, "plant-a") as first:
         put(first, theirs, [theirs.seal(10), theirs.seal(10)])
     restored = case == "an image"
     async with played(tmp_path) as (_, idmz):
         before = FactStore.open(path, "plant-a")
-        put(idmz, theirs, theirs.sealed[:1], PeerPosition(before.epoch, 100))
+        put(idmz, theirs, theirs.sealed[:1], before.log(STREAM).end)
         async with comparing(before, idmz) as (comparer, peer):
             first_answer = await peer.ask(GetDigests(stream=STREAM), 1)
         if not restored:
             before.close()
         with FactStore.open(image if restored else path, "plant-a") as now:
             put(now, north, [north.seal(10, salt=500), north.seal(5, salt=500)])
+            put(idmz, theirs, [], now.log(STREAM).end)
             async with comparing(now, idmz) as (comparer, peer):
                 ask, answers = peer.ask, [first_answer]
 
@@ -469,14 +470,16 @@ class Inventor:
             return Reply(SequencesAnswer(**own, origin=request.origin, **self.pages(request.first_sequence)), [])
         assert isinstance(request, GetDigests)
         if request.last_sequence is not None:
-            return Reply(DigestsAnswer(**own, end_offset=1, ends=[(request.last_sequence, "a" * 32)]), [])
+            return Reply(
+                DigestsAnswer(**own, end_offset=1, life="0" * 32, ends=[(request.last_sequence, "a" * 32)]), []
+            )
         left = [one for one in self.ranges if one[0] > (request.after_origin or "")]
         part = left[:2000]
-        return Reply(DigestsAnswer(**own, end_offset=1, ranges=part, more=len(left) > len(part)), [])
+        return Reply(DigestsAnswer(**own, end_offset=1, life="0" * 32, ranges=part, more=len(left) > len(part)), [])
 
     async def compared(self, idmz: FactStore) -> Comparison:
         """The result of a comparison with repair with this peer, from which everything was pulled."""
-        put_page(idmz, "plant-a", STREAM, [], [], PeerPosition(bytes(16), 1)).result()
+        put_page(idmz, "plant-a", STREAM, [], [], Position(bytes(16), 1)).result()
         settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}))
         comparer = AntiEntropy(ThrottledRequester(self), idmz, settings, COMPARISON_ERRORS)  # type: ignore[arg-type]
         return await comparer.compare(STREAM, repair=True)

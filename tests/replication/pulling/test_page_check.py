@@ -14,6 +14,7 @@ from agent.replication.protocol.messages import (
     FetchAnswer,
     FetchSequences,
     GetDigests,
+    LogPosition,
     SequencesAnswer,
 )
 from agent.replication.pulling.page_check import (
@@ -49,6 +50,8 @@ def answer(data: bytes, last: int = 10, **fields: object) -> FetchAnswer:
         "end_offset": 99,
         "batches": [(1, last, len(data))],
         "more": True,
+        "life": EPOCH.hex(),
+        "lives": [LogPosition(offset=last, life=EPOCH.hex())],
     }
     return FetchAnswer(**{**good, **fields})
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from agent.batch import Batch
 from agent.fact_store import FactStore
 from agent.fact_store.sqlite import transaction
-from agent.pages import CERTIFICATES_OF_KEY_MAX, PeerPosition
+from agent.pages import CERTIFICATES_OF_KEY_MAX
+from agent.positions import Position
 from agent.replication.pulling import message_judge
 from agent.replication.pulling.message_judge import UNKNOWN_PER_SECOND, TrustPolicy
 from agent.replication.pulling.page_judge import (
@@ -65,7 +66,7 @@ def judge_of(
 
 def put(store: FactStore, judged: JudgedPage, last: int) -> None:
     """Store what was judged, as a pull does."""
-    position = PeerPosition(b"p" * 16, last)
+    position = Position(b"p" * 16, last)
     proofs = {"verified": judged.verified, "signers": judged.signers, "declined": judged.declined}
     put_page(store, "idmz", STREAM, judged.batches, [], position, **proofs).result()  # type: ignore[arg-type]
 
@@ -418,7 +419,7 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
             STREAM,
             judged.batches,
             [],
-            PeerPosition(b"p" * 16, 1),
+            Position(b"p" * 16, 1),
             verified=judged.verified,
             signers=signers,
         ).result()

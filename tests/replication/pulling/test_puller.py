@@ -30,10 +30,10 @@ from agent.pages import (
     HeldRange,
     LackingDefinitions,
     OriginRange,
-    PeerPosition,
     PutResult,
     SignedBatch,
 )
+from agent.positions import NOTHING_READ, Position, Trail
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.arrived_answer import ArrivedAnswer, accept_every_message
 from agent.replication.protocol.codec import encode_error
@@ -46,6 +46,7 @@ from agent.replication.protocol.messages import (
     FetchAnswer,
     FetchFacts,
     GetDefinitions,
+    LogPosition,
     OriginHead,
 )
 from agent.replication.protocol.token_bucket import TokenBucket
@@ -74,15 +75,15 @@ class Put:
     """A page that the store got, and the future that the test resolves."""
 
     batches: Sequence[Batch]
-    position: PeerPosition
+    position: Position
     holes: Sequence[tuple[int, int, str]]
-    how: dict[str, bool]
+    how: dict[str, Any]
     future: Future[PutResult] = field(default_factory=Future)
 
     @property
     def end(self) -> tuple[str, int]:
-        """Epoch and offset of the position."""
-        return self.position.epoch.hex(), self.position.offset
+        """Epoch of the page, and offset of the position."""
+        return str(self.how["epoch"].hex()), self.position.offset
 
 
 SIGNED = chain(35, key=SigningKey.generate())
@@ -104,7 +105,7 @@ class HandStore:
     zone = "idmz"
     former_epochs: tuple[bytes, ...] = ()
 
-    def __init__(self, position: PeerPosition | None = None) -> None:
+    def __init__(self, position: Position | None = None) -> None:
         self.position = position
         self.defined: list[DefinitionChain] = []
         self.ranges: dict[Origin, Sequence[HeldRange]] = {}
@@ -118,9 +119,13 @@ class HandStore:
             missing=lambda _: self.missing, put_chunk=lambda *_: ArtifactProgress(5, 0, is_complete=False)
         )
 
-    def peer_position(self, peer: str, stream: str) -> PeerPosition | None:
+    def trail(self, peer: str, stream: str) -> Trail:
         assert (peer, stream) == ("plant", TELEMETRY)
-        return self.position
+        return (self.position,) if self.position else ()
+
+    def peer_epoch(self, peer: str, stream: str) -> bytes | None:
+        assert (peer, stream) == ("plant", TELEMETRY)
+        return self.position.life if self.position else None
 
     def put_definitions(self, peer: str, chains: Sequence[DefinitionChain]) -> Future[int]:
         assert peer == "plant"
@@ -152,7 +157,7 @@ class HandStore:
         peer: str,
         stream: str,
         batches: Sequence[Batch],
-        position: PeerPosition,
+        position: Position,
         *,
         holes: Sequence[tuple[int, int, str]],
         **how: Any,
@@ -250,6 +255,9 @@ class Peer(Elsewhere):
         """An answer with one batch at an offset."""
         sealed = fields.pop("sealed", None) or self.seal(count)
         last = first + count - 1
+        holes = fields.get("holes", [])
+        ends = (min([first, *(one[0] for one in holes)]) - 1, max([last, *(one[1] for one in holes)]))
+        after, end = (LogPosition(offset=one, life=ONE if one else "") for one in ends)
         answer = {
             "store_zone": "plant",
             "epoch": epoch,
@@ -259,6 +267,9 @@ class Peer(Elsewhere):
             "batches": [(first, last, len(sealed))],
             "more": more,
             "lease": 1,
+            "life": ONE,
+            "after": after,
+            "lives": [end],
         }
         return encode_answer(FetchAnswer(**{**answer, **fields}), [sealed])
 
@@ -271,6 +282,7 @@ class Peer(Elsewhere):
             "frontier": 0,
             "end_offset": 1_000,
             "lease": 1,
+            "life": ONE,
         }
         return encode_answer(FetchAnswer(**answer, **fields), [])
 
@@ -280,11 +292,22 @@ def result(facts: int = 10) -> PutResult:
     return PutResult(facts, 0, facts)
 
 
+def asked_after(request: FetchFacts) -> int:
+    """The offset after which a request asks."""
+    (*_, last) = request.trail or [request.after or LogPosition()]
+    return last.offset
+
+
+def at(offset: int, digest: str = "") -> LogPosition:
+    """A position in the peer's log."""
+    return LogPosition(offset=offset, life=ONE, digest=digest)
+
+
 async def test_the_first_request_reports_what_is_durable() -> None:
-    """Position, timeline, lease and the peer's own facts of a stored position are in the first
+    """Trail, lease and the peer's own facts of a stored position are in the first
     request, and the request expires with its time-out."""
     origin = Origin("plant", bytes.fromhex(ONE))
-    store = HandStore(PeerPosition(bytes.fromhex(ONE), 40, b"d" * 16))
+    store = HandStore(Position(bytes.fromhex(ONE), 40, b"d" * 16))
     store.ranges = {origin: [HeldRange(1, 20, b"a" * 16, b"b" * 16), HeldRange(31, 35, b"c" * 16, b"e" * 16)]}
     store.rows = SIGNED
     async with pulling(store) as scene:
@@ -294,11 +317,10 @@ async def test_the_first_request_reports_what_is_durable() -> None:
             limit=262_144,
             bytes_max=scene.peer.requests[0].bytes_max,
             epoch=ONE,
-            after_offset=40,
-            confirm=Confirm(last_offset=40),
+            trail=[at(40, (b"d" * 16).hex())],
+            confirm=Confirm(last_offset=40, life=ONE, digest=(b"d" * 16).hex()),
             lease=0,
             lease_after=0,
-            timeline=(b"d" * 16).hex(),
             origin_head=claim_of(SIGNED[34]),
             signers_known=[],
         )
@@ -313,17 +335,10 @@ async def test_first_request_has_no_position() -> None:
         assert (
             request.epoch,
             request.confirm,
-            request.timeline,
             request.origin_head,
+            request.after,
         ) == (None,) * 4
-        assert (request.after_offset, request.start) == (0, "oldest")
-
-
-async def test_a_position_without_a_timeline_claims_none() -> None:
-    """The peer had not named one when the position was stored."""
-    async with pulling(HandStore(PeerPosition(bytes.fromhex(ONE), 40, b""))) as scene:
-        (request,) = scene.peer.requests
-        assert (request.after_offset, request.timeline) == (40, None)
+        assert (request.trail, request.start) == ([], "oldest")
 
 
 async def test_confirms_what_is_durable_only() -> None:
@@ -333,12 +348,12 @@ async def test_confirms_what_is_durable_only() -> None:
         await scene.answer(plant.page(1, 10))
         await scene.answer(plant.page(11, 10))
         ahead = await scene.requested(3)
-        assert (ahead.after_offset, ahead.confirm) == (20, None)
+        assert (asked_after(ahead), ahead.confirm) == (20, None)
         scene.store.put[0].future.set_result(result())
         await settle()
         await scene.answer(plant.page(21, 10))
         confirming = await scene.requested(4)
-        assert (confirming.after_offset, confirming.confirm) == (30, Confirm(last_offset=10))
+        assert (asked_after(confirming), confirming.confirm) == (30, Confirm(last_offset=10, life=ONE))
 
 
 async def test_a_pull_has_caught_up_when_the_last_page_is_stored() -> None:
@@ -359,18 +374,27 @@ async def test_page_goes_to_the_store_as_it_came() -> None:
     plant = Peer()
     async with pulling() as scene:
         sealed = plant.seal(10)
-        payload = plant.page(6, 10, sealed=sealed, holes=[(1, 5, "expired")], more=False, timeline="ab" * 16)
+        payload = plant.page(
+            6,
+            10,
+            sealed=sealed,
+            holes=[(1, 5, "expired")],
+            more=False,
+            lives=[LogPosition(offset=3, life=TWO), at(15, "ab" * 16)],
+        )
         await scene.answer(payload)
         (put,) = scene.store.put
         assert [one.sealed for one in put.batches] == [sealed]
-        assert put.position == PeerPosition(bytes.fromhex(ONE), 15, b"\xab" * 16)
+        assert put.position == Position(bytes.fromhex(ONE), 15, b"\xab" * 16)
         assert [tuple(one) for one in put.holes] == [(1, 5, "expired")]
         assert put.how == {
             "is_backlog": False,
             "verified": frozenset(),
             "signers": (),
             "declined": (),
-            "after_offset": 0,
+            "passed": (Position(bytes.fromhex(TWO), 3),),
+            "after": NOTHING_READ,
+            "epoch": bytes.fromhex(ONE),
         }
         put.future.set_result(PutResult(9, 1, 10))
         await settle()
@@ -453,7 +477,7 @@ async def test_nothing_behind_a_refused_page_is_stored() -> None:
 async def test_a_peer_is_shown_the_batch_that_its_page_contradicts() -> None:
     """The next request claims it instead of the last batch held, which both may share: a peer that was restored learns
     that its history is another, and begins a new epoch."""
-    plant, store = Peer(), HandStore(PeerPosition(bytes.fromhex(ONE), 40))
+    plant, store = Peer(), HandStore(Position(bytes.fromhex(ONE), 40))
     store.ranges = {Origin("plant", bytes.fromhex(ONE)): [HeldRange(1, 20, b"a" * 16, b"b" * 16)]}
     async with pulling(store) as scene:
         await scene.answer(plant.page(41, 10))
@@ -475,7 +499,7 @@ async def test_a_peer_is_shown_the_batch_that_its_page_contradicts() -> None:
 async def test_a_claim_has_the_record_of_a_held_batch(contradicted: int, claimed: int | None) -> None:
     """Of the batch that the peer's page contradicts, or of the one after it, which is linked to it. Without a record
     the peer does not believe the claim."""
-    plant, store = Peer(), HandStore(PeerPosition(bytes.fromhex(ONE), 60))
+    plant, store = Peer(), HandStore(Position(bytes.fromhex(ONE), 60))
     store.ranges = {Origin("plant", bytes.fromhex(ONE)): [HeldRange(21, 50, b"a" * 16, b"e" * 16)]}
     store.rows = [*SIGNED[20:30], *chain(20, link=SIGNED[29].link)]
     async with pulling(store) as scene:
@@ -549,8 +573,8 @@ async def test_unproven_answers_neither_fence_nor_skip_nor_restart() -> None:
 
 
 async def test_page_of_the_old_epoch_is_stored_under_it() -> None:
-    """The peer's store is replaced while a page of the old one waits for the disk, which refuses it for now: it is
-    offered again under its own epoch, and nothing of the new store is confirmed for it."""
+    """The peer begins another epoch while a page waits for the disk, which refuses it for now: it is offered again
+    under its own epoch, and the next page goes on after it."""
     plant, other = Peer(), Peer(epoch=b"o" * 16)
     async with pulling() as scene:
         store = scene.store
@@ -558,16 +582,16 @@ async def test_page_of_the_old_epoch_is_stored_under_it() -> None:
         await scene.requested(2)
         await scene.answer(encode_error("plant", TWO, "FetchFacts", "epoch_changed", "a new store"))
         request = await scene.requested(3)
-        assert (request.epoch, request.after_offset, request.confirm, request.timeline) == (TWO, 0, None, None)
+        assert (request.epoch, asked_after(request), request.confirm) == (TWO, 10, None)
         store.put[0].future.set_exception(StoreFull("disk full"))
         await wait_until_async(lambda: len(store.put) == 2, "the page to be offered again")
         assert store.put[1].end == (ONE, 10)
-        await scene.answer(other.page(1, 5, epoch=TWO))
+        await scene.answer(other.page(11, 5, epoch=TWO))
         store.put[1].future.set_result(result())
         await settle()
-        assert store.put[2].end == (TWO, 5)
+        assert store.put[2].end == (TWO, 15)
         assert [one.confirm for one in scene.peer.requests[2:]] == [None] * len(scene.peer.requests[2:])
-        assert scene.puller.statistics().offset == 0
+        assert scene.puller.statistics().offset == 10
 
 
 def flipped(sealed: bytes, at: int) -> bytes:
@@ -620,7 +644,7 @@ async def test_a_batch_that_cannot_be_opened_is_declined_and_what_is_behind_it_g
         await wait_until_async(lambda: len(scene.peer.requests) >= 2, "the next request")
         await settle()
         last = scene.peer.requests[-1]
-        assert last.after_offset == 10
+        assert asked_after(last) == 10
         assert scene.puller.statistics().asking is Asking.WAITING
 
 
@@ -754,14 +778,16 @@ async def test_an_incident_that_is_not_taken_ends_no_pull() -> None:
         assert scene.puller.statistics().asking is Asking.BLOCKED
 
 
-async def test_the_timeline_of_a_refusal_is_read_from_its_beginning() -> None:
-    """A peer's log is another copy than the one read so far: the next request names the new copy's timeline, so that a
-    third copy does not answer it."""
-    store = HandStore(PeerPosition(bytes.fromhex(ONE), 40, b"d" * 16))
-    async with pulling(store) as scene:
-        await scene.answer(encode_error("plant", ONE, "FetchFacts", "timeline_differs", "restored", "ab" * 16))
-        request = await scene.requested(2)
-        assert (request.epoch, request.after_offset, request.timeline) == (ONE, 0, "ab" * 16)
+async def test_a_refused_position_is_followed_by_the_trail() -> None:
+    """The peer's log is not the one that was read: the whole trail is named, and the page that follows is stored, with
+    where it begins."""
+    async with pulling(HandStore(Position(bytes.fromhex(ONE), 40, b"d" * 16))) as scene:
+        await scene.answer(Peer().without_facts(after=at(40)))
+        assert (await scene.requested(2)).after == at(40, (b"d" * 16).hex())
+        await scene.answer(encode_error("plant", ONE, "FetchFacts", "life_unknown", "restored"))
+        assert (await scene.requested(3)).trail == [at(40, (b"d" * 16).hex())]
+        await scene.answer(Peer().page(31, 5))
+        assert scene.store.put[0].how["after"] == Position(bytes.fromhex(ONE), 30)
 
 
 async def test_only_a_page_begins_a_pull() -> None:
@@ -835,7 +861,7 @@ async def test_lost_connection_ends_the_open_request() -> None:
         await scene.answer(plant.page(1, 10))
         assert scene.store.put == []
         scene.peer.up()
-        assert (await scene.requested(2)).after_offset == 0
+        assert asked_after(await scene.requested(2)) == 0
 
 
 async def test_far_behind_the_page_is_backlog() -> None:
@@ -879,7 +905,7 @@ def test_a_peer_that_is_lost_and_its_return_are_logged(caplog: pytest.LogCapture
             scene.peer.down("cut")
             await settle()
             scene.peer.up()
-            assert (await scene.requested(3)).after_offset == 10
+            assert asked_after(await scene.requested(3)) == 10
             await scene.answer(Peer().page(11, 10, end_offset=BEHIND_FACTS_MIN))
 
     asyncio.run(scenario())

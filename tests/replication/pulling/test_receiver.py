@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.pages import BatchEnd
+from agent.positions import NOTHING_READ, Position, last_of
 from agent.replication.protocol.pacing import backoff_ms
 from agent.replication.pulling.pull_events import (
     Append,
@@ -33,20 +34,37 @@ PATIENCE = ReceiverSettings(
 )
 
 
+def at(offset: int, life: str = ONE) -> Position:
+    """A position in a life of the peer's log."""
+    return Position(bytes.fromhex(life), offset) if offset else NOTHING_READ
+
+
 def page(
-    first: int, last: int, *, more: bool = False, epoch: str = ONE, frontier: int = 0, **fields: object
+    first: int, last: int, *, more: bool = False, epoch: str = ONE, frontier: int = 0, life: str = ONE, **fields: object
 ) -> ArrivedPage:
-    """A page of one run of offsets."""
-    return ArrivedPage(
-        epoch=epoch, frontier=frontier, first_offset=first, last_offset=last, more=more, content=None, **fields
-    )
+    """A page of one run of offsets, that a process serves which has stored them, or an empty one after the frontier."""
+    of_log = {"after": at(first - 1 if first else frontier, life), "lives": (at(last, life),) if last else ()}
+    run = {"first_offset": first, "last_offset": last, "more": more}
+    return ArrivedPage(epoch=epoch, frontier=frontier, **run, content=None, life=life, **(of_log | fields))
+
+
+def after(fetch: Fetch) -> int | None:
+    """The offset after which a request asks."""
+    if fetch.after is None and fetch.trail is None:
+        return None
+    return (fetch.after or last_of(fetch.trail or ())).offset
+
+
+def confirmed(fetch: Fetch) -> int | None:
+    """The offset that a request confirms."""
+    return None if fetch.confirm is None else fetch.confirm.offset
 
 
 class Driver:
     """A receiver with a clock; records its requests."""
 
     def __init__(self, epoch: str | None = None, offset: int = 0, settings: ReceiverSettings = PATIENCE) -> None:
-        self.core = Receiver(settings, epoch, offset)
+        self.core = Receiver(settings, epoch, (at(offset),) if offset else ())
         self.now_ms = 0
         self.fetches: list[Fetch] = []
 
@@ -69,7 +87,7 @@ def kinds(effects: list[Effect]) -> list[object]:
 def test_first_fetch_begins_at_the_oldest() -> None:
     """With nothing stored it requests from offset 0, in no epoch, without a confirmation."""
     asked = Driver()(LinkUp())
-    assert asked == [Fetch(1, None, 0, None, 0, 262_144, lease_after=0)]
+    assert asked == [Fetch(1, None, None, (), None, 0, 262_144, lease_after=0)]
 
 
 def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
@@ -118,11 +136,11 @@ def test_start_at_the_end_takes_the_peers_frontier() -> None:
     """With start = "end" the peer's frontier becomes the position, and the next request names it."""
     driver = Driver(settings=ReceiverSettings(start="end"))
     driver(LinkUp())
-    assert driver.fetches[-1].after_offset is None
+    assert after(driver.fetches[-1]) is None
     driver.now_ms += 1_000
     driver.answer(page(0, 0, frontier=40))
     newest = driver.fetches[-1]
-    assert (newest.after_offset, newest.confirm_offset, newest.epoch) == (40, None, ONE)
+    assert (after(newest), confirmed(newest), newest.epoch) == (40, None, ONE)
 
 
 def test_reads_two_pages_ahead_and_confirms_on_the_way() -> None:
@@ -130,13 +148,13 @@ def test_reads_two_pages_ahead_and_confirms_on_the_way() -> None:
     driver = Driver(ONE, 0)
     driver(LinkUp())
     assert kinds(driver.answer(page(1, 10, more=True))) == [Fetch, Append]
-    assert driver.fetches[-1].after_offset == 10
+    assert after(driver.fetches[-1]) == 10
     assert kinds(driver.answer(page(11, 20, more=True))) == [Fetch]
     assert driver.answer(page(21, 30, more=True)) == []
     assert driver.core.asking is Asking.HOLDING
     effects = driver(Appended())
     assert kinds(effects) == [Fetch, Append]
-    assert (driver.fetches[-1].after_offset, driver.fetches[-1].confirm_offset) == (30, 10)
+    assert (after(driver.fetches[-1]), confirmed(driver.fetches[-1])) == (30, 10)
 
 
 def test_at_the_end_the_confirming_request_waits() -> None:
@@ -145,7 +163,7 @@ def test_at_the_end_the_confirming_request_waits() -> None:
     driver(LinkUp())
     assert kinds(driver.answer(page(1, 10))) == [Append]
     assert kinds(driver(Appended())) == [Fetch]
-    assert (driver.fetches[-1].after_offset, driver.fetches[-1].confirm_offset) == (10, 10)
+    assert (after(driver.fetches[-1]), confirmed(driver.fetches[-1])) == (10, 10)
 
 
 def test_a_late_answer_at_the_position_is_taken() -> None:
@@ -197,6 +215,7 @@ def test_a_page_at_another_position_is_a_failure(first: int) -> None:
     """A page that does not start at the position is not stored; if it answers the newest request, that is a failure."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
+    driver.answer(page(0, 0, frontier=10))
     assert kinds(driver.answer(page(first, first + 9))) == [NoteKind.PEER_LOST]
     assert driver.core.asking is Asking.BACKOFF
 
@@ -219,119 +238,102 @@ def test_a_log_begins_late_only_with_a_hole() -> None:
     ]
 
 
-def test_another_epoch_starts_at_offset_0() -> None:
-    """The peer's store was replaced: start at 0, confirm nothing, and drop answers of the old one."""
-    driver = Driver(ONE, 10)
+def test_the_trail_is_named_until_a_page_has_come() -> None:
+    """After a start, a reconnection and a refused position the request names the whole trail, with the pages that are
+    not stored yet; in between only the position."""
+    old = at(7, TWO)
+    driver = Driver()
+    driver.core = Receiver(PATIENCE, ONE, (old, at(10)))
     driver(LinkUp())
-    failed = FetchFailed(1, "epoch_changed", "other store", is_retryable=True, epoch=TWO)
-    assert kinds(driver(failed)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
-    assert driver.fetches[-1] == Fetch(2, TWO, 0, None, 0, 262_144, lease_after=0, must_claim_history=True)
-    assert driver.answer(page(11, 20), fetch=0) == []
-    assert kinds(driver.answer(page(1, 5, epoch=TWO))) == [Append]
-
-
-def test_page_of_the_old_epoch_is_still_stored() -> None:
-    """A page that was being stored when the epoch changed stays valid, under its own epoch's position."""
-    driver = Driver(ONE, 10)
-    driver(LinkUp())
+    assert driver.fetches[-1].trail == (old, at(10))
     driver.answer(page(11, 20, more=True))
-    driver(FetchFailed(2, "epoch_changed", "other store", is_retryable=True, epoch=TWO))
-    driver(AppendFailed("full", is_retryable=True))
-    retried = driver(Tick(), 100)
-    assert [(each.page.epoch, each.page.last_offset) for each in retried if isinstance(each, Append)] == [(ONE, 20)]
+    assert (driver.fetches[-1].trail, driver.fetches[-1].after) == (None, at(20))
+    driver(LinkDown("gone"))
+    driver(LinkUp())
+    driver(Tick(), PATIENCE.spread_ms)
+    assert driver.fetches[-1].trail == (old, at(20))
+    driver.answer(page(21, 30, more=True))
     driver(Appended())
-    assert driver.core.stored_offset == 0
+    driver(Appended())
+    refused = FetchFailed(driver.core.open_fetch_id or 0, "life_unknown", "it was restored", is_retryable=True)
+    assert kinds(driver(refused)) == [Fetch]
+    assert driver.fetches[-1].trail == (old, at(30))
 
 
-def other_epoch(driver: Driver, epoch: str) -> list[Effect]:
-    """The newest request is answered by a store of another epoch."""
-    asked = driver.fetches[-1].fetch_id
-    return driver(FetchFailed(asked, "epoch_changed", "other store", is_retryable=True, epoch=epoch))
+def test_a_log_that_was_put_back_is_read_on_from_where_it_is_the_same() -> None:
+    """The page is stored behind those that are under way, and the position is in the log that the peer has now. What
+    was read beyond is in the trail: if that log returns, it is read on there."""
+    driver = Driver(ONE, 80)
+    driver(LinkUp())
+    driver.answer(page(81, 100, more=True))  # on its way to disk
+    driver(FetchFailed(driver.core.open_fetch_id or 0, "life_unknown", "it was restored", is_retryable=True))
+    of_copy = page(91, 95, life=TWO, after=at(90))
+    assert kinds(driver.answer(of_copy)) == [NoteKind.PEER_RESTORED]
+    assert Append in kinds(driver(Appended()))
+    driver(Appended())
+    assert (driver.core._stored, driver.core.counters.restarts) == ((at(100), at(95, TWO)), 1)
+    assert driver.fetches[-1].after == at(95, TWO)
 
 
-def test_two_stores_under_one_name_are_not_read_in_turns() -> None:
-    """An epoch that returns is continued at its position, rarely and not at each answer, and a log line says once that
-    an operator must act. A page that was being stored meanwhile counts for its own epoch. (This ended in an assertion,
-    and so ended the node.)"""
+def test_a_log_that_ends_before_the_position_is_asked_for_with_the_trail() -> None:
+    """A peer that was put back and has no new facts has nothing to send; the next facts come when it has."""
+    driver = Driver(ONE, 100)
+    driver(LinkUp())
+    driver.answer(page(0, 0, frontier=80, life=TWO, after=at(80)))
+    assert driver.fetches[-1].trail == (at(100),)
+    assert Append in kinds(driver.answer(page(81, 85, life=TWO, after=at(80))))
+
+
+@pytest.mark.parametrize("known, after", [(at(100), at(101)), (at(100), at(5, TWO))])
+def test_a_page_after_what_was_never_read_is_refused(known: Position, after: Position) -> None:
+    """A peer cannot lead the position past facts, also not with a life that it invents."""
+    driver = Driver()
+    driver.core = Receiver(PATIENCE, ONE, (known,))
+    driver(LinkUp())
+    first = after.offset + 1
+    assert kinds(driver.answer(page(first, first, after=after))) == [NoteKind.PEER_LOST]
+
+
+def test_a_page_of_an_older_answer_begins_at_the_position() -> None:
+    """An answer to an older request is stored where it continues what was read, and never moves the position back."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
-    driver.answer(page(11, 20, more=True))  # on its way to disk
-    assert kinds(other_epoch(driver, TWO)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
-    (note,) = other_epoch(driver, ONE)
-    assert isinstance(note, Note)
-    assert (note.kind, driver.core.asking) == (NoteKind.PEER_REFUSES, Asking.BLOCKED)
-    assert ONE in note.reason
-    assert TWO in note.reason
-    driver(Appended())
-    assert driver.core.stored_offset == 20
-    asked = driver(Tick(), PATIENCE.blocked_ms)
-    assert [(each.epoch, each.after_offset, each.confirm_offset) for each in asked if isinstance(each, Fetch)] == [
-        (ONE, 20, 20)
-    ]
-    assert other_epoch(driver, TWO) == []  # again, and that is said already
-    driver(Tick(), PATIENCE.blocked_ms)
-    assert (driver.fetches[-1].epoch, driver.fetches[-1].after_offset) == (TWO, 0)
-    assert kinds(driver.answer(page(1, 5, epoch=TWO))) == [NoteKind.PEER_RETURNED, Append]
-    driver(Appended())
-    assert driver.core.stored_offset == 5
+    driver(Tick(), 500)
+    driver(Tick(), 400)
+    assert driver.answer(page(6, 10), fetch=0) == []
+    assert Append in kinds(driver.answer(page(11, 20), fetch=0))
 
 
-def test_a_page_stored_during_another_epoch_counts_when_the_epoch_returns() -> None:
-    """A page stored while another epoch was in force is not requested again."""
+def test_two_machines_that_answer_in_turn_are_asked_rarely() -> None:
+    """A life that returns is another machine under the same name, or a memory that was put back. Both are named once,
+    their pages are stored, and requests are rare until only one has answered for ten minutes."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
-    driver.answer(page(11, 20, more=True, timeline="d"))
-    other_epoch(driver, TWO)
+    driver.answer(page(0, 0, frontier=10, life=ONE))
+    driver.answer(page(0, 0, frontier=10, life=TWO))
+    assert driver.core.asking is not Asking.BLOCKED, "a restart is a new life"
+    driver(Tick(), 200)
+    notes = [one for one in driver.answer(page(11, 20, life=ONE)) if isinstance(one, Note)]
+    assert [(one.kind, ONE in one.reason, TWO in one.reason) for one in notes] == [(NoteKind.PEER_REFUSES, True, True)]
     driver(Appended())
-    assert driver.core.stored_offset == 0
-    other_epoch(driver, ONE)
-    driver(Tick(), PATIENCE.blocked_ms)
-    assert (driver.fetches[-1].after_offset, driver.fetches[-1].timeline) == (20, "d")
+    asked = []
+    while driver.core.asking is Asking.BLOCKED:
+        asked.append(driver.now_ms)
+        driver(Tick(), PATIENCE.blocked_ms)
+        assert NoteKind.PEER_REFUSES not in kinds(driver.answer(page(0, 0, frontier=20, after=at(20))))
+    assert asked[-1] - asked[0] >= PATIENCE.twins_ms - PATIENCE.blocked_ms
+    assert driver.core.lost_reason is None
 
 
-def other_copy(driver: Driver, timeline: str) -> list[object]:
-    """Another copy of the peer's log refuses the newest request."""
-    open_id = driver.core.open_fetch_id
-    assert open_id is not None
-    refusal = FetchFailed(open_id, "timeline_differs", "another copy", is_retryable=True, epoch=ONE, timeline=timeline)
-    return kinds(driver(refusal))
-
-
-def test_another_copy_of_the_log_is_read_from_its_beginning() -> None:
-    """The new timeline is used from the first request on, which also presents the newest held fact of the peer. A page
-    being stored is stored and counts for the other copy, whose late answers are dropped."""
+def test_another_epoch_is_named_from_then_on() -> None:
+    """The peer has begun another epoch: its log goes on, and so does the pull. Facts of the peer are claimed."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
-    driver.answer(page(11, 20, more=True, timeline="a"))
-    old = driver.fetches[-1].fetch_id
-    assert other_copy(driver, "b") == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
+    failed = FetchFailed(1, "epoch_changed", "it is over", is_retryable=True, epoch=TWO)
+    assert kinds(driver(failed)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
     asked = driver.fetches[-1]
-    assert (asked.epoch, asked.after_offset, asked.timeline, asked.must_claim_history) == (ONE, 0, "b", True)
-    driver(PageArrived(old, page(1, 5, timeline="a")))
-    driver(Appended())
-    assert (driver.core.stored_offset, driver.core.counters.pages_dropped) == (0, 1)
-    driver.answer(page(1, 5, more=True, timeline="b"))
-    driver(Appended())
-    assert (driver.core.stored_offset, driver.fetches[-1].timeline) == (5, "b")
-
-
-def test_two_copies_that_answer_in_turn_are_asked_rarely() -> None:
-    """A copy that returns is continued at its position after a while, and a log line says that two machines run."""
-    driver = Driver(ONE, 10)
-    driver(LinkUp())
-    driver.answer(page(11, 20, timeline="a"))
-    driver(Appended())
-    other_copy(driver, "b")
-    driver.answer(page(1, 5, timeline="b"))
-    driver(Appended())
-    assert other_copy(driver, "a") == [NoteKind.PEER_REFUSES]
-    assert driver.core.asking is Asking.BLOCKED
-    assert "Stop one" in str(driver.core.lost_reason)
-    driver(Tick(), PATIENCE.blocked_ms)
-    assert (driver.fetches[-1].after_offset, driver.fetches[-1].timeline) == (20, "a")
-    other_copy(driver, "b")
-    driver(Tick(), PATIENCE.blocked_ms)
-    assert (driver.fetches[-1].after_offset, driver.fetches[-1].timeline) == (5, "b")
+    assert (asked.epoch, asked.trail, asked.must_claim_history) == (TWO, (at(10),), True)
+    assert Append in kinds(driver.answer(page(11, 20, epoch=TWO)))
 
 
 def test_store_that_is_full_gets_the_same_page_again() -> None:
@@ -372,7 +374,7 @@ def test_a_refused_page_blocks_and_is_logged_once() -> None:
     assert driver.core.asking is Asking.BLOCKED
     assert driver(Tick(), 59_999) == []
     assert kinds(driver(Tick(), 1)) == [Fetch]
-    assert driver.fetches[-1].after_offset == 10
+    assert after(driver.fetches[-1]) == 10
     driver.answer(page(11, 20))
     assert driver(AppendFailed("forked", is_retryable=False)) == []
     driver(Tick(), 60_000)
@@ -389,7 +391,7 @@ def test_the_batch_that_a_page_contradicts_is_shown_at_once() -> None:
     forked = AppendFailed("forked", is_retryable=False, contradicted=held)
     assert kinds(driver(forked)) == [NoteKind.PAGE_REFUSED, Fetch]
     asked = driver.fetches[-1]
-    assert (asked.after_offset, asked.must_claim_history, asked.contradicted) == (10, True, held)
+    assert (after(asked), asked.must_claim_history, asked.contradicted) == (10, True, held)
     driver.answer(page(11, 20, more=True))
     driver(forked)
     assert driver.core.asking is Asking.BLOCKED
@@ -434,7 +436,7 @@ def test_link_down_and_up() -> None:
     assert driver(Appended()) == []
     assert driver(LinkUp()) == []
     assert kinds(driver(Tick(), PATIENCE.spread_ms // 2)) == [Fetch]
-    assert driver.fetches[-1].confirm_offset == 10
+    assert confirmed(driver.fetches[-1]) == 10
 
 
 def test_a_connection_that_returns_is_used_soon_and_forgets_what_failed_before() -> None:
@@ -472,7 +474,7 @@ def test_pulls_of_one_connection_do_not_ask_at_once_when_it_returns() -> None:
     """Each waits a random time within the spread, at the earliest no time."""
     asked_ms = set()
     for step in range(11):
-        core = Receiver(PATIENCE, ONE, 0)
+        core = Receiver(PATIENCE, ONE)
         for event in (LinkUp(), LinkDown("gone"), LinkUp()):
             core.handle(event, 5_000, step / 10)
         asked_ms.add(5_000 if core.asking is Asking.WAITING else core.deadline_ms)
@@ -493,13 +495,16 @@ hostile_pages = st.builds(
     first_offset=offsets,
     last_offset=offsets,
     more=st.booleans(),
+    life=st.sampled_from([ONE, TWO]),
+    after=st.builds(at, offsets, st.sampled_from([ONE, TWO])),
+    lives=st.tuples(st.builds(at, st.integers(1, 40), st.sampled_from([ONE, TWO]))),
 ).filter(lambda each: (each.first_offset == 0) == (each.last_offset == 0) and each.first_offset <= each.last_offset)
 hostile_events = st.one_of(
     st.builds(PageArrived, fetch_id=st.integers(0, 30), page=hostile_pages),
     st.builds(
         FetchFailed,
         fetch_id=st.integers(0, 30),
-        code=st.sampled_from(["epoch_changed", "epoch_changed", "busy", "history_differs"]),
+        code=st.sampled_from(["epoch_changed", "life_unknown", "busy", "history_differs"]),
         reason=st.just("x"),
         is_retryable=st.booleans(),
         epoch=st.sampled_from([None, ONE, TWO]),
@@ -507,7 +512,8 @@ hostile_events = st.one_of(
 )
 own_events = st.sampled_from(["up", "down", "appended", "appended", "full", "refused", "tick"])
 apt_events = st.tuples(
-    st.sampled_from(["page", "pages", "empty", "epoch_changed", "history_differs"]), st.sampled_from([ONE, TWO])
+    st.sampled_from(["page", "pages", "empty", "epoch_changed", "life_unknown", "history_differs"]),
+    st.sampled_from([ONE, TWO]),
 )
 
 
@@ -520,9 +526,9 @@ apt_events = st.tuples(
 )
 def test_no_answer_of_a_peer_fails_an_assertion(events: list[tuple[object, int]], epoch: str | None) -> None:
     """Whatever a peer answers, to any request, also right at our position and alternating between epochs, no assertion
-    fails, and the stored position never goes back within an epoch."""
-    core = Receiver(PATIENCE, epoch, 0)
-    now_ms, stored = 0, {ONE: 0, TWO: 0}
+    fails, and nothing is confirmed that is not stored."""
+    core = Receiver(PATIENCE, epoch)
+    now_ms, stored = 0, set[Position]()
     core.handle(LinkUp(), 0, 0.5)
     for event, after_ms in events:
         now_ms += after_ms
@@ -532,11 +538,10 @@ def test_no_answer_of_a_peer_fails_an_assertion(events: list[tuple[object, int]]
         for effect in core.handle(happened, now_ms, 0.5):
             if isinstance(effect, Append):
                 assert effect.page.last_offset >= 0
-            if isinstance(effect, Fetch) and effect.confirm_offset is not None:
-                assert effect.confirm_offset == core.stored_offset
-        if core.epoch is not None:
-            assert core.stored_offset >= stored[core.epoch]
-            stored[core.epoch] = core.stored_offset
+                stored |= {*effect.page.lives, effect.page.after}
+            if isinstance(effect, Fetch) and effect.confirm is not None:
+                assert effect.confirm == last_of(core._stored)
+                assert effect.confirm in stored
 
 
 def apt(core: Receiver, word: str, epoch: str) -> Event | None:
@@ -544,10 +549,11 @@ def apt(core: Receiver, word: str, epoch: str) -> Event | None:
     position."""
     if core.open_fetch_id is None:
         return None
-    if word in {"epoch_changed", "history_differs"}:
+    if word in {"epoch_changed", "life_unknown", "history_differs"}:
         return FetchFailed(core.open_fetch_id, word, f"{word}: x", is_retryable=True, epoch=epoch)
-    first = (core._accepted_offset or 0) + 1
-    answered = page(0, 0, epoch=epoch) if word == "empty" else page(first, first + 4, epoch=epoch, more=word == "pages")
+    read = last_of(core._accepted)
+    first, how = read.offset + 1, {"epoch": epoch, "life": epoch, "after": read}
+    answered = page(0, 0, **how) if word == "empty" else page(first, first + 4, more=word == "pages", **how)
     return PageArrived(core.open_fetch_id, answered)
 
 
@@ -652,26 +658,22 @@ def test_a_fenced_receiver_stops_for_good() -> None:
 
 def test_the_origin_head_is_sent_after_a_silence() -> None:
     """The head of the peer's own facts is sent with the first fetch, after each loss and after a second without an
-    answer, but not from page to page; the timeline is sent always."""
-    first, second = "a", "b"
+    answer, but not from page to page."""
     driver = Driver(ONE, 10)
-    driver.core = Receiver(PATIENCE, ONE, 10, timeline=first)
     driver(LinkUp())
-    assert (driver.fetches[-1].must_claim_history, driver.fetches[-1].timeline) == (True, first)
-    driver.answer(page(11, 20, more=True, timeline=second))
-    assert (driver.fetches[-1].must_claim_history, driver.fetches[-1].timeline) == (False, second)
+    assert driver.fetches[-1].must_claim_history
+    driver.answer(page(11, 20, more=True))
+    assert not driver.fetches[-1].must_claim_history
     driver(LinkDown("gone"))
     driver(LinkUp())
     driver(Tick(), PATIENCE.spread_ms)
-    assert (driver.fetches[-1].must_claim_history, driver.fetches[-1].timeline) == (True, second)
+    assert driver.fetches[-1].must_claim_history
     driver(Appended())
     driver.answer(page(0, 0, frontier=10), fetch=-1)
     assert not driver.fetches[-1].must_claim_history
     driver.now_ms += 1_000
     driver.answer(page(0, 0, frontier=20), fetch=-1)
-    assert (driver.fetches[-1].must_claim_history, driver.fetches[-1].timeline) == (True, second)
-    driver(FetchFailed(driver.fetches[-1].fetch_id, "epoch_changed", "other", is_retryable=True, epoch=TWO))
-    assert driver.fetches[-1].timeline is None
+    assert driver.fetches[-1].must_claim_history
 
 
 def test_an_old_copy_that_stays_one_blocks_the_pull() -> None:
@@ -723,7 +725,7 @@ def test_a_refused_page_drops_the_pages_read_ahead() -> None:
     assert driver.core.storing is Storing.IDLE
     assert kinds(driver(Tick(), 60_000)) == [Fetch]
     asked = driver.fetches[-1]
-    assert (asked.after_offset, asked.confirm_offset) == (20, 20)
+    assert (after(asked), confirmed(asked)) == (20, 20)
 
 
 def test_a_peer_with_a_new_epoch_in_each_answer_is_asked_once_a_second() -> None:

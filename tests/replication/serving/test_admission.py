@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from agent.batch import Origin
 from agent.pages import Hole, Page, StoredBatch
 from agent.replication.mqtt.carrier import Incoming
-from agent.replication.protocol.messages import Confirm, FetchFacts
+from agent.replication.protocol.messages import FetchFacts
 from agent.replication.serving import admission
-from agent.replication.serving.admission import Caller, LogView
+from agent.replication.serving.admission import Caller
 from agent.replication.serving.outcomes import Drop, DropReason, Refuse
 from agent.replication.serving.page import (
     ANSWER_OVERHEAD_BYTES,
@@ -108,26 +108,6 @@ def test_a_consumer_is_used_by_its_own_zone_alone() -> None:
         refused = admission.check_consumer(NAME, "idmz", EXPORTS, consumer)
         assert isinstance(refused, Refuse)
         assert refused.code == code
-
-
-@pytest.mark.parametrize(
-    "epoch, after_offset, confirm, code",
-    [
-        ("other", 0, None, "epoch_changed"),
-        ("other", 99, Confirm(last_offset=99), "epoch_changed"),
-        ("this", 0, Confirm(last_offset=21), "confirm_beyond_log"),
-        ("this", 21, None, "offset_beyond_log"),
-        (None, 21, None, "offset_beyond_log"),
-        ("this", 20, Confirm(last_offset=20), None),
-        (None, None, None, None),
-    ],
-)
-def test_offsets_of_another_log_are_refused(
-    epoch: str | None, after_offset: int | None, confirm: Confirm | None, code: str | None
-) -> None:
-    """Offsets of another epoch, or beyond the end, are refused by name."""
-    refused = admission.check_offsets(LogView("this", 20), epoch, after_offset, confirm)
-    assert (refused.code if refused else None) == code
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from agent.replication.protocol.messages import (
     GetLatest,
     GetObject,
     ListStreams,
+    LogPosition,
     PutObject,
     StreamsAnswer,
     UnregisterConsumer,
@@ -120,7 +121,7 @@ async def test_every_request_that_changes_something_is_proven(tmp_path: Path) ->
     digest = "sha256:" + "0" * 64
     changing = [
         (FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=1), False),
-        (ConfirmReceipt(consumer_name=f"idmz.{STREAM}", offset=1), False),
+        (ConfirmReceipt(consumer_name=f"idmz.{STREAM}", offset=1, life="0" * 32), False),
         (UnregisterConsumer(consumer_name=f"idmz.{STREAM}"), False),
         (AppendFact(stream=ORDERS, messages=[new_message("m1")]), True),
         (AcquireLease(stream=ORDERS, producer="idmz.mes"), True),
@@ -151,7 +152,7 @@ async def test_no_question_reveals_a_stream_that_is_not_exported(tmp_path: Path)
         GetDigests(stream=ORDERS),
         GetDigests(stream=ORDERS, origin=origin, first_sequence=1, last_sequence=5),
         GetLatest(stream=ORDERS),
-        FetchRange(stream=ORDERS, first_offset=1, last_offset=5, limit=5),
+        FetchRange(stream=ORDERS, first_offset=1, last_offset=5, life="0" * 32, limit=5),
         FetchSequences(stream=ORDERS, origin=origin, first_sequence=1, last_sequence=5, limit=5),
         FetchFacts(consumer_name="idmz.orders", stream=ORDERS, limit=5),
     ]
@@ -175,29 +176,41 @@ async def test_no_question_reveals_a_stream_that_is_not_exported(tmp_path: Path)
 
 
 async def test_a_range_goes_on_while_a_fact_of_it_is_left(tmp_path: Path) -> None:
-    """One fact that did not fit is enough; offsets that are not in the log yet are none, or the reader would ask for
-    them without end."""
+    """One fact that did not fit is enough. A range that ends beyond the log is refused: the position at its end names
+    another log."""
     async with serving(tmp_path) as (server, peer):
-        await filled(server, 10)
+        life = (await filled(server, 10)).life.hex()
         for last_offset, limit, more in (
             (10, 9, True),
             (10, 10, False),
             (9, 9, False),
-            (100, 9, True),
-            (100, 10, False),
         ):
-            request = FetchRange(stream=STREAM, first_offset=1, last_offset=last_offset, limit=limit)
+            request = FetchRange(stream=STREAM, first_offset=1, last_offset=last_offset, life=life, limit=limit)
             answer = await peer.ask(request)
             assert (answer.covered(), answer.more) == ((1, limit), more), request
+        for last_offset, other in ((11, life), (10, "0" * 32)):
+            request = FetchRange(stream=STREAM, first_offset=1, last_offset=last_offset, life=other, limit=5)
+            assert (await peer.refusal(request)).code == "life_unknown"
+
+
+async def test_bounds_say_up_to_where_a_position_is_valid(tmp_path: Path) -> None:
+    """For a reader that keeps its own position: exact, or unknown; and which life has stored the last fact."""
+    async with serving(tmp_path) as (server, peer):
+        life = (await filled(server, 10)).life.hex()
+        for read, resolved in ((LogPosition(offset=7, life=life), 7), (LogPosition(offset=7, life="0" * 32), None)):
+            bounds = await peer.ask(GetBounds(stream=STREAM, position=read))
+            assert (bounds.life, bounds.end_offset) == (life, 10)
+            assert (bounds.resolved and bounds.resolved.offset) == resolved
 
 
 async def test_small_limits_slice(tmp_path: Path) -> None:
     """A small limit gets a readable slice with exactly the requested facts."""
     async with serving(tmp_path) as (server, peer):
         for _ in range(3):
-            await filled(server, 100)
+            life = (await filled(server, 100)).life.hex()
         for after in range(0, 300, 7):
-            fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=7, after_offset=after)
+            read = LogPosition(offset=after, life=life)
+            fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=7, after=read)
             last = min(after + 7, after // 100 * 100 + 100)  # the batch's own, where the limit is not inside it
             assert (await peer.ask(fetch)).covered() == (after + 1, last)
             (part,) = peer.batches
@@ -226,14 +239,14 @@ async def test_nothing_of_another_copy_of_the_log_is_compared(tmp_path: Path) ->
     """A comparison that has read another copy of this log gets neither ranges nor digests nor facts of this one: it
     would take for missing what only the copies do not share."""
     range_: dict[str, Any] = {"origin": f"plant-a/{'0' * 32}", "first_sequence": 1, "last_sequence": 5}
-    other: dict[str, Any] = {"timeline": "0000000000000001" + "1" * 16, "end_offset": 7}
+    other: dict[str, Any] = {"position": LogPosition(life="0000000000000001" + "1" * 16, offset=7)}
     async with serving(tmp_path) as (_, peer):
         for request in (
             GetDigests(stream=STREAM, **other),
             GetDigests(stream=STREAM, **range_, **other),
             FetchSequences(stream=STREAM, **range_, **other, limit=5),
         ):
-            assert (await peer.refusal(request)).code == "timeline_differs"
+            assert (await peer.refusal(request)).code == "life_unknown"
 
 
 async def test_held_ranges_come_in_several_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

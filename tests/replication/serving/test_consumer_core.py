@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agent.lease import NO_LEASE, Lease, LeaseClaim
+from agent.positions import LogLives
 from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
@@ -15,6 +16,7 @@ from agent.replication.protocol.messages import (
     FetchAnswer,
     FetchFacts,
     GetCursor,
+    LogPosition,
     OriginHead,
     UnregisterConsumer,
 )
@@ -24,10 +26,8 @@ from agent.replication.serving.consumer_effects import (
     AnnounceLease,
     AwaitConfirm,
     BeginEpoch,
-    BeginTimeline,
     CheckConfirm,
     CompareHistory,
-    CompareTimeline,
     Effect,
     FindConsumer,
     GetStreamState,
@@ -39,6 +39,8 @@ from agent.replication.serving.consumer_effects import (
     ReadPage,
     RegisterConsumer,
     ReportPeerAhead,
+    ReportRestored,
+    Resolve,
     StartConfirm,
     Steps,
     StreamState,
@@ -48,14 +50,14 @@ from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageRead
 from tests.replication.consumers import Registered
 
-STREAM, NAME, EPOCH = "facts.telemetry", "idmz.facts.telemetry", "0f" * 16
-CORE = ConsumerCore(Caller("idmz", "one", b"12345678"), frozenset({STREAM}), "plant-a", EPOCH)
+STREAM, NAME, EPOCH, LIFE, OTHER = "facts.telemetry", "idmz.facts.telemetry", "0f" * 16, "a1" * 16, "b2" * 16
+CORE = ConsumerCore(Caller("idmz", "one", b"12345678"), frozenset({STREAM}), "plant-a", EPOCH, LIFE)
 PAGE = PageRead([(11, 20, 4)], [b"body" * 8], [], [], 20, 30)
 EMPTY = PageRead([], [], [], [], 30, 30)
 CONFIRMING: Any = object()
 """What a confirmation on its way is to the core."""
-MEMORY = (FindConsumer, GetStreamState)
-"""Effects that look into memory and change nothing: left out of what is compared."""
+MEMORY = (FindConsumer, GetStreamState, Resolve)
+"""Effects that change nothing: left out of what is compared."""
 
 
 @dataclass
@@ -69,6 +71,11 @@ class Shell:
     page: PageRead | Refuse = field(default_factory=lambda: PAGE)
     answers: dict[type[Effect[Any]], Callable[[Any], object]] = field(default_factory=dict)
     effects: list[Effect[Any]] = field(default_factory=list)
+
+    @property
+    def log(self) -> LogLives:
+        """One life, which still writes."""
+        return LogLives(((bytes.fromhex(LIFE), 1),), self.end_offset, bytes.fromhex(LIFE))
 
     def run(self, steps: Steps) -> Outcome:
         """Run until the core says how the request ends."""
@@ -88,14 +95,14 @@ class Shell:
             case FindConsumer():
                 return self.consumer
             case GetStreamState():
-                return StreamState(self.epoch, self.end_offset, 0, self.now_ms)
+                return StreamState(self.epoch, self.log, 0, self.now_ms)
             case RegisterConsumer():
                 self.consumer = Registered(effect.zone, effect.stream, 0)
                 return self.consumer
             case IsProven():
                 return False
-            case BeginTimeline():
-                return TIMELINE
+            case Resolve():
+                return tuple((one, self.log.resolve(one, lambda *_: False)) for one in effect.positions)
             case StartConfirm():
                 return CONFIRMING
             case AwaitConfirm():
@@ -127,34 +134,36 @@ def answer_of(outcome: Outcome) -> FetchAnswer:
     return outcome.answer
 
 
-CONFIRM = Confirm(last_offset=10, first_offset=4)
-TIMELINE, OTHER = "a1" * 16, "b2" * 16
+def at(offset: int, life: str = LIFE) -> LogPosition:
+    """A position in the log."""
+    return LogPosition(offset=offset, life=life)
+
+
+HELD = OriginHead(last_sequence=7, digest="bb" * 16)
+CONFIRM = Confirm(last_offset=10, life=LIFE, first_offset=4)
 
 
 def test_a_page_read_ahead() -> None:
-    """The whole order: timeline, confirmation under the lease, begin of this life's timeline, page, failure of the
-    confirmation. The answer names the timeline."""
+    """The whole order: position, confirmation under the lease, page, failure of the confirmation. The answer names the
+    position after which it begins, and this process."""
     shell = Shell()
-    request = fetch(after_offset=10, timeline=OTHER, confirm=CONFIRM)
-    answer = answer_of(shell.run(CORE.fetch(request, 0)))
+    answer = answer_of(shell.run(CORE.fetch(fetch(after=at(10), confirm=CONFIRM), 0)))
     assert shell.acts == [
-        CompareTimeline(STREAM, OTHER, 10),
-        StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3), EPOCH),
-        BeginTimeline(STREAM),
+        StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3)),
         ReadPage(ReadPlan(STREAM, 10, 100, 262_144), "idmz"),
         CheckConfirm(CONFIRMING),
         NoteServed(NAME, is_at_end=False),
     ]
-    assert answer.timeline == TIMELINE
+    assert (answer.life, answer.after) == (LIFE, at(10))
     assert (answer.frontier, answer.lease, answer.more, answer.runs()) == (10, 3, True, [(11, 20)])
 
 
 def test_a_page_from_the_frontier_waits_for_the_confirmation_first() -> None:
-    """Without `after_offset` the page begins at the frontier after the confirmation, so that must be durable before
+    """Without a position the page begins at the frontier after the confirmation, so that must be durable before
     anything is read."""
     shell = Shell()
     shell.run(CORE.fetch(fetch(confirm=CONFIRM), 0))
-    assert shell.kinds.index(AwaitConfirm) < shell.kinds.index(BeginTimeline) < shell.kinds.index(ReadPage)
+    assert shell.kinds.index(AwaitConfirm) < shell.kinds.index(ReadPage)
     assert [one.plan.after_offset for one in shell.acts if isinstance(one, ReadPage)] == [20]
 
 
@@ -162,7 +171,7 @@ def test_a_page_from_the_frontier_waits_for_the_confirmation_first() -> None:
 def test_only_a_page_with_facts_goes_out_before_the_confirmation(page: PageRead | Refuse) -> None:
     """An answer without facts is not read ahead: the frontier in it is durable."""
     shell = Shell(page=page, now_ms=50)
-    shell.run(CORE.fetch(fetch(after_offset=30, confirm=CONFIRM), 0))
+    shell.run(CORE.fetch(fetch(after=at(30), confirm=CONFIRM), 0))
     assert AwaitConfirm in shell.kinds
     assert CheckConfirm not in shell.kinds
 
@@ -176,7 +185,7 @@ def test_an_unknown_consumer_is_registered_and_leased_before_it_is_served() -> N
         RegisterConsumer(NAME, "idmz", STREAM, "oldest"),
         HoldLease(NAME, "idmz", LeaseClaim("one", 0)),
         AnnounceLease(NAME, "idmz", NO_LEASE, lease),
-        BeginTimeline(STREAM),
+        ReadPage(ReadPlan(STREAM, 0, 100, 262_144), "idmz"),
     ]
     assert answer.lease == 1
 
@@ -188,7 +197,7 @@ def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> No
         Registered("idmz", STREAM, 10, Lease(3, "two")),
         answers={HoldLease: lambda _: next(leases)},
     )
-    shell.run(CORE.fetch(fetch(lease=0, confirm=CONFIRM, after_offset=10), 0))
+    shell.run(CORE.fetch(fetch(lease=0, confirm=CONFIRM, after=at(10)), 0))
     assert [one.claim for one in shell.acts if isinstance(one, HoldLease | StartConfirm)] == [
         LeaseClaim("one", 0),
         LeaseClaim("one", 4),
@@ -204,7 +213,7 @@ def test_the_lease_is_checked_again_after_the_wait() -> None:
         return Parked(is_superseded=False, waited_ns=7_000)
 
     shell = Shell(answers={Park: taken, HoldLease: lambda _: Lease(4, "two")})
-    outcome = shell.run(CORE.fetch(fetch(after_offset=30, wait_ms=500), 0))
+    outcome = shell.run(CORE.fetch(fetch(after=at(30), wait_ms=500), 0))
     assert [kind for kind in shell.kinds if kind in {Park, ReadPage, HoldLease, NoteServed}] == [
         *(Park, ReadPage, HoldLease, NoteServed)
     ]
@@ -220,15 +229,15 @@ def test_a_page_names_the_newest_frontier() -> None:
         return Parked(is_superseded=False, waited_ns=1)
 
     shell = Shell(answers={Park: moved})
-    assert answer_of(shell.run(CORE.fetch(fetch(after_offset=30, wait_ms=500), 0))).frontier == 25
+    assert answer_of(shell.run(CORE.fetch(fetch(after=at(30), wait_ms=500), 0))).frontier == 25
 
 
 def test_a_fetch_that_lost_its_place_gets_no_answer() -> None:
     """Unless its lease has been taken, which the store then reports."""
     shell = Shell(answers={Park: lambda _: Parked(is_superseded=True, waited_ns=1)})
-    outcome = shell.run(CORE.fetch(fetch(after_offset=30, wait_ms=500), 0))
+    outcome = shell.run(CORE.fetch(fetch(after=at(30), wait_ms=500), 0))
     assert outcome == Drop(DropReason.SUPERSEDED)
-    assert shell.kinds == [BeginTimeline, Park]
+    assert shell.kinds == [Park]
     assert shell.acts[-1] == Park(NAME, "idmz", STREAM, 30, 500)
 
 
@@ -247,34 +256,54 @@ def test_a_claim_after_an_old_lease_gets_the_lease_in_force(after: int) -> None:
         assert shell.kinds == []
 
 
+@pytest.mark.parametrize("after", [at(31), at(10, OTHER), at(0, OTHER)])
+def test_a_position_that_is_not_in_this_log_changes_nothing(after: LogPosition) -> None:
+    """Nothing is registered, leased, confirmed or read; an incident names the peer, and it must name its trail."""
+    shell = Shell(None)
+    outcome = shell.run(CORE.fetch(fetch(stream=STREAM, after=after, confirm=CONFIRM), 0))
+    assert isinstance(outcome, Refuse)
+    assert outcome.code == "life_unknown"
+    assert shell.kinds == [ReportRestored]
+
+
 @pytest.mark.parametrize(
-    "fields, code, is_reported",
+    "trail, begins, is_reported",
     [
-        ({"epoch": "11" * 16, "confirm": CONFIRM}, "epoch_changed", False),
-        ({"confirm": Confirm(last_offset=31)}, "confirm_beyond_log", True),
-        ({"after_offset": 31}, "offset_beyond_log", True),
-        ({"after_offset": 31, "epoch": None}, "offset_beyond_log", False),
+        ([], LogPosition(), False),
+        ([at(20)], at(20), False),
+        ([at(20), at(99, OTHER)], at(20), True),
+        ([at(99, OTHER), at(20)], at(20), False),
+        ([at(99, OTHER)], LogPosition(), True),
     ],
 )
-def test_offsets_that_cannot_be_of_this_log(fields: dict[str, object], code: str, *, is_reported: bool) -> None:
-    """They change nothing. If they belong to this epoch and are unproven, an incident names the peer."""
+def test_a_trail_is_served_from_where_it_is_valid(
+    trail: list[LogPosition], begins: LogPosition, *, is_reported: bool
+) -> None:
+    """From its furthest position here, or from the beginning; where the requester was last elsewhere, an incident says
+    so."""
     shell = Shell()
-    outcome = shell.run(CORE.fetch(fetch(**fields), 0))
-    assert isinstance(outcome, Refuse)
-    assert outcome.code == code
-    assert shell.kinds == [IsProven, ReportPeerAhead] * is_reported
+    answer = answer_of(shell.run(CORE.fetch(fetch(trail=trail), 0)))
+    assert answer.after == begins
+    assert (ReportRestored in shell.kinds) == is_reported
+
+
+def test_another_epoch_is_refused() -> None:
+    """Before anything is done; the answer names the present one."""
+    shell = Shell()
+    assert shell.run(CORE.fetch(fetch(epoch="11" * 16, confirm=CONFIRM), 0)).code == "epoch_changed"  # type: ignore[union-attr]
+    assert shell.kinds == []
 
 
 def test_a_proof_begins_a_new_epoch() -> None:
     """With a proof of the same claim, the store begins a new epoch, the answer says so, and there is no incident."""
-    shell = Shell(answers={IsProven: lambda _: True})
-    request = fetch(after_offset=31)
+    shell = Shell(answers={IsProven: lambda _: True, CompareHistory: lambda _: "it differs"})
+    request = fetch(origin_head=HELD)
     outcome = shell.run(CORE.fetch(request, 0))
     assert isinstance(outcome, Refuse)
     assert outcome.code == "epoch_changed"
-    assert shell.kinds == [IsProven, BeginEpoch]
-    assert shell.acts[0] == IsProven("idmz", request)
-    assert isinstance(begun := shell.acts[1], BeginEpoch)
+    assert shell.kinds == [CompareHistory, IsProven, BeginEpoch]
+    assert shell.acts[1] == IsProven("idmz", request)
+    assert isinstance(begun := shell.acts[2], BeginEpoch)
     assert begun.instead_of == CORE.epoch
 
 
@@ -286,7 +315,7 @@ def test_a_fetch_that_waits_when_an_epoch_begins_gets_no_facts() -> None:
         return Parked(is_superseded=False, waited_ns=1)
 
     shell = Shell(answers={Park: begun})
-    outcome = shell.run(CORE.fetch(fetch(after_offset=30, wait_ms=500), 0))
+    outcome = shell.run(CORE.fetch(fetch(after=at(30), wait_ms=500), 0))
     assert isinstance(outcome, Refuse)
     assert outcome.code == "epoch_changed"
     assert ReadPage not in shell.kinds
@@ -298,7 +327,7 @@ def test_a_zone_uses_only_names_that_begin_with_it(name: str) -> None:
     for consumer in (None, Registered("idmz", STREAM, 0), Registered("enterprise", STREAM, 0)):
         for steps in (
             CORE.fetch(fetch(consumer_name=name, stream=STREAM), 0),
-            CORE.confirm(ConfirmReceipt(consumer_name=name, offset=1)),
+            CORE.confirm(ConfirmReceipt(consumer_name=name, offset=1, life=LIFE)),
             CORE.get_cursor(GetCursor(consumer_name=name)),
             CORE.unregister(UnregisterConsumer(consumer_name=name)),
         ):
@@ -308,30 +337,12 @@ def test_a_zone_uses_only_names_that_begin_with_it(name: str) -> None:
             assert (outcome.code, shell.kinds) == ("consumer_not_yours", [])
 
 
-HELD = OriginHead(last_sequence=7, digest="bb" * 16)
-
-
 def test_history_is_compared_before_anything_is_written() -> None:
     """A contradiction is reported and refused: nothing is registered, leased, confirmed or read."""
     shell = Shell(None, answers={CompareHistory: lambda _: "it differs"})
-    request = fetch(stream=STREAM, confirm=CONFIRM, origin_head=HELD, timeline=OTHER, after_offset=10)
+    request = fetch(stream=STREAM, confirm=CONFIRM, origin_head=HELD, after=at(10))
     assert shell.run(CORE.fetch(request, 0)) == Refuse("history_differs", "it differs")
     assert shell.kinds == [CompareHistory, IsProven, ReportPeerAhead]
-
-
-def test_a_position_on_another_timeline_is_refused_before_anything_is_written() -> None:
-    """At any offset, also beyond the log, it belongs to another copy. The answer names this copy's timeline, no epoch
-    begins, and nothing is registered, leased, confirmed or read. Without an epoch or an offset a timeline claims
-    nothing."""
-    shell = Shell(None, answers={CompareTimeline: lambda _: Refuse("timeline_differs", "it differs", TIMELINE)})
-    for after_offset in (0, 10, 31):
-        request = fetch(stream=STREAM, confirm=CONFIRM, timeline=OTHER, after_offset=after_offset)
-        assert shell.run(CORE.fetch(request, 0)) == Refuse("timeline_differs", "it differs", TIMELINE)
-    assert shell.kinds == [CompareTimeline, ReportPeerAhead] * 3
-    for fields in ({"after_offset": None}, {"epoch": None}):
-        shell = Shell()
-        shell.run(CORE.fetch(fetch(**{"timeline": OTHER, "after_offset": 10, **fields}), 0))
-        assert CompareTimeline not in shell.kinds
 
 
 def test_a_page_at_the_end_of_the_log_says_so() -> None:
@@ -342,41 +353,22 @@ def test_a_page_at_the_end_of_the_log_says_so() -> None:
 
 
 def test_a_confirmation_answers_with_a_durable_frontier() -> None:
-    """ConfirmReceipt: the offsets are checked, then the lease claim; the range is passed whole; then it waits."""
+    """ConfirmReceipt: the lease is checked; the range is passed whole; then it waits."""
     shell = Shell()
-    request = ConfirmReceipt(consumer_name=NAME, offset=10, first_offset=4, epoch=EPOCH, lease=3)
+    request = ConfirmReceipt(consumer_name=NAME, offset=10, first_offset=4, life=LIFE, lease=3)
     outcome = shell.run(CORE.confirm(request))
     assert shell.acts == [
-        StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3), EPOCH),
+        StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3)),
         AwaitConfirm(CONFIRMING, "idmz"),
     ]
     assert isinstance(outcome, Reply)
     assert outcome.answer == ConfirmAnswer(store_zone="plant-a", epoch=EPOCH, cursor_advanced_to=20, lease=3)
 
 
-@pytest.mark.parametrize(
-    "fields, code, is_reported",
-    [
-        ({"epoch": "11" * 16}, "epoch_changed", False),
-        ({"epoch": EPOCH, "offset": 31}, "confirm_beyond_log", True),
-        ({"consumer_name": NAME, "offset": 31}, "confirm_beyond_log", False),
-    ],
-)
-def test_a_confirmation_of_another_log_releases_nothing(
-    fields: dict[str, Any], code: str, *, is_reported: bool
-) -> None:
-    """ConfirmReceipt with another epoch or beyond the end never reaches the store as a confirmation."""
-    shell = Shell()
-    outcome = shell.run(CORE.confirm(ConfirmReceipt(**{"consumer_name": NAME, "offset": 10, **fields})))
-    assert isinstance(outcome, Refuse)
-    assert outcome.code == code
-    assert shell.kinds == [IsProven, ReportPeerAhead] * is_reported
-
-
 def test_a_confirmation_asks_the_store_about_its_lease_first() -> None:
     """If the caller does not hold the lease in force, the store decides before anything is confirmed."""
     shell = Shell(Registered("idmz", STREAM, 10, Lease(3, "two")), answers={HoldLease: lambda _: Lease(4, "one")})
-    shell.run(CORE.confirm(ConfirmReceipt(consumer_name=NAME, offset=10, lease=4)))
+    shell.run(CORE.confirm(ConfirmReceipt(consumer_name=NAME, offset=10, life=LIFE, lease=4)))
     assert shell.acts[0] == HoldLease(NAME, "idmz", LeaseClaim("one", 4))
     assert shell.kinds == [HoldLease, AnnounceLease, StartConfirm, AwaitConfirm]
 
@@ -396,7 +388,7 @@ def test_a_confirmation_asks_the_store_about_its_lease_first() -> None:
 def test_the_store_is_asked_only_where_a_lease_would_change(held: Lease, epoch: int | None, *, is_asked: bool) -> None:
     """The holder is answered from memory; the store decides claims that would change the lease or fence the caller."""
     shell = Shell(Registered("idmz", STREAM, 10, held), answers={HoldLease: lambda _: held})
-    shell.run(CORE.confirm(ConfirmReceipt(consumer_name=NAME, offset=10, lease=epoch)))
+    shell.run(CORE.confirm(ConfirmReceipt(consumer_name=NAME, offset=10, life=LIFE, lease=epoch)))
     assert (HoldLease in shell.kinds) == is_asked
 
 

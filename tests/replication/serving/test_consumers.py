@@ -17,12 +17,14 @@ import pytest
 from agent.batch import Origin
 from agent.lease import Lease, LeaseClaim
 from agent.pages import Page
+from agent.positions import LogLives, Position, Resolved
 from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
     ConfirmReceipt,
     FetchAnswer,
     FetchFacts,
+    LogPosition,
     OriginHead,
     UnregisterConsumer,
 )
@@ -40,7 +42,8 @@ from tests.waiting import LIMIT_S, wait_until_async
 STREAM, NAME = "facts.telemetry", "idmz.facts.telemetry"
 ONE, TWO = Caller("idmz", "one", b"12345678"), Caller("idmz", "two", b"87654321")
 ORIGIN = Origin("plant-a", bytes(16))
-CONFIRM = Confirm(last_offset=10, first_offset=4)
+LIFE = "a1" * 16
+CONFIRM = Confirm(last_offset=10, life=LIFE, first_offset=4)
 
 
 class FencedError(Exception):
@@ -50,7 +53,7 @@ class FencedError(Exception):
 class Store:
     """Records its calls in order; the test resolves every future."""
 
-    zone, epoch, timeline, signer = "plant-a", b"\x0f" * 16, b"\xa1" * 16, None
+    zone, epoch, life, signer = "plant-a", b"\x0f" * 16, bytes.fromhex(LIFE), None
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -58,9 +61,7 @@ class Store:
         self.futures: dict[str, Future[Any]] = {}
         self.held: Registered | None = Registered("idmz", STREAM, 10, Lease(3, "one"))
         self.end = 20
-        self.has_timeline = True
         self.contradicts: str | None = None
-        self.other_timeline: str | None = None
         self.consumers = self
 
     def _later(self, name: str, *arguments: object) -> Future[Any]:
@@ -95,18 +96,16 @@ class Store:
         first: int | None = None,
         *,
         claim: LeaseClaim | None = None,
-        epoch: bytes | None = None,
+        life: bytes | None = None,
+        digest: bytes = b"",
         is_awaited: bool,
     ) -> Future[Any]:
-        assert epoch == self.epoch
+        assert (life, digest) == (self.life, b"")
         assert not is_awaited, "who waits hastens it"
         return self._later("confirm", name, last, first, claim)
 
     def hasten(self) -> None:
         self.asked.append(("hasten",))
-
-    def begin_timeline(self, stream: str) -> Future[Any] | None:
-        return None if self.has_timeline else self._later("begin_timeline", stream)
 
     def peer_names_epoch(self, zone: str, epoch: str) -> None:
         self.asked.append(("peer_names_epoch", zone, epoch))
@@ -114,9 +113,15 @@ class Store:
     def peer_is_ahead(self, zone: str, why: str) -> None:
         self.asked.append(("peer_is_ahead", zone, why))
 
-    def why_other_timeline(self, *arguments: object) -> str | None:
-        self.asked.append(("why_other_timeline", *arguments))
-        return self.other_timeline
+    def peer_reads_more(self, zone: str, why: str) -> None:
+        self.asked.append(("peer_reads_more", zone, why))
+
+    def log(self, _: str) -> LogLives:
+        return LogLives(((self.life, 1),), self.end, self.life)
+
+    def resolve(self, stream: str, position: Position) -> Resolved:
+        self.disk_reads.append(("resolve", threading.current_thread()))
+        return self.log(stream).resolve(position, lambda *_: False)
 
     def contradiction(self, *arguments: object) -> str | None:
         self.asked.append(("contradiction", *arguments))
@@ -134,15 +139,20 @@ class Store:
         return Page([stored(after_offset + 1, self.end, 25, ORIGIN)], self.end)
 
 
+def at(offset: int, life: str = LIFE) -> LogPosition:
+    """A position in the log."""
+    return LogPosition(offset=offset, life=life)
+
+
 def fetch(**fields: object) -> FetchFacts:
     """A fetch of idmz at its position 10."""
-    given = {"consumer_name": NAME, "limit": 100, "lease": 3, "epoch": Store.epoch.hex(), "after_offset": 10, **fields}
+    given = {"consumer_name": NAME, "limit": 100, "lease": 3, "epoch": Store.epoch.hex(), "after": at(10), **fields}
     return FetchFacts(**given)
 
 
 def receipt(**fields: object) -> ConfirmReceipt:
     """A confirmation of idmz."""
-    given = {"consumer_name": NAME, "offset": 10, "first_offset": 4, "lease": 3, "epoch": Store.epoch.hex(), **fields}
+    given = {"consumer_name": NAME, "offset": 10, "first_offset": 4, "lease": 3, "life": LIFE, **fields}
     return ConfirmReceipt(**given)
 
 
@@ -214,8 +224,8 @@ async def test_a_fenced_instance_confirms_nothing(operation: str) -> None:
 async def test_a_new_consumer_is_registered_and_leased_before_anything_is_read() -> None:
     """Each step waits for the one before to be durable: registration, lease, begin of serving, page."""
     async with play() as (store, consumers):
-        store.held, store.has_timeline = None, False
-        asks = fetch(stream=STREAM, lease=0, epoch=None, after_offset=None)
+        store.held = None
+        asks = fetch(stream=STREAM, lease=0, epoch=None, after=None)
         task = asyncio.create_task(consumers.fetch(ONE, asks))
         assert await stands(task)
         assert store.asked == [("register", NAME, "idmz", STREAM, "oldest")]
@@ -225,18 +235,19 @@ async def test_a_new_consumer_is_registered_and_leased_before_anything_is_read()
         assert store.asked[1:] == [("hold_lease", NAME, LeaseClaim("one", 0))]
         store.held = Registered("idmz", STREAM, 0, Lease(1, "one"))
         store.futures["hold_lease"].set_result(store.held.lease)
-        assert await stands(task)
-        assert store.asked[2:] == [("begin_timeline", STREAM)]
-        store.futures["begin_timeline"].set_result(None)
         answer = page_of(await task)
-        assert store.names()[3:] == ["read", "seen"]
-        assert (answer.lease, answer.runs(), answer.timeline) == (1, [(1, 20)], store.timeline.hex())
+        assert store.names()[2:] == ["read", "seen"]
+        assert (answer.lease, answer.runs(), answer.lives) == (
+            1,
+            [(1, 20)],
+            [LogPosition(offset=20, life=LIFE, digest="0" * 32)],
+        )
 
 
 async def test_a_removed_consumer_leaves_no_fetch_parked() -> None:
     """Its fetch ends without an answer when the removal is durable, and takes no place of its zone any more."""
     async with play() as (store, consumers):
-        parked = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=9_000)))
+        parked = asyncio.create_task(consumers.fetch(ONE, fetch(after=at(20), wait_ms=9_000)))
         assert await stands(parked)
         asked = UnregisterConsumer(consumer_name=NAME, lease=3)
         removing = asyncio.create_task(consumers.unregister(ONE, asked))
@@ -286,19 +297,24 @@ async def test_the_proof_of_a_claim_is_judged_in_a_thread() -> None:
         assert threading.current_thread() not in judged
 
 
-async def test_a_position_on_another_timeline_ends_a_fetch() -> None:
-    """The answer names the timeline of the store, and an incident names the peer's."""
+async def test_a_position_of_another_log_ends_a_fetch() -> None:
+    """An incident names the peer, once while it repeats the position; a position that may have another digest here is
+    looked up in a thread."""
     async with play() as (store, consumers):
-        store.other_timeline = "read on a timeline that this store never had"
-        outcome = await consumers.fetch(ONE, fetch(confirm=CONFIRM, timeline="bb" * 16))
-        assert outcome == Refuse("timeline_differs", store.other_timeline, store.timeline.hex())
-        assert store.asked[0] == ("why_other_timeline", STREAM, b"\xbb" * 16, 10)
-        assert store.names() == ["why_other_timeline", "peer_is_ahead"]
-        assert store.other_timeline in store.asked[1][2]
+        for _ in range(2):
+            outcome = await consumers.fetch(ONE, fetch(confirm=CONFIRM, after=at(10, "bb" * 16)))
+            assert isinstance(outcome, Refuse)
+            assert outcome.code == "life_unknown"
+        assert store.names() == ["peer_reads_more"]
+        named = LogPosition(offset=5, life=LIFE, digest="d1" * 16)
+        await consumers.fetch(ONE, fetch(after=named))
+        assert [thread is threading.current_thread() for name, thread in store.disk_reads if name == "resolve"] == [
+            *(True, True, False)
+        ]
 
 
 async def test_a_page_read_ahead_goes_out_while_its_confirmation_is_written() -> None:
-    """With `after_offset` the page is sent, whatever the later result of the confirmation, which went to the store
+    """With a position the page is sent, whatever the later result of the confirmation, which went to the store
     whole and under its lease."""
     async with play() as (store, consumers):
         answer = page_of(await consumers.fetch(ONE, fetch(confirm=CONFIRM)))
@@ -312,15 +328,15 @@ async def test_a_page_read_ahead_reports_a_failed_confirmation() -> None:
     """The confirmation fails while the page is served: the requester gets the error at once, not with its next
     request."""
     async with play() as (store, consumers):
-        store.has_timeline = False
-        task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM)))
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM, after=at(20), wait_ms=60_000)))
         assert await stands(task)
         store.futures["confirm"].set_exception(FencedError())
         assert await stands(task)
-        store.futures["begin_timeline"].set_result(None)
+        store.end = 30
+        consumers.committed(asyncio.get_running_loop(), {STREAM: 30})
         with pytest.raises(FencedError):
             await task
-        assert "seen" not in store.names()
+        assert store.names()[-1] == "read"
 
 
 async def test_confirmations_that_wait_together_share_a_commit() -> None:
@@ -347,7 +363,7 @@ async def test_confirmations_that_wait_together_share_a_commit() -> None:
 async def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> None:
     """A commit of another stream wakes no fetch; the waited time is counted separately."""
     async with play() as (store, consumers):
-        task = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=at(20), wait_ms=60_000)))
         assert await stands(task)
         consumers.committed(asyncio.get_running_loop(), {"facts.other": 1})
         assert await stands(task)
@@ -362,7 +378,7 @@ async def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> N
 async def test_a_wait_that_ends_gives_an_empty_page() -> None:
     """At the end of the log, which is then recorded."""
     async with play() as (store, consumers):
-        answer = page_of(await consumers.fetch(ONE, fetch(after_offset=20, wait_ms=20)))
+        answer = page_of(await consumers.fetch(ONE, fetch(after=at(20), wait_ms=20)))
         assert (answer.runs(), answer.more) == ([], False)
         assert store.asked[-1] == ("seen", True, False)
         assert consumers.parked() == 0
@@ -378,20 +394,20 @@ async def test_a_commit_before_parking_wakes_the_fetch() -> None:
             seen(name, is_at_end=is_at_end, waits_ms=waits_ms)
 
         store.seen = grown  # type: ignore[method-assign]
-        answer = page_of(await consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))
+        answer = page_of(await consumers.fetch(ONE, fetch(after=at(20), wait_ms=60_000)))
         assert answer.runs() == [(21, 25)]
 
 
 async def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
     """The earlier fetch gets no answer. A taken lease ends its wait too, with the store's error."""
     async with play() as (store, consumers):
-        waits = fetch(after_offset=20, wait_ms=60_000)
+        waits = fetch(after=at(20), wait_ms=60_000)
         earlier = asyncio.create_task(consumers.fetch(ONE, waits))
         assert await stands(earlier)
         later = asyncio.create_task(consumers.fetch(ONE, waits))
         assert await stands(later)
         assert await earlier == Drop(DropReason.SUPERSEDED)
-        other = asyncio.create_task(consumers.fetch(TWO, fetch(after_offset=10, lease=0)))
+        other = asyncio.create_task(consumers.fetch(TWO, fetch(after=at(10), lease=0)))
         assert await stands(other)
         store.held = Registered("idmz", STREAM, 10, Lease(4, "two"))
         store.futures.pop("hold_lease").set_result(store.held.lease)
@@ -406,7 +422,7 @@ async def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
 async def test_a_cancelled_fetch_leaves_no_waiter() -> None:
     """The node stops while a fetch waits."""
     async with play() as (_store, consumers):
-        task = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=at(20), wait_ms=60_000)))
         assert await stands(task)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

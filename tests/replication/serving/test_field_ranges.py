@@ -35,17 +35,19 @@ WHOLE: dict[str, dict[str, Any]] = {
     "FetchFacts": {
         **CONSUMER,
         **RANGE,
-        "confirm": {"last_offset": 1, "first_offset": 1},
+        "confirm": {"last_offset": 1, "first_offset": 1, "life": "0" * 32},
+        "after": {"offset": 0},
+        "trail": [{"offset": 0}],
         "origin_head": {"last_sequence": 1, "digest": DIGEST},
     },
-    "FetchRange": {**RANGE, "first_offset": 1, "last_offset": 9},
-    "FetchSequences": {**RANGE, **SEQUENCES},
+    "FetchRange": {**RANGE, "first_offset": 1, "last_offset": 9, "life": "0" * 32},
+    "FetchSequences": {**RANGE, **SEQUENCES, "position": {"offset": 0}},
     "GetDefinitions": {"wanted": [{"zone": "plant-a", "digest": DIGEST}]},
-    "GetDigests": {"stream": STREAM, **SEQUENCES},
-    "ConfirmReceipt": {**CONSUMER, "offset": 1},
+    "GetDigests": {"stream": STREAM, **SEQUENCES, "position": {"offset": 0}},
+    "ConfirmReceipt": {**CONSUMER, "offset": 1, "life": "0" * 32},
     "GetCursor": CONSUMER,
     "UnregisterConsumer": CONSUMER,
-    "GetBounds": {"stream": STREAM},
+    "GetBounds": {"stream": STREAM, "position": {"offset": 0}},
     "ListStreams": {},
     "AppendFact": {"stream": ORDERS, "messages": [MESSAGE]},
     "AcquireLease": {"stream": ORDERS, "producer": "idmz.mes"},
@@ -65,6 +67,7 @@ MAY_BE_TEXT = {"start"}
 def with_value(operation: str, place: Place, value: object) -> bytes:
     """The whole request with another value in one place."""
     request = copy.deepcopy(WHOLE[operation])
+    request.pop("after" if place[0] == "trail" else "trail", None)  # they exclude each other
     inner: Any = request
     for step in place[:-1]:
         inner = inner[step]

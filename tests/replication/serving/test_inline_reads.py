@@ -55,7 +55,8 @@ async def test_a_disk_that_has_to_be_waited_for_is_waited_for_in_threads(
             await filled(server, 100)
 
         async def ask(first: int) -> None:
-            answer = await peer.ask(FetchRange(stream=STREAM, first_offset=first, last_offset=first + 99, limit=100))
+            where = {"first_offset": first, "last_offset": first + 99, "life": server._store.life.hex()}
+            answer = await peer.ask(FetchRange(stream=STREAM, limit=100, **where))
             assert answer.covered() == (first, first + 99)
 
         monkeypatch.setattr("agent.replication.serving.reading.INLINE_PAUSE_FACTOR", 0)

@@ -8,6 +8,7 @@ import pytest
 
 from agent.batch import Definitions, Link, Origin, parse, seal_samples
 from agent.pages import DefinitionChain, LackingDefinitions, Page, StoredBatch
+from agent.positions import LogLives
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.definition_fetch import DefinitionFetch
 from agent.replication.protocol.errors import DefinitionsUnavailable
@@ -30,6 +31,10 @@ ORIGIN = Origin("plant-a", bytes(16))
 
 class Rotten:
     """A store with one batch in which one bit has changed."""
+
+    def log(self, _stream: str) -> LogLives:
+        """Its log has one life."""
+        return LogLives(((bytes(16), 1),), 20)
 
     def read(self, *_limits: object, **_until: object) -> Page:
         """The batch, as the disk gives it back."""
@@ -85,6 +90,8 @@ def test_no_more_is_read_than_a_packet_takes() -> None:
 
 class Repaired:
     """A store with two batches of ten facts, the second of which came late: it needs fewer definitions."""
+
+    log = Rotten.log
 
     def read(self, *_limits: object, **_until: object) -> Page:
         """Both, whatever is asked for."""

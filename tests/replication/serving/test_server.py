@@ -88,13 +88,15 @@ async def test_each_operation_answers_what_the_store_holds(broker: Mosquitto, tm
         reply = await asker.ask(GetDefinitions(wanted=[asked]), 5)
         assert isinstance(reply.answer, DefinitionsAnswer)
         assert (len(reply.answer.runs), reply.batches) == (1, list(chain.bodies))
-        confirmed = await ask(ConfirmReceipt(consumer_name=NAME, offset=200, epoch=plant.store.epoch.hex()))
+        confirmed = await ask(ConfirmReceipt(consumer_name=NAME, offset=200, life=plant.store.life.hex()))
         assert isinstance(confirmed, ConfirmAnswer)
         assert confirmed.cursor_advanced_to == 200
         page = await ask(FetchFacts(consumer_name=NAME, limit=200))
         assert isinstance(page, FetchAnswer)
         assert (page.covered(), page.more, page.frontier) == ((201, 300), False, 200)
-        page = await ask(FetchFacts(consumer_name=NAME, limit=200, confirm=Confirm(last_offset=300)))
+        page = await ask(
+            FetchFacts(consumer_name=NAME, limit=200, confirm=Confirm(last_offset=300, life=plant.store.life.hex()))
+        )
         assert isinstance(page, FetchAnswer)
         assert (page.covered(), page.frontier) == (None, 300)
         cursor = await ask(GetCursor(consumer_name=NAME))

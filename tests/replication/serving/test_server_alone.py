@@ -108,7 +108,7 @@ async def test_a_page_is_read_when_the_answers_before_it_are_sent(
         peer.outgoing_bytes = context_module.OUTGOING_BYTES_ENOUGH
         peer.send(ListStreams())
         await wait_until_async(lambda: server._context._unsent_bytes["idmz"] >= 100, "an answer that waits")
-        peer.send(FetchRange(stream=STREAM, first_offset=1, last_offset=5, limit=5))
+        peer.send(FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=5))
         await wait_until_async(lambda: server._context.turns._queue.waiting("idmz") == 1, "a page that waits")
         peer.outgoing_bytes = 0
         await wait_until_async(lambda: len(peer.answers) == 2, "both answers")
@@ -168,19 +168,18 @@ async def test_pages_being_read_take_no_thread_from_a_search(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "request_of",
     [
-        lambda _: GetDigests(stream=STREAM),
-        lambda origin: GetDigests(stream=STREAM, origin=str(origin), first_sequence=1, last_sequence=5),
-        lambda _: FetchRange(stream=STREAM, first_offset=1, last_offset=5, limit=5),
+        lambda *_: GetDigests(stream=STREAM),
+        lambda origin, _: GetDigests(stream=STREAM, origin=str(origin), first_sequence=1, last_sequence=5),
+        lambda _, life: FetchRange(stream=STREAM, first_offset=1, last_offset=5, life=life, limit=5),
     ],
     ids=["ranges", "digests", "page"],
 )
-async def test_what_takes_time_takes_its_turn(tmp_path: Path, request_of: Callable[[Origin], Request]) -> None:
+async def test_what_takes_time_takes_its_turn(tmp_path: Path, request_of: Callable[[Origin, str], Request]) -> None:
     """Digests and pages wait for a place as pages do, so that a flood of them delays no other zone; their time is
     counted."""
     async with serving(tmp_path) as (server, peer):
         store, context = await filled(server, 5), server._context
-        request = request_of(Origin("plant-a", store.epoch))
-        await peer.ask(request)  # the timeline of the stream is durable
+        request = request_of(Origin("plant-a", store.epoch), store.life.hex())
         count = len(peer.answers)
         ended = list[str]()
         end = context.turns.end
@@ -247,7 +246,7 @@ async def test_a_stream_that_another_zone_may_use_is_refused_by_each_operation(t
         def requests(stream: str) -> list[Request]:
             return [
                 FetchFacts(consumer_name=f"idmz.{stream}", stream=stream, limit=5),
-                FetchRange(stream=stream, first_offset=1, last_offset=5, limit=5),
+                FetchRange(stream=stream, first_offset=1, last_offset=5, life=store.life.hex(), limit=5),
                 FetchSequences(stream=stream, limit=5, **sequences),  # type: ignore[arg-type]
                 GetBounds(stream=stream),
                 GetDigests(stream=stream),

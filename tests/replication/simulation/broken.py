@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agent.positions import last_of
 from agent.replication.pulling.pull_events import (
     Appended,
     AppendFailed,
@@ -22,9 +23,9 @@ class ConfirmsTooEarly(Receiver):
 
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
         effects = super().handle(event, now_ms, jitter)
-        accepted = self._accepted_offset or 0
+        accepted = last_of(self._accepted)
         return [
-            replace(effect, confirm_offset=accepted) if isinstance(effect, Fetch) and accepted else effect
+            replace(effect, confirm=accepted) if isinstance(effect, Fetch) and accepted.offset else effect
             for effect in effects
         ]
 
@@ -52,12 +53,15 @@ class SkipsRefusedPage(Receiver):
         return super().handle(Appended() if isinstance(event, AppendFailed) else event, now_ms, jitter)
 
 
-class ForgetsEpoch(Receiver):
-    """Leaves the epoch out of its requests."""
+class NamesNoTrail(Receiver):
+    """Names only its position, also where the peer does not know it."""
 
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
         effects = super().handle(event, now_ms, jitter)
-        return [replace(effect, epoch=None) if isinstance(effect, Fetch) else effect for effect in effects]
+        return [
+            replace(one, after=last_of(one.trail), trail=None) if isinstance(one, Fetch) and one.trail else one
+            for one in effects
+        ]
 
 
 class NeverRetries(Receiver):
@@ -66,14 +70,6 @@ class NeverRetries(Receiver):
     @property
     def deadline_ms(self) -> int | None:
         return None
-
-
-class ForgetsLeftEpochs(Receiver):
-    """Forgets its position in an epoch that it has left."""
-
-    def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
-        self._former_logs.clear()
-        return super().handle(event, now_ms, jitter)
 
 
 class StaysOffline(Receiver):

@@ -7,7 +7,7 @@
     chain         each batch names its predecessor of the same origin, and has the same bytes in every store
     frontier      never moves back, never passes the end of the log, and a confirmation never names more than the
                   requester holds durably
-    position      how far a peer's epoch was read never moves back, unless another copy of its log is read
+    position      a page begins where the receiver has read the peer's log, or before
     skipped       a node has what the log of the machine that it reads has up to its position, or has reported it
     holes         what a peer reports as gone is gone: released by retention, or damaged by the disk
     lost          at the end every batch that a peer ever held has arrived, except what was reported as gone
@@ -41,7 +41,8 @@ from agent.batch import NO_DIGEST, Kind, Origin, open_samples, parse
 from agent.columns import BatchError
 from agent.fact_store import FactStore
 from agent.lease import NO_LEASE, Lease
-from agent.pages import Declined, OriginRange, PeerPosition
+from agent.pages import Declined, OriginRange
+from agent.positions import Position
 from tests.replication.simulation import stepped
 
 if TYPE_CHECKING:
@@ -100,7 +101,6 @@ class Log:
     ends: dict[tuple[Origin, int], bytes] = field(default_factory=dict)
     highest: dict[Origin, int] = field(default_factory=dict)
     frontiers: dict[str, int] = field(default_factory=dict)
-    positions: dict[tuple[str, str], tuple[int, bytes]] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
 
     @property
@@ -140,11 +140,12 @@ class Log:
 
 
 class Offered(NamedTuple):
-    """A page handed to a store: its batches and holes, and which machine served it in which life."""
+    """A page handed to a store: its batches and holes, which machine served it in which life, and where it begins."""
 
     sealed: Sequence[bytes]
     holes: Sequence[tuple[int, int, str]]
     served: tuple[str, int]
+    after: Position
 
 
 class Checkers:
@@ -169,7 +170,7 @@ class Checkers:
         """By node, the batches that it refused and reported because it holds another history."""
         self.uncompared: dict[str, set[OriginRange]] = {}
         """By node, the ranges that it reported as uncompared, because what it held of them was released."""
-        self._offered: dict[str, dict[tuple[Pull, str, int], Offered]] = {}
+        self._offered: dict[str, dict[tuple[Pull, Position], Offered]] = {}
         self._announced_holes: dict[tuple[str, int, int, int], list[Row]] = {}
         self._gone_sequences: dict[Origin, set[int]] = {}
         self._declined_sequences: dict[tuple[str, Origin], set[int]] = {}
@@ -177,8 +178,8 @@ class Checkers:
         self._gap_sequences: dict[tuple[str, Origin], set[int]] = {}
         """By node, the sequences before a batch that came without them."""
         self._refused_sequences: dict[tuple[str, Origin], set[int]] = {}
-        self.durable: dict[tuple[str, str, str], int] = {}
-        """How far a peer's epoch was ever durable at its receiver: by (receiving zone, peer, epoch)."""
+        self.durable: dict[tuple[str, str, bytes], int] = {}
+        """How far a peer's log was ever durable at its receiver: by (receiving zone, peer, life)."""
         self._uncertain: dict[str, list[Row]] = {}
         self._acknowledged_ranges: dict[str, list[tuple[int, int]]] = {}
         self._values: dict[str, dict[int, object]] = {}
@@ -286,10 +287,10 @@ class Checkers:
                 )
             self.acknowledged.update(row.key for row in log.between(first_offset, last_offset))
 
-    def confirmation_arrived(self, receiver: Node, peer: Node, epoch: str | None, offset: int) -> None:
+    def confirmation_arrived(self, receiver: Node, peer: Node, life: bytes, offset: int) -> None:
         """A confirmation arrived at a peer."""
-        durable = self.durable.get((receiver.zone, peer.zone, epoch or ""), 0)
-        if epoch is not None and offset > durable:
+        durable = self.durable.get((receiver.zone, peer.zone, life), 0)
+        if offset > durable:
             raise self.failed(f"frontier: {receiver.name} confirms {offset} to {peer.name}, {durable} is durable")
 
     def lease_held(self, node: Node, consumer: str, lease: Lease) -> None:
@@ -322,16 +323,18 @@ class Checkers:
         """An attacker is about to name facts as gone that are not."""
         self._announced_holes[relay.name, relay.life, first_offset, last_offset] = []
 
-    def page_offered(self, pull: Pull, epoch: str, offset: int, page: Offered) -> None:
+    def page_offered(self, pull: Pull, position: Position, page: Offered) -> None:
         """A page is handed to a store. If the node dies between commit and answer, `reopened` checks the page."""
-        self._offered.setdefault(pull.node.name, {})[pull, epoch, offset] = page
+        read = self.durable.get((pull.node.zone, pull.peer.zone, page.after.life), 0)
+        if page.after.offset > read:
+            raise self.failed(f"position: {pull.node.name} takes a page after {page.after}, {read} is read")
+        self._offered.setdefault(pull.node.name, {})[pull, position] = page
 
     def _check_pages_durable_at_death(self, node: Node) -> None:
         """Check the pages that were durable when the node died. Their position shows which they are, and incidents show
         what it reported."""
-        for (pull, epoch, offset), page in self._offered.pop(node.name, {}).items():
-            position = node.running.inbound.peer_position(pull.peer.zone, STREAM)
-            if position is None or position.epoch.hex() != epoch or position.offset < offset:
+        for (pull, position), page in self._offered.pop(node.name, {}).items():
+            if position not in node.running.inbound.trail(pull.peer.zone, STREAM):
                 continue
             self._add_gone(page)
             self.facts_refused(node, page.sealed, _reported(node, "refused"))
@@ -348,21 +351,19 @@ class Checkers:
                     range(row.key.first_sequence, row.last_sequence + 1)
                 )
 
-    def put_answered(self, pull: Pull, epoch: str, offset: int) -> None:
+    def put_answered(self, pull: Pull, position: Position) -> None:
         """A store has answered for a page."""
-        self._offered[pull.node.name].pop((pull, epoch, offset), None)
+        self._offered[pull.node.name].pop((pull, position), None)
 
-    def page_stored(self, pull: Pull, position: PeerPosition, page: Offered) -> None:
-        """A page is durable, and the position with it."""
-        receiver, peer, epoch, offset = pull.node, pull.peer, position.epoch.hex(), position.offset
-        key = (receiver.zone, peer.zone, epoch)
-        self.durable[key] = max(offset, self.durable.get(key, 0))
-        positions = self.logs[receiver.name].positions
-        before, timeline = positions.get((peer.zone, epoch), (0, b""))
-        if offset <= before and timeline == position.timeline:
-            raise self.failed(f"position: {receiver.name} is at {before} of {peer.name} and goes back to {offset}")
-        positions[peer.zone, epoch] = offset, position.timeline
+    def page_stored(self, pull: Pull, lives: Sequence[Position], page: Offered) -> None:
+        """A page is durable, and the position in each of its lives with it."""
+        self._note_durable(pull, lives)
         self._add_gone(page)
+
+    def _note_durable(self, pull: Pull, lives: Sequence[Position]) -> None:
+        for one in lives:
+            key = (pull.node.zone, pull.peer.zone, one.life)
+            self.durable[key] = max(one.offset, self.durable.get(key, 0))
 
     def check_skipped(self, node: Node, machines: Sequence[Node], offset: int, page: Offered) -> None:
         """A page is durable, and what it reports is noted: the log of the machine that served it has nothing before
@@ -467,15 +468,8 @@ class Checkers:
                 self._check_row(node, log, row)
         self.committed(node)
         self._check_pages_durable_at_death(node)
-        positions = dict[tuple[str, str], tuple[int, bytes]]()  # positions in earlier epochs are lost with the memory
         for pull in node.pulls:
-            position = store.inbound.peer_position(pull.peer.zone, STREAM)
-            if position is not None:
-                zone, epoch = pull.peer.zone, position.epoch.hex()
-                key = (node.zone, zone, epoch)
-                self.durable[key] = max(position.offset, self.durable.get(key, 0))
-                positions[zone, epoch] = self.logs[node.name].positions.get((zone, epoch), (0, b""))
-        self.logs[node.name].positions = positions
+            self._note_durable(pull, store.inbound.trail(pull.peer.zone, STREAM))
 
     def _check_resealed(self, node: Node, found: dict[int, Row]) -> None:
         """Batches resealed in place as the first of a new epoch: no other store may have them under their old identity.

@@ -94,7 +94,7 @@ class World:
         self.faults = faults
         self.folder = folder
         self.receiver = receiver
-        self.settings = settings or ReceiverSettings()
+        self.settings = settings or ReceiverSettings(twins_ms=30_000)  # the ten minutes are longer than a schedule
         self.clock = stepped.Clock()
         self.disks = stepped.Disks()
         self.check = Checkers()

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from agent.batch import DIGEST_BYTES, Origin
 from agent.lease import NO_LEASE, Denied, Lease, decide_lease
 from agent.pages import Hole, Page, StoredBatch
+from agent.positions import LogLives, Position, Resolved, Trail, extended
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
 from agent.replication.protocol.messages import Answer, Confirm, FetchAnswer, FetchFacts
@@ -97,6 +98,16 @@ class Log:
     lease: Lease = NO_LEASE
     released_offset: int = 0
     damaged: set[int] = field(default_factory=set)  # last offsets of batches that the disk has changed
+
+    @property
+    def lives(self) -> LogLives:
+        """A log of this pair has one life."""
+        life = bytes.fromhex(self.epoch)
+        return LogLives(((life, 1),) if self.ends else (), self.end_offset, life)
+
+    def resolve(self, position: Position) -> Resolved:
+        """What a position means in this log."""
+        return self.lives.resolve(position, lambda *_: False)
 
     @property
     def end_offset(self) -> int:
@@ -176,7 +187,7 @@ class World:
         # the receiver: durable facts and position, volatile core
         self.held: dict[str, list[tuple[int, int]]] = {}  # facts and holes, in order
         self.holes: dict[str, list[tuple[int, int]]] = {}
-        self.position: tuple[str, int] | None = None
+        self.position: tuple[str, Trail] | None = None
         self.receiver_life = 0
         self.link_is_up = False
         self.notes: list[Note] = []
@@ -312,7 +323,7 @@ class World:
 
     def request_arrives(self, request: FetchFacts, fetch_id: int, life: int) -> None:
         core = self.make_core(
-            Caller("idmz", f"life-{life}", b"12345678"), frozenset({STREAM}), "plant-a", self.log.epoch
+            Caller("idmz", f"life-{life}", b"12345678"), frozenset({STREAM}), "plant-a", self.log.epoch, self.log.epoch
         )
         self._serve(Serving(core.fetch(request, self.now_ms), fetch_id, life))
 
@@ -348,9 +359,9 @@ class World:
             case effects.IsProven():
                 return False
             case effects.GetStreamState():
-                return effects.StreamState(log.epoch, log.end_offset, int(self.parked is not None), self.now_ms)
-            case effects.BeginTimeline():
-                return log.epoch  # a log of this pair has one life
+                return effects.StreamState(log.epoch, log.lives, int(self.parked is not None), self.now_ms)
+            case effects.Resolve(_, _, positions):
+                return tuple((one, log.resolve(one)) for one in positions)
             case effects.HoldLease(_, _, shown):
                 lease = decide_lease(log.lease, shown)
                 if isinstance(lease, Denied):
@@ -372,14 +383,15 @@ class World:
         return self.log.read(plan.after_offset, 8)
 
     def read_page(self, plan: ReadPlan) -> PageRead | Refuse:
-        store: Any = SimpleNamespace(read=lambda *_, **__: self.read(plan))
+        store: Any = SimpleNamespace(read=lambda *_, **__: self.read(plan), log=lambda _: self.log.lives)
         return read_page(store, PageQuery(plan, "idmz", 1_000_000))
 
     def _confirm(self, confirm: Confirm) -> None:
         log = self.log
         before = log.frontier or 0
-        log.frontier = max(before, confirm.last_offset)
-        if log.frontier > self._held_end():
+        read = Position(bytes.fromhex(confirm.life), confirm.last_offset)
+        log.frontier = max(before, log.resolve(read).offset)
+        if log.frontier > max(before, self._held_end()):
             raise Violation(f"frontier: {log.frontier} confirmed, {self._held_end()} durable")
 
     def _wake(self, one: "Serving | None") -> None:
@@ -438,8 +450,8 @@ class World:
     # --- the receiver, as its shell would drive the core
 
     def _new_core(self) -> Receiver:
-        epoch, offset = self.position or (None, 0)
-        return self.make_receiver(self.settings, epoch, offset)
+        epoch, trail = self.position or (None, ())
+        return self.make_receiver(self.settings, epoch, trail)
 
     def _link_up(self) -> None:
         if not self.link_is_up:
@@ -502,11 +514,11 @@ class World:
                 raise Violation(f"order: offsets {first} to {last} stored where {expected} is next")
             runs.append((first, last))
         self._check_holes(effect.page.epoch, holes)
-        self.position = (effect.page.epoch, self.position_after(effect))
+        self.position = (effect.page.epoch, extended(self.position[1] if self.position else (), self.read_by(effect)))
 
-    def position_after(self, effect: Append) -> int:
-        """The position that the receiver's store keeps with the page."""
-        return effect.page.last_offset
+    def read_by(self, effect: Append) -> tuple[Position, ...]:
+        """The positions that the receiver's store keeps with the page."""
+        return effect.page.lives
 
     def _check_holes(self, epoch: str, holes: list[tuple[int, int, str]]) -> None:
         """A reported hole is really gone."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from agent.batch import Batch
 from agent.fact_store.log.errors import StoreError
 from agent.node.store_errors import STORE_ERRORS
-from agent.pages import LackingDefinitions, PeerPosition, PutResult
+from agent.pages import LackingDefinitions, PutResult
+from agent.positions import Position, furthest
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import TransportError, UnprovenAnswer
@@ -101,25 +102,14 @@ class Pull:
         if self.is_fenced and not self.is_fenced_by_a_dead_instance():
             return None
         store, peer, core = self.node.running, self.peer.running, self._runner.core if self._runner else None
-        position, consumer = (
-            store.inbound.peer_position(self.peer.zone, STREAM),
-            peer.consumers.get(self._consumer_name),
-        )
-        end = (peer.epoch, peer.end_offset(STREAM))
-        at = (position.epoch, position.offset) if position else (peer.epoch, 0)
-        if core is not None and core.epoch == peer.epoch.hex():
-            at = (peer.epoch, core.stored_offset)  # back in an epoch it had left, at its end: nothing moves on the disk
-        frontier = consumer.frontier if consumer else 0
-        if end[1] == 0 or (at == end and frontier == end[1] and not self._is_of_other_copy(at[1])):
+        consumer = peer.consumers.get(self._consumer_name)
+        trail = store.inbound.trail(self.peer.zone, STREAM)
+        at = furthest([(one, peer.resolve(STREAM, one)) for one in trail]).offset
+        end, frontier = peer.end_offset(STREAM), consumer.frontier if consumer else 0
+        if at == end and frontier == end:
             return None
         reason = core.lost_reason if core else None
-        return f"{self.node.name} has {at[1]} of {end[1]} of {self.peer.name}, confirmed {frontier} ({reason})"
-
-    def _is_of_other_copy(self, offset: int) -> bool:
-        """Whether the log that is read from the peer is another machine's, or the peer's from before a restore."""
-        timeline = self._runner.core._log.timeline if self._runner else None
-        known = self.peer.running.consumers
-        return timeline is not None and known.why_other_timeline(STREAM, bytes.fromhex(timeline), offset) is not None
+        return f"{self.node.name} has {at} of {end} of {self.peer.name}, confirmed {frontier} ({reason})"
 
     def _twins(self) -> Iterator[Pull]:
         """The pulls under the same consumer name."""
@@ -282,7 +272,7 @@ class _WatchedInbound:
         peer: str,
         stream: str,
         batches: _Batches,
-        position: PeerPosition,
+        position: Position,
         *,
         holes: Sequence[tuple[int, int, str]],
         **how: Any,
@@ -291,28 +281,28 @@ class _WatchedInbound:
         if batches.version == "major":
             raise Violation(f"version: {pull.node.name} takes a page of another major version")
         putting = self._inbound.put_batches(peer, stream, batches, position, holes=holes, **how)
-        offered = Offered([one.sealed for one in batches], holes, batches.served)
-        check.page_offered(pull, position.epoch.hex(), position.offset, offered)
+        offered = Offered([one.sealed for one in batches], holes, batches.served, how["after"])
+        check.page_offered(pull, position, offered)
         pull.node.world.check.facts_declined(pull.node, how.get("declined", ()))
-        putting.add_done_callback(partial(self._put, position, offered))
+        putting.add_done_callback(partial(self._put, (*how["passed"], position), offered))
         return putting
 
-    def _put(self, position: PeerPosition, offered: Offered, future: Future[PutResult]) -> None:
+    def _put(self, lives: Sequence[Position], offered: Offered, future: Future[PutResult]) -> None:
         """The page is durable, also if the node dies before it gets the answer."""
-        pull, epoch, check = self._pull, position.epoch.hex(), self._pull.node.world.check
-        check.put_answered(pull, epoch, position.offset)
+        pull, check = self._pull, self._pull.node.world.check
+        check.put_answered(pull, lives[-1])
         if (error := future.exception()) is not None:
             assert isinstance(error, StoreError), error
             return
         result = future.result()
-        check.page_stored(pull, position, offered)
+        check.page_stored(pull, lives, offered)
         machines = pull.node.world.machines(pull.peer.zone)
 
         def committed() -> None:
             """One commit may hold several pages: a page may be contradicted by the page before it."""
             check.facts_refused(pull.node, offered.sealed, result.refused)
             check.facts_uncompared(pull.node, result.uncompared)
-            check.check_skipped(pull.node, machines, position.offset, offered)
+            check.check_skipped(pull.node, machines, lives[-1].offset, offered)
 
         pull.node.soon(committed)  # the checkers look at the node's own file after the commit
         pull.node.world.injected["retention"] += sum(reason == "expired" for _, _, reason in offered.holes)

@@ -195,20 +195,22 @@ class WatchedConsumers:
         first_offset: int | None = None,
         *,
         claim: LeaseClaim | None = None,
-        epoch: bytes | None = None,
+        life: bytes | None = None,
+        digest: bytes = b"",
         is_awaited: bool = True,
     ) -> Future[int]:
         (requester, instance, request), node = self._serving.now, self._serving.node
         assert isinstance(request, FetchFacts)
         check = node.world.check
-        check.confirmation_arrived(requester, node, request.epoch, last_offset)
+        assert life is not None
+        check.confirmation_arrived(requester, node, life, last_offset)
 
         def confirmed(future: Future[int]) -> None:
             if future.exception() is None:
                 check.confirmation_durable(node, consumer, instance, request.lease)
 
         confirming = self._consumers.confirm(
-            consumer, last_offset, first_offset, claim=claim, epoch=epoch, is_awaited=is_awaited
+            consumer, last_offset, first_offset, claim=claim, life=life, digest=digest, is_awaited=is_awaited
         )
         confirming.add_done_callback(confirmed)
         return confirming

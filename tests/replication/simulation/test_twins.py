@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from agent.lease import NO_LEASE, Denied, Lease, LeaseClaim, decide_lease
+from agent.positions import LogLives, Position
 from agent.replication.pulling.page_check import check_page
 from agent.replication.pulling.pull_events import (
     Asking,
@@ -40,6 +41,8 @@ from tests.sim import first_seed, patient, scaled
 
 PATIENCE = ReceiverSettings(wait_ms=400, answer_timeout_ms=100, backoff_ms_min=20, backoff_ms_max=200, blocked_ms=2_000)
 STREAM, EPOCH = "facts.telemetry", "1" * 32
+READ = Position(bytes.fromhex(EPOCH), 10)
+LOG = LogLives(((READ.life, 1),), 10, READ.life)
 PULL = PullSettings("plant-a", STREAM, "idmz.facts.telemetry", frozenset({"plant-a"}))
 FAULTS_END_MS, END_MS = 20_000, 40_000
 
@@ -53,12 +56,12 @@ class Machine:
         self.name = name
         self.life = 0
         self.line_free_ms = 0
-        self.core = Receiver(PATIENCE, EPOCH, 10)
+        self.core = Receiver(PATIENCE, EPOCH, (READ,))
 
     def start(self) -> None:
         """A new process."""
         self.life += 1
-        self.core = Receiver(PATIENCE, EPOCH, 10)
+        self.core = Receiver(PATIENCE, EPOCH, (READ,))
         self.tell(LinkUp())
 
     def tell(self, event: Event) -> None:
@@ -143,7 +146,7 @@ class World:
 
     def request_arrives(self, machine: Machine, life: int, instance: str, fetch: Fetch) -> None:
         """The product's core serves it, up to its answer."""
-        core = ConsumerCore(Caller("idmz", instance, b"12345678"), frozenset({STREAM}), PULL.peer_zone, EPOCH)
+        core = ConsumerCore(Caller("idmz", instance, b"12345678"), frozenset({STREAM}), PULL.peer_zone, EPOCH, EPOCH)
         steps = core.fetch(fetch_request(fetch, PULL, None), self.now_ms)
         self._serve(Served(steps, machine, life, fetch.fetch_id), None)
 
@@ -159,7 +162,7 @@ class World:
                 case effects.FindConsumer():
                     result = Registered("idmz", STREAM, 10, self.lease)
                 case effects.GetStreamState():
-                    result = effects.StreamState(EPOCH, 10, 0, self.now_ms)
+                    result = effects.StreamState(EPOCH, LOG, 0, self.now_ms)
                 case effects.HoldLease(_, _, shown):
                     self._writing.append((shown, partial(self._decided, one)))
                     self.at(self.chance.choice((1, 20, 200)), self.commit)
@@ -170,8 +173,8 @@ class World:
                     return
                 case effects.ReadPage():
                     result = PageRead([], [], [], [], 10, 10)
-                case effects.BeginTimeline():
-                    result = EPOCH
+                case effects.Resolve(_, _, positions):
+                    result = tuple((one, LOG.resolve(one, lambda *_: False)) for one in positions)
                 case _:
                     result = None  # it changes nothing here
 

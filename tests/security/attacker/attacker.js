@@ -53,7 +53,9 @@ const COMMANDS = {
         const source = await new Peer(options, zone, port).connect();
         await source.listen(from);
         const ask = (fields) => source.ask(from, JSON.stringify({ ...COMMON, stream, ...fields }), 10000);
-        const range = { first_offset: (after || 0) + 1, last_offset: 2 ** 48, limit: 1000000, signers_known: [] };
+        const held = (await ask({ operation: 'GetBounds' })).header;
+        const last = { last_offset: held.end_offset, life: held.life };
+        const range = { first_offset: (after || 0) + 1, ...last, limit: 1000000, signers_known: [] };
         const page = await ask({ operation: 'FetchRange', ...range });
         source.end();
         if (page.header.status !== 'ok') throw new Error(page.text);

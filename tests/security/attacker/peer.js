@@ -248,7 +248,8 @@ class Peer {
         if (request.epoch && request.epoch !== this.epoch) return [refusal(header, 'epoch_changed', true), Buffer.alloc(0)];
         if (request.confirm) this.frontiers.set(request.consumer_name, request.confirm.last_offset);
         const frontier = this.frontiers.get(request.consumer_name) || 0;
-        const after = request.after_offset === undefined || request.after_offset === null ? frontier : request.after_offset;
+        const named = request.trail ? request.trail[request.trail.length - 1] || { offset: 0 } : request.after;
+        const after = named ? named.offset || 0 : frontier;
         if (log.end <= after && request.wait_ms) await log.grown(request.wait_ms);
         if (header.epoch !== this.epoch) { // begun anew meanwhile
             return [refusal({ ...header, epoch: this.epoch }, 'epoch_changed', true), Buffer.alloc(0)];
@@ -258,7 +259,9 @@ class Peer {
         return [{
             ...header, stream: request.stream, frontier, end_offset: log.end, more: last < log.end,
             batches: page.map((one) => [one.first, one.last, one.sealed.length]),
-            signers: log.signers,
+            signers: log.signers, life: this.epoch,
+            after: after ? { offset: after, life: named ? named.life : this.epoch } : {},
+            lives: page.length ? [{ offset: last, life: this.epoch }] : [],
             ...(request.lease === undefined || request.lease === null ? {} : { lease: Math.max(1, request.lease) }),
         }, Buffer.concat(page.map((one) => one.sealed))];
     }

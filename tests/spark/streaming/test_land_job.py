@@ -105,11 +105,15 @@ def test_each_fact_lands_once_through_a_crash(
 
 
 def test_a_restored_store_and_a_new_checkpoint_add_nothing_twice(spark: SparkSession, tmp_path: Path) -> None:
-    """After the store has begun a new epoch the job reads it again and adds only what is new; so does a job with a new
+    """After the store was restored the job reads it again and adds only what is new; so does a job with a new
     checkpoint on the same table. A checkpoint with another table is refused."""
     path = tmp_path / "facts.db"
     making.store(path, [[Sample(1, NOON_NS, float(n)) for n in range(600)]])
-    assert run(spark, order(tmp_path)).facts_landed == 600
+    image = path.read_bytes()
+    with FactStore.open(path, "enterprise") as store:
+        append(store, 2_000, 2_004)
+    assert run(spark, order(tmp_path)).facts_landed == 605
+    path.write_bytes(image)
     with FactStore.open(path, "enterprise") as store:
         store.begin_epoch("restored").result()
         append(store, 601, 700)
@@ -117,7 +121,7 @@ def test_a_restored_store_and_a_new_checkpoint_add_nothing_twice(spark: SparkSes
     assert (totals.facts_landed, totals.facts_known, totals.facts_missing) == (100, 600, 0)
     totals = run(spark, order(tmp_path, checkpoint="another"))
     assert (totals.facts_landed, totals.facts_known) == (0, 700)
-    assert len(set(identities(tmp_path))) == 700
+    assert len(set(identities(tmp_path))) == 705
     elsewhere = Order(order(tmp_path).options, tmp_path / "elsewhere", tmp_path / "checkpoint", is_available_now=True)
     with pytest.raises(JobRefused, match=r"belongs to table .*lake/facts"):
         run(spark, elsewhere)

@@ -299,7 +299,7 @@ def test_incidents_land_once_though_a_job_dies_before_their_facts(
         for number in (1, 2, 3):
             store.appends.append_samples(making.TELEMETRY, [Sample(1, NOON_NS, float(number))] * 9).result()
             store.appends.append_messages(making.TELEMETRY, [gap_of(number)]).result()
-        start = StreamOffset(store.origin.epoch.hex(), 0)
+        start = StreamOffset(store.life.hex(), 0)
     write_binding(checkpoint, Binding("app", "store", making.TELEMETRY, "", start))
 
     def run(last_offset: int) -> None:
@@ -359,8 +359,8 @@ def test_a_missing_range_has_its_reason() -> None:
         (UNREAD, 9, 12, "damaged"),
         (UNREAD, 20, 20, "damaged"),
     ]
-    [row] = unread("s", [OffsetRange(5, 12)], None, 77, "epoch")
-    assert json.loads(row.detail)["reason"] == "epoch"
+    [row] = unread("s", [OffsetRange(5, 12)], None, 77, "restored")
+    assert json.loads(row.detail)["reason"] == "restored"
     [row] = unread("s", [OffsetRange(5, 12)], None, 77)
     assert json.loads(row.detail) == {"reason": "unknown", "count": 8}
 

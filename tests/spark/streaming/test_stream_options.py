@@ -17,7 +17,7 @@ DURABLE = PATH | {"consumer": "local.lake", "checkpointLocation": "/x/checkpoint
 def test_defaults_lose_nothing() -> None:
     """Without options a query starts at the oldest fact, and ends rather than pass over a loss or a new epoch."""
     found = StreamOptions.of(PATH)
-    assert (found.start, found.is_loss_refused, found.on_new_epoch) == ("earliest", True, "fail")
+    assert (found.start, found.is_loss_refused, found.on_restored) == ("earliest", True, "fail")
     assert found.read.paths == ("/x/facts.db",)
 
 
@@ -29,9 +29,9 @@ def test_options_are_read_in_any_case() -> None:
         "minPartitions": "3",
         "failOnDataLoss": "FALSE",
     }
-    found = StreamOptions.of(DURABLE | given | {"onnewepoch": "reread"})
+    found = StreamOptions.of(DURABLE | given | {"onrestored": "reread"})
     assert (found.start, found.offsets_max, found.partitions_min, found.is_loss_refused) == ("latest", 7, 3, False)
-    assert (found.consumer, found.checkpoint, found.on_new_epoch) == ("local.lake", "/x/checkpoint", "reread")
+    assert (found.consumer, found.checkpoint, found.on_restored) == ("local.lake", "/x/checkpoint", "reread")
     assert StreamOptions.of(DURABLE | {"startingTimestamp": "1767225600000"}).since_unix_ms == 1_767_225_600_000
     assert (
         StreamOptions.of(DURABLE | {"startingTimestamp": "2026-01-01T01:00+01:00"}).since_unix_ms == 1_767_225_600_000
@@ -76,7 +76,7 @@ def test_a_checkpoint_is_where_spark_has_it(text: str) -> None:
         ({"kafka.security.protocol": "SSL"}, "kafka.security.protocol of Kafka.*transport mqtt"),
         (DURABLE | {"startingTimestamp": "5", "startingOffsets": "3"}, "give one of them"),
         ({"failOnDataLoss": "no"}, "failOnDataLoss 'no'; it is true or false"),
-        ({"onNewEpoch": "ignore"}, "onNewEpoch 'ignore'; known are fail, reread"),
+        ({"onRestored": "ignore"}, "onRestored 'ignore'; known are fail, reread"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger '0'"),
         ({"minPartitions": "many"}, "minPartitions 'many'"),
         ({"path": "s3a://b/facts.db"}, "a file of the host"),

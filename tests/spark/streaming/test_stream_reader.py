@@ -15,7 +15,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from agent import local_socket
 from agent.fact_store import FactStore, StoreReader
-from agent.lease import LeaseClaim
 from agent.local_socket.serving import RequestHandler, serve
 from agent.message import Sample
 from agent.settings.store import StreamSettings
@@ -118,7 +117,7 @@ def test_a_backlog_of_a_node_is_shared_by_as_many_tasks_as_it_gives_connections(
     """As in a batch read: neither by a task for each core of a large driver, nor by the two of a small one."""
     files = dict.fromkeys(("caFile", "certFile", "keyFile"), "x.pem")
     reader = stream(None, transport="mqtt", host="h", peer="enterprise", **files)
-    start, end = ({"epoch": "e", "offset": offset} for offset in (0, 1_000_000))
+    start, end = ({"life": "ee" * 16, "offset": offset} for offset in (0, 1_000_000))
     assert len(reader.partitions(start, end)) == NODE_PARTITIONS
 
 
@@ -160,8 +159,6 @@ def test_only_what_spark_has_finished_is_confirmed(tmp_path: Path) -> None:
         assert stream(tmp_path, durable=True).initialOffset() == start
         reader.commit(end)
         assert store.consumers.get(CONSUMER).frontier == 25  # type: ignore[union-attr]
-        with store_of(tmp_path) as source, pytest.raises(ConsumerRefused, match="is of epoch"):
-            source.confirm(CONSUMER, 30, "0" * 32, LeaseClaim("us"))
         reader.commit(start)
         assert store.consumers.get(CONSUMER).frontier == 25  # type: ignore[union-attr]
         assert stream(tmp_path, durable=True).initialOffset() == start
@@ -302,42 +299,27 @@ def test_a_loss_ends_the_query_or_is_passed(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_restored_store_is_refused_or_read_again(tmp_path: Path) -> None:
-    """A new epoch ends the query; with onNewEpoch=reread one empty batch leads to its first fact, a batch planned
-    before is empty, and the rest is what the store has now."""
+    """A restored store ends the query; with onRestored=reread one empty batch leads to where its log is the one that
+    was read, a batch planned before is empty, and the rest is what the store has now."""
     path = tmp_path / "facts.db"
     making.store(path, [[Sample(1, NOON_NS, float(n)) for n in range(10)]])
-    reader = stream(tmp_path, onNewEpoch="reread")
-    start = reader.initialOffset()
-    at = reader.latestOffset(start, ReadMaxRows(6))
+    image = path.read_bytes()
     with FactStore.open(path, "enterprise") as store:
-        store.begin_epoch("restored").result()
+        append(store, 10)
+    reader = stream(tmp_path, onRestored="reread")
+    start = reader.initialOffset()
+    at = reader.latestOffset(start, ReadMaxRows(16))
+    path.write_bytes(image)
+    with FactStore.open(path, "enterprise") as store:
         append(store, 3)
-    with pytest.raises(FactsGone, match="onNewEpoch=reread"):
+    with pytest.raises(FactsGone, match="onRestored=reread"):
         stream(tmp_path).latestOffset(at, ReadMaxRows(6))
     assert values(reader, start, at) == []
     turned = reader.latestOffset(at, ReadMaxRows(6))
-    assert turned["epoch"] != at["epoch"]
+    assert (at["offset"], turned["offset"]) == (16, 0)
     assert values(reader, at, turned) == []
     end = reader.latestOffset(turned, ReadMaxRows(100))
     assert values(reader, turned, end) == [float(n) for n in range(10)] + [11.0, 12.0, 13.0]
-
-
-def test_a_run_that_reads_what_is_available_ends_also_in_a_new_epoch(tmp_path: Path) -> None:
-    """The store begins a new epoch during such a run: it ends where the log ended when the run noticed that. Without an
-    end it would follow a node that records faster than Spark lands."""
-    path = tmp_path / "facts.db"
-    making.store(path, [[Sample(1, NOON_NS, float(n)) for n in range(10)]])
-    reader = stream(tmp_path, onNewEpoch="reread")
-    at = reader.initialOffset()
-    reader.prepareForTriggerAvailableNow()
-    with FactStore.open(path, "enterprise") as store:
-        store.begin_epoch("restored").result()
-        at = reader.latestOffset(at, ReadMaxRows(6))
-        noticed = store.end_offset(TELEMETRY)
-        append(store, 5)
-        for expected in (6, noticed, noticed):
-            at = reader.latestOffset(at, ReadMaxRows(6))
-            assert at["offset"] == expected
 
 
 def test_columns_are_checked_when_planning(tmp_path: Path) -> None:

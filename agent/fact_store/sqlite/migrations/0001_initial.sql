@@ -302,15 +302,25 @@ CREATE TABLE confirmed (
     PRIMARY KEY (consumer, first_offset)
 ) STRICT, WITHOUT ROWID;
 
--- How far a peer's stream has been stored here: the peer's epoch and offset, moved in the transaction that stores the
--- facts; and the timeline on which the peer served that position (empty where it named none). is_read_again: the peer
--- has begun another epoch, or its log was read again from its beginning, since it was first read.
-CREATE TABLE peer_position (
+-- How far a peer's stream has been stored here: for each of the newest lives of the peer's log, the last offset read and
+-- the digest of its batch (empty where it is not known), written in the transaction that stores the facts. The last row
+-- is the position.
+CREATE TABLE trail (
+    id INTEGER PRIMARY KEY,
+    peer TEXT NOT NULL,
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    life BLOB NOT NULL CHECK (length(life) IN (0, 16)),
+    peer_offset INTEGER NOT NULL CHECK (peer_offset >= 0),
+    digest BLOB NOT NULL CHECK (length(digest) IN (0, 16)),
+    UNIQUE (peer, stream, life)
+) STRICT;
+
+-- The epoch of each peer whose stream is stored here. is_read_again: the peer has begun another epoch, or its log was
+-- read again from before, since it was first read.
+CREATE TABLE peer_epoch (
     peer TEXT NOT NULL,
     stream INTEGER NOT NULL REFERENCES stream (id),
     epoch BLOB NOT NULL CHECK (length(epoch) = 16),
-    peer_offset INTEGER NOT NULL CHECK (peer_offset >= 0),
-    timeline BLOB NOT NULL DEFAULT x'' CHECK (length(timeline) IN (0, 16)),
     is_read_again INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (peer, stream)
 ) STRICT, WITHOUT ROWID;
@@ -324,14 +334,13 @@ CREATE TABLE renamed (
     PRIMARY KEY (stream, origin, new_origin)
 ) STRICT, WITHOUT ROWID;
 
--- The timelines of a stream: each life of the store in which it was served, and up to where the stream of today is the
--- one that was served then. NULL in this life; the next opening replaces it with the end of the stream. A peer that has
--- read a timeline which is not here, or further, has read another copy of this store.
-CREATE TABLE timeline (
+-- The lives of a stream's log: each process that stored facts in it, and the first offset that it stored, written in
+-- the transaction that stores that fact and never released. A life ends where the next one begins, or at the end.
+CREATE TABLE life (
     stream INTEGER NOT NULL REFERENCES stream (id),
-    id BLOB NOT NULL CHECK (length(id) = 16),
-    until_offset INTEGER CHECK (until_offset >= 0),
-    PRIMARY KEY (stream, id)
+    first_offset INTEGER NOT NULL CHECK (first_offset > 0),
+    life BLOB NOT NULL CHECK (length(life) = 16),
+    PRIMARY KEY (stream, first_offset)
 ) STRICT, WITHOUT ROWID;
 
 -- What was lost, refused or damaged. A repeat of the same kind and subject increments count.

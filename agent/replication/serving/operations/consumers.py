@@ -27,9 +27,9 @@ from agent.telemetry import Side, Span, Started, Telemetry
 
 _log = logging.getLogger(__name__)
 
-CLAIM_REPORTED_MS = 600_000
-"""Between two reports that a zone claims facts which this store lacks. Each report is a commit, and a peer repeats its
-claim with each request."""
+REPORTED_MS = 600_000
+"""Between two reports that a zone claims facts which this store lacks, or has read another log. Each is a commit, and a
+peer repeats its claim with each request."""
 
 Key = tuple[str, str]
 """Zone and consumer."""
@@ -42,7 +42,7 @@ class Consumers:
         self._context = context
         self._waiters = Waiters()
         self._bootstraps = BootstrapSpans(context.telemetry)
-        self._claims_reported_ms: dict[str, int] = {}
+        self._reported_ms: dict[tuple[str, str], int] = {}
         self._hastening = set[str]()  # zones that wait for their next commit
 
     def parked(self) -> int:
@@ -78,7 +78,9 @@ class Consumers:
     # --------------------------------------------------------------------------------------------------------- internal
 
     def _core(self, caller: Caller) -> ConsumerCore:
-        return ConsumerCore(caller, self._context.exports[caller.zone], **self._context.store_name)
+        return ConsumerCore(
+            caller, self._context.exports[caller.zone], **self._context.store_name, life=self._context.store.life.hex()
+        )
 
     async def _run(self, steps: Steps) -> Outcome:
         """Carry out one effect after another until the core says how the request ends."""
@@ -98,14 +100,12 @@ class Consumers:
             case effects.FindConsumer(name):
                 return store.consumers.get(name)
             case effects.GetStreamState(stream, zone):
-                return StreamState(context.epoch, store.end_offset(stream), self._waiters.count(zone), context.now_ms())
+                return StreamState(context.epoch, store.log(stream), self._waiters.count(zone), context.now_ms())
             case effects.ReadPage(plan, zone, signers, former):
                 return await context.page(zone, PageQuery(plan, zone, context.packet_bytes_max, signers, former))
             case effects.NoteServed(name, is_at_end):
                 store.consumers.seen(name, is_at_end=is_at_end)
                 return self._bootstraps.reached_end(name) if is_at_end else None
-            case effects.BeginTimeline(stream):
-                return await context.timeline(stream)
             case effects.Park():
                 return await self._park(effect)
             case effects.StartConfirm():
@@ -116,10 +116,18 @@ class Consumers:
                 return await confirming
             case effects.CheckConfirm(confirming):
                 return confirming.result() if confirming.done() else None
-            case effects.CompareTimeline(stream, timeline, offset):
-                return context.refuse_position(stream, timeline, offset)
+            case effects.Resolve(stream, zone, positions):
+                return await context.resolve(zone, stream, positions)
             case effects.ReportPeerAhead(zone, why):
-                return self._report_ahead(zone, why)
+                if self._is_due(zone, "ahead"):
+                    _log.warning("peer_claims_more", extra={"peer": zone, "reason": why})
+                    store.peer_is_ahead(zone, why)
+                return None
+            case effects.ReportRestored(zone, why):
+                if self._is_due(zone, "restored"):
+                    _log.warning("peer_read_more", extra={"peer": zone, "reason": why})
+                    store.peer_reads_more(zone, why)
+                return None
             case effects.IsProven(zone, request):
                 # In the zone's turn: checking a false claim costs as much, and a zone may make a thousand a second.
                 return await context.in_thread(zone, context.is_proven, zone, request)
@@ -144,12 +152,13 @@ class Consumers:
                 return self._waiters.supersede((zone, name))  # the parked instance asks again and is fenced
         raise AssertionError(effect)
 
-    def _report_ahead(self, zone: str, why: str) -> None:
+    def _is_due(self, zone: str, kind: str) -> bool:
+        """Whether a report about a zone is due: the last one was made long enough ago."""
         now_ms = self._context.now_ms()
-        if now_ms - self._claims_reported_ms.get(zone, -CLAIM_REPORTED_MS) >= CLAIM_REPORTED_MS:
-            self._claims_reported_ms[zone] = now_ms
-            _log.warning("peer_claims_more", extra={"peer": zone, "reason": why})
-            self._context.store.peer_is_ahead(zone, why)
+        is_due = now_ms - self._reported_ms.get((zone, kind), -REPORTED_MS) >= REPORTED_MS
+        if is_due:
+            self._reported_ms[zone, kind] = now_ms
+        return is_due
 
     async def _register(self, effect: effects.RegisterConsumer) -> Consumer:
         self._context.changed(effect.zone)
@@ -171,7 +180,8 @@ class Consumers:
                 confirm.last_offset,
                 confirm.first_offset,
                 claim=effect.claim,
-                epoch=None if effect.epoch is None else bytes.fromhex(effect.epoch),
+                life=bytes.fromhex(confirm.life),
+                digest=bytes.fromhex(confirm.digest),
                 is_awaited=False,
             )
         )

@@ -11,15 +11,16 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from agent.positions import Position, Resolved
 from agent.replication.mqtt import Link
 from agent.replication.protocol.errors import TransportError
-from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, FetchSequences, GetDigests
+from agent.replication.protocol.messages import FetchFacts, LogPosition
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.limits import (
@@ -47,12 +48,12 @@ SEND_AGAIN_S = 0.002
 
 Turns = ReadTurns[asyncio.Future[bool]]
 
-IsProven = Callable[[str, FetchFacts | ConfirmReceipt], bool]
+IsProven = Callable[[str, FetchFacts], bool]
 """Whether a zone's request proves, by a signature of this store's own key, that this store has written facts of its
 present epoch that it does not hold. Must not wait."""
 
 
-def never_proven(_zone: str, _request: FetchFacts | ConfirmReceipt) -> bool:
+def never_proven(_zone: str, _request: FetchFacts) -> bool:
     """Without signatures nothing is proven: an operator begins the new epoch of a restored store."""
     return False
 
@@ -139,24 +140,27 @@ class Context:
         """The first fields of every answer."""
         return {"store_zone": self.store.zone, "epoch": self.epoch}
 
-    async def timeline(self, stream: str) -> str:
-        """The timeline of this life of the store. Await it before reading a stream: any image of the store that is made
-        afterwards contains it (decision 0054)."""
-        if (beginning := self.store.consumers.begin_timeline(stream)) is not None:
-            await self.wrap(beginning)
-        return self.store.consumers.timeline.hex()
+    async def resolve(
+        self, zone: str, stream: str, positions: Sequence[Position]
+    ) -> tuple[tuple[Position, Resolved], ...]:
+        """What positions mean in the log of a stream. At its end from memory, else in a reader thread."""
 
-    def refuse_position(self, stream: str, timeline: str, offset: int) -> Refuse | None:
-        """The refusal of an offset that was read on another timeline than this store's; None if it is valid here. From
-        memory."""
-        why = self.store.consumers.why_other_timeline(stream, bytes.fromhex(timeline), offset)
-        return None if why is None else Refuse("timeline_differs", why, self.store.consumers.timeline.hex())
+        def resolved() -> tuple[tuple[Position, Resolved], ...]:
+            return tuple((one, self.store.resolve(stream, one)) for one in positions)
 
-    def refuse_other_copy(self, request: GetDigests | FetchSequences) -> Refuse | None:
-        """Refuse to continue a comparison that has read another copy of this log."""
-        if request.timeline is None or request.end_offset is None:
+        end_offset = self.store.end_offset(stream)
+        if all(one.offset >= end_offset or not one.digest for one in positions):
+            return resolved()
+        return await self.in_thread(zone, resolved)
+
+    async def refuse_position(self, zone: str, stream: str, position: LogPosition | None) -> Refuse | None:
+        """The refusal of a position that is not in this log as it is; None if it is."""
+        if position is None:
             return None
-        return self.refuse_position(request.stream, request.timeline, request.end_offset)
+        ((named, here),) = await self.resolve(zone, stream, [position.position])
+        if here.how == "exact":
+            return None
+        return Refuse("life_unknown", f"{stream} up to {named.offset} of life {named.life.hex()} is not in this log")
 
     def changed(self, zone: str) -> None:
         """Count a commit without a fact against the request rate of a zone."""

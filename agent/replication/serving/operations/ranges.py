@@ -12,11 +12,12 @@ from agent.replication.protocol.messages import (
     FetchRange,
     FetchSequences,
     GetDefinitions,
+    LogPosition,
     RangeAnswer,
     SequencesAnswer,
     origin_named,
 )
-from agent.replication.serving.admission import Caller, LogView, admit_range, admit_sequences
+from agent.replication.serving.admission import Caller, admit_range, admit_sequences
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
 from agent.replication.serving.page import ANSWER_OVERHEAD_BYTES
@@ -29,9 +30,8 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
     plan = admit_sequences(request, caller.zone, context.exports[caller.zone])
     if isinstance(plan, Refuse):
         return plan
-    if refusal := context.refuse_other_copy(request):
+    if refusal := await context.refuse_position(caller.zone, request.stream, request.position):
         return refusal
-    timeline = await context.timeline(request.stream)
     asked = PageQuery(plan, "", context.packet_bytes_max, request.signers_known)
     origin = origin_named(request.origin)
     read = await context.in_thread(caller.zone, read_sequences, context.store, origin, asked)
@@ -45,17 +45,18 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
         holes=read.holes,
         more=read.last_offset < request.last_sequence,
         signers=read.signers,
-        timeline=timeline,
     )
     return Reply(answer, read.batches, read.facts)
 
 
 async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> Outcome:
     """The page from `first_offset` on."""
-    log = LogView(context.epoch, context.store.end_offset(request.stream))
-    plan = admit_range(request, caller.zone, context.exports[caller.zone], log)
+    plan = admit_range(request, caller.zone, context.exports[caller.zone])
     if isinstance(plan, Refuse):
         return plan
+    last = LogPosition(offset=request.last_offset, life=request.life, digest=request.digest)
+    if refusal := await context.refuse_position(caller.zone, request.stream, last):
+        return refusal
     asked = PageQuery(plan, caller.zone, context.packet_bytes_max, request.signers_known)
     if request.whole_batches:
         read = await context.in_thread(caller.zone, read_whole, context.store, asked)

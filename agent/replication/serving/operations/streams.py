@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 
+from agent.positions import Position
 from agent.replication.protocol.digest_diff import spread
 from agent.replication.protocol.messages import (
     BoundsAnswer,
@@ -16,6 +17,7 @@ from agent.replication.protocol.messages import (
     GetBounds,
     GetDigests,
     ListStreams,
+    LogPosition,
     StreamEntry,
     StreamsAnswer,
     origin_named,
@@ -39,7 +41,18 @@ async def get_bounds(context: Context, caller: Caller, request: GetBounds) -> Ou
     for entry in _exported(context, caller):
         if entry.name == request.stream:
             first, end = entry.first_offset, entry.end_offset
-            answer = BoundsAnswer(**context.store_name, stream=entry.name, first_offset=first, end_offset=end)
+            resolved = None
+            if request.position is not None:
+                ((named, here),) = await context.resolve(caller.zone, entry.name, [request.position.position])
+                resolved = None if here.how == "unknown" else LogPosition.of(Position(named.life, here.offset))
+            answer = BoundsAnswer(
+                **context.store_name,
+                stream=entry.name,
+                first_offset=first,
+                end_offset=end,
+                life=context.store.log(entry.name).at(end).hex(),
+                resolved=resolved,
+            )
             return Reply(answer, [])
     return not_exported(request.stream, caller.zone)
 
@@ -60,23 +73,21 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
     stream = request.stream
     if stream not in context.exports[caller.zone]:
         return not_exported(stream, caller.zone)
-    if refusal := context.refuse_other_copy(request):
+    if refusal := await context.refuse_position(caller.zone, stream, request.position):
         return refusal
-    timeline = await context.timeline(stream)
     if request.origin is None or request.first_sequence is None or request.last_sequence is None:
-        ranges = await context.in_turn(caller.zone, _ranges, context, stream, timeline, request.after_origin or "")
+        ranges = await context.in_turn(caller.zone, _ranges, context, stream, request.after_origin or "")
         return Reply(ranges, [])
     targets = spread(request.first_sequence, request.last_sequence, request.ends_max)
     origin = origin_named(request.origin)
     found = await context.in_thread(caller.zone, context.store.batch_ends, stream, origin, targets)
     ends = [(one.last_sequence, one.digest.hex()) for one in found if one.last_sequence <= request.last_sequence]
-    end_offset = context.store.end_offset(stream)
-    return Reply(
-        DigestsAnswer(**context.store_name, stream=stream, end_offset=end_offset, ends=ends, timeline=timeline), []
-    )
+    end = context.store.log(stream).end
+    named = DigestsAnswer(**context.store_name, stream=stream, end_offset=end.offset, life=end.life.hex(), ends=ends)
+    return Reply(named, [])
 
 
-def _ranges(context: Context, stream: str, timeline: str, after_origin: str) -> DigestsAnswer:
+def _ranges(context: Context, stream: str, after_origin: str) -> DigestsAnswer:
     """Whole origins, in the order of their names. The end is read last, so every range is before it."""
     held = {str(origin): ranges for origin, ranges in context.store.held(stream).items()}
     ranges, more = list[tuple[str, int, int, str, str]](), False
@@ -87,7 +98,8 @@ def _ranges(context: Context, stream: str, timeline: str, after_origin: str) -> 
         for one in held[name]:
             digests = one.first_previous_digest.hex(), one.last_digest.hex()
             ranges.append((name, one.first_sequence, one.last_sequence, *digests))
-    end_offset = context.store.end_offset(stream)
+    end = context.store.log(stream).end
+    life, end_offset = end.life.hex(), end.offset
     return DigestsAnswer(
-        **context.store_name, stream=stream, timeline=timeline, end_offset=end_offset, ranges=ranges, more=more
+        **context.store_name, stream=stream, end_offset=end_offset, life=life, ranges=ranges, more=more
     )

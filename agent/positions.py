@@ -1,0 +1,135 @@
+"""Positions in a log, and what each means in a store: the resolution, and the trail of a reader. Core: no IO.
+
+A process that opens a store draws a life. A stream's log is divided into lives: a life begins with the first fact that
+its process stored there and ends where the next one begins. A copy of a store has the lives of the original up to the
+moment of the copy, and none of the later ones. So (life, offset) says which log was read, and how far:
+
+    the life is not in this log                                 unknown
+    the offset is within the life, or in a life before it       exact
+        but an intact batch here has another digest             unknown: the life ran twice
+    the offset is beyond the end of the life                    cut to that end: the log of this store was put back
+        but this process still writes the life, or it is forked unknown: what was read is in no log that is here
+
+A reader keeps, for each peer and stream, how far it has read each of the newest lives: its trail.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal, NamedTuple
+
+LIFE_BYTES, NUMBER_BYTES = 16, 8
+TRAIL_MAX = 64
+"""Lives of a trail, and of one page."""
+
+
+class Position(NamedTuple):
+    """A log was read up to `offset`, whose fact `life` has stored. `digest`: of the batch that holds it; empty where it
+    is not known."""
+
+    life: bytes
+    offset: int
+    digest: bytes = b""
+
+
+NOTHING_READ = Position(b"", 0)
+
+Trail = tuple[Position, ...]
+"""Oldest first; the last is the reader's position. One for each life."""
+
+IsOther = Callable[[int, bytes], bool]
+"""Whether the batch that holds an offset is here, intact, and has another digest than this one."""
+
+
+class Resolved(NamedTuple):
+    """What a position means in a log: it is valid here up to `offset`."""
+
+    how: Literal["exact", "cut", "unknown"]
+    offset: int = 0
+
+
+UNKNOWN = Resolved("unknown")
+
+
+def drawn_life(before: Iterable[bytes], unix_ms: int, chance: bytes) -> bytes:
+    """The life of a process: its number is later than those of the store's own table, `before`; `chance` makes it one
+    that no other process has."""
+    number = max(unix_ms, 1 + max((int.from_bytes(one[:NUMBER_BYTES]) for one in before), default=0))
+    return number.to_bytes(NUMBER_BYTES) + blake2b(chance, digest_size=LIFE_BYTES - NUMBER_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class LogLives:
+    """The lives of one log: each with the first offset that it stored, in order; and where the log ends. `present` is
+    the life of this process."""
+
+    lives: tuple[tuple[bytes, int], ...] = ()
+    end_offset: int = 0
+    present: bytes = b""
+    forked: frozenset[bytes] = frozenset()
+
+    def at(self, offset: int) -> bytes:
+        """The life that stored the fact at an offset; empty for offset 0."""
+        index = bisect_right(self.lives, offset, key=lambda one: one[1])
+        return self.lives[index - 1][0] if index else b""
+
+    @property
+    def end(self) -> Position:
+        """The position of a reader that has read all."""
+        return Position(self.at(self.end_offset), self.end_offset)
+
+    def between(self, after_offset: int, until_offset: int) -> list[Position]:
+        """The lives with facts after one offset up to another, each with its last offset there; at most TRAIL_MAX."""
+        found = list[Position]()
+        for index, (life, first) in enumerate(self.lives):
+            last = self.lives[index + 1][1] - 1 if index + 1 < len(self.lives) else self.end_offset
+            if last > after_offset and first <= until_offset and len(found) < TRAIL_MAX:
+                found.append(Position(life, min(last, until_offset)))
+        return found
+
+    def resolve(self, position: Position, is_other: IsOther) -> Resolved:
+        """What a position means here; see the table above."""
+        if position == NOTHING_READ:
+            return Resolved("exact")
+        places = [index for index, (life, _) in enumerate(self.lives) if life == position.life]
+        if not places:
+            return UNKNOWN
+        after = places[-1] + 1
+        end = self.lives[after][1] - 1 if after < len(self.lives) else self.end_offset
+        if position.offset > end:
+            is_lost = position.life == self.present or position.life in self.forked
+            return UNKNOWN if is_lost else Resolved("cut", end)
+        is_stored_by_it = position.digest and self.at(position.offset) == position.life
+        if is_stored_by_it and is_other(position.offset, position.digest):
+            return UNKNOWN
+        return Resolved("exact", position.offset)
+
+
+def furthest(resolved: Sequence[tuple[Position, Resolved]]) -> Position:
+    """Where a page begins for a reader that named its whole trail: the position that is valid furthest here, as far as
+    it is; from the beginning if none is."""
+    known = [Position(named.life, here.offset) for named, here in resolved if here.how != "unknown"]
+    return max(known, key=lambda one: one.offset, default=NOTHING_READ)
+
+
+def extended(trail: Trail, read: Iterable[Position]) -> Trail:
+    """The trail after a page with facts of these lives: each has its new entry, also with a lower offset."""
+    new = {one.life: one for one in read}
+    return (*(one for one in trail if one.life not in new), *new.values())[-TRAIL_MAX:]
+
+
+def last_of(trail: Trail) -> Position:
+    """The position of the reader."""
+    return trail[-1] if trail else NOTHING_READ
+
+
+def continues(trail: Trail, after: Position, *, is_answer_to_trail: bool) -> bool:
+    """Whether a page that begins after this position may be stored: it begins at the reader's position; or it answers
+    the newest request, which named the trail, and begins where the trail knows the peer's log."""
+    if after[:2] == last_of(trail)[:2]:
+        return True
+    is_known = not after.offset or any(one.life == after.life and after.offset <= one.offset for one in trail)
+    return is_answer_to_trail and is_known
