@@ -19,7 +19,8 @@ from agent.batch import Definitions, Origin, seal_samples
 from agent.batch import Link as Chain
 from agent.fact_store import FactStore
 from agent.message import TagDefinition
-from agent.pages import DefinitionChain, PeerPosition
+from agent.pages import DefinitionChain
+from agent.positions import Position
 from bench.common.measuring import rounded
 from bench.common.testbed import ASKING, SERVING, Testbed, open_testbed
 from bench.replication.endpoints import STREAM
@@ -46,7 +47,7 @@ def fill(file: Path, zones: int, tags: int, batches: int) -> int:
                 rows = [(tag, time_ns + tag, float(tag), 0) for tag in range(1, tags + 1)]
                 page.append(seal_samples(links[zone], rows, chains[zone].wanted))
                 links[zone] = page[-1].link
-            position = PeerPosition(bytes(16), (at + len(page)) * tags)
+            position = Position(bytes(16), (at + len(page)) * tags)
             store.inbound.put_batches("above", STREAM, page, position).result()
         return store.end_offset(STREAM)
 
