@@ -211,7 +211,7 @@ def test_a_lost_row_is_reported_by_a_filtered_read_too(tmp_path: Path, caplog: p
     making.damage(copy, 1)
     making.lose(copy, 3)
     assert [row["offset"] for row in read(copy, GreaterThan(("ts",), moment(NOON_NS)))] == [2, 4]
-    assert ["facts 3 to 3" in record.getMessage() for record in caplog.records] == [True]
+    assert ["(3 to 3 damaged)" in record.getMessage() for record in caplog.records] == [True]
     with StoreFile(str(copy)).opened() as source:
         pruning = Pruning.of([GreaterThan(("ts",), moment(NOON_NS + 2 * HOUR_NS))])
         asked = Asked(TELEMETRY, OffsetRange(1, 4), source.bounds(TELEMETRY).life)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.cli import status as status_command
+from agent.cli.health import status as status_command
 from agent.health.brief import encode_health
 from agent.health.snapshot import NodeSnapshot, PeerStatus
 from agent.health.verdict import assess
