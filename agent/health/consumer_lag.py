@@ -35,7 +35,7 @@ class ReadRate:
 
 class PullLag:
     """How long facts have been known to be at a peer and not here; while the peer does not answer, also since it last
-    did. Sampled about once a second, so a lag that comes and goes within a second may be missed, and a pull that is
+    did. Sampled every second or two, so a lag that comes and goes in between may be missed, and a pull that is
     never level, because more facts always are on their way, is not late for that."""
 
     def __init__(self, now_s: float) -> None:

@@ -112,8 +112,6 @@ class StatusCollector:
             await self._reloader.check_file()
             self._from_disk.space = await asyncio.to_thread(self._read_from_disk)
             self._sample_consumers()
-            for puller in [one for each in self._runtimes.values() for one in each.pullers]:
-                self._sample_pull(puller.statistics())
             self._turns += 1
             await asyncio.sleep(REFRESH_S)
 
@@ -202,7 +200,7 @@ class StatusCollector:
         self._lag_samples.sample(self._clock_s(), ends, frontiers)
 
     def _sample_pull(self, pull: PullStatistics) -> tuple[PullLag, float]:
-        """The lag of a pull: sampled at each refresh, and when it is shown."""
+        """The lag of a pull: sampled with each snapshot, which the recorder of health takes once a second."""
         now_s = self._clock_s()
         lag = self._lags.setdefault((pull.peer_zone, pull.stream), PullLag(now_s))
         return lag, lag.sample(now_s, pull.offset, pull.peer_end_offset, is_connected=_is_connected(pull))
