@@ -66,14 +66,16 @@ class Site:
         for machine, unit in (("idmz", "bsfg-broker@idmz"), ("idmz", "bsfg@idmz"), ("plant-a", "bsfg@plant-a")):
             self.type(machine, f"systemctl enable --now {unit}")
 
-    def page(self, name: str, outage: Callable[[str], None] | None = None, section: str = "") -> dict[str, str]:
+    def page(
+        self, name: str, outage: Callable[[str], None] | None = None, section: str = "", zone: str = "plant-b"
+    ) -> dict[str, str]:
         """Type the commands of a page or of one of its sections, once; what each printed. `outage` runs those of a
-        block marked so."""
-        if name + section in self._done:
+        block marked so; `zone` is the plant that the page calls plant-b."""
+        if name + section + zone in self._done:
             return self.said
-        self._done.add(name + section)
+        self._done.add(name + section + zone)
         self.said = {}
-        page = (PAGES / f"{name}.md").read_text("utf-8")
+        page = (PAGES / f"{name}.md").read_text("utf-8").replace("plant-b", zone)
         if section:
             (page,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
         for kind, machine, mark, text in BLOCK.findall(page):

@@ -100,13 +100,16 @@ def test_move_the_store(site: Site) -> None:
 
 
 def test_add_a_plant(site: Site) -> None:
-    """The new plant's facts arrive in the IDMZ, which was not restarted."""
+    """The facts of a second plant, and of a third one after it, arrive in the IDMZ over its one broker; its node was
+    not restarted, and the first plant goes on."""
     pid = site.running["idmz bsfg@idmz"].pid
-    said = site.page("add-a-plant")
-    assert "ok      streams" in said_by(said, "peer test")
-    site.type("plant-b", "bsfg append --config /etc/bsfg/plant-b.toml batch:B-2 step_completed {}")
-    wait_until(lambda: arrived(site, "plant-b") >= 1, "facts of plant-b", 60)
+    for zone in ("plant-d", "plant-b"):
+        said = site.page("add-a-plant", zone=zone)
+        assert "ok      streams" in said_by(said, "peer test")
+        site.type(zone, f"bsfg append --config /etc/bsfg/{zone}.toml batch:B-2 step_completed {{}}")
+        wait_until(lambda zone=zone: arrived(site, zone) >= 1, f"facts of {zone}", 60)  # type: ignore[misc]
     assert site.running["idmz bsfg@idmz"].pid == pid
+    arrive(site, "plant-a")
 
 
 def test_upgrade_a_fleet(site: Site) -> None:
