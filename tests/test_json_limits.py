@@ -114,7 +114,7 @@ def test_no_module_parses_json_past_the_limit() -> None:
         "query/sql/plan.py",  # what the planner wrote
         "node/clock.py",  # four numbers that this node wrote, and objects of stored facts
         "replication/broker/config.py",  # a file of ours, or damaged
-        "ingest/opcua/audit.py",  # what our decoder wrote
+        "ingest/opcua/subscriptions/audit.py",  # what our decoder wrote
         "replication/broker/diagnosis.py",  # an answer that was decoded
         "signing/messages.py",  # lengths in an answer, for its proof; what is too deep is hashed as it is, then checked
         "config/in_force.py",  # what this node wrote; damage that nests it too deeply is caught like any other

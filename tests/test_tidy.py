@@ -81,19 +81,19 @@ CORES = tuple(
         "agent/fact_store/sqlite": "message_filter",
         "agent/hardware": "conduits fit nftables profile udev",
         "agent/health": "brief consumer_lag flash metrics problems samples verdict watchdog",
-        "agent/ingest": "clock gap lifecycle probe_result sampling",
+        "agent/ingest": "clock completeness gap lifecycle probe_result sampling",
         "agent/ingest/modbus": (
             "address block columns counters decode no_value plan poll_grid refusal refusal_search refused_spans "
             "sweep units"
         ),
         "agent/ingest/modbus/explore": "interpretation register_scan register_text request_plan",
         "agent/ingest/modbus/line": "answers frames",
-        "agent/ingest/opcua": "address columns decode groups liveness monitoring plan publishing",
+        "agent/ingest/opcua": "address columns decode publishing reconnect",
         "agent/ingest/opcua/events": "conditions event_fields event_loss event_message",
         "agent/ingest/opcua/explore": "tag_rows walk",
         "agent/ingest/opcua/history": "gap_fill",
-        "agent/ingest/opcua/rescue": "deduplicator",
         "agent/ingest/opcua/security": "certificate_facts refusal trust_list",
+        "agent/ingest/opcua/subscriptions": "liveness losses monitoring plan",
         "agent/ingest/opcua/values": "structures variant",
         "agent/ingest/tags": "change columns csv_rows example sheet tag_map templates toml_rows",
         "agent/ingest/tags/foreign": "ignition kepware neuron translation",

@@ -7,7 +7,7 @@ finds later come through the future, as does the result, once the facts are dura
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -169,6 +169,17 @@ class Appends:
         answered: Future[list[AppendOutcome]] = Future()
         answered.set_result([AppendOutcome(0, "queued")] * len(messages))
         return answered
+
+    def set_completeness(self, source: str, parts: Mapping[str, tuple[int, int | None] | None]) -> Future[None]:
+        """Record up to when parts of a source are complete on its clock, and by how much that was ahead of this node's
+        (None: not known). A part without a value is as complete as its source. Everything up to then must be stored
+        already: this joins a later commit.
+
+        Raises StoreBusy at once.
+        """
+        return self._writer.submit(
+            "completeness", lambda transaction: transaction.set_completeness(source, parts), is_deferred=True
+        )
 
     def acquire_lease(self, stream: str, producer: str) -> Future[int]:
         """Grant a producer a new lease epoch, higher than any before. Appends with a lower epoch are fenced from now

@@ -23,9 +23,10 @@ from agent.ingest.clock import (
     Span,
     clock_message,
 )
+from agent.ingest.completeness import Stored
 from agent.ingest.errors import Problem, SourceError, StoredUnreadable, TagMapError
 from agent.ingest.gap import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS
-from agent.ingest.lifecycle import DeclaredGap, Newest, State
+from agent.ingest.lifecycle import Newest, State
 from agent.ingest.ports import RemovedTag
 from agent.ingest.probe_result import WITHOUT_VALUE, ProbeStep, TagReading, accept_part
 from agent.ingest.quality import TAG_REMOVED

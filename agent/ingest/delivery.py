@@ -18,6 +18,7 @@ from typing import Any
 from agent.columns import SampleColumns
 from agent.ingest import quality as status
 from agent.ingest.clock import mark_doubted
+from agent.ingest.completeness import Stored
 from agent.ingest.gap import TAGS_NAMED_MAX, Gap, TagGap
 from agent.ingest.lifecycle import Newest
 from agent.ingest.recorder import Recorder
@@ -38,7 +39,7 @@ class Delivery:
         self._one_stream: str | None = None
         self._wanted: dict[int, Tag] | None = None
         self._on_value: Callable[[int], None] | None = None
-        self._on_fact: Callable[[], None] | None = None
+        self.has_outage = False  # the source is away, or has not been read since the last process
         self.renumbered: Mapping[int, int] = {}  # from earlier to present numbers of tags
         self._gap_listeners: list[Callable[[TagGap], None]] = []
         self.turns_total = 0
@@ -53,7 +54,7 @@ class Delivery:
 
     def seed(self, newest: Mapping[int, Newest]) -> None:
         """Continue from the newest samples that an earlier process recorded."""
-        for number, (sample, good_ns, _) in newest.items():
+        for number, (sample, good_ns) in newest.items():
             self.sampler.seed(number, sample, good_ns)
 
     @property
@@ -85,15 +86,6 @@ class Delivery:
         """Call `on_value` once, with the time, when the next good value is delivered."""
         self._on_value = on_value
 
-    def expect_fact(self, on_fact: Callable[[], None]) -> None:
-        """Call `on_fact` once, before the next samples are handed in: a gap that it notes is stored ahead of them."""
-        self._on_fact = on_fact
-
-    @property
-    def is_fact_expected(self) -> bool:
-        """Whether no sample was handed in since `expect_fact`."""
-        return self._on_fact is not None
-
     @property
     def is_value_expected(self) -> bool:
         """Whether no good value has come since `expect_value`."""
@@ -106,17 +98,22 @@ class Delivery:
         columns = self.sampler.select_columns(mark_doubted(samples, spans), now_ns, returned_ns)
         columns = mark_doubted(columns, spans)  # and those that have got the time of their return
         if self._on_value is not None and not all(map(status.is_bad, columns.qualities)):
-            on_value, self._on_value = self._on_value, None
-            on_value(now_ns)
+            self._note_value(now_ns)
         if columns.tags:
             self._hand_in(columns)
             await self.recorder.settle()
 
-    def hand_in_late(self, samples: SampleColumns) -> None:
-        """Record samples that are older than the last sample of their tags, regardless of the rules. They do not change
-        the state with which later samples are compared. The caller then awaits `recorder.settle`."""
-        if samples.tags:
-            self._hand_in(samples)
+    async def regain(self, tags: Iterable[int], now_ns: int) -> None:
+        """Record the last values of these tags again (see `Sampler.regain`)."""
+        found = self.sampler.regain(tags, now_ns)
+        if any(not status.is_bad(one.quality) for one in found):
+            self._note_value(now_ns)
+        await self._record(found)
+
+    async def note_complete(self, parts: Mapping[str, Stored]) -> None:
+        """Store up to when parts of the source are complete, unless it is away."""
+        if not self.has_outage:
+            await self.recorder.note_complete(parts)
 
     async def deliver_due(self, now_ns: int) -> None:
         """Record the samples and gaps that are due because time has passed."""
@@ -137,7 +134,7 @@ class Delivery:
         await self._record(self.sampler.lose(quality, now_ns, tags, corrects=corrects, since_ns=since_ns))
 
     def on_gap(self, listener: Callable[[TagGap], None]) -> None:
-        """Call `listener` for each gap whose end is known."""
+        """Call `listener` for each gap."""
         self._gap_listeners.append(listener)
 
     def add_gap(
@@ -149,14 +146,13 @@ class Delivery:
         tags: Iterable[int],
         *,
         exact: bool,
-        is_over: bool = True,
     ) -> None:
-        """Note lost values, which become a gap fact. Times in ns since 1970. `is_over`: the end of the gap is known."""
+        """Note lost values, which become a gap fact. Times in ns since 1970."""
         hit = tuple(dict.fromkeys(map(self.number, tags)))
         last_ns = max(first_ns, last_ns)
         named = tuple(self.subjects(hit[:TAGS_NAMED_MAX]))
         self.recorder.add_gap(Gap(self.source, reason, first_ns, last_ns, count, exact, named))
-        for listener in self._gap_listeners if is_over else ():
+        for listener in self._gap_listeners:
             listener(TagGap(reason, first_ns, last_ns, hit))
 
     def number(self, tag: int) -> int:
@@ -175,15 +171,17 @@ class Delivery:
         more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
         return {"count": len(tags), "tags": ", ".join(names) + more}
 
+    def _note_value(self, now_ns: int) -> None:
+        if self._on_value is not None:
+            on_value, self._on_value = self._on_value, None
+            on_value(now_ns)
+
     async def _record(self, rows: list[Sample]) -> None:
         if rows:
             self._hand_in(mark_doubted(SampleColumns.of(rows), self.recorder.doubted()))
             await self.recorder.settle()
 
     def _hand_in(self, columns: SampleColumns) -> None:
-        if self._on_fact is not None and columns.tags:
-            on_fact, self._on_fact = self._on_fact, None
-            on_fact()
         self.recorder.hand_in_gaps()
         if self._one_stream is not None:
             self.recorder.hand_in(self._one_stream, columns)

@@ -1,14 +1,8 @@
 """Gaps: values that could not be sampled, recorded as a fact. Core: no IO.
 
-Values are lost when the store or the line is too slow for a source that cannot wait: a poll is missed, or the queue of
-a server overflows. Losses of the same source and reason are merged into one message, so that many losses make few
-facts. The caller decides when to append it.
-
-A lost source produces two facts with the same `first_time`, its last sign of life. The first is appended at once, so
-that the loss is recorded even if this process ends before the source returns. The second is appended when the next
-value has arrived, and is complete.
-
-The time without a process is one fact, ahead of the first sample after it.
+Values are missing while a source is away, and when the store or the line is too slow for a source that cannot wait: a
+poll is missed, or the queue of a server overflows. Losses of the same source and reason are merged into one message, so
+that many losses make few facts. The caller decides when to append it. `completeness` decides its times.
 """
 
 from __future__ import annotations
@@ -25,16 +19,14 @@ STORE_REFUSED = "store_refused"  # polls that were not made because the store to
 POLLS_MISSED = "polls_missed"  # polls that were not made because the ones before took too long
 STORE_REJECTED = "store_rejected"  # samples that the store failed to append, other than for lack of room
 SERVER_QUEUE_OVERFLOW = "server_queue_overflow"  # the OPC UA server discarded values it had queued for us
-NOTIFICATIONS_MISSING = "notifications_missing"  # the server sent a notification that did not arrive
-SUBSCRIPTION_LOST = "subscription_lost"  # the server ended one subscription of several; it was created again
-ITEM_RENEWED = "item_renewed"  # an item that published nothing, or got other settings, was created again
-ITEM_REFUSED = "item_refused"  # a tag had no item: its node did not exist, or the server refused the item
-VALUES_UNREADABLE = "values_unreadable"  # the values behind a malformed one in a notification
+NOT_DELIVERED = "not_delivered"  # the server ended a subscription, or what it sent did not arrive or cannot be read
+ITEM_GONE = "item_gone"  # a tag had no item that publishes: refused, dead or changed, or its node did not exist
 AGENT_STOPPED = "agent_stopped"  # values since the end of the previous process of this node
 SOURCE_LOST = "source_lost"  # values since the last sign of life of a lost source
 CLOCK_SET_BACK = "clock_set_back"  # a gap, in the times that the server's clock shows twice because it was set back
 OUTAGE_REASONS = frozenset({AGENT_STOPPED, SOURCE_LOST})
 GAP_INTERVAL_S = 10.0  # gaps are merged for this long before they become a fact
+EVENTS_PART = "events"  # what is complete by itself (`completeness`), beside the values of a source
 FILL_PREDICATE = "history_backfilled"  # the values of some outages were read from the source's own records
 
 
@@ -75,7 +67,7 @@ class TagGap:
     tags: tuple[int, ...]
 
 
-_APART = frozenset({SOURCE_LOST, CLOCK_SET_BACK, ITEM_RENEWED, ITEM_REFUSED})  # one gap would cover the time between
+_APART = frozenset({SOURCE_LOST, CLOCK_SET_BACK, ITEM_GONE})  # one gap would cover the time between
 OUTAGES_OPEN_MAX = 100  # beyond it outages are merged too: a source may flap while the store refuses for days
 
 

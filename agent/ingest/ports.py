@@ -13,7 +13,8 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 from agent.columns import SampleColumns
-from agent.ingest.lifecycle import DeclaredGap, Newest
+from agent.ingest.completeness import Stored
+from agent.ingest.lifecycle import Newest
 from agent.message import Message, TagDefinition
 
 Refusals = tuple[type[Exception], ...]
@@ -31,6 +32,10 @@ class StorePort(Protocol):
     def append_message(self, stream: str, message: Message) -> Future[Any]:
         """Commit one message. A message with the same message_id is stored once."""
 
+    def set_completeness(self, source: str, parts: Mapping[str, Stored | None]) -> Future[Any]:
+        """Record up to when parts of a source are complete; None: as its source. What is queued before is committed at
+        the latest with it."""
+
 
 class RemovedTag(NamedTuple):
     """A tag of this node that is in no tag file any more: the stream of its newest sample, its number and subject, and
@@ -47,12 +52,11 @@ class StoredFacts(Protocol):
     Times are source times in ns since 1970. If the store cannot be read, the searches find nothing, except
     `sample_times`."""
 
-    def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
-        """The newest sample of each of these tag numbers that has one near the end of the stream. The sample that was
-        recorded last comes first."""
+    def completeness(self, source: str) -> Mapping[str, Stored]:
+        """Up to when the parts of a source are complete: its values (empty), `events`, and tags that are behind."""
 
-    def last_sample(self, stream: str) -> Newest | None:
-        """The last sample in a stream; None if the stream is small enough for `newest_samples` to search all of it."""
+    def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
+        """The newest sample of each of these tag numbers that has one near the end of the stream."""
 
     def sample_times(
         self, stream: str, numbers: Collection[int], first_ns: int, last_ns: int, times_max: int
@@ -60,9 +64,6 @@ class StoredFacts(Protocol):
         """The times of all samples of these tags from `first_ns` to `last_ns`, by number. Samples that the same tag has
         under other numbers (live, from history, before an edit) are included. None if there are more than `times_max`.
         Raises StoredUnreadable."""
-
-    def declared_gaps(self, source: str) -> Sequence[DeclaredGap]:
-        """The last declared gaps of a source, newest first."""
 
     def open_outages(self, source: str) -> Sequence[int]:
         """The first times of the declared outages of a source that were not filled from history."""

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from agent.columns import SampleColumns
 from agent.ingest.clock import Span
+from agent.ingest.completeness import Stored
 from agent.ingest.gap import GAP_INTERVAL_S, GAP_PREDICATE, OUTAGE_REASONS, STORE_REJECTED, Gap, GapLog, gap_message
 from agent.ingest.ports import Refusals, StorePort
 from agent.ingest.quality import is_bad
@@ -30,6 +31,7 @@ IN_FLIGHT_SAMPLES_MAX = 100_000  # some seconds of a fast source, 10 MB at 100 b
 REFUSED_WAIT_S = 0.05  # first pause after a refusal; a group commit takes about this long
 REFUSED_WAIT_MAX_S = 2.0  # between attempts at a store that is full for hours
 FAILURES_MAX = 3  # attempts to append samples that the store fails to append without refusing them
+COMPLETE_INTERVAL_S = 1.0  # between two records of up to when the source is complete
 MESSAGE_BYTES_A_SAMPLE = 100  # within IN_FLIGHT_SAMPLES_MAX a message counts as one more sample per so many bytes
 
 
@@ -58,6 +60,13 @@ class _Flight:
         return self.future is not None and self.future.done() and self.future.exception() is None
 
 
+class _Completion(NamedTuple):
+    """Parts of a source are complete up to these times when so many flights are settled."""
+
+    settled_total: int
+    parts: dict[str, Stored]
+
+
 class Recorder:
     """Appends the facts of one source. Its gaps have the predicate `gap_predicate`."""
 
@@ -79,6 +88,11 @@ class Recorder:
         self._in_flight = 0
         self._gaps = GapLog()
         self._gaps_due_s = 0.0
+        self._taken_total = self._settled_total = 0  # flights
+        self._completion: _Completion | None = None  # that waits for its flights
+        self._complete: dict[str, Stored] = {}  # as stored, or on its way
+        self._completing: Future[Any] | None = None
+        self._complete_due_s = 0.0
         self.samples_total = 0
         self.lost_total = 0
         self.refused_total = 0
@@ -124,6 +138,7 @@ class Recorder:
 
     def _take_over(self, flight: _Flight) -> None:
         self._flights.append(flight)
+        self._taken_total += 1
         self._in_flight += flight.weight
 
     async def settle(self) -> None:
@@ -175,6 +190,35 @@ class Recorder:
                 raise
             gaps.pop(0)
 
+    def continue_from(self, parts: Mapping[str, Stored]) -> None:
+        """An earlier process has stored this."""
+        self._complete = dict(parts)
+
+    async def note_complete(self, parts: Mapping[str, Stored]) -> None:
+        """Store up to when the parts of the source are complete, as soon as everything that was handed in until now is
+        committed and no gap is waiting. Called regularly; at most one record a second is made."""
+        await self._settle_done()
+        waiting = self._completion
+        if waiting is not None and self._settled_total >= waiting.settled_total and not self._gaps:
+            self._completion = None
+            self._store_complete(waiting.parts)
+        elif waiting is None and not self._gaps and time.monotonic() >= self._complete_due_s:
+            self._completion = _Completion(self._taken_total, dict(parts))
+
+    def _store_complete(self, parts: dict[str, Stored]) -> None:
+        done = self._completing
+        if done is not None and (not done.done() or done.exception() is not None):
+            self._complete.clear()  # not known to be stored: all of it again
+        changed: dict[str, Stored | None] = {
+            part: known for part, known in parts.items() if self._complete.get(part) != known
+        }
+        changed |= dict.fromkeys(self._complete.keys() - parts.keys())
+        try:
+            self._completing = self._store.set_completeness(self.source, changed)
+        except self._refusals:
+            return
+        self._complete, self._complete_due_s = parts, time.monotonic() + COMPLETE_INTERVAL_S
+
     async def append_fact(self, message: Message) -> None:
         """Append an operational fact. Returns when it is committed. Waits while the store refuses."""
         await self._retry_while_refused(lambda: self._store.append_message(self._operational_stream, message))
@@ -216,6 +260,7 @@ class Recorder:
         if flight.failures < FAILURES_MAX:
             return
         self._flights.remove(flight)
+        self._settled_total += 1
         self._in_flight -= flight.weight
         if flight.gap is not None:
             self._gaps.add(flight.gap)
@@ -246,6 +291,7 @@ class Recorder:
             self._failed(flight)
             raise
         self._flights.popleft()
+        self._settled_total += 1
         self._in_flight -= flight.weight
         self.samples_total += flight.count
         self.last_value_unix_ms = max(self.last_value_unix_ms, flight.value_ns // 1_000_000)

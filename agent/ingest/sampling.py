@@ -35,10 +35,9 @@ from dataclasses import dataclass
 from itertools import compress
 from operator import gt
 from types import MappingProxyType
-from typing import NamedTuple
 
 from agent.columns import SampleColumns
-from agent.ingest.quality import is_bad
+from agent.ingest.quality import BAD_COMMUNICATION_ERROR, is_bad
 from agent.message import Sample, Value
 
 
@@ -71,15 +70,6 @@ class Tally:
 
     bad: int
     silent: int
-
-
-class Return(NamedTuple):
-    """A tag has a value again. Source times in ns: of its last value before (0: none), of its loss (0: it was not
-    lost), and of its first value now."""
-
-    after_ns: int
-    lost_ns: int
-    before_ns: int
 
 
 LAG_NS_MIN = 120 * 1_000_000_000  # less may be due to sampling and publishing, which take a minute each at most
@@ -164,7 +154,6 @@ class Sampler:
         self._timed: list[int] = []
         self._lags_ns: dict[int, int] = {}  # of tags whose last change had a time far behind the source's clock
         self.counts = SamplingCounts()
-        self._returns: list[tuple[int, Return]] | None = None  # None: not noted; bounded, because it is taken regularly
 
     def adopt(self, rules: Mapping[int, SamplingRule], renumbered: Mapping[int, int] = MappingProxyType({})) -> None:
         """Handle exactly these tags. A known tag keeps its state under its new rule. A tag that had another number
@@ -306,6 +295,21 @@ class Sampler:
             found.append(lost)
         return found
 
+    def regain(self, tags: Iterable[int], now_ns: int) -> list[Sample]:
+        """The last values of these tags, if they were lost because the source was away. Their items have missed
+        nothing, so they still stand; each gets the nanosecond after the loss."""
+        found: list[Sample] = []
+        for tag in tags:
+            state = self._states.get(tag)
+            if state is None or state.condition != _LOST or state.seen is None or state.is_seeded:
+                continue
+            if state.quality != BAD_COMMUNICATION_ERROR:
+                continue
+            found.append(state.seen._replace(source_time_ns=state.recorded_ns + 1))
+            self._record(state, found[-1], now_ns)
+            state.condition = _LIVE
+        return found
+
     def mark_lost(self, tags: Iterable[int]) -> None:
         """Mark tags as lost whose source has sent a bad sample as the last one. The next value is then recorded as a
         return, whatever its time."""
@@ -318,11 +322,6 @@ class Sampler:
         """Whether a tag is recorded as lost with this status."""
         state = self._states.get(tag)
         return state is not None and state.condition == _LOST and state.quality == quality
-
-    def losses(self) -> dict[int, tuple[int, int]]:
-        """The lost tags, each with the status and the time of the sample that records the loss."""
-        found = {tag: state for tag, state in self._states.items() if state.condition == _LOST}
-        return {tag: (state.quality, state.recorded_ns) for tag, state in found.items()}
 
     def tally(self) -> Tally:
         """Count the bad and the silent tags."""
@@ -338,20 +337,6 @@ class Sampler:
             elif is_bad(state.quality):
                 bad += 1
         return Tally(bad, silent)
-
-    def note_returns(self) -> None:
-        """From now on, keep each return of a tag for `take_returns`."""
-        self._returns = []
-
-    @property
-    def has_returns(self) -> bool:
-        """Whether `take_returns` would return any."""
-        return bool(self._returns)
-
-    def take_returns(self) -> list[tuple[int, Return]]:
-        """The tags that have returned since the last call, in order."""
-        found, self._returns = self._returns or [], []
-        return found
 
     def last(self, tag: int) -> Sample:
         """The last sample of a tag, of an earlier process too. Its time is 0 if there was none or the tag is gone."""
@@ -398,7 +383,7 @@ class Sampler:
         seen, state.seen = state.seen, sample
         was_live = state.condition == _LIVE and not state.is_seeded
         if not was_live:
-            sample, is_first = self._return(state, seen, sample, returned_ns)
+            sample, is_first = self._return(state, sample, returned_ns)
             if is_first:
                 return sample
             assert seen is not None, "seeded"
@@ -432,9 +417,9 @@ class Sampler:
             return None
         return sample
 
-    def _return(self, state: _State, seen: Sample | None, sample: Sample, returned_ns: int) -> tuple[Sample, bool]:
+    def _return(self, state: _State, sample: Sample, returned_ns: int) -> tuple[Sample, bool]:
         """The first sample of a tag after its loss or in this process, and whether it is always recorded."""
-        is_first, was_lost = state.condition != _LIVE, state.condition == _LOST
+        is_first = state.condition != _LIVE
         state.condition, state.is_seeded = _LIVE, False
         if is_first and state.recorded_ns and sample.source_time_ns <= state.recorded_ns:
             is_ahead = _is_ahead(state, sample, returned_ns)
@@ -442,10 +427,6 @@ class Sampler:
             sample = sample._replace(
                 source_time_ns=returned_ns if is_ahead else max(returned_ns, state.recorded_ns + 1)
             )
-        if self._returns is not None:
-            after_ns = 0 if seen is None else seen.source_time_ns
-            lost_ns = state.recorded_ns if was_lost else 0
-            self._returns.append((sample.tag, Return(after_ns, lost_ns, sample.source_time_ns)))
         return sample, is_first
 
     def _record(self, state: _State, sample: Sample, now_ns: int) -> None:

@@ -2,7 +2,8 @@
 
 A source runs, is lost, waits and is rebuilt; `lifecycle` decides how long it waits. The loss is logged once for each
 reason, and the return once, when a value has arrived. When a source is lost, each of its tags is recorded once as bad,
-with the time of the last sign of life, and a gap fact records from when to when nothing is known of the source.
+with the time up to which the source was complete. When it returns, a gap fact declares the time from then on
+(`completeness`), unless the source has missed nothing. The time without a process is such a gap too.
 
 A source whose tag file was never good waits for it. The store numbers a new tag map (`offer`) while the source runs.
 Then it is offered to the source, which takes it over between two polls or deliveries, or at its next connection. No
@@ -28,21 +29,17 @@ from agent.concurrency import TaskGroup, end_if_cancelled, timeout
 from agent.file_watch import PATIENT, WatchTimes
 from agent.ingest import quality
 from agent.ingest.clock import Span
+from agent.ingest.completeness import Moment, Stored, spans
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, UnknownSource
-from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, SOURCE_LOST
+from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, EVENTS_PART, SOURCE_LOST
 from agent.ingest.lifecycle import (
     Backoff,
     Event,
     Failures,
-    FastClock,
-    Newest,
     Outage,
     State,
-    events_missing_since,
     next_state,
-    stop_of,
-    values_missing_since,
 )
 from agent.ingest.ports import MemoryPort, Refusals, StoredFacts, StorePort
 from agent.ingest.probe_result import ReadTags, TagReading
@@ -94,6 +91,7 @@ class SourceStatistics:
     store_refused_total: int
     last_value_unix_ms: int
     clock_ahead_s: float | None  # the clock of the source, of ours; None if it has none, or has not been read
+    service_level: int | None  # of an OPC UA server, 0 to 255; None if it was not read
     connects_total: int
     errors_total: int
     last_error: str
@@ -118,9 +116,6 @@ class Backfill(Protocol):
     def values_total(self) -> int:
         """Values recorded from history since the start of the process."""
 
-    def note_stop(self, first_ns: int, ended_ns: int) -> None:
-        """No process of this node ran since `first_ns`. The newest value of the last one has the time `ended_ns`."""
-
     def request(self, first_ns: int, last_ns: int) -> None: ...
 
 
@@ -129,12 +124,6 @@ class Events(Protocol):
 
     def statistics(self) -> tuple[int, int, int, int]:
         """The fields of EventStatistics."""
-
-    def note_stop(self, first_ns: int, ahead: FastClock | None) -> None:
-        """No process of this node ran since `first_ns`. `ahead`: the clock of the source may have been ahead then."""
-
-    async def end(self) -> None:
-        """This process ends. Declare the events that are missing up to now."""
 
 
 class Source(Protocol):
@@ -156,12 +145,12 @@ class Source(Protocol):
         """The last proof of life, on our monotonic clock."""
 
     @property
-    def alive_ns(self) -> int:
-        """The last proof of life, in the time of its samples; 0: none since the start of the process."""
+    def complete(self) -> Moment | None:
+        """Up to when it has delivered everything, in the time of its samples; None: nothing since the start of the
+        process."""
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether no value of any tag can be missed any more in this life, if the present ones are delivered now."""
+    def take_missed(self) -> bool:
+        """Whether values of an outage are missing that is over now, and is declared by the caller."""
 
     @property
     def read_tags(self) -> ReadTags | None:
@@ -173,10 +162,18 @@ class Source(Protocol):
         """By how much its clock is ahead of ours; None if it has none, or has not been read."""
 
     @property
+    def service_level(self) -> int | None:
+        """How well its server serves its clients, by its own account (0 to 255); None if it does not say."""
+
+    @property
     def remarks(self) -> str:
         """What was learned about the device that an operator should know."""
 
-    def now_ns(self) -> int: ...
+    def now(self) -> Moment:
+        """The present moment in the time of its samples."""
+
+    def continue_from(self, stored: Mapping[str, Stored]) -> None:
+        """Continue after an earlier process that was complete up to these times, by part."""
 
     def retry(self) -> None: ...
 
@@ -245,8 +242,6 @@ class SourceSupervisor:
         self._stop = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._outage: Outage | None = None  # from a loss to the first value after it
-        self._ended_ns = 0  # time of the newest value of the last process
-        self._events_missing_ns = 0  # since when events may be missing that no fact declares
         self._retry = asyncio.Event()
         self._connects_total = self._errors_total = 0
         self._last_error = ""
@@ -287,10 +282,6 @@ class SourceSupervisor:
             async with timeout(DRAIN_S):
                 if self._source is not None:
                     await self._source.finish()
-                    if self._source.events is not None:
-                        await self._source.events.end()
-                    if self._outage is not None:  # declared up to now, because this process does not see its end
-                        self._declare(self._outage, self._source.now_ns(), is_over=False)
                 await self._recorder.drain()
         except TimeoutError:
             extra = {"action": "source_not_drained", "source": self.settings.name}
@@ -360,6 +351,7 @@ class SourceSupervisor:
             store_refused_total=self._recorder.refused_total,
             last_value_unix_ms=self._recorder.last_value_unix_ms,
             clock_ahead_s=None if ahead_ns is None else ahead_ns / 1e9,
+            service_level=self._source.service_level if self._source is not None else None,
             connects_total=self._connects_total,
             errors_total=self._errors_total,
             last_error=self._last_error,
@@ -382,7 +374,6 @@ class SourceSupervisor:
             self._become(Event.DOWN)
             self._retry.clear()
             outage = self._outage = self._outage or Outage()
-            outage.is_declared = False
             self._log_loss(outage, error)
             await self._error_of(self._finish_life(outage))
             failures = self._failures.end(0.0 if self._source is None else self._source.alive_s)
@@ -429,41 +420,26 @@ class SourceSupervisor:
             if offered is self._tags:  # otherwise a new map was offered meanwhile
                 break
         self._delivery = Delivery(self.settings.name, tags, numbers, self._recorder)
+        stored: Mapping[str, Stored] = {}
         if self._stored is not None:
-            await self._resume(self._delivery, self._stored)
+            stored = await self._resume(self._delivery, self._stored)
         source = self._source_from(self._delivery)
-        if self._outage is not None and self._outage.first_ns:
-            if source.backfill is not None:
-                source.backfill.note_stop(self._outage.first_ns, self._ended_ns)
-            if source.events is not None:
-                source.events.note_stop(self._events_missing_ns, self._outage.ahead)
+        source.continue_from(stored)
         return source
 
-    async def _resume(self, delivery: Delivery, stored: StoredFacts) -> None:
-        """Continue where an earlier process of this node ended. The time since then is a gap, which is declared ahead
-        of the first fact: until then the next process finds the same end."""
-        streams: list[list[Newest]] = []
-        is_found = True
+    async def _resume(self, delivery: Delivery, stored: StoredFacts) -> Mapping[str, Stored]:
+        """Continue where an earlier process of this node ended. The time since then is an outage. Returns up to when
+        the parts of the source are complete."""
+        parts = await asyncio.to_thread(stored.completeness, self.settings.name)
+        self._recorder.continue_from({part: known for part, known in parts.items() if part != EVENTS_PART})
         for stream, numbers in delivery.numbers_by_stream().items():
             newest = await asyncio.to_thread(stored.newest_samples, stream, numbers)
             delivery.seed(newest)
-            streams.append([*newest.values()])
             self._recorder.note_stored(max((one.good_ns for one in newest.values()), default=0))
-            if not newest:  # the samples of slow tags lie too deep: the last sample of the node dates its stop
-                is_found = False
-                last = await asyncio.to_thread(stored.last_sample, stream)
-                streams.append([] if last is None else [last])
-        undelivered_ns = self.settings.undelivered_ms(delivery.points.values()) * 1_000_000
-        stop = stop_of(streams, undelivered_ns)
-        if stop is not None:
-            self._ended_ns = stop.first_ns + undelivered_ns
-            gaps = await asyncio.to_thread(stored.declared_gaps, self.settings.name)
-            self._events_missing_ns = events_missing_since(stop.first_ns, gaps)
-            self._outage = Outage(values_missing_since(stop.first_ns, gaps), AGENT_STOPPED, stop.ahead)
-            delivery.expect_fact(self._declare_stop)
-            if not is_found:  # the first value of another source would hide where the last process ended
-                _add_gap(delivery, self._outage, time.time_ns(), is_over=False)
-                await self._recorder.flush_gaps(at_once=True)
+        if "" in parts:
+            self._outage = Outage(Moment(parts[""].complete_ns), AGENT_STOPPED)
+            delivery.has_outage = True
+        return parts
 
     async def _number_offers(self) -> None:
         """Number new tag maps at the store and offer them to the source."""
@@ -483,15 +459,18 @@ class SourceSupervisor:
             self._delivery.offer_map(offered.tags, numbers)
 
     async def _finish_life(self, outage: Outage) -> None:
-        """Deliver the remaining samples of a life. Then record that no tag has a value since the last sign of life."""
+        """Deliver the remaining samples of a life. Then record that no tag has a value since the source was
+        complete."""
         source, delivery = self._source, self._delivery
         if source is None or delivery is None:
             return
         await source.finish()
-        now_ns = source.now_ns()
-        if outage.first_ns is None:  # not before `finish`, because it delivers signs of life
-            self._declare(outage, now_ns, is_over=False)
-        await delivery.lose(quality.BAD_COMMUNICATION_ERROR, now_ns, since_ns=outage.first_ns or None)
+        delivery.has_outage = True
+        if outage.since is None:  # not before `finish`, because it delivers signs of life
+            outage.since = source.complete
+        now = source.now()
+        since_ns = None if outage.since is None else outage.since.on(now)
+        await delivery.lose(quality.BAD_COMMUNICATION_ERROR, now.time_ns, since_ns=since_ns)
         await self._recorder.flush_gaps(at_once=True)
 
     def _came_up(self) -> None:
@@ -500,46 +479,30 @@ class SourceSupervisor:
         assert self._source is not None, "it came up"
         if self._outage is None or self._outage.reason == AGENT_STOPPED:
             log.info("source connected", extra={"action": "source_connected", "source": self.settings.name})
-        if self._outage is not None and self._delivery is not None and not self._delivery.is_value_expected:
-            self._returned(self._source.now_ns())
+        if self._outage is None:
+            self._source.take_missed()  # there was nothing before
+        elif self._delivery is not None and not self._delivery.is_value_expected:
+            self._returned(self._outage, self._source, self._delivery)
 
-    def _got_value(self, now_ns: int) -> None:
-        """Called for the first good value of this life. The source may still be building other subscriptions. If it is
-        not, the gap ends here, and its one fact is stored ahead of the value."""
+    def _got_value(self, _: int) -> None:
+        """Called for the first good value of this life. The source may still be building other subscriptions."""
         self._failures.note_value(time.monotonic())
-        outage, source = self._outage, self._source
-        if outage is None or source is None:
-            return
-        if self._state is State.CONNECTED:
-            self._returned(now_ns)
-        elif self._state is State.CONNECTING and source.is_complete:
-            self._declare(outage, now_ns, is_over=True)
-            outage.is_declared = True
+        if self._outage is not None and self._state is State.CONNECTED:
+            assert self._source is not None, "a life has begun"
+            assert self._delivery is not None, "made with the source"
+            self._returned(self._outage, self._source, self._delivery)
 
-    def _declare_stop(self) -> None:
-        """Called before the first fact of this process. If it is not the first value of a complete source, declare up
-        to now, in case this process ends before the source returns."""
-        outage, source = self._outage, self._source
-        if outage is not None and source is not None and outage.reason == AGENT_STOPPED and not outage.is_declared:
-            self._declare(outage, source.now_ns(), is_over=False)
-
-    def _returned(self, now_ns: int) -> None:
+    def _returned(self, outage: Outage, source: Source, delivery: Delivery) -> None:
         """End the outage: a value has arrived, and the source is connected."""
-        outage, self._outage = self._outage, None
-        assert outage is not None, "only a lost source returns"
+        self._outage, delivery.has_outage = None, False
         if outage.reason == SOURCE_LOST:
             log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
-        if not outage.is_declared:
-            self._declare(outage, now_ns, is_over=True)
-
-    def _declare(self, outage: Outage, now_ns: int, *, is_over: bool) -> None:
-        """Note the gap of an outage, unless there was no sign of life before it."""
-        source, delivery = self._source, self._delivery
-        assert source is not None, "a life has begun"
-        if outage.first_ns is None:
-            outage.first_ns = min(source.alive_ns, now_ns)
-        if outage.first_ns and delivery is not None:
-            _add_gap(delivery, outage, now_ns, is_over=is_over)
+        if not source.take_missed() or outage.since is None:
+            return
+        span, *before = spans(outage.since, source.now())
+        delivery.add_gap(outage.reason, *span, 0, delivery.points, exact=False)
+        for other in before:
+            delivery.add_gap(CLOCK_SET_BACK, *other, 0, delivery.points, exact=False)
 
     def _log_loss(self, outage: Outage, error: Exception) -> None:
         """Log each reason of an outage once."""
@@ -692,17 +655,6 @@ class Ingest:
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         return tuple(supervisor.statistics() for supervisor in self._by_name.values())
-
-
-def _add_gap(delivery: Delivery, outage: Outage, now_ns: int, *, is_over: bool) -> None:
-    """Note the gap of an outage up to now. If the clock of the source was ahead at its beginning, it may still be."""
-    assert outage.first_ns is not None, "the beginning is known"
-    delivery.add_gap(*(outage.reason, outage.first_ns, now_ns, 0, delivery.points), exact=False, is_over=is_over)
-    if outage.ahead is not None:
-        last_ns = outage.ahead.last_ns(time.time_ns())
-        delivery.add_gap(
-            *(CLOCK_SET_BACK, outage.ahead.first_ns, last_ns, 0, delivery.points), exact=False, is_over=is_over
-        )
 
 
 def _summary(problems: Sequence[Problem]) -> str:

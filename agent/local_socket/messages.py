@@ -259,8 +259,8 @@ class Reloaded(msgspec.Struct, frozen=True, tag="Reload", tag_field="operation")
 
 
 class SourceEntry(msgspec.Struct, frozen=True):
-    """A source. `trouble`: why it is not connected. `remarks`: what was learned about the device. `tags_problem`: why
-    its tag file, as it stands, is not in force."""
+    """A source. `service_level`: of its OPC UA server, 0 to 255. `trouble`: why it is not connected. `remarks`: what
+    was learned about the device. `tags_problem`: why its tag file, as it stands, is not in force."""
 
     name: str
     kind: str
@@ -270,6 +270,7 @@ class SourceEntry(msgspec.Struct, frozen=True):
     tags_silent: int
     values_total: int
     last_value_unix_ms: int | None
+    service_level: int | None
     trouble: str
     remarks: str
     tags_problem: str

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from typing import NamedTuple
 
 from agent.batch import Kind, Origin
 from agent.fact_store import StoreError, StoreReader
-from agent.ingest import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS, DeclaredGap, Newest, StoredUnreadable
+from agent.ingest import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS, Newest, Stored, StoredUnreadable
 from agent.message import Sample
 from agent.query.scan import Bounds, Dictionary, Facts, NumbersOnly, Scanner, parse_time_ns
 
@@ -27,7 +25,6 @@ log = logging.getLogger(__name__)
 OPERATIONAL_STREAM = "facts.operational"
 NEWEST_DEPTH_FACTS = 1_000_000  # some 0.3 s of reading; at 1,000 facts a second a quarter of an hour
 OUTAGE_DEPTH_FACTS = 200_000  # operational facts are few: months of them
-GAPS_MAX = 100  # more than a source loses its connection within minutes
 
 
 class StoredSamples:
@@ -42,25 +39,18 @@ class StoredSamples:
         found = dict[int, Newest]()
         bounds = Bounds(frozenset({stream}), numbers=frozenset(numbers))
         try:
-            marks = self._reader.clock_marks(stream)
-            find_newest(self._samples(bounds, depth_facts=NEWEST_DEPTH_FACTS), numbers, found, marks=marks)
+            find_newest(self._samples(bounds, depth_facts=NEWEST_DEPTH_FACTS), numbers, found)
         except StoreError as error:
             _log_unreadable(stream, error)
         return found
 
-    def last_sample(self, stream: str) -> Newest | None:
-        """The last sample in a stream that is too large for `newest_samples` to see all of it."""
+    def completeness(self, source: str) -> Mapping[str, Stored]:
+        """Up to when the parts of a source are complete."""
         try:
-            first, last = self._reader.bounds().get(stream, (1, 0))
-            if first == 1 and last <= NEWEST_DEPTH_FACTS:  # nothing is released: the search has seen every fact
-                return None
-            marks = self._reader.clock_marks(stream)
-            for facts in self._samples(Bounds(frozenset({stream})), depth_facts=NEWEST_DEPTH_FACTS):
-                offset, sample = _rows(facts)[-1]
-                return Newest(sample, 0, _recorded_ns(marks, offset))
+            return {part: Stored(*known) for part, known in self._reader.completeness(source).items()}
         except StoreError as error:
-            _log_unreadable(stream, error)
-        return None
+            _log_unreadable(source, error)
+            return {}
 
     def sample_times(
         self, stream: str, numbers: Collection[int], first_ns: int, last_ns: int, times_max: int
@@ -97,17 +87,6 @@ class StoredSamples:
             if first_ns is not None:
                 found.setdefault(one.first, first_ns)
         return list(found.values())
-
-    def declared_gaps(self, source: str) -> Sequence[DeclaredGap]:
-        """The last gaps of a source that were declared, newest first."""
-        found = list[DeclaredGap]()
-        for one in self._gap_facts(source, GAP_PREDICATE):
-            first_ns, last_ns = parse_time_ns(one.first), parse_time_ns(one.last)
-            if first_ns is not None and last_ns is not None:
-                found.append(DeclaredGap(first_ns, last_ns, one.reason in OUTAGE_REASONS))
-            if len(found) >= GAPS_MAX:
-                break
-        return found
 
     def _gap_facts(self, source: str, *predicates: str) -> Iterator[_GapTexts]:
         """The contents of the facts of these predicates about a source, newest first; none if the store cannot be
@@ -148,18 +127,16 @@ def find_newest(
     found: dict[int, Newest],
     *,
     is_good_needed: bool = True,
-    marks: Sequence[tuple[int, int]] = (),
 ) -> None:
     """Put the newest sample of each tag by the order of recording into `found`, from samples of one stream that come
-    newest first; ends as soon as each tag has one, a good one if `is_good_needed`. `marks` are the clock marks of the
-    stream. Raises StoreError."""
+    newest first; ends as soon as each tag has one, a good one if `is_good_needed`. Raises StoreError."""
     wanted = set(numbers)
     for facts in pages:
-        for offset, sample in reversed(_rows(facts)):
+        for sample in reversed(_rows(facts)):
             known = found.get(sample.tag)
             good_ns = 0 if sample.quality & 0x8000_0000 else sample.source_time_ns
             if known is None:
-                found[sample.tag] = Newest(sample, good_ns, _recorded_ns(marks, offset))
+                found[sample.tag] = Newest(sample, good_ns)
             elif not known.good_ns and good_ns:
                 found[sample.tag] = known._replace(good_ns=good_ns)
             if found[sample.tag].good_ns or not is_good_needed:
@@ -168,18 +145,11 @@ def find_newest(
             break
 
 
-def _rows(facts: Facts) -> list[tuple[int, Sample]]:
-    """The samples of some facts, with their offsets, in the order of recording."""
+def _rows(facts: Facts) -> list[Sample]:
+    """The samples of some facts in the order of recording."""
     tags, times_ns, qualities = (facts.column(name) for name in ("tag", "source_time_ns", "quality"))
     samples = [Sample(*row) for row in zip(tags, times_ns, facts.values(), qualities, strict=True)]
-    rows = list(zip(facts.column("offset"), samples, strict=True))
-    return rows if _is_forward(facts) else rows[::-1]
-
-
-def _recorded_ns(marks: Sequence[tuple[int, int]], offset: int) -> int:
-    """The clock at the last mark before a fact, 0 if there is none."""
-    place = bisect_right(marks, offset, key=itemgetter(0))
-    return marks[place - 1][1] * 1_000_000 if place else 0
+    return samples if _is_forward(facts) else samples[::-1]
 
 
 def _is_forward(facts: Facts) -> bool:

@@ -50,6 +50,9 @@ class OpcuaSourceSettings:
     name: str
     url: str
     tags_file: Path
+    urls: tuple[
+        str, ...
+    ] = ()  # the other servers of the same plant (redundancy); the one with the best ServiceLevel is read
     security_policy: SecurityPolicy = "Basic256Sha256"
     security_mode: SecurityMode = "SignAndEncrypt"
     insecure: bool = False
@@ -93,11 +96,14 @@ class OpcuaSourceSettings:
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from _name_problems(self.name)
         yield from self._event_problems()
-        parts = urlsplit(self.url)
-        if parts.scheme != "opc.tcp" or not parts.hostname:
-            yield "url", "must look like opc.tcp://host:4840/path"
-        elif parts.username or parts.password:
-            yield "url", "holds a user name or password; set user_name and password_file instead"
+        for name, url in (("url", self.url), *(("urls", other) for other in self.urls)):
+            parts = urlsplit(url)
+            if parts.scheme != "opc.tcp" or not parts.hostname:
+                yield name, "must look like opc.tcp://host:4840/path"
+            elif parts.username or parts.password:
+                yield name, "holds a user name or password; set user_name and password_file instead"
+        if self.urls and self.mode == "poll":
+            yield "urls", 'are read by subscription; set mode = "subscribe" or remove them'
         yield from self._security_problems()
         yield from _range_problems(
             self,

@@ -17,6 +17,7 @@ from typing import Any
 from agent.columns import SampleColumns
 from agent.fact_store import FactStore, StoreReader
 from agent.file_watch import WatchTimes
+from agent.ingest.completeness import Stored
 from agent.message import Message, TagDefinition
 from agent.node.stored_samples import StoredSamples
 from agent.pages import Hole
@@ -82,6 +83,9 @@ class TappedStore(FakeStore):
         super().append_columns(stream, columns)
         self._good.update(row.tag for row in columns.rows() if row.quality == 0)
         return real
+
+    def set_completeness(self, source: str, parts: Mapping[str, Stored | None]) -> Future[Any]:
+        return self._appends.set_completeness(source, parts)
 
     def append_message(self, stream: str, message: Message) -> Future[Any]:
         real = self._appends.append_message(stream, message)

@@ -10,6 +10,7 @@ import select
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,7 @@ class ServerProcess:
         self._stack, self._folder = stack, folder
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
+        self._exchanging = threading.Lock()  # commands of several tasks come in threads
 
     @property
     def is_running(self) -> bool:
@@ -112,9 +114,10 @@ class ServerProcess:
         """One command, a line, and its answer; raises Refused with the server's reason."""
         process = self._running()
         assert process.stdin is not None
-        process.stdin.write(command.encode() + b"\n")
-        process.stdin.flush()
-        answer = self._answer(ANSWER_S)
+        with self._exchanging:
+            process.stdin.write(command.encode() + b"\n")
+            process.stdin.flush()
+            answer = self._answer(ANSWER_S)
         if "error" in answer:
             raise Refused(f"{what}: {answer['error']}")
         return answer["ok"]

@@ -115,6 +115,10 @@ class ForeignServer(ServerProcess):
         """Set the server's clock this much ahead of the machine's: CurrentTime and source times."""
         await self.command("shift_clock", ms=ms)
 
+    async def service_level(self, level: int) -> None:
+        """Set how well the server says that it serves its clients, 0 to 255."""
+        await self.command("service_level", level=level)
+
     async def publish(self, mode: str, **fields: Any) -> None:
         """What becomes of Publish requests: flow, hold, refuse (with `status`), lose (the answer)."""
         await self.command("publish", mode=mode, **fields)

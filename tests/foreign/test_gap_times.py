@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agent.ingest.lifecycle import State
-from agent.ingest.opcua import audit
 from agent.ingest.opcua.history import backfill
+from agent.ingest.opcua.subscriptions import audit
 from tests.foreign.account import account, stored, time_ns
 from tests.foreign.plant import opcua, running_node, storing
 from tests.foreign.proxy import network
@@ -74,8 +74,9 @@ async def test_a_polled_server_is_lost_since_its_last_answer_was_made(server: Fo
             await run.wait_good("f/polled", len(run.store.good("f/polled")) + 2)
             await net.command("cut")
             await run.wait_state("plc", State.WAITING)
-            await wait_until_async(lambda: gaps_of(run, "source_lost"), "the gap")
             last_ns = run.store.good("f/polled")[-1].source_time_ns
+            await net.command("flow")
+            await wait_until_async(lambda: gaps_of(run, "source_lost"), "the gap")
             first_ns = time_ns(gaps_of(run, "source_lost")[0]["first_time"])
             later = [one.time_ns for one in server.record("polled") if one.time_ns > last_ns]
     assert first_ns <= later[0], f"{(first_ns - later[0]) / 1e9} s late"
@@ -151,7 +152,7 @@ async def test_an_item_that_stops_publishing(
         await wait_until_async(lambda: run.source("plc").gaps_open == 0, "the gap filled")
         assert run.source("plc").connects_total == 1
     found = account(server, tmp_path, name)
-    assert {(gap.reason, gap.first_ns) for gap in found.gaps} == {("item_renewed", before[-1].source_time_ns)}
+    assert {(gap.reason, gap.first_ns) for gap in found.gaps} == {("item_gone", before[-1].source_time_ns)}
     assert not found.undeclared
     assert not found.twice
     assert bool(found.lost) != history
@@ -195,7 +196,7 @@ async def test_an_item_that_is_created_again_by_an_edit(
             await run.wait_good(f"f/{name}", len(run.store.good(f"f/{name}")) + 10)
             rows = f"f/count,{server.address('count')},\nf/{name},{server.address(name)},"
             source.tags_file.write_text(f"tag,address,{edit}\n{rows}{300 if edit != 'unit' else 'bar'}\n")
-            await wait_until_async(lambda: gaps_of(run, "item_renewed"), "the gap")
+            await wait_until_async(lambda: gaps_of(run, "item_gone"), "the gap")
             await run.wait_good(f"f/{name}", len(run.store.good(f"f/{name}")) + 10)
             await wait_until_async(lambda: run.source("plc").gaps_open == 0, "the gap filled")
     found = account(server, tmp_path, name)

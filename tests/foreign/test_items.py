@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.ingest import recorder
-from agent.ingest.opcua import subscription
+from agent.ingest.opcua.subscriptions import subscription
 from agent.status_codes import status_name
 from tests.foreign.account import account
 from tests.foreign.plant import opcua, storing
@@ -53,7 +53,7 @@ async def test_a_subscription_that_the_server_ends_is_replaced(
     found = account(either_server, tmp_path, "count")
     assert not found.undeclared
     assert not found.twice
-    assert {gap.reason for gap in found.gaps} == {"subscription_lost"}
+    assert {gap.reason for gap in found.gaps} == {"not_delivered"}
 
 
 @pytest.mark.parametrize("requests", [1, 8])

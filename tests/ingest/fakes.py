@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 from agent.columns import SampleColumns
+from agent.ingest.completeness import Stored
 from agent.message import Message, Sample, TagDefinition, check_definition, check_message
 from tests.support.samples import check_sample
 
@@ -30,6 +31,7 @@ class FakeStore:
         self.samples: list[tuple[str, Sample]] = []
         self.messages: dict[str, Message] = {}  # of the operational stream
         self.events: dict[str, Message] = {}
+        self.complete: dict[tuple[str, str], Stored] = {}
         self.refusing = False
         self.failing_futures = 0
 
@@ -61,6 +63,15 @@ class FakeStore:
         kept = self.messages if stream == "facts.operational" else self.events
         assert stream in ("facts.operational", "events", "alarms")
         kept.setdefault(message.envelope.message_id, message)
+        return done(None)
+
+    def set_completeness(self, source: str, parts: Mapping[str, Stored | None]) -> Future[Any]:
+        self._check()
+        for part, known in parts.items():
+            if known is None:
+                del self.complete[source, part]
+            else:
+                self.complete[source, part] = known
         return done(None)
 
     def told(self) -> list[dict[str, Any]]:

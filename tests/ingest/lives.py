@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent.columns import SampleColumns
+from agent.ingest.completeness import Moment
 from agent.ingest.modbus.source import ModbusSource
 from agent.message import Sample
 from tests.ingest.fakes import FakeStore
@@ -24,8 +25,9 @@ def lives(
     async def run(self: ModbusSource, on_up: Callable[[], None]) -> None:
         on_up()
         (tag,) = self._delivery.points
-        self.alive_ns = self.now_ns() if alive_ns is None else alive_ns
-        await self._delivery.deliver(SampleColumns.of([Sample(tag, self.alive_ns, value)]), self.alive_ns)
+        self.complete = Moment(self.now_ns() if alive_ns is None else alive_ns)
+        at_ns = self.complete.time_ns
+        await self._delivery.deliver(SampleColumns.of([Sample(tag, at_ns, value)]), at_ns)
         death = left.pop(0) if left else None
         if death is not None:
             raise death

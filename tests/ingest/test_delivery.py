@@ -1,10 +1,11 @@
 import dataclasses
 
 from agent.columns import SampleColumns
+from agent.ingest.completeness import Stored
 from agent.ingest.delivery import Delivery
-from agent.ingest.gap import AGENT_STOPPED, NOTIFICATIONS_MISSING, TAGS_NAMED_MAX, TagGap
+from agent.ingest.gap import AGENT_STOPPED, NOT_DELIVERED, TAGS_NAMED_MAX, TagGap
 from agent.ingest.lifecycle import Newest
-from agent.ingest.quality import BAD_COMMUNICATION_ERROR, TAG_REMOVED
+from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN, TAG_REMOVED
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.tag_map import Tag
@@ -128,8 +129,8 @@ async def test_a_gap_that_was_known_ahead_of_an_edit_is_of_the_tag() -> None:
     delivery = await made(store, tag("a"), tag("b"), tag("c"))
     delivery.on_gap(gaps.append)
     await retagged(delivery, 11 * S, tag("a", address="x"), tag("b"))
-    delivery.add_gap(NOTIFICATIONS_MISSING, 9 * S, 10 * S, 1, [1, 2, 3], exact=False)
-    assert gaps == [TagGap(NOTIFICATIONS_MISSING, 9 * S, 10 * S, (4, 2, 3))]
+    delivery.add_gap(NOT_DELIVERED, 9 * S, 10 * S, 1, [1, 2, 3], exact=False)
+    assert gaps == [TagGap(NOT_DELIVERED, 9 * S, 10 * S, (4, 2, 3))]
     await delivery.recorder.drain()
     (message,) = store.told()
     assert message["tags"] == ["tag:a", "tag:b"]
@@ -194,19 +195,6 @@ async def test_a_process_continues_from_what_an_earlier_one_recorded() -> None:
     assert not store.samples
 
 
-async def test_a_late_sample_is_recorded_and_changes_no_state() -> None:
-    """A value from history is recorded behind the newer ones, and the next live value is compared with the last live
-    one."""
-    store = FakeStore()
-    delivery = await made(store, tag("a"))
-    live, late = Sample(1, 10 * S, 1.0), Sample(1, 5 * S, 2.0)
-    await delivery.deliver(SampleColumns.of([live]), 10 * S)
-    delivery.hand_in_late(SampleColumns.of([late]))
-    await delivery.deliver(SampleColumns.of([live]), 11 * S)
-    await delivery.recorder.settle()
-    assert store.of("a") == [live, late]
-
-
 async def test_a_gap_of_a_source_that_sends_nothing_more_becomes_a_fact() -> None:
     """Time alone is enough: no value has to follow it."""
     store = FakeStore()
@@ -216,14 +204,14 @@ async def test_a_gap_of_a_source_that_sends_nothing_more_becomes_a_fact() -> Non
     assert len(store.messages) == 1
 
 
-async def test_the_end_of_a_gap_is_not_before_its_beginning_and_is_reported_when_it_is_known() -> None:
-    """A clock that was set back makes no gap that ends before it begins, and a gap that still lasts is not filled."""
+async def test_the_end_of_a_gap_is_not_before_its_beginning() -> None:
+    """A clock that was set back makes no gap that ends before it begins."""
     store, gaps = FakeStore(), list[TagGap]()
     delivery = await made(store, tag("a"))
     delivery.on_gap(gaps.append)
     delivery.add_gap(AGENT_STOPPED, 9 * S, 8 * S, 1, [1], exact=False)
-    delivery.add_gap(NOTIFICATIONS_MISSING, 9 * S, 10 * S, 1, [1], exact=False, is_over=False)
-    assert gaps == [TagGap(AGENT_STOPPED, 9 * S, 9 * S, (1,))]
+    delivery.add_gap(NOT_DELIVERED, 9 * S, 10 * S, 1, [1], exact=False)
+    assert gaps[0] == TagGap(AGENT_STOPPED, 9 * S, 9 * S, (1,))
     await delivery.recorder.drain()
     ended = {one["reason"]: (one["first_time"], one["last_time"]) for one in store.told()}
     assert ended[AGENT_STOPPED] == ("1970-01-01T00:00:09Z",) * 2
@@ -236,3 +224,36 @@ async def test_a_log_line_names_the_first_tags_and_counts_the_rest() -> None:
     assert delivery.named([1, 999]) == {"count": 2, "tags": "t0 (row 2, 4x0)"}
     assert "more" not in str(delivery.named(everything[:TAGS_NAMED_MAX])["tags"])
     assert str(delivery.named(everything)["tags"]).endswith(f"(row 2, 4x{TAGS_NAMED_MAX - 1}) and 2 more")
+
+
+async def test_a_source_that_missed_nothing_has_its_values_again() -> None:
+    """Its tags were recorded as bad when it was lost. The value that stands is good again right after that, and newer
+    than the loss; a value that came meanwhile follows with its own time. A tag that is bad for another reason stays
+    so."""
+    store, returned = FakeStore(), list[int]()
+    delivery = await made(store, tag("a"), tag("b"), tag("c"))
+    await delivery.deliver(SampleColumns.of([Sample(n, 10 * S, 1.0) for n in (1, 2, 3)]), 10 * S)
+    await delivery.lose(BAD_NODE_ID_UNKNOWN, 11 * S, [3])
+    await delivery.lose(BAD_COMMUNICATION_ERROR, 20 * S, since_ns=12 * S)
+    delivery.expect_value(returned.append)
+    await delivery.regain([1, 2, 3, 9], 30 * S)
+    await delivery.deliver(SampleColumns.of([Sample(1, 14 * S, 2.0), Sample(2, 10 * S, 1.0)]), 30 * S)
+    assert [(one.source_time_ns, one.value) for one in store.of("a")[1:]] == [
+        (12 * S, None),
+        (12 * S + 1, 1.0),
+        (14 * S, 2.0),
+    ]
+    assert [one.value for one in store.of("b")] == [1.0, None, 1.0]
+    assert [one.value for one in store.of("c")] == [1.0, None]
+    assert returned == [30 * S]
+
+
+async def test_nothing_is_complete_while_a_source_is_away() -> None:
+    """What it was complete up to before is what the next process must find."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    for has_outage, known in ((True, {}), (False, {("plc", ""): Stored(9 * S)})):
+        delivery.has_outage = has_outage
+        for _ in range(2):
+            await delivery.note_complete({"": Stored(9 * S)})
+        assert store.complete == known

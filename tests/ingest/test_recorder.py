@@ -8,6 +8,7 @@ import pytest
 from agent.columns import SampleColumns
 from agent.concurrency import TaskGroup
 from agent.ingest import recorder as recorder_module
+from agent.ingest.completeness import Stored
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST, STORE_REFUSED, Gap
 from agent.ingest.recorder import FAILURES_MAX, Recorder
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
@@ -356,3 +357,37 @@ async def test_a_declared_loss_is_no_value() -> None:
     one.hand_in_gaps()
     await one.drain()
     assert one.last_value_unix_ms == 0
+
+
+async def test_a_source_is_complete_when_everything_before_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not while samples are on their way, and not while a gap waits to become a fact. Parts that are no longer known
+    are removed, those that an earlier process has stored too. What the store refuses is stored later."""
+    monkeypatch.setattr(recorder_module, "COMPLETE_INTERVAL_S", 0.0)
+    queued = list[Future[Any]]()
+
+    class Queueing(FakeStore):
+        def append_columns(self, *_: object) -> Future[Any]:
+            queued.append(Future())
+            return queued[-1]
+
+    store = Queueing()
+    one = recorder(store)
+    one.continue_from({"tag:a/1": Stored(1)})
+    store.complete["plc", "tag:a/1"] = Stored(1)
+    await one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1.0)]))
+
+    async def noted(*times_ns: int) -> dict[str, int]:
+        for _ in range(3):
+            await one.note_complete({f"part {n}": Stored(time_ns) for n, time_ns in enumerate(times_ns)})
+        return {part: known.complete_ns for (_, part), known in store.complete.items()}
+
+    assert await noted(5) == {"tag:a/1": 1}
+    queued[0].set_result(None)
+    assert await noted(5) == {"part 0": 5}
+    one.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 0, count_exact=False))
+    assert await noted(7) == {"part 0": 5}
+    await one.flush_gaps(at_once=True)
+    store.refusing = True
+    assert await noted(7) == {"part 0": 5}
+    store.refusing = False
+    assert await noted(7, 8) == {"part 0": 7, "part 1": 8}

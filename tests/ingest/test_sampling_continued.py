@@ -3,7 +3,7 @@
 import pytest
 
 from agent.columns import SampleColumns
-from agent.ingest.sampling import Return, SamplingRule, Tally
+from agent.ingest.sampling import SamplingRule, Tally
 from agent.message import Sample
 from tests.ingest.test_sampling import BAD, TAG, S, fed, sampler
 
@@ -43,26 +43,22 @@ def test_a_standing_value_is_no_second_sample_of_its_time_under_another_number(*
 def test_a_newer_value_keeps_its_time_under_another_number() -> None:
     """Whatever the rule: the new number has no value yet."""
     one = sampler()
-    one.note_returns()
     assert fed(one, 1.5, start_ns=10 * S) == [1.5]
     one.adopt({OTHER: SamplingRule(deadband=1)}, {TAG: OTHER})
     assert one.last(OTHER) == Sample(OTHER, 0, None)
     assert one.tally() == Tally(bad=0, silent=1)
     assert one.select([Sample(OTHER, 11 * S, 1.5)], 20 * S) == [Sample(OTHER, 11 * S, 1.5)]
-    assert one.take_returns() == [(TAG, Return(0, 0, 10 * S)), (OTHER, Return(0, 0, 11 * S))]
 
 
 def test_a_lost_tag_is_lost_under_another_number_too() -> None:
-    """The loss stands once. The return tells when it began, so that the gap can be filled."""
+    """The loss stands once."""
     one = sampler()
-    one.note_returns()
     assert fed(one, 1.5, start_ns=10 * S) == [1.5]
     assert one.lose(BAD, 11 * S) == [Sample(TAG, 11 * S, None, BAD)]
     one.adopt({OTHER: SamplingRule()}, {TAG: OTHER})
     assert one.lose(BAD, 12 * S) == []
     assert one.tally() == Tally(bad=1, silent=0)
     assert one.select([Sample(OTHER, 10 * S, 1.5)], 20 * S) == [Sample(OTHER, 20 * S, 1.5)]
-    assert one.take_returns()[-1] == (OTHER, Return(0, 11 * S, 20 * S))
 
 
 def test_a_tag_that_is_lost_ahead_of_its_first_value_under_another_number() -> None:
@@ -101,11 +97,8 @@ def test_an_earlier_process_that_ended_in_an_outage() -> None:
     """Its last sample is bad: the value that stood still is recorded with the time of the return, as within a
     process."""
     one = sampler()
-    one.note_returns()
     one.seed(TAG, Sample(TAG, 10 * S, None, BAD), 8 * S)
     assert one.select([Sample(TAG, 8 * S, 1.5)], 20 * S) == [Sample(TAG, 20 * S, 1.5)]
-    assert one.take_returns() == [(TAG, Return(8 * S, 10 * S, 20 * S))]
-    assert one.take_returns() == []
 
 
 def test_a_tag_that_was_bad_before_a_restart_and_still_is_counts_as_bad() -> None:

@@ -108,37 +108,37 @@ async def test_stopping_waits_for_the_last_commit(monkeypatch: pytest.MonkeyPatc
     assert running.source("meter").values_total == 1
 
 
-async def test_a_loss_begins_at_the_last_sign_of_life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Also the bad sample has its time. A gap fact stands from the moment of the loss, and a second one with the same
-    begin before the value that ends it: a process that is killed leaves no value behind an outage that no fact ends."""
+async def test_a_loss_begins_where_the_source_was_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also the bad sample has that time. One gap fact declares the loss when the source is back."""
     lives(monkeypatch, SourceLost("gone"), alive_ns=10**9)
     store = OrderedStore()
     async with ingesting(modbus(1, tmp_path, TAG), store=store) as run:
         await run.wait_good("plant/x", 1)
-        first, second = gaps(store)
-        assert (first[0], first[2:]) == ("1970-01-01T00:00:01Z", (0, False))
-        assert second[0] == first[0]
+        await wait_until_async(lambda: gaps(store), "the gap")
+        (gap,) = gaps(store)
+        assert (gap[0], gap[2:]) == ("1970-01-01T00:00:01Z", (0, False))
         lost = store.of("plant/x")[1]
         assert (lost.source_time_ns, lost.quality) == (10**9 + 1, BAD_COMMUNICATION_ERROR)
-    assert store.gaps_before == [0, 1, 2], "of a value, of the loss, of a value"
 
 
-async def test_a_loss_without_samples_is_recorded_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The source had no value of any tag any more when it was lost, so the loss makes no sample; its gap fact does not
-    wait for the next one, which may come days later."""
-    monkeypatch.setattr(supervisor.Backoff, "wait_ms", lambda *_: 3_600_000)
+@pytest.mark.parametrize("missed", [True, False])
+async def test_a_source_that_missed_nothing_declares_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, missed: bool
+) -> None:
+    """Its server kept what came while it was away. A life that ends before the source has returned does not decide."""
+    lives(monkeypatch, SourceLost("gone"))
+    asked = list[str]()
 
-    async def run(self: ModbusSource, on_up: Callable[[], None]) -> None:
-        on_up()
-        self.alive_ns = 10**9
-        await self._delivery.lose(BAD_COMMUNICATION_ERROR, self.alive_ns)
-        raise SourceLost("gone")
+    def take_missed(self: ModbusSource) -> bool:
+        asked.append(self.name)
+        return missed
 
-    monkeypatch.setattr(ModbusSource, "run", run)
-    async with ingesting(modbus(1, tmp_path, TAG)) as running:
-        await wait_until_async(lambda: gaps(running.store), "the gap fact")
-        assert [sample.quality for sample in running.store.of("plant/x")] == [BAD_COMMUNICATION_ERROR]
-        running.ingest.retry("meter")
+    monkeypatch.setattr(ModbusSource, "name", "meter", raising=False)
+    monkeypatch.setattr(ModbusSource, "take_missed", take_missed)
+    async with ingesting(modbus(1, tmp_path, TAG)) as run:
+        await run.wait_good("plant/x", 1)
+        await wait_until_async(lambda: len(asked) == 2, "the return")
+    assert len(gaps(run.store)) == missed
 
 
 async def test_a_source_returns_with_a_value(
@@ -151,8 +151,8 @@ async def test_a_source_returns_with_a_value(
         on_up()
         death = left.pop(0)
         if len(left) != 1:
-            self.alive_ns = self.now_ns()
-            await self._delivery.deliver(SampleColumns.of([Sample(1, self.alive_ns, 1.0)]), self.alive_ns)
+            self.complete = self.now()
+            await self._delivery.deliver(SampleColumns.of([Sample(1, self.now_ns(), 1.0)]), self.now_ns())
         if death is not None:
             raise death
         await asyncio.Event().wait()
@@ -176,7 +176,7 @@ async def test_each_reason_of_an_outage_is_logged_once(
     alive = ModbusSource.run
 
     async def run(self: ModbusSource, on_up: Callable[[], None]) -> None:
-        if self.alive_ns and reasons:
+        if self.complete and reasons:
             raise reasons.pop(0)
         await alive(self, on_up)
 
@@ -326,7 +326,8 @@ async def test_what_a_person_asks_of_a_source_reaches_it(monkeypatch: pytest.Mon
     asked.events.end = AsyncMock()
     asked.finish = AsyncMock()
     asked.read_tags = AsyncMock(return_value=[])
-    asked.now_ns.return_value = asked.alive_ns = 10**18
+    asked.now_ns.return_value = 10**18
+    asked.complete = None
 
     def source_of(delivery: Delivery) -> Any:
         async def run(on_up: Callable[[], None]) -> None:
@@ -375,40 +376,3 @@ def test_the_problems_of_a_tag_file_are_in_the_status(tmp_path: Path) -> None:
     for count, expected in ((1, problem), (3, f"{problem} (and 2 more)"), (0, "")):
         found.note_file_problems(problems[:count])
         assert found.statistics().tags_problem == expected
-
-
-async def test_a_stop_during_an_outage_declares_it_up_to_the_stop(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """This process does not see the end of the outage: what it could not read up to its own end is in the gap."""
-    lives(monkeypatch, SourceLost("gone"), alive_ns=10**9)
-    hour = {"reconnect_delay_ms": 60_000, "reconnect_delay_max_ms": 3_600_000}
-    async with ingesting(modbus(1, tmp_path, TAG, **hour)) as run:
-        await wait_until_async(lambda: gaps(run.store), "the gap of the loss")
-    first, second = gaps(run.store)
-    assert first[0] == second[0] == "1970-01-01T00:00:01Z"
-    assert second[1] > first[1]
-
-
-async def test_a_stop_declares_missing_events_once_all_is_received(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Of the last life only; the end of a life before it ends no process."""
-    lives(monkeypatch, SourceLost("gone"), None)
-    steps = list[str]()
-
-    class Events:
-        def statistics(self) -> tuple[int, int, int, int]:
-            return 0, 0, 0, 0
-
-        async def end(self) -> None:
-            steps.append("end")
-
-    async def finish(source: ModbusSource) -> None:
-        source.events = Events()  # type: ignore[assignment]
-        steps.append("finish")
-
-    monkeypatch.setattr(ModbusSource, "finish", finish)
-    async with ingesting(modbus(1, tmp_path, TAG)) as run:
-        await run.wait_good("plant/x", 1)
-    assert steps == ["finish", "finish", "end"]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from agent.batch import Origin, open_packed
 from agent.fact_store import FactStore, StoreDamaged, StoreReader
-from agent.ingest import StoredUnreadable
+from agent.ingest import Stored, StoredUnreadable
 from agent.ingest.gap import AGENT_STOPPED, SERVER_QUEUE_OVERFLOW, SOURCE_LOST, Gap, gap_message
-from agent.ingest.lifecycle import DeclaredGap, Newest
+from agent.ingest.lifecycle import Newest
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition, canonical_json, time_text
 from agent.node import stored_samples
 from agent.node.stored_samples import StoredSamples
@@ -27,7 +26,6 @@ def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> N
     """The last recorded sample counts, also with an older source time after a clock was set back; it comes with the
     time of the newest good one. Other tags, and streams without facts, are left out. In another epoch the same numbers
     are other tags."""
-    began_ns = time.time_ns()
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.appends.define([TagDefinition(f"tag:t/{n}") for n in range(4)]).result()
         for rows in (
@@ -38,12 +36,11 @@ def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> N
         stored = StoredSamples(store.reader, lambda: store.origin)
         found = stored.newest_samples(STREAM, [1, 2, 3])
         assert found == {
-            1: Newest(Sample(1, 5 * S, 1.5), 5 * S, found[1].recorded_ns),
-            2: Newest(Sample(2, 12 * S, None, BAD), 10 * S, found[1].recorded_ns),
+            1: Newest(Sample(1, 5 * S, 1.5), 5 * S),
+            2: Newest(Sample(2, 12 * S, None, BAD), 10 * S),
         }
         assert [*found] == [2, 1], "the last one first"
         assert stored.newest_samples(STREAM, [2])[2].good_ns == 10 * S, "before the batch of the newest ones"
-        assert began_ns - 1_000_000 <= found[1].recorded_ns <= time.time_ns()
         assert stored.newest_samples("facts.other", [1]) == {}
         other = StoredSamples(store.reader, lambda: Origin(store.zone, bytes(16)))
         assert other.newest_samples(STREAM, [1, 2, 3]) == {}
@@ -59,7 +56,6 @@ def test_no_definition_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(StoreReader, "definitions", None)
         stored = StoredSamples(store.reader, lambda: store.origin)
         assert stored.newest_samples(STREAM, [1, 2]).keys() == {1, 2}
-        assert stored.last_sample(STREAM) is None
         opened: list[object] = []
         monkeypatch.setattr(scanner, "open_packed", lambda batch: opened.append(batch) or open_packed(batch))
         assert stored.newest_samples(STREAM, [2]).keys() == {2}
@@ -85,30 +81,8 @@ def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: 
         assert stored.open_outages("plc") == []
         monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 5)
         assert stored.newest_samples(STREAM, [2]) == {}
-        last = stored.last_sample(STREAM)
-        assert last is not None
-        assert last.sample == Sample(1, 39 * S, 39.0)
-        assert last.recorded_ns
-        assert stored.last_sample("facts.other") is None
-        monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 40)
-        assert stored.last_sample(STREAM) is None, "all of the stream was seen, so the tag is new"
         monkeypatch.setattr(stored_samples, "OUTAGE_DEPTH_FACTS", 6)
         assert stored.open_outages("plc") == [10 * S]
-
-
-def test_the_last_sample_of_a_stream_that_has_released_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However small such a stream is, a tag that is not found in it may have had values: its source goes on from the
-    last sample of all, which says nothing of the tag's own last good one."""
-    with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
-        store.appends.define([TagDefinition("tag:t/a")]).result()
-        for t in range(3):
-            store.appends.append_samples(STREAM, [Sample(1, t * S, float(t))]).result()
-        stored = StoredSamples(store.reader, lambda: store.origin)
-        assert stored.last_sample(STREAM) is None
-        monkeypatch.setattr(StoreReader, "bounds", lambda _: {STREAM: (2, 3)})
-        last = stored.last_sample(STREAM)
-        assert last is not None
-        assert (last.sample, last.good_ns) == (Sample(1, 2 * S, 2.0), 0)
 
 
 def test_a_store_that_cannot_be_read_holds_no_source_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +99,8 @@ def test_a_store_that_cannot_be_read_holds_no_source_up(tmp_path: Path, monkeypa
         monkeypatch.setattr(StoreReader, "bounds", damaged)
         assert stored.newest_samples(STREAM, [1]) == {}
         assert stored.open_outages("plc") == []
+        monkeypatch.setattr(StoreReader, "completeness", damaged)
+        assert stored.completeness("plc") == {}
         with pytest.raises(StoredUnreadable, match="a page is broken"):
             stored.sample_times(STREAM, [1], 0, S, 10)
 
@@ -146,7 +122,6 @@ def test_what_applications_append_under_our_predicates_is_no_outage(tmp_path: Pa
         store.appends.append_message("facts.operational", foreign).result()
         stored = StoredSamples(store.reader, lambda: store.origin)
         assert stored.open_outages("plc") == [10 * S]
-        assert [one.first_ns for one in stored.declared_gaps("plc")] == [10 * S]
 
 
 def outage(first_s: int) -> Message:
@@ -177,9 +152,8 @@ def test_the_times_of_a_tag_are_those_of_all_its_numbers(tmp_path: Path) -> None
         assert stored.sample_times(STREAM, [4], 0, 9 * S, 9) == {4: {1 * S, 2 * S, 4 * S}}
 
 
-def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both facts of an outage count once. Other gaps and outages of other sources are not included. The last gaps of a
-    source are found too, whether they were filled or not."""
+def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path) -> None:
+    """Facts of one outage count once. Other gaps and outages of other sources are not included."""
 
     def gap(source: str, reason: str, first_s: float, last_s: int) -> Message:
         return gap_message(Gap(source, reason, int(first_s * S), last_s * S, 0, count_exact=False), "plant-a", last_s)
@@ -202,9 +176,15 @@ def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path, monke
             store.appends.append_message("facts.operational", message).result()
         stored = StoredSamples(store.reader, lambda: store.origin)
         assert stored.open_outages("plc") == [50 * S, 30 * S + 100]
-        monkeypatch.setattr(stored_samples, "GAPS_MAX", 3)
-        assert stored.declared_gaps("plc") == [
-            DeclaredGap(60 * S, 61 * S, is_outage=False),
-            DeclaredGap(50 * S, 51 * S, is_outage=True),
-            DeclaredGap(30 * S + 100, 40 * S, is_outage=True),
-        ]
+
+
+def test_a_source_is_complete_up_to_what_was_recorded_last(tmp_path: Path) -> None:
+    """By part, across an orderly close; a part without a value is gone. Other sources have their own."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        for parts in ({"": (9, 5), "events": (8, None), "tag:t/a": (1, 2)}, {"": (10, 5), "tag:t/a": None}):
+            store.appends.set_completeness("plc", parts).result()
+        store.appends.set_completeness("other", {"": (7, 0)}).result()
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        stored = StoredSamples(store.reader, lambda: store.origin)
+        assert stored.completeness("plc") == {"": Stored(10, 5), "events": Stored(8, None)}
+        assert stored.completeness("unknown") == {}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.ingest.opcua.monitoring import Monitoring
+from agent.ingest.opcua.subscriptions.monitoring import Monitoring
 from agent.settings.node import IdentitySettings, NodeSettings
 from agent.settings.sources import UNDELIVERED_MS, ModbusSourceSettings, OpcuaSourceSettings, Transport, toml
 

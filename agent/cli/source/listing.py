@@ -21,7 +21,7 @@ from agent.ingest import TagMapError, load_tag_map
 from agent.settings.node import NodeSettings
 from agent.settings.sources import ModbusSourceSettings, SourceSettings
 
-COLUMNS = ("name", "protocol", "endpoint", "state", "tags", "good", "bad", "silent", "last value", "")
+COLUMNS = ("name", "protocol", "endpoint", "state", "tags", "good", "bad", "silent", "level", "last value", "")
 
 
 @click.command()
@@ -63,13 +63,14 @@ def _rows(
             count, problem = _tags(source)
             state = "" if entries is None else "unknown"
             remark = problem if entries is None else "the running node does not read it; restart the node"
-            yield *head, state, count, *("",) * 3, "", remark
+            yield *head, state, count, *("",) * 4, "", remark
             continue
         good = entry.tags - entry.tags_bad - entry.tags_silent
         age_s = None if entry.last_value_unix_ms is None else max(0.0, time.time() - entry.last_value_unix_ms / 1000)
         age = "never" if age_s is None else f"{duration(age_s)} ago"
         remark = entry.trouble or entry.tags_problem or entry.remarks
-        yield *head, entry.state, entry.tags, good, entry.tags_bad, entry.tags_silent, age, remark
+        level = "" if entry.service_level is None else entry.service_level
+        yield *head, entry.state, entry.tags, good, entry.tags_bad, entry.tags_silent, level, age, remark
 
 
 def _tags(source: SourceSettings) -> tuple[int | str, str]:

@@ -379,6 +379,12 @@ class StoreReader:
         """Every registered consumer."""
         return list(self._catalog().consumers.values())
 
+    def completeness(self, source: str) -> dict[str, tuple[int, int | None]]:
+        """Up to when the parts of a source are complete, and by how much its clock was ahead of this node's then."""
+        with self._reading() as connection:
+            rows = connection.execute(QUERIES["select_completeness"], (source,)).fetchall()
+        return {part: (complete_ns, ahead_ns) for part, complete_ns, ahead_ns in rows}
+
     def incidents(self, limit: int = INCIDENTS_MAX) -> list[Incident]:
         """The last `limit` incidents, newest first."""
         with self._reading() as connection:

@@ -649,6 +649,16 @@ WHERE stream = :stream AND first_offset <= :offset
     AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
 ORDER BY first_offset DESC LIMIT 1;
 
+-- select_completeness: up to when the facts of a source are complete
+SELECT part, complete_ns, ahead_ns FROM completeness WHERE source = ?;
+
+-- upsert_completeness: a part of a source is complete up to a time
+INSERT INTO completeness (source, part, complete_ns, ahead_ns) VALUES (:source, :part, :complete_ns, :ahead_ns)
+ON CONFLICT (source, part) DO UPDATE SET complete_ns = excluded.complete_ns, ahead_ns = excluded.ahead_ns;
+
+-- delete_completeness: a tag is complete with its source again
+DELETE FROM completeness WHERE source = ? AND part = ?;
+
 -- insert_incident: something lost, refused or damaged; a repeat increments the count. Returns the count
 INSERT INTO incident (kind, subject, detail, count, first_unix_ms, last_unix_ms)
 VALUES (:kind, :subject, :detail, :count, :now, :now)

@@ -495,6 +495,16 @@ class Transaction:
         self._execute(QUERIES["insert_reseal"], (stream, old, one.first_sequence, one.digest, new))
         catalog.reseals = (*catalog.reseals, one)
 
+    def set_completeness(self, source: str, parts: Mapping[str, tuple[int, int | None] | None]) -> None:
+        """Up to when these parts of a source are complete, and by how much its clock was ahead then; None: as the
+        source."""
+        for part, known in parts.items():
+            if known is None:
+                self._execute(QUERIES["delete_completeness"], (source, part))
+                continue
+            values = {"source": source, "part": part, "complete_ns": known[0], "ahead_ns": known[1]}
+            self._execute(QUERIES["upsert_completeness"], values)
+
     def add_incident(self, kind: str, subject: str, detail: str) -> None:
         """Record what was lost or refused. A repeat of kind and subject increments the count. If a kind has more than
         INCIDENTS_OF_KIND_MAX subjects, the first and the newest are kept and the others only counted."""

@@ -23,6 +23,7 @@ from itertools import chain
 from agent.columns import SampleColumns
 from agent.concurrency import TaskGroup
 from agent.ingest import quality
+from agent.ingest.completeness import Moment, Stored
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
@@ -73,11 +74,11 @@ class ModbusSource:
         self._counters = CounterTracker(self._moduli(), lambda tag: delivery.sampler.last(tag)[1:3])
         self._read_samples: list[SampleColumns] = []  # read and not yet delivered
         self._silence = asyncio.Event()  # set when a unit has fallen silent
-        self.backfill = self.events = self.clock_ahead_ns = None  # a device has none of these
+        self.backfill = self.events = self.clock_ahead_ns = self.service_level = None  # a device has none of these
         self.read_tags: ReadTags | None = None  # over the open connection, because a device may not accept another
         self.polls_missed_total = self.polls_late_total = 0
-        self.alive_s, self.alive_ns = 0.0, 0
-        self.is_complete = False  # in this life all units were polled once
+        self.alive_s = 0.0
+        self.complete: Moment | None = None
         self._answered_ns: dict[int, int] = {}  # time of the last values by unit
         self._is_missing_logged = False
         self._takes_one_line = False  # the device closed a second connection in this life
@@ -92,6 +93,17 @@ class ModbusSource:
         """The time of this source's samples. It is our own, because Modbus has no times."""
         return time.time_ns()
 
+    def now(self) -> Moment:
+        """The present moment."""
+        return Moment(self.now_ns())
+
+    def continue_from(self, stored: Mapping[str, Stored]) -> None:
+        """Does nothing, because a device has no clock and keeps nothing for us."""
+
+    def take_missed(self) -> bool:
+        """Values are always missing, because a device keeps none."""
+        return True
+
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, poll until something breaks. Ends only by an exception."""
         await self._take_over_map()
@@ -101,7 +113,7 @@ class ModbusSource:
             unit.replan()  # the last life may have ended during a search
         self._silence.clear()
         self._missing_logged.clear()
-        self._is_missing_logged = self._takes_one_line = self.is_complete = False
+        self._is_missing_logged = self._takes_one_line = False
         settings = self._settings
         async with self._line as line:
             # Before the grid begins there is time for the search: most refusals are found here.
@@ -228,15 +240,15 @@ class ModbusSource:
             sweep = Sweep(unit, wanted, now_ns)
             if await self._ask(line, unit, sweep, sweep.planned, 2**63):
                 sweeps.append((unit, sweep))
-            if self.is_complete:  # the first values are delivered together: one fact declares the gap before them
-                await self._flush()
-        self.is_complete = True
+            await self._flush()
         await self._flush()
         for unit, sweep in sweeps:
             if await self._ask(line, unit, sweep, sweep.search, search_end_ns):
                 await self._flush()
                 await self._mark(sweep)
         await self._delivery.deliver_due(self.now_ns())
+        if self.complete is not None:
+            await self._delivery.note_complete({"": Stored(self.complete.time_ns)})
         if time.monotonic() - self._saved_s >= SAVE_INTERVAL_S:
             await self._remember()
 
@@ -259,8 +271,8 @@ class ModbusSource:
                         await self._note_silence(line, unit, error)
                     return False
             else:
-                now_ns = self._answered_ns[unit.unit_id] = self.alive_ns = self.now_ns()
-                self.alive_s = time.monotonic()
+                now_ns = self._answered_ns[unit.unit_id] = self.now_ns()
+                self.alive_s, self.complete = time.monotonic(), Moment(now_ns)
                 self._misses[unit.unit_id] = 0
                 self._read_samples.append(question.decoder.decode(data, now_ns))
                 sweep.answered(question)

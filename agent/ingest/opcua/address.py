@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from agent.ingest.opcua.columns import COLUMNS, EXAMPLE_ROWS
-from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, QUEUE_SIZE_MAX, Monitoring, Trigger
+from agent.ingest.opcua.subscriptions.monitoring import AS_THE_SOURCE_SAYS, QUEUE_SIZE_MAX, Monitoring, Trigger
 from agent.ingest.tags.sheet import CellError
 from agent.ingest.tags.tag_map import SHARED_MAX, Cells, Dialect
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address

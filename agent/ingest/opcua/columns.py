@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.ingest.opcua.monitoring import Trigger
+from agent.ingest.opcua.subscriptions.monitoring import Trigger
 from agent.ingest.tags.columns import Column, Kind
 
 COLUMNS = (

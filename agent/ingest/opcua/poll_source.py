@@ -12,22 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 from agent.columns import SampleColumns
 from agent.concurrency import TaskGroup
 from agent.ingest import quality
+from agent.ingest.completeness import Moment, Stored
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED, TagGap
+from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
 from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.history import HistoryBackfill
-from agent.ingest.opcua.rescue import LostSessions
-from agent.ingest.opcua.server_clock import ClockReading, ServerClock, SetBacks
-from agent.ingest.opcua.session import CallTooLarge, Session, close_session, open_session
-from agent.ingest.opcua.subscription import log_parked
+from agent.ingest.opcua.security.client import SessionKey
+from agent.ingest.opcua.server_clock import ClockReading, SourceClock
+from agent.ingest.opcua.session import CallTooLarge, Ending, Session, open_session
+from agent.ingest.opcua.subscriptions.subscription import log_parked
 from agent.message import Sample
 from agent.settings.sources import OpcuaSourceSettings
 
@@ -44,53 +44,75 @@ class OpcuaPollSource:
         self._settings, self._delivery = settings, delivery
         self.backfill, self.events = backfill, None
         self.read_tags = None  # a command can open a second session
-        self.remarks = ""
+        self.remarks, self.service_level = "", None
         if backfill is not None:
             backfill.now_ns = self.now_ns
             delivery.on_gap(backfill.note_gap)
-        self._clock = ServerClock()
-        self._lost_sessions = LostSessions(partial(close_session, settings))
-        self._set_backs = SetBacks(self._clock, self.now_ns, self._declare)
-        delivery.on_gap(self._set_backs.add)
+        self._clock = SourceClock()
+        self._key: SessionKey | None = None  # of the last session
+        self._started: object = None  # StartTime of its server
         self._namespaces: list[str] = []
         self._reading_numbers: dict[int, int] = {}  # the reading of a tag that is tried, if it is not the first
         self._bad: dict[int, int] = {}  # tags without a value in the last poll, with the status
         self._unread: set[int] = set()  # tags whose value could not be read in the last poll even alone
         self._size = settings.items_per_call_max  # nodes in a call
-        self.alive_s, self.alive_ns = 0.0, 0
-        self.is_complete = False  # in this life everything was read once
+        self.alive_s = 0.0
+        self.complete: Moment | None = None
         self.polls_missed_total = self.polls_late_total = 0
 
     @property
     def clock_ahead_ns(self) -> int | None:
         """By how much the server's clock is ahead of ours; None before it was read."""
-        return self._clock.ahead_of_ns(time.monotonic_ns(), time.time_ns())
+        return self._clock.ahead_ns
 
     def now_ns(self) -> int:
         """The time on the server's clock, as far as it is known."""
-        return self._clock.now_ns(time.monotonic_ns(), time.time_ns())
+        return self._clock.now_ns()
+
+    def now(self) -> Moment:
+        """The present moment on that clock."""
+        return self._clock.now()
+
+    def continue_from(self, stored: Mapping[str, Stored]) -> None:
+        """Compare the server's clock with what an earlier process saw."""
+        if "" in stored:
+            self._clock.continue_from(stored[""])
+
+    def take_missed(self) -> bool:
+        """Values are always missing, because nothing is subscribed."""
+        return True
 
     def retry(self) -> None:
         """Does nothing, because each poll reads everything."""
 
     async def finish(self) -> None:
         """Take over a new tag map. There is nothing to deliver, because values are delivered when they are read."""
-        self._set_backs.end_life()
         await self._take_over_map()
 
     async def run(self, on_up: Callable[[], None]) -> None:
-        """One life: connect, poll until something breaks. Ends only by an exception."""
-        self.is_complete = False
-        async with open_session(self._settings) as session, TaskGroup() as group:
-            self._lost_sessions.begin(session, await session.server_start())
-            group.create_task(self._lost_sessions.run(), name=f"{self._settings.name} lost sessions")
-            if self.backfill is not None:
-                group.create_permanent(self.backfill.run(session), name=f"{self._settings.name} backfill")
-            limits = await session.limits()
-            self._size = min(self._settings.items_per_call_max, limits.nodes_per_read or self._size)
-            self._reading_numbers.clear()
-            group.create_permanent(self._poll(session, on_up), name=f"{self._settings.name} poll")
-            raise await session.lost
+        """One life: connect, poll until something breaks. Ends only by an exception. The session of the last one is
+        used again if it is still there, so that it does not occupy the server."""
+        async with open_session(self._settings, key=self._key) as session:
+            started, before = await session.server_start(), self._started
+            self._key, self._started = None, started
+            if session.is_reactivated and started != before:
+                session.library.ending = Ending.KEEP  # it is not ours
+                raise SourceLost(f"{self._settings.url} was restarted, and has another session under this token")
+            try:
+                async with TaskGroup() as group:
+                    await self._live(session, group, on_up)
+            finally:
+                if started is not None and session.library.ending is Ending.CLOSE:
+                    session.library.ending, self._key = Ending.KEEP, session.key
+
+    async def _live(self, session: Session, group: TaskGroup, on_up: Callable[[], None]) -> None:
+        if self.backfill is not None:
+            group.create_permanent(self.backfill.run(session), name=f"{self._settings.name} backfill")
+        limits = await session.limits()
+        self._size = min(self._settings.items_per_call_max, limits.nodes_per_read or self._size)
+        self._reading_numbers.clear()
+        group.create_permanent(self._poll(session, on_up), name=f"{self._settings.name} poll")
+        raise await session.lost
 
     async def _take_over_map(self) -> None:
         if self._delivery.take_over_map(self.now_ns()):
@@ -108,6 +130,8 @@ class OpcuaPollSource:
             await self._take_over_map()
             await self._read_all(session)
             await self._delivery.deliver_due(self.now_ns())
+            if self.complete is not None:
+                await self._delivery.note_complete({"": self._clock.stored(self.complete)})
             if not is_up:
                 on_up()
                 is_up = True
@@ -128,14 +152,14 @@ class OpcuaPollSource:
         unread, self._unread, size = self._unread, set(), self._size
         others = [tag for tag in self._delivery.points if tag not in unread]
         waiting = [others, *([tag] for tag in self._delivery.points if tag in unread)]
-        first_ns, has_clock = 0, False  # the first call reads the clock too
+        first, has_clock = self.now(), False  # the first call reads the clock too
         while waiting:
             part = waiting.pop(0)
             room = self._size - (not has_clock)
             if len(part) > room:
                 waiting[:0] = [part[:room], part[room:]]
                 continue
-            least_ns, asked_ns = self._clock.least_ns(time.monotonic_ns()), self.now_ns()
+            least_ns, asked = self._clock.least_ns(), self.now()
             try:
                 clock, found = await self._ask(session, part, with_clock=not has_clock)
             except CallTooLarge as error:
@@ -157,13 +181,12 @@ class OpcuaPollSource:
                 clock, found = self._give_up(part, quality.BAD_DECODING_ERROR)
             self.alive_s = time.monotonic()
             if not has_clock:
-                first_ns, has_clock = self._note_clock(clock, least_ns) or asked_ns, True
-                self.alive_ns = self.alive_ns or first_ns
-            self.is_complete = self.is_complete or not waiting
+                first, has_clock = self._note_clock(clock, least_ns) or asked, True
+                self.complete = self.complete or first
             await self._deliver(part, found)
         # Not the time of arrival, which is later by what the line took. The tags of the last call were read by the poll
         # before until that call was answered.
-        self.alive_ns = first_ns
+        self.complete = first
 
     async def _ask(
         self, session: Session, part: Sequence[int], *, with_clock: bool
@@ -184,12 +207,12 @@ class OpcuaPollSource:
         found: Reading = readings[self._reading_numbers.get(tag, 0) % len(readings)]
         return found
 
-    def _note_clock(self, clock: ClockReading, least_ns: int | None) -> int:
-        """Take in the clock of a call. Returns a time on it that is not later than the reading of the values; 0: not
-        known."""
+    def _note_clock(self, clock: ClockReading, least_ns: int | None) -> Moment | None:
+        """Take in the clock of a call. Returns a moment on it that is not later than the reading of the values; None:
+        not known."""
         if clock.read_ns:
-            self._set_backs.read(clock.read_ns, self._clock.read(clock.read_ns, time.monotonic_ns(), least_ns))
-        return clock.shown_ns
+            self._clock.note(clock.read_ns, least_ns)
+        return Moment(clock.shown_ns, self._clock.set_back_ns) if clock.shown_ns else None
 
     async def _deliver(self, tags: Sequence[int], found: Sequence[Change]) -> None:
         """Deliver the good values. A bad one is recorded once, until it is good again or bad for another reason."""
@@ -215,6 +238,3 @@ class OpcuaPollSource:
         interval_ns, tags = self._settings.poll_interval_ms * MS, list(self._delivery.points)
         first_ns, last_ns = slot_ns + interval_ns, slot_ns + missed * interval_ns
         self._delivery.add_gap(reason, first_ns, last_ns, missed * len(tags), tags, exact=False)
-
-    def _declare(self, gap: TagGap) -> None:
-        self._delivery.add_gap(gap.reason, gap.first_time_ns, gap.last_time_ns, 0, gap.tags, exact=False)

@@ -25,6 +25,7 @@ from agent.ingest.opcua.session import PublishRefused, Session
 log = logging.getLogger(__name__)
 
 BAD_NO_SUBSCRIPTION, BAD_TOO_MANY_PUBLISH_REQUESTS = 0x8079_0000, 0x8078_0000
+REPUBLISHED_MAX = 1_000  # in a row after a reconnect; servers do not hold more
 REPUBLISH_MAX = 20  # missing notifications in a row that are requested again; servers do not hold more
 REFUSED_PAUSE_S = 0.25  # after a refused Publish
 
@@ -48,40 +49,62 @@ class Publisher:
         requests: int,
         values: Route,
         on_none_left: Callable[[], None],
+        sequencer: Sequencer,
     ) -> None:
+        """`sequencer`: of the session before, if subscriptions of it are kept."""
         self._session, self._values, self._on_none_left = session, values, on_none_left
-        self._requests = requests
-        self._sequencer = Sequencer()
+        self._requests, self._sequencer = requests, sequencer
+        sequencer.resume()
         self._routes: dict[int, Route] = {}
         self._handing_on = asyncio.Lock()
         self._has_subscription = asyncio.Event()
         self._begun = 0  # subscriptions begun so far
 
-    def begin(self, subscription_id: int, route: Route | None = None, number: int = 1) -> None:
-        """A subscription was created, or taken over with `number` as its next notification: publish for it. Without a
-        route it is one of values."""
-        if route is not None:
-            self._routes[subscription_id] = route
-        self._sequencer.begin(subscription_id, number)
+    def begin(self, subscription_id: int, route: Route | None = None) -> None:
+        """A subscription was created, or is kept: publish for it. Without a route it is one of values."""
+        self.adopt(subscription_id, route)
         self._begun += 1
         self._has_subscription.set()
+
+    async def seek(self, seconds: float) -> None:
+        """Publish for subscriptions that are not known, until the server has none or some time has passed."""
+        until_s = time.monotonic() + seconds
+        self._has_subscription.set()
+        while self._has_subscription.is_set() and time.monotonic() < until_s:  # noqa: ASYNC110 cleared by a refusal
+            await asyncio.sleep(REFUSED_PAUSE_S)
+
+    def adopt(self, subscription_id: int, route: Route | None = None) -> None:
+        """A subscription belongs to this session. Nothing is published for it yet."""
+        if route is not None:
+            self._routes[subscription_id] = route
+        self._sequencer.begin(subscription_id)
 
     def forget(self, subscription_id: int) -> None:
         """A subscription has ended. What still arrives from it is dropped."""
         self._sequencer.forget(subscription_id)
         self._routes.pop(subscription_id, None)
 
-    def positions(self, *, routed: bool = False) -> dict[int, int]:
-        """The number of the next notification of each subscription: of those of values, or of the routed ones."""
-        known = self._sequencer.positions()
-        return {
-            subscription_id: n for subscription_id, n in known.items() if (subscription_id in self._routes) == routed
-        }
+    def is_early(self, header: Header) -> bool:
+        """Whether this is a keep-alive that has overtaken notifications, because it is passed on at once."""
+        return not header.has_data and header.sequence_number != self._sequencer.position(header.subscription_id)
 
-    def leftover(self) -> list[Arrived | Missing]:
-        """At the end of the session: what arrived and was not passed on, and what is missing in between, for values
-        only. What routed subscriptions did not take is not acknowledged: the server still holds it."""
-        return self._sequencer.leftover(self._routes)
+    def take_rest(self) -> list[Arrived]:
+        """At the end of the session: what arrived in order and was not passed on, of values only. What routed
+        subscriptions did not take is not acknowledged: the server still holds it."""
+        return self._sequencer.take_rest(self._routes)
+
+    async def republish(self, subscription_id: int) -> int:
+        """Receive what was sent and did not arrive, until the server has no more (OPC 10000-4, 5.14.6). Returns the
+        status with which it says so; 0 if it says so otherwise."""
+        for _ in range(REPUBLISHED_MAX):
+            number = self._sequencer.position(subscription_id)
+            found = 0 if number is None else await self._republished(subscription_id, number)
+            if not isinstance(found, Arrived):
+                return found
+            self._sequencer.settle(found.header, found.content)
+            async with self._handing_on:
+                await self._hand_on()
+        return 0
 
     async def run(self) -> None:
         """Publish until the session is lost: raises SourceLost."""
@@ -97,7 +120,7 @@ class Publisher:
             request, acks = self._sequencer.sent()
             try:
                 body = await self._session.publish(acks)
-                header = read_header(body)._replace(arrived_s=time.monotonic())
+                header = read_header(body)
                 content = await self._route(header.subscription_id).decode(header, body)
             except PublishRefused as error:
                 self._sequencer.failed(request, acks)
@@ -130,29 +153,29 @@ class Publisher:
 
     async def _recover(self, missing: Missing) -> None:
         """Request the first of the missing notifications again."""
-        found = None
+        found: Arrived | int = 0
         if missing.last - missing.first < REPUBLISH_MAX:
             missing = missing._replace(last=missing.first)
             found = await self._republished(missing.subscription_id, missing.first)
-        if found is None:
-            await self._route(missing.subscription_id).missing(missing)
-            self._sequencer.give_up(missing)
+        if isinstance(found, Arrived):
+            self._sequencer.settle(found.header, found.content)
             return
-        self._sequencer.settle(found.header, found.content)
+        await self._route(missing.subscription_id).missing(missing)
+        self._sequencer.give_up(missing)
 
-    async def _republished(self, subscription_id: int, number: int) -> Arrived | None:
-        """A notification that is requested again. None if the server does not hold it or answers something else: an
-        empty one with number 0 (asyncua, python-opcua), or one that cannot be read. The latter ended a session when it
-        first arrived, and would end each session that requests it again."""
+    async def _republished(self, subscription_id: int, number: int) -> Arrived | int:
+        """A notification that is requested again. The status if the server does not hold it; 0 if it answers something
+        else: an empty one with number 0 (asyncua, python-opcua), or one that cannot be read. The latter ended a session
+        when it first arrived, and would end each session that requests it again."""
         body = await self._session.republish(subscription_id, number)
-        if body is None:
-            return None
+        if isinstance(body, int):
+            return body
         try:
             header = read_header(body)._replace(more=True)  # others followed it
             if not header.has_data or header.sequence_number != number:
-                return None
+                return 0
             return Arrived(header, await self._route(subscription_id).decode(header, body))
         except DecodeError as error:
             extra = {"action": "notification_unreadable", "number": number, "why": str(error)}
             log.warning("a notification that was requested again cannot be read; its values are lost", extra=extra)
-            return None
+            return 0

@@ -27,19 +27,13 @@ ACKS_PER_PUBLISH_MAX = 100  # more than can be open at once; the rest goes with 
 
 
 class Header(NamedTuple):
-    """The header of an answer to Publish, and when it arrived on our monotonic clock. A publish time of 0 was not
-    set."""
+    """The header of an answer to Publish. A publish time of 0 was not set."""
 
     subscription_id: int
     sequence_number: int
     publish_time_ns: int
     has_data: bool
     more: bool = False  # the server has more to send at once
-    arrived_s: float = 0.0
-
-    def is_early(self, next_number: int | None) -> bool:
-        """Whether this is a keep-alive that has overtaken notifications, because it is passed on at once."""
-        return not self.has_data and self.sequence_number != next_number
 
 
 class Arrived(NamedTuple):
@@ -91,7 +85,7 @@ class _Order:
 
 
 class Sequencer:
-    """The requests and answers of one session."""
+    """The requests of one session, and the answers of its subscriptions, which may outlive it."""
 
     def __init__(self) -> None:
         self._request = 0
@@ -101,16 +95,23 @@ class Sequencer:
         self._ready: deque[Arrived] = deque()  # bounded by the number of requests that are open at once
         self._acks: list[tuple[int, int]] = []
 
-    def begin(self, subscription_id: int, number: int) -> None:
-        """A subscription belongs to this session from now on. Its next notification has this number, 1 if it is new."""
-        self._forgotten.discard(subscription_id)  # a restarted server restarts its subscription ids
-        order = self._orders.setdefault(subscription_id, _Order())
-        if number != 1:
-            order.expected, order.is_new = number, False
+    def begin(self, subscription_id: int) -> None:
+        """A subscription belongs to this session from now on. One that is known continues with its next number."""
+        self._forgotten.discard(subscription_id)
+        self._orders.setdefault(subscription_id, _Order())
 
-    def positions(self) -> dict[int, int]:
-        """The number of the next notification of each subscription."""
-        return {subscription_id: order.expected for subscription_id, order in self._orders.items()}
+    def position(self, subscription_id: int) -> int | None:
+        """The number of the next notification of a subscription; None if it is not known."""
+        order = self._orders.get(subscription_id)
+        return None if order is None else order.expected
+
+    def resume(self) -> None:
+        """Another session begins. No request is open, and what an answer before has shown to be missing will not come
+        by itself."""
+        self._open.clear()
+        for order in self._orders.values():
+            order.held = {number: (0, 0.0, held[2]) for number, held in order.held.items()}
+            order.keep_alive = None
 
     def sent(self) -> tuple[int, list[tuple[int, int]]]:
         """A Publish is about to be sent. Returns its number here, and what it acknowledges as (subscription,
@@ -190,21 +191,16 @@ class Sequencer:
         if order is not None and order.expected == missing.first:
             order.expected, order.is_new = missing.last % NUMBERS + 1, False
 
-    def leftover(self, without: Container[int] = ()) -> list[Arrived | Missing]:
-        """At the end of a session: what arrived and was not passed on, in order, and what is missing in between.
-        Subscriptions in `without` are left out."""
-        found: list[Arrived | Missing] = [one for one in self._ready if one.header.subscription_id not in without]
-        for subscription_id, order in self._orders.items():
-            if subscription_id in without:
-                continue
-            for number in sorted(order.held, key=order.ahead):
-                if number != order.expected:
-                    found.append(Missing(subscription_id, order.expected, (number - 2) % NUMBERS + 1))
-                found.append(order.held[number][2])
-                order.expected = number % NUMBERS + 1
-            order.held.clear()
+    def take_rest(self, without: Container[int] = ()) -> list[Arrived]:
+        """At the end of a session: what arrived in order and was not passed on. Subscriptions in `without` are left
+        out."""
+        rest = [arrived for arrived in self._ready if arrived.header.subscription_id not in without]
         self._ready.clear()
-        return found
+        for subscription_id, order in self._orders.items():
+            while subscription_id not in without and order.expected in order.held:
+                rest.append(order.held[order.expected][2])
+                self.done(rest[-1])
+        return rest
 
     def _missing(self, subscription_id: int, order: _Order, now_s: float) -> Missing | None:
         """The notifications missing before those held, when no older request can bring them."""

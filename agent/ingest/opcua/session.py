@@ -5,8 +5,9 @@ end connected and silent), no Subscription objects (a task for each value, or a 
 publish loop (one request at a time, in no certain order). Notifications are returned as the received bytes, so that
 they are decoded with their full source times.
 
-A session is used once: `async with open_session(...)` connects with a new client object and disconnects at the end.
-Errors of the library become SourceLost, or SourceRefused with what to do.
+`async with open_session(...)` connects with a new client object, which reactivates the session of an earlier one if it
+is given its key, and disconnects at the end. What becomes of the session then is its `ending`. Errors of the library
+become SourceLost, or SourceRefused with what to do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 from asyncua import ua
@@ -41,20 +43,19 @@ from agent.ingest.opcua.decode import (
     decode_read_values,
     filetime_ns,
 )
-from agent.ingest.opcua.groups import ServerLimits, limit_of
 from agent.ingest.opcua.history import HistoryPage, HistoryRange, decode_history, history_request
-from agent.ingest.opcua.monitoring import Monitoring, publishing_ms_of, sampling_ms_of
-from agent.ingest.opcua.plan import Created
+from agent.ingest.opcua.reconnect import HEALTHY_LEVEL
 from agent.ingest.opcua.security.client import (
     SIGNS_IN_TIMEOUT,
     TOO_LARGE,
-    ReactivatingClient,
     SessionKey,
     StepTrackingClient,
     connect,
     library_call,
 )
 from agent.ingest.opcua.server_clock import ClockReading, read_ns
+from agent.ingest.opcua.subscriptions.monitoring import Monitoring, publishing_ms_of, sampling_ms_of
+from agent.ingest.opcua.subscriptions.plan import Created, ServerLimits, limit_of
 from agent.ingest.opcua.values.type_reader import learn_missing
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.settings.opcua_address import NodeAddress
@@ -135,20 +136,23 @@ class OpenedSubscription(NamedTuple):
     slower: float = 1.0
 
 
+class Ending(Enum):
+    """What becomes of a session when its connection ends."""
+
+    CLOSE = "close"  # with its subscriptions
+    KEEP = "keep"  # for the next connection to reactivate
+    LEAVE_SUBSCRIPTIONS = "leave"  # for the next session to take over
+
+
 class _RawSession(UaSession):
     """asyncua's session, with requests whose answers are decoded elsewhere."""
 
-    keeps_subscriptions = False
+    ending = Ending.CLOSE
     creating = 0  # subscriptions that were requested and not yet answered
-    was_closed = False
 
     async def close_session(self, delete_subscriptions: bool) -> None:  # noqa: FBT001 the library's signature
-        if self.keeps_subscriptions and self.creating:
-            return  # closing it would leave a subscription whose number is not known
-        protocol = self._client.protocol
-        is_connected = protocol is not None and not protocol.is_closed
-        await super().close_session(delete_subscriptions and not self.keeps_subscriptions)
-        self.was_closed = is_connected
+        if self.ending is not Ending.KEEP:
+            await super().close_session(delete_subscriptions and self.ending is Ending.CLOSE)
 
     async def send(self, request: Any, timeout_s: float | None = None) -> Buffer:
         """Send a request and return the bytes of the answer. A time-out of 0 waits for ever."""
@@ -167,13 +171,17 @@ class Session:
         self._learning = asyncio.Lock()  # held while types are requested
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
         self._ignores_ranges: bool | None = None  # not asked yet
-        self._start: object = None  # not read yet, or not given
+        self.start: object = None  # not read yet, or not given
 
     @property
-    def key(self) -> SessionKey | None:
-        """The key with which a later connection can close this session; None if it was closed over its own
-        connection."""
-        return None if self.library.was_closed else self._client.session_key
+    def key(self) -> SessionKey:
+        """The key with which a later connection can reactivate this session."""
+        return self._client.session_key
+
+    @property
+    def is_reactivated(self) -> bool:
+        """Whether this is the session of an earlier connection."""
+        return self._client.has_reactivated
 
     def note_loss(self, why: str) -> None:
         """End the session: `lost` is resolved with the reason."""
@@ -222,6 +230,16 @@ class Session:
         found: list[Any] = await self._call(self.library.read(ua.ReadParameters(NodesToRead=nodes)))
         return found
 
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self._settings.url
+
+    async def service_level(self) -> int:
+        """How well the server serves its clients, 0 to 255 (OPC 10000-5, 6.3.1); HEALTHY_LEVEL if it does not say."""
+        (level,) = await self._standard_values([ObjectIds.Server_ServiceLevel])
+        return level if isinstance(level, int) else HEALTHY_LEVEL
+
     async def create_subscription(self) -> OpenedSubscription:
         """Create a subscription. Raises TooManySubscriptions."""
         interval_ms = self._settings.publishing_interval_ms
@@ -256,14 +274,10 @@ class Session:
 
     async def server_start(self) -> object:
         """The server's StartTime; None if it gives none. Read once in a session."""
-        if self._start is not None:
-            return self._start
-        (self._start,) = await self._standard_values([ObjectIds.Server_ServerStatus_StartTime])
-        return self._start
-
-    def keep_subscriptions(self, *, keep: bool = True) -> None:
-        """Leave the subscriptions at the server when this session ends, so that the next one can take them over."""
-        self.library.keeps_subscriptions = keep
+        if self.start is not None:
+            return self.start
+        (self.start,) = await self._standard_values([ObjectIds.Server_ServerStatus_StartTime])
+        return self.start
 
     async def transfer_subscriptions(self, numbers: Sequence[int]) -> list[int]:
         """Take over subscriptions of an earlier session, without their present values (OPC 10000-4, 5.14.7). Returns
@@ -275,7 +289,8 @@ class Session:
             return [int(error.code)] * len(numbers)
         except (UaError, OSError, TimeoutError) as error:
             raise SourceLost(f"{self._settings.url} does not answer: {_text(error)}") from error
-        return [int(one.StatusCode.value) for one in found]
+        statuses = [int(one.StatusCode.value) for one in found]
+        return statuses if len(statuses) == len(numbers) else [quality.BAD_NOT_SUPPORTED] * len(numbers)
 
     async def delete_subscription(self, subscription_id: int) -> None:
         """Delete a subscription. It is no error if the server does not know it."""
@@ -386,16 +401,18 @@ class Session:
                 pages[n] = HistoryPage(quality.BAD_NOT_SUPPORTED)
         return pages
 
-    async def republish(self, subscription_id: int, number: int) -> bytes | None:
-        """A notification that was sent before, as the parameters of a PublishResponse; None if the server does not hold
-        it any more."""
+    async def republish(self, subscription_id: int, number: int) -> bytes | int:
+        """A notification that was sent before, as the parameters of a PublishResponse; the status if the server does
+        not hold it any more."""
         request = ua.RepublishRequest()
         request.Parameters.SubscriptionId = subscription_id
         request.Parameters.RetransmitSequenceNumber = number
         try:
             message = await self._body_of(self.library.send(request))
+        except UaStatusCodeError as error:
+            return int(error.code)
         except UaError:
-            return None
+            return quality.BAD_DECODING_ERROR
         except (OSError, TimeoutError) as error:
             raise SourceLost(f"{self._settings.url} does not answer: {_text(error)}") from error
         return struct.pack("<IiB", subscription_id, 0, 1) + message  # the 1 is "more notifications"
@@ -485,11 +502,11 @@ class Session:
 
 @asynccontextmanager
 async def open_session(
-    settings: OpcuaSourceSettings, password: str = "", watchdog_s: float = 0.0
+    settings: OpcuaSourceSettings, password: str = "", watchdog_s: float = 0.0, key: SessionKey | None = None
 ) -> AsyncIterator[Session]:
     """Connect with a new client, yield the session, and disconnect. `password` is used if there is no `password_file`;
-    `watchdog_s`: see StepTrackingClient."""
-    client = new_client(settings, watchdog_s)
+    `watchdog_s` and `key`: see StepTrackingClient."""
+    client = new_client(settings, watchdog_s, key)
     session = Session(client, settings)
 
     async def lost(error: Exception) -> None:
@@ -500,20 +517,10 @@ async def open_session(
         client.connection_lost_callback = lost
         yield session
     except asyncio.CancelledError:
-        session.keep_subscriptions(keep=False)  # the source is stopped: no other session follows
+        session.library.ending = Ending.CLOSE  # the source is stopped: no other session follows
         raise
     finally:
         client.connection_lost_callback = None
-        await disconnect(client)
-
-
-async def close_session(settings: OpcuaSourceSettings, key: SessionKey) -> None:
-    """Close a session of an earlier connection, with the subscriptions that are left in it, over a connection of its
-    own. Raises SourceError."""
-    client = ReactivatingClient(settings, key)
-    try:
-        await connect(client, settings, endpoint_client=new_client(settings))
-    finally:
         await disconnect(client)
 
 
@@ -522,9 +529,11 @@ def quiet_library() -> None:
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
 
 
-def new_client(settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> StepTrackingClient:
-    """A client for a `Session`, not connected. `watchdog_s`: see StepTrackingClient."""
-    client = StepTrackingClient(settings, watchdog_s)
+def new_client(
+    settings: OpcuaSourceSettings, watchdog_s: float = 0.0, key: SessionKey | None = None
+) -> StepTrackingClient:
+    """A client for a `Session`, not connected. `watchdog_s` and `key`: see StepTrackingClient."""
+    client = StepTrackingClient(settings, watchdog_s, key)
     client.session_timeout = max(SESSION_TIMEOUT_MS_MIN, SIGNS_IN_TIMEOUT * settings.request_timeout_ms)
     client.uaclient.session = _RawSession(client.uaclient)
     client.nodes = Shortcuts(client.uaclient.session)
@@ -540,10 +549,13 @@ async def _connect(client: StepTrackingClient, settings: OpcuaSourceSettings, pa
 
 
 async def disconnect(client: Client) -> None:
-    """Close a connection, in whatever state it is. The server gets a short time to answer."""
+    """Close a connection, in whatever state it is. The server gets a short time to answer. A session that is kept is
+    not mentioned: a server may take the goodbye of its channel for its own."""
+    session = client.uaclient.session
+    is_kept = isinstance(session, _RawSession) and session.ending is Ending.KEEP
     try:
         async with timeout(GOODBYE_S):
-            await client.disconnect()
+            await (client.close_session() if is_kept else client.disconnect())
     except (UaError, OSError, TimeoutError):
         pass
     finally:

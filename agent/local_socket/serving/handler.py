@@ -280,6 +280,7 @@ def _source_entry(one: Any) -> messages.SourceEntry:
     return messages.SourceEntry(
         name=one.name,
         kind=one.kind,
+        service_level=one.service_level,
         state=one.state.value,
         tags=one.tags,
         tags_bad=one.tags_bad,

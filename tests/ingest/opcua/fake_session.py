@@ -10,27 +10,32 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asyncua import ua
 
 from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import SERVER_CLOCK, Reading
 from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, DecodeError, Publication, decode_publication
-from agent.ingest.opcua.groups import ServerLimits
-from agent.ingest.opcua.plan import Created
+from agent.ingest.opcua.security.client import SessionKey
 from agent.ingest.opcua.server_clock import ClockReading
 from agent.ingest.opcua.session import (
     HEARTBEAT_HANDLE,
     CallTooLarge,
+    Ending,
     ItemRequest,
     OpenedSubscription,
     PublishRefused,
     TooManySubscriptions,
 )
+from agent.ingest.opcua.subscriptions.plan import Created, ServerLimits
 from agent.ingest.opcua.values.variant import ValueReader
 
 if TYPE_CHECKING:
     from agent.ingest.opcua.poll_source import OpcuaPollSource
     from agent.ingest.opcua.source import OpcuaSource
+
+
+BAD_MESSAGE_NOT_AVAILABLE = 0x807B_0000
 
 
 def answer(
@@ -83,6 +88,7 @@ class FakeSession:
         self.refusals: dict[Any, int] = {}  # by identifier of the node and index range
         self.revised: tuple[float, int] | None = None
         self.held: dict[tuple[int, int], bytes] = {}
+        self.unheld = BAD_MESSAGE_NOT_AVAILABLE  # what it answers for others
         self.republished = 0  # requests
         self.has_clock = True
         self.has_no_ranges = False
@@ -93,16 +99,21 @@ class FakeSession:
         self.nodes_per_read = 1_000
         self.malformed: set[Any] = set()  # nodes whose value cannot be read
         self.too_large: set[Any] = set()
-        self.started: object = "today"
+        self.start: object = "today"
         self.shows_ns = None
-        self.keeps_subscriptions = False
+        self.url, self.level = "opc.tcp://plc", 255
+        self.library = self  # whose `ending` and `creating` these are
+        self.ending = Ending.CLOSE
+        self.creating = 0
+        self.is_reactivated = False
+        self.refuses_key = False
         self.transfers: list[list[int]] = []
         self.transfer_statuses: dict[int, int] = {}  # by subscription; without it a transfer is good
         self.deleted: list[int] = []
         self.is_mute = False  # does not answer a transfer
         self.items_in_time = 1_000  # that one call creates before it times out
         self.room = 1_000  # for subscriptions
-        self.key: str | None = None  # it is closed over its own connection
+        self.key = SessionKey(ua.NodeId(), None, (), 30_000)
         self._number = first_number
 
     @property
@@ -115,13 +126,13 @@ class FakeSession:
         self._set_ns = None if now_ns is None else time.monotonic_ns() - now_ns
 
     async def server_start(self) -> object:
-        return self.started
+        return self.start
+
+    async def service_level(self) -> int:
+        return self.level
 
     async def clock_ns(self) -> int | None:
         return self.shows_ns
-
-    def keep_subscriptions(self, *, keep: bool = True) -> None:
-        self.keeps_subscriptions = keep
 
     async def transfer_subscriptions(self, numbers: Sequence[int]) -> list[int]:
         self.transfers.append(list(numbers))
@@ -189,10 +200,10 @@ class FakeSession:
     async def ignores_ranges(self) -> bool:
         return self.has_no_ranges
 
-    async def republish(self, subscription_id: int, number: int) -> bytes | None:
+    async def republish(self, subscription_id: int, number: int) -> bytes | int:
         self.republished += 1
         assert self.republished < 100, "asked again without end"
-        return self.held.get((subscription_id, number))
+        return self.held.get((subscription_id, number), self.unheld)
 
     async def read_with_clock(self, readings: Sequence[Reading], _: Sequence[str]) -> tuple[ClockReading, list[Change]]:
         return self.reads_ns(), self._values_of([SERVER_CLOCK, *readings])[1:]
@@ -226,7 +237,8 @@ def opening(session: FakeSession) -> Any:
     """In the place of `open_session`."""
 
     @asynccontextmanager
-    async def opened(_: object) -> AsyncIterator[FakeSession]:
+    async def opened(_: object, key: SessionKey | None = None) -> AsyncIterator[FakeSession]:
+        session.is_reactivated = key is not None and not session.refuses_key
         yield session
 
     return opened

@@ -7,11 +7,11 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.gap import TagGap
 from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.decode import Change, Changes, Publication
-from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.publishing import Header
 from agent.ingest.opcua.session import Session
 from agent.ingest.opcua.source import OpcuaSource
-from agent.ingest.opcua.subscription import CallSize, Subscription
+from agent.ingest.opcua.subscriptions.plan import ServerLimits
+from agent.ingest.opcua.subscriptions.subscription import CallSize, Subscription
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.tag_map import Tag
@@ -49,8 +49,15 @@ async def made(store: FakeStore, tags: list[Tag] = TAGS, **settings: object) -> 
     found = OpcuaSource(used, Delivery("plc", tags, numbers, recorder))
     subscription = Subscription(FakeSession(), used, ServerLimits(), found.now_ns, CallSize(9))  # type: ignore[arg-type]
     subscription.id = 1
-    found._subscriptions, found._by_id = [subscription], {1: subscription}
+    found._subscriptions.session = FakeSession()  # type: ignore[assignment]
+    found._subscriptions._all, found._subscriptions._by_id = [subscription], {1: subscription}
     return found, recorder
+
+
+async def declare(source: OpcuaSource) -> None:
+    """Declare what is lost, as after a reading of the server's clock."""
+    await source._declare_losses(cast("Session", FakeSession()))
+    await source.finish()
 
 
 def gaps_of(source: OpcuaSource) -> list[TagGap]:

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from agent.concurrency import TaskGroup
+from agent.ingest.completeness import Moment
 from agent.ingest.delivery import Delivery
+from agent.ingest.errors import SourceLost
 from agent.ingest.gap import CLOCK_SET_BACK, TagGap
 from agent.ingest.opcua import poll_source
 from agent.ingest.opcua.address import TagPoint, parse_readings
-from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.poll_source import OpcuaPollSource
 from agent.ingest.opcua.server_clock import ClockReading
+from agent.ingest.opcua.session import Ending
+from agent.ingest.opcua.subscriptions.plan import ServerLimits
 from agent.ingest.quality import (
     BAD_COMMUNICATION_ERROR,
     BAD_DECODING_ERROR,
@@ -86,7 +89,7 @@ async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, cap
     assert [s.value for s in store.of("a/array[3]")] == [None, 7]
     lines = {record.status: record.tags for record in caplog.records if hasattr(record, "tags")}
     assert lines == {"BadSensorFailure": "a/b (row 2, )", "BadNodeIdUnknown": "a/array[3] (row 3, )"}
-    assert source.alive_ns > 0
+    assert source.complete is not None
 
 
 async def test_a_value_without_a_source_time_has_that_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,23 +134,21 @@ async def test_a_value_that_is_too_large_costs_its_own_tag(monkeypatch: pytest.M
     assert [sample.quality for sample in store.of("a/7")] == [BAD_ENCODING_LIMITS_EXCEEDED]
 
 
-async def test_lost_sessions_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the polls: a server that has room for few would be shut for the source by its own lost sessions."""
-    closed: list[object] = []
-
-    async def close(_: object, key: object) -> None:
-        closed.append(key)
-
-    monkeypatch.setattr(poll_source, "close_session", close)
+async def test_a_lost_session_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has room for few sessions would be shut for the source by its own lost ones. A session of a server
+    that was restarted is not ours, whatever its token."""
     store = FakeStore()
     source = await polled(store, "a")
-    for number in range(2):
-        session = FakeSession()
-        session.key, session.values = f"session {number}", {("a", ""): good(1.0, (10 + number) * S)}
-        async with living(monkeypatch, source, session):
-            await wait_until_async(lambda n=number: len(store.good("a/a")) > n, "a value")  # type: ignore[misc]
-            await wait_until_async(lambda n=number: len(closed) == n, "the end of the session before")  # type: ignore[misc]
-    assert closed == ["session 0"]
+    first, second = FakeSession(), FakeSession()
+    first.values = {("a", ""): good(1.0, 10 * S)}
+    async with living(monkeypatch, source, first):
+        await wait_until_async(lambda: store.good("a/a"), "a value")
+    assert (first.ending, first.is_reactivated) == (Ending.KEEP, False)
+    second.start = "tomorrow"
+    monkeypatch.setattr(poll_source, "open_session", opening(second))
+    with pytest.raises(SourceLost, match="was restarted"):
+        await source.run(lambda: None)
+    assert (second.ending, second.is_reactivated, second.reads) == (Ending.KEEP, True, [])
 
 
 @pytest.mark.parametrize("told", [0, 1])
@@ -164,7 +165,8 @@ async def test_a_server_that_reads_one_node_at_a_time_is_polled(monkeypatch: pyt
         await wait_until_async(lambda: len(store.good("a/b")) == 2, "the next poll")
     single = session.reads[session.reads.index(1) :]
     assert set(single) == {1}
-    assert 20 * S <= source.alive_ns < 21 * S
+    assert source.complete is not None
+    assert 20 * S <= source.complete.time_ns < 21 * S
 
 
 async def test_a_malformed_value_costs_its_own_tag(
@@ -204,7 +206,7 @@ async def test_a_clock_that_moves_once_a_second_is_not_set_back(monkeypatch: pyt
         life = group.create_task(source.run(lambda: None), name="life")
         await wait_until_async(lambda: time.monotonic_ns() > begin_ns + S // 4, "polls between two ticks")
         life.cancel()
-    assert (source._clock.set_back_ns, source.alive_ns) == (0, 10 * S)
+    assert (source._clock.set_back_ns, source.complete) == (0, Moment(10 * S))
     assert source.now_ns() >= 10 * S + S // 4 - S // 100
     assert not [gap for gap in gaps if gap.reason == CLOCK_SET_BACK]
 

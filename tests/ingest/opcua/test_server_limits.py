@@ -17,10 +17,12 @@ async def test_a_subscription_that_is_refused_costs_no_tag(monkeypatch: pytest.M
     session = FakeSession()
     session.room = 1
     async with living(monkeypatch, source, session):
-        await wait_until_async(lambda: session.keeps_subscriptions, "everything built")
-        assert [session.handles(one) for one in session.subscriptions] == [{1, 2, 3, 4, 5}]
+        await wait_until_async(
+            lambda: [session.handles(one) for one in session.subscriptions] == [{1, 2, 3, 4, 5}], "all items"
+        )
     full = FakeSession()
-    full.room = 0
+    full.room, full.start = 0, "tomorrow"
+    full.refuses_key = True
     monkeypatch.setattr(source_module, "open_session", opening(full))
     with pytest.RaisesGroup(SourceBusy, **FLAT):  # type: ignore[call-overload]
         await source.run(lambda: None)
@@ -32,12 +34,14 @@ async def test_calls_that_are_not_answered_in_time_get_smaller(monkeypatch: pyte
     source, _ = await made(FakeStore(), [tag(n) for n in range(1, 9)])
     for _ in range(2):
         slow = FakeSession()
+        slow.refuses_key = True
         slow.items_in_time = 3
         monkeypatch.setattr(source_module, "open_session", opening(slow))
         with pytest.RaisesGroup(SourceLost, **FLAT):  # type: ignore[call-overload]
             await source.run(lambda: None)
     session = FakeSession()
-    session.items_in_time = 3
+    session.items_in_time, session.refuses_key = 3, True
     async with living(monkeypatch, source, session):
-        await wait_until_async(lambda: session.keeps_subscriptions, "everything built")
-        assert session.handles(session.subscriptions[0]) == set(range(1, 9))
+        await wait_until_async(
+            lambda: session.subscriptions and session.handles(session.subscriptions[0]) == set(range(1, 9)), "all items"
+        )

@@ -1,7 +1,6 @@
 """Requests and answers of a session, with the library's transport in the test's hands."""
 
 import asyncio
-import contextlib
 import math
 import struct
 from dataclasses import replace
@@ -22,13 +21,12 @@ from agent.ingest.errors import HistoryRefused, SourceLost
 from agent.ingest.opcua import session as session_module
 from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Publication
-from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.history import HistoryRange
-from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
 from agent.ingest.opcua.publisher import Publisher, Route
-from agent.ingest.opcua.publishing import Header, Missing, read_header
+from agent.ingest.opcua.publishing import Header, Missing, Sequencer, read_header
 from agent.ingest.opcua.session import (
     LIFETIME_MS_MIN,
+    Ending,
     ItemRequest,
     OpenedSubscription,
     PublishRefused,
@@ -37,6 +35,8 @@ from agent.ingest.opcua.session import (
     new_client,
     open_session,
 )
+from agent.ingest.opcua.subscriptions.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
+from agent.ingest.opcua.subscriptions.plan import ServerLimits
 from agent.ingest.opcua.values import type_reader
 from agent.ingest.opcua.values.structures import Shape, StructureType
 from agent.ingest.quality import BAD_NOT_SUPPORTED
@@ -87,16 +87,16 @@ async def test_a_publish_acknowledges_and_gives_the_bytes_as_they_came(monkeypat
 
 
 async def test_a_notification_asked_for_again_reads_like_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bytes have the form of a publication; None if the server does not hold it."""
+    """Its bytes have the form of a publication; the status if the server does not hold it."""
     response = ua.RepublishResponse()
     response.NotificationMessage.SequenceNumber = 5
     session, _ = session_with(monkeypatch, response, uaerrors.BadMessageNotAvailable())
     body = await session.republish(7, 5)
-    assert body is not None
+    assert isinstance(body, bytes)
     header = read_header(body)
     assert (header.subscription_id, header.sequence_number) == (7, 5)
     assert not (await session.decode(body)).changes
-    assert await session.republish(7, 6) is None
+    assert await session.republish(7, 6) == int(uaerrors.BadMessageNotAvailable().code)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ async def test_keep_alives_come_as_the_server_revised_them(
     session, asked = session_with(monkeypatch, response)
     assert await session.create_subscription() == expected
     assert asked[0].Parameters.RequestedMaxKeepAliveCount == 10
-    assert asked[0].Parameters.RequestedLifetimeCount * 500 == LIFETIME_MS_MIN, "a lost session can be rescued so long"
+    assert asked[0].Parameters.RequestedLifetimeCount * 500 == LIFETIME_MS_MIN, "a subscription can be kept so long"
 
 
 async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,68 +275,40 @@ async def test_subscriptions_are_taken_over_without_their_present_values(monkeyp
     assert await session.transfer_subscriptions([7, 8]) == [int(uaerrors.BadServiceUnsupported().code)] * 2
 
 
-@pytest.mark.parametrize("answer", ["created", "refused", "none"])
-async def test_a_session_is_closed_where_its_subscriptions_are_known(
-    monkeypatch: pytest.MonkeyPatch, answer: str
+@pytest.mark.parametrize(
+    "ending, requests", [(Ending.CLOSE, [True]), (Ending.LEAVE_SUBSCRIPTIONS, [False]), (Ending.KEEP, [])]
+)
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_how_a_session_ends(
+    monkeypatch: pytest.MonkeyPatch, ending: Ending, requests: list[bool], *, is_stopped: bool
 ) -> None:
-    """One that may have a subscription whose number never came is left to be closed later, with its key; closing it now
-    would leave that subscription at the server."""
-    response = ua.CreateSubscriptionResponse()
-    answers = {"created": response, "refused": uaerrors.BadOutOfMemory(), "none": TimeoutError()}
-    session, _ = session_with(monkeypatch, answers[answer])
-    with contextlib.suppress(SourceLost):
-        await session.create_subscription()
-    session.keep_subscriptions()
-    closed = list[bool]()
+    """It is closed with or without its subscriptions, or kept: then the server gets no goodbye at all. A source that is
+    stopped leaves nothing. No socket stays."""
+    client = new_client(SETTINGS)
+    closed, sockets = list[bool](), list[str]()
 
     async def close_session(_: object, delete_subscriptions: bool) -> None:
         closed.append(delete_subscriptions)
 
+    async def close_channel(_: object) -> None:
+        sockets.append("goodbye")
+
+    monkeypatch.setattr(session_module, "new_client", lambda *_: client)
+    monkeypatch.setattr(session_module, "connect", AsyncMock())
     monkeypatch.setattr(UaSession, "close_session", close_session)
-    await session.library.close_session(True)
-    assert closed == ([] if answer == "none" else [False])
-
-
-class Ending:
-    """What becomes of the client when its session ends."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.happened = list[str]()
-        self.may_leave = asyncio.Event()
-        self.session: Session | None = None
-        client = new_client(SETTINGS)
-        monkeypatch.setattr(session_module, "new_client", lambda *_: client)
-        monkeypatch.setattr(session_module, "connect", AsyncMock())
-        monkeypatch.setattr(session_module, "GOODBYE_S", 0.0)
-        monkeypatch.setattr(client, "disconnect", self._disconnect)
-        monkeypatch.setattr(client, "disconnect_socket", lambda: self.happened.append("socket closed"))
-
-    async def _disconnect(self) -> None:
-        assert self.session is not None
-        kept = "kept" if self.session.library.keeps_subscriptions else "deleted"
-        self.happened.append(f"goodbye, subscriptions {kept}")
-        await self.may_leave.wait()
-
-
-@pytest.mark.parametrize("is_stopped", [False, True])
-async def test_how_a_session_ends(monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool) -> None:
-    """One that is lost leaves its subscriptions to the next; a source that is stopped leaves none. A server that does
-    not answer the goodbye delays nothing, and no socket stays."""
-    ending = Ending(monkeypatch)
+    monkeypatch.setattr(type(client), "close_secure_channel", close_channel)
+    monkeypatch.setattr(client, "disconnect_socket", lambda: sockets.append("closed"))
 
     async def life() -> None:
         async with open_session(SETTINGS) as session:
-            ending.session = session
-            session.keep_subscriptions()
-            if is_stopped:
-                raise asyncio.CancelledError
-            raise SourceLost("gone")
+            session.library.ending = ending
+            raise asyncio.CancelledError if is_stopped else SourceLost("gone")
 
-    async with asyncio.timeout(LIMIT_S):
-        with pytest.raises(asyncio.CancelledError if is_stopped else SourceLost):
-            await life()
-    kept = "deleted" if is_stopped else "kept"
-    assert ending.happened == [f"goodbye, subscriptions {kept}", "socket closed"]
+    with pytest.raises(asyncio.CancelledError if is_stopped else SourceLost):
+        await life()
+    assert closed == ([True] if is_stopped else requests)
+    assert sockets[-1] == "closed"
+    assert ("goodbye" in sockets) == bool(closed)
 
 
 async def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +418,7 @@ async def test_a_publication_that_cannot_be_read_ends_the_session() -> None:
     async def missing(_: Missing) -> None:
         raise AssertionError("nothing is missing")
 
-    publisher = Publisher(session, 1, Route(decode, take, missing), lambda: None)  # type: ignore[arg-type]
+    publisher = Publisher(session, 1, Route(decode, take, missing), lambda: None, Sequencer())  # type: ignore[arg-type]
     publisher.begin(1)
     with pytest.RaisesGroup(pytest.RaisesExc(SourceLost, match="cannot be read")):
         await publisher.run()

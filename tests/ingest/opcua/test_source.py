@@ -3,17 +3,16 @@ import logging
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from agent.ingest.gap import TagGap
 from agent.ingest.opcua.address import TagPoint, parse_readings
 from agent.ingest.opcua.decode import Change
-from agent.ingest.opcua.monitoring import Monitoring
-from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest
 from agent.ingest.opcua.source import OpcuaSource
+from agent.ingest.opcua.subscriptions.monitoring import Monitoring
+from agent.ingest.opcua.subscriptions.plan import Created
 from agent.ingest.quality import (
     BAD_DECODING_ERROR,
     BAD_INDEX_RANGE_INVALID,
@@ -28,28 +27,28 @@ from tests.ingest.opcua.fake_session import (
     answer_of,
     living,
 )
-from tests.ingest.opcua.sources import TAGS, S, made, tag, take
+from tests.ingest.opcua.sources import TAGS, S, declare, made, tag, take
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.virtual_time
 
 
 async def test_values_the_server_discarded_become_a_fact() -> None:
-    """The overflow bit is kept in the sample, and a gap fact says between which times values were lost, of which two of
-    three tags, and how many at least: each tag has a spacing of its own."""
+    """The overflow bit is kept in the sample, and a gap fact says of which two of three tags values were lost: from
+    where everything was delivered before, to the next reading of the server's clock."""
     store = FakeStore()
     source, recorder = await made(store, [*TAGS, tag(3)])
-    await take(source, *(Change(number, 1.0, 0, (9 + number) * S, (9 + number) * S) for number in (1, 2, 3)))
-    seconds = ((1, 20), (1, 21), (1, 22), (2, 20), (2, 22), (2, 24), (3, 20))
-    marked = {(1, 20): 0x480, (2, 20): 0x480}
-    await take(source, *(Change(one, 2.0, marked.get((one, at), 0), at * S, at * S) for one, at in seconds))
+    (subscription,) = source._subscriptions
+    subscription.liveness.complete_ns = 9 * S
+    await take(source, *(Change(one, 2.0, 0x480 if one < 3 else 0, 20 * S, 20 * S) for one in (1, 2, 3)))
     await source.finish()
+    await declare(source)
     await recorder.drain()
-    assert store.of("a/1")[:2] == [Sample(1, 10 * S, 1.0), Sample(1, 20 * S, 2.0, 0x480)]
+    assert store.of("a/1") == [Sample(1, 20 * S, 2.0, 0x480)]
     (content,) = store.told()
     assert content["reason"] == "server_queue_overflow"
-    assert (content["first_time"], content["last_time"]) == ("1970-01-01T00:00:10Z", "1970-01-01T00:00:20Z")
-    assert (content["count"], content["count_exact"], content["tags"]) == (7 + 2, False, ["tag:a/1", "tag:a/2"])
+    assert content["first_time"] == "1970-01-01T00:00:09Z" < content["last_time"]
+    assert (content["count"], content["count_exact"], content["tags"]) == (0, False, ["tag:a/1", "tag:a/2"])
 
 
 @pytest.mark.parametrize("burst, is_declared", [(3, True), (2, False)])
@@ -62,12 +61,13 @@ async def test_as_many_values_as_the_queue_holds_may_be_the_rest_of_more(burst: 
     request = ItemRequest(1, TAGS[0].point.readings[0].address, 1, "", 0.0, 3, Monitoring())
     subscription._note_created(request, Created(0, 11, 60_000.0, 3))
     await take(source, Change(1, 0.0, 0, 10 * S, 10 * S))
+    subscription.liveness.complete_ns = 9 * S
     await take(source, *(Change(1, float(n), 0, 20 * S + n, 20 * S + n) for n in range(burst)))
     await source.finish()
+    await declare(source)
     await recorder.drain()
-    found = store.told()
-    expected = [("server_queue_overflow", "1970-01-01T00:00:10Z", "1970-01-01T00:00:20Z", 0)] if is_declared else []
-    assert [(one["reason"], one["first_time"], one["last_time"], one["count"]) for one in found] == expected
+    expected = [("server_queue_overflow", "1970-01-01T00:00:09Z")] if is_declared else []
+    assert [(one["reason"], one["first_time"]) for one in store.told()] == expected
 
 
 async def test_a_full_buffer_holds_the_next_publish(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,31 +119,11 @@ async def test_a_new_tag_map_comes_behind_what_has_arrived(connected: bool) -> N
     source._delivery.offer_map(TAGS[1:], [2])
     await (source._take_over_map() if connected else source.finish())
     await take(source, Change(1, 2.0, 0, 11 * S, 11 * S), Change(2, 2.0, 0, 11 * S, 11 * S))
-    source._refused[1] = 0x8034_0000
+    source._subscriptions._refused[1] = 0x8034_0000
     await source.finish()
     await recorder.drain()
     assert [(s.value, s.quality) for s in store.of("a/1")] == [(1.0, 0), (None, TAG_REMOVED)]
     assert [s.value for s in store.of("a/2")] == [1.0, 2.0]
-
-
-async def test_a_tag_that_is_edited_when_its_subscription_has_ended_is_lost() -> None:
-    """The end is known by the number that the tag had, and recorded behind the edit. The tag returns from it."""
-    store = FakeStore()
-    source, recorder = await made(store)
-    source._delivery.sampler.note_returns()
-    await take(source, Change(1, 1.0, 0, 10 * S, 10 * S))
-    edited = replace(TAGS[0], definition=replace(TAGS[0].definition, unit="bar"))
-    (number,) = await recorder.define([edited.definition])
-    source._delivery.offer_map([edited, TAGS[1]], [number, 2])
-    await source._take_over_map()
-    source._ended.append(([1], 11 * S))
-    await source._deliver_due()
-    await take(source, Change(number, 1.0, 0, 12 * S, 12 * S))
-    await source.finish()
-    await recorder.drain()
-    assert [(s.tag, s.value) for s in store.of("a/1")] == [(1, 1.0), (number, None), (number, 1.0)]
-    (returned,) = [one for tag, one in source._delivery.sampler.take_returns() if tag == number]
-    assert (returned.lost_ns, returned.before_ns) == (store.of("a/1")[1].source_time_ns, 12 * S)
 
 
 def test_the_log_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
@@ -166,43 +146,13 @@ async def test_a_malformed_value_costs_its_own_tag(monkeypatch: pytest.MonkeyPat
         good, endless = struct.pack("<Bd", 11, 1.5), struct.pack("<Bi", 12, 1_000_000)
         session.answers.put_nowait(answer_of(1, 1, (1, good, S), (2, endless, S), (1, good, 2 * S), (1, good, 3 * S)))
         session.answers.put_nowait(answer(1, 2, (1, 2.5, 4 * S)))
-        await wait_until_async(lambda: len(store.of("a/1")) == 2, "the value after it")
+        await wait_until_async(store.told, "the gap")
     await recorder.drain()
     assert [sample.value for sample in store.of("a/1")] == [1.5, 2.5]
     assert [(sample.value, sample.quality) for sample in store.of("a/2")] == [(None, BAD_DECODING_ERROR)]
     (fact,) = store.told()
-    assert (fact["reason"], fact["count"], fact["count_exact"]) == ("values_unreadable", 2, True)
+    assert (fact["reason"], fact["count"], fact["count_exact"]) == ("not_delivered", 2, True)
     assert fact["tags"] == ["tag:a/1", "tag:a/2"]
-
-
-async def test_a_malformed_value_in_each_publication_costs_one_call_a_minute(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The server's clock is read, and a line logged, for the first of them; each is a bad sample, and what stands
-    behind each is counted as lost."""
-    store = FakeStore()
-    source, recorder = await made(store)
-    session, reads = FakeSession(), list[int]()
-
-    async def read() -> None:
-        reads.append(len(store.of("a/2")))
-
-    monkeypatch.setattr(session, "clock_ns", read)
-    async with living(monkeypatch, source, session):
-        await wait_until_async(lambda: session.keeps_subscriptions, "everything built")
-        reads.clear()
-        good, endless = struct.pack("<Bd", 11, 1.5), struct.pack("<Bi", 12, 1_000_000)
-        for number in range(1, 6):
-            values = (2, endless, number * S), (1, good, number * S)
-            session.answers.put_nowait(answer_of(1, number, *values))
-        await wait_until_async(lambda: len(store.of("a/2")) == 5, "the bad samples")
-    await source.finish()
-    await recorder.drain()
-    assert reads == [0]
-    assert {sample.quality for sample in store.of("a/2")} == {BAD_DECODING_ERROR}
-    said = store.told()
-    assert sum(one["count"] for one in said if one["reason"] == "values_unreadable") == 5
-    assert [getattr(one, "action", "") for one in caplog.records].count("values_unreadable") == 1
 
 
 async def test_an_address_with_an_index_is_a_node_or_an_element(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,11 +214,11 @@ async def test_a_value_ahead_of_the_answer_is_read_as_the_element_that_it_is(mon
 
 async def test_history_and_events_run_within_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events begin before anything is subscribed. Both have the open session once everything is, and are cancelled with
-    the life. History is told of gaps whose end is known."""
+    the life. History is told of gaps."""
     told: list[object] = []
 
     class Work:
-        async def begin(self, *_: object) -> None:
+        async def begin(self, *_: object, **__: object) -> None:
             assert not session.subscriptions
 
         async def run(self, *given: object) -> None:
@@ -293,7 +243,6 @@ async def test_history_and_events_run_within_the_life(monkeypatch: pytest.Monkey
         await wait_until_async(lambda: len(told) == 2, "history and events")
         assert told == [(session,), (session, source._publisher)]
         source._delivery.add_gap("reason", 1, 2, 0, [1], exact=False)
-        source._delivery.add_gap("not over", 1, 2, 0, [1], exact=False, is_over=False)
         assert told[2:] == [TagGap("reason", 1, 2, (1,))]
     assert told[3:] == ["ended", "ended"]
     await source.finish()

@@ -1,37 +1,26 @@
 """The items of a source's tags: a time without one is a gap, and one that is gone is created again."""
 
 import asyncio
-import json
 import logging
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from agent.ingest.delivery import Delivery
-from agent.ingest.gap import ITEM_REFUSED, ITEM_RENEWED, TagGap
-from agent.ingest.lifecycle import Newest
+from agent.ingest.completeness import Moment, Stored
+from agent.ingest.gap import ITEM_GONE
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.address import TagPoint, parse_readings
-from agent.ingest.opcua.audit import Findings
 from agent.ingest.opcua.decode import Change
-from agent.ingest.opcua.monitoring import Monitoring
-from agent.ingest.opcua.plan import Created
-from agent.ingest.opcua.server_clock import ServerTime
-from agent.ingest.opcua.session import CallTooLarge, ItemRequest
-from agent.ingest.opcua.source import OpcuaSource
-from agent.ingest.opcua.subscription import Subscription
+from agent.ingest.opcua.session import CallTooLarge
+from agent.ingest.opcua.subscriptions.monitoring import Monitoring
+from agent.ingest.opcua.subscriptions.plan import Created
 from agent.ingest.quality import (
     BAD_COMMUNICATION_ERROR,
     BAD_NODE_ID_UNKNOWN,
-    BAD_TOO_MANY_MONITORED_ITEMS,
 )
-from agent.ingest.recorder import Recorder
-from agent.message import Sample, time_text
-from agent.settings.sources import OpcuaSourceSettings
-from tests.ingest.fakes import Busy, FakeStore
+from agent.message import Sample
+from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import (
     FakeSession,
     answer,
@@ -64,181 +53,96 @@ async def test_an_item_whose_node_is_gone_is_created_again() -> None:
     assert store.of("a/1") == [Sample(1, 10 * S, 1.0), Sample(1, 20 * S, None, 0x8034_0000), Sample(1, 30 * S, 2.0)]
 
 
-@pytest.mark.parametrize("why", ["another interval", "another unit", "node gone", "refused", "refused before"])
+@pytest.mark.parametrize("why", ["another interval", "another unit", "node gone", "refused"])
 async def test_a_time_without_an_item_is_a_gap(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tag whose item is created anew, since the tag map says something else of it, or its node was gone: the gap is
-    from the last sign of life of the old item, or from its refusal, until the new one stands; also if that is in the
-    next session. The neighbour is in no gap."""
-    source, recorder = await made(FakeStore(), sampling_interval_ms=0, parked_retry_ms=100)
+    """A tag whose item is created anew, since the tag map says something else of it, or its node was gone or refused:
+    the gap is from where everything was delivered until the new item has published. The next process finds the tag
+    absent since then. The neighbour is in no gap."""
+    store = FakeStore()
+    source, recorder = await made(store, sampling_interval_ms=0, parked_retry_ms=100)
     gaps = gaps_of(source)
     session = FakeSession()
     session.shows_ns = 9 * S
-    if "refused" in why:
-        session.refusals[1, ""] = 0x8034_0000
+    if why == "refused":
+        session.refusals[1, ""] = BAD_NODE_ID_UNKNOWN
     async with living(monkeypatch, source, session):
-        await wait_until_async(lambda: source._built, "items")
-        (subscription,) = session.subscriptions
+        await wait_until_async(lambda: session.subscriptions and session.handles(1), "items")
         for number, at_ns in enumerate((10 * S, 11 * S), 1):
-            values = [(handle, 1.0, at_ns) for handle in session.handles(subscription)]
-            session.answers.put_nowait(answer(subscription, number, *values, publish_ns=at_ns))
-        await wait_until_async(lambda: source.alive_ns == 10 * S, "a second answer")
-        assert not gaps
-        session.shows_ns = 1_000 * S
-        session.refusals = {} if why == "refused" else session.refusals
-        changed = TAGS[0]
+            values = [(handle, 1.0, at_ns) for handle in session.handles(1)]
+            session.answers.put_nowait(answer(1, number, *values, publish_ns=at_ns))
+        await wait_until_async(lambda: source.complete == Moment(10 * S), "a second answer")
+        session.shows_ns, asked = 1_000 * S, len(session.asked)
+        tags, numbers = list(TAGS), [1, 2]
         if why == "another interval":
-            changed = tag(1, replace(TAGS[0].point, monitoring=Monitoring(sampling_interval_ms=50)))
-            source._delivery.offer_map([changed, TAGS[1]], [1, 2])
+            tags[0] = tag(1, replace(TAGS[0].point, monitoring=Monitoring(sampling_interval_ms=50)))
         elif why == "another unit":
-            changed = replace(TAGS[0], definition=replace(TAGS[0].definition, unit="bar"))
-            source._delivery.offer_map([changed, TAGS[1]], [*await recorder.define([changed.definition]), 2])
+            tags[0] = replace(TAGS[0], definition=replace(TAGS[0].definition, unit="bar"))
+            numbers[0] = (await recorder.define([tags[0].definition]))[0]
         elif why == "node gone":
-            session.answers.put_nowait(answer(subscription, 3, (1, 0.0, 12 * S), quality=0x8034_0000))
-        if why != "refused before":
-            await wait_until_async(lambda: gaps, "the gap")
-    if why == "refused before":
-        session = FakeSession()
-        session.shows_ns = 1_000 * S
-        async with living(monkeypatch, source, session):
-            await wait_until_async(lambda: gaps, "the gap")
-    (gap,) = [one for one in gaps if one.reason in (ITEM_REFUSED, ITEM_RENEWED)]
-    assert gap.reason == (ITEM_RENEWED if "another" in why else ITEM_REFUSED)
-    assert gap.tags == (3 if why == "another unit" else 1,)
-    assert gap.first_time_ns == (10 * S if "refused" not in why else pytest.approx(9 * S, abs=S))
+            session.answers.put_nowait(answer(1, 3, (1, 0.0, 12 * S), quality=BAD_NODE_ID_UNKNOWN))
+        else:
+            session.refusals.clear()
+        if "another" in why:
+            source._delivery.offer_map(tags, numbers)
+        await wait_until_async(lambda: len(session.asked) > asked, "another item")
+        await wait_until_async(lambda: ("plc", "tag:a/1") in store.complete, "the absence in the store")
+        session.answers.put_nowait(answer(1, 4 if why == "node gone" else 3, (numbers[0], 2.0, 900 * S)))
+        await wait_until_async(lambda: gaps, "the gap")
+        await wait_until_async(lambda: ("plc", "tag:a/1") not in store.complete, "its end in the store")
+    (gap,) = gaps
+    assert (gap.reason, gap.tags) == (ITEM_GONE, (numbers[0],))
+    assert gap.first_time_ns == (10 * S if why != "refused" else pytest.approx(9 * S, abs=S))
     assert 1_000 * S <= gap.last_time_ns < 2_000 * S
 
 
-def restarted(samples: Sequence[tuple[str, Sample]], **settings: object) -> tuple[OpcuaSource, list[TagGap]]:
-    """The same source in the next process, which finds these samples, and the gaps that it declares."""
-    store = FakeStore()
-    store.definitions = [one.definition for one in TAGS]
-    delivery = Delivery("plc", TAGS, [1, 2], Recorder("plc", "plant-a", store, (Busy,), "facts.operational"))
-    newest = {sample.tag: sample for _, sample in samples}
-    good_ns = {sample.tag: sample.source_time_ns for _, sample in samples if not sample.quality}
-    delivery.seed({tag: Newest(sample, good_ns.get(tag, 0)) for tag, sample in newest.items()})
-    used = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), buffer_values_max=1_000, **settings)  # type: ignore[arg-type]
-    source = OpcuaSource(used, delivery)
-    return source, gaps_of(source)
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
-@pytest.mark.parametrize("why", ["refused", "node gone", "sensor failure"])
-async def test_a_tag_without_an_item_at_the_end_of_a_process(
-    why: str, end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its gap reaches over the restart: from the end of its item, as the store has it, or from the refusal, until it
-    has one again. A bad value of an item that lives is no such end."""
-    store = FakeStore()
-    source, recorder = await made(store, sampling_interval_ms=0, parked_retry_ms=60_000)
+async def test_a_tag_without_an_item_at_the_end_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gap begins where the store says that it was complete."""
+    source, _ = await made(FakeStore())
+    gaps = gaps_of(source)
+    source.continue_from({"": Stored(50 * S), "tag:a/1": Stored(10 * S), "tag:a/9": Stored(5 * S)})
     session = FakeSession()
-    session.shows_ns = 9 * S
-    if why == "refused":
-        session.refusals[1, ""] = BAD_TOO_MANY_MONITORED_ITEMS
-    async with living(monkeypatch, source, session):
-        await wait_until_async(lambda: source._built, "items")
-        (subscription,) = session.subscriptions
-        values = [(handle, 1.0, 10 * S) for handle in session.handles(subscription)]
-        session.answers.put_nowait(answer(subscription, 1, *values, publish_ns=10 * S))
-        if why != "refused":
-            status = BAD_NODE_ID_UNKNOWN if why == "node gone" else BAD_SENSOR_FAILURE
-            session.answers.put_nowait(answer(subscription, 2, (1, 0.0, 12 * S), publish_ns=12 * S, quality=status))
-        await wait_until_async(lambda: [one for one in store.of("a/1") if one.quality], "the bad sample")
-        await wait_until_async(lambda: store.good("a/2"), "its neighbour")
-        kept = [*store.samples]
-    if end == "stop":
-        await source.finish()
-        await recorder.drain()
-        kept = store.samples
-    source, gaps = restarted(kept, sampling_interval_ms=0, parked_retry_ms=100)
-    session = FakeSession()
-    session.shows_ns = 1_000 * S
-    if why == "refused":
-        session.refusals[1, ""] = BAD_TOO_MANY_MONITORED_ITEMS
-    async with living(monkeypatch, source, session):
-        await wait_until_async(lambda: source._built, "items")
-        assert [gap.reason for gap in gaps] == ([ITEM_REFUSED] if why == "node gone" else [])
-        session.refusals.clear()
-        if why != "sensor failure":
-            await wait_until_async(lambda: gaps, "the gap")
-    refused = [gap for gap in gaps if gap.reason == ITEM_REFUSED]
-    assert [gap.tags for gap in refused] == ([] if why == "sensor failure" else [(1,)])
-    for gap in refused:
-        undelivered_ns = source._settings.undelivered_ms(source._delivery.points.values()) * 1_000_000
-        ended_ns = 12 * S if why == "node gone" else pytest.approx(9 * S, abs=S)
-        assert gap.first_time_ns + undelivered_ns == ended_ns
-        assert 1_000 * S <= gap.last_time_ns < 2_000 * S
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_a_dead_item_at_the_end_of_a_process(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The audit has found it, and the server has not created another yet: its gap is a fact at once, and up to the stop
-    if there is one."""
-    store = FakeStore()
-    source, recorder = await made(store, sampling_interval_ms=0)
-    session, create = FakeSession(), FakeSession.create_items
-    session.shows_ns = 20 * S
-
-    async def check(_: object, one: Subscription, __: object) -> Findings:
-        return Findings({}, [1] if one.plan.item(1) else [], {1: ServerTime(10 * S, 0)})
-
-    async def create_once(one: int, items: Sequence[ItemRequest]) -> list[Created]:
-        return await (asyncio.Event().wait() if session.asked else create(session, one, items))  # type: ignore[return-value]
-
-    monkeypatch.setattr(source_module.Audit, "check", check)
-    monkeypatch.setattr(session, "create_items", create_once)
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: session.asked, "items")
-        session.answers.put_nowait(answer(1, 1, (1, 1.0, S), (2, 1.0, S)))
-        await wait_until_async(lambda: store.messages, "the fact")
-        kept, found_ns = [*store.messages.values()], source.now_ns()
-    if end == "stop":
-        await source.finish()
-        await recorder.drain()
-        kept = [*store.messages.values()]
-    facts = [json.loads(message.fact.object_json) for message in kept]
-    assert {(one["reason"], one["first_time"], *one["tags"]) for one in facts} == {
-        (ITEM_RENEWED, "1970-01-01T00:00:10Z", "tag:a/1")
-    }
-    assert (facts[-1]["last_time"] > time_text(found_ns)) == (end == "stop")
+        session.answers.put_nowait(answer(1, 1, (1, 2.0, 900 * S), (2, 2.0, 900 * S)))
+        await wait_until_async(lambda: gaps, "the gap")
+    assert [(gap.reason, gap.first_time_ns, gap.tags) for gap in gaps] == [(ITEM_GONE, 10 * S, (1,))]
 
 
 @pytest.mark.parametrize(
-    "value, at_s, proven_s, first_s",
-    [(2.0, 100, 10, 10), (2.0, 100, 50, 50), (2.0, 100, 150, None), (1.0, 100, 10, None), (2.0, 450, 10, None)],
+    "value, at_s, is_lost", [(2.0, 100, True), (1.0, 100, False), (2.0, 450, False), (2.0, 9, False)]
 )
 async def test_an_item_that_died_before_the_end_of_its_session(
-    value: float, at_s: int, proven_s: int, first_s: int | None, monkeypatch: pytest.MonkeyPatch
+    value: float, at_s: int, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
 ) -> None:
-    """The audit had not found it. The first value of the next session shows it, if that is another one and older than
-    what the session before has delivered, by more than clocks differ: it should have come. The gap begins with the last
-    sign of life of the item, a value or a Read. A value that is older than that sign is of a clock that is behind."""
+    """The audit had not found it. The first value of the next session shows it, if that is another one, newer than the
+    last, and older than what the session before was complete up to, by more than clocks differ: it should have come. A
+    value that is older than the last is of a clock that is behind."""
     source, _ = await made(FakeStore(), sampling_interval_ms=0)
     gaps = gaps_of(source)
     session = FakeSession()
-    session.shows_ns = 9 * S
-    async with living(monkeypatch, source, session):
-        await wait_until_async(lambda: source._auditor, "the audit")
-        session.answers.put_nowait(answer(session.subscriptions[0], 1, (1, 1.0, 10 * S), (2, 1.0, 10 * S)))
-        await wait_until_async(lambda: source._delivery.sampler.last(2).source_time_ns, "values")
-        assert source._auditor is not None, "waited for"
-        source._auditor._alive[1] = ServerTime(proven_s * S, 0)
-        source._subscriptions[0].liveness.complete_ns = 500 * S
-    session = FakeSession()
-    session.shows_ns, session.started = 1_000 * S, "since"  # so nothing is taken over
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: session.asked, "items")
-        first = answer(session.subscriptions[0], 1, (1, value, at_s * S), (2, 1.0, 10 * S))
-        session.answers.put_nowait(first)
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, 10 * S), (2, 1.0, 10 * S)))
+        await wait_until_async(lambda: source._delivery.sampler.last(2).source_time_ns, "values")
+        for one in source._subscriptions:
+            one.liveness.complete_ns = 500 * S
+    session = FakeSession()
+    session.start = "since"  # so nothing is kept
+    session.refuses_key = True
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: session.asked, "items")
+        session.answers.put_nowait(answer(1, 1, (1, value, at_s * S), (2, 1.0, 10 * S)))
         await wait_until_async(lambda: source._delivery.sampler.last(1).source_time_ns == at_s * S, "the first values")
-    found = [(gap.reason, gap.first_time_ns, gap.tags) for gap in gaps if gap.reason == ITEM_RENEWED]
-    assert found == ([] if first_s is None else [(ITEM_RENEWED, first_s * S, (1,))])
+        await wait_until_async(lambda: gaps or not is_lost, "the gap")
+    found = [(gap.reason, gap.first_time_ns, gap.tags) for gap in gaps]
+    assert found == ([(ITEM_GONE, 10 * S, (1,))] if is_lost else [])
 
 
 async def test_a_node_that_a_server_creates_items_of_and_does_not_have(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It says so with the first notification, each time that the item is created anew: that is one gap fact, one bad
-    sample and one line of the log while it stands, and another fact when a value has come."""
+    """It says so with the first notification, each time that the item is created anew: that is one bad sample
+    and one line of the log while it stands, and one gap when a value has come."""
     store = FakeStore()
     source, _ = await made(store, [tag(1)], parked_retry_ms=50)
     gaps = gaps_of(source)
@@ -249,11 +153,10 @@ async def test_a_node_that_a_server_creates_items_of_and_does_not_have(
             gone = answer(1, next(numbers), (1, 0.0, count * S), quality=BAD_NODE_ID_UNKNOWN)
             session.answers.put_nowait(gone)
         await wait_until_async(lambda: len(session.asked) == 5, "an item")
-        assert len(gaps) == 1
+        assert not gaps
         session.answers.put_nowait(answer(1, next(numbers), (1, 1.0, 50 * S)))
-        await wait_until_async(lambda: store.good("a/1"), "a value")
-    assert [(gap.reason, gap.first_time_ns) for gap in gaps] == [(ITEM_REFUSED, gaps[0].first_time_ns)] * 2
-    assert gaps[0].last_time_ns < gaps[1].last_time_ns
+        await wait_until_async(lambda: gaps, "the gap")
+    assert [gap.reason for gap in gaps] == [ITEM_GONE]
     assert [(one.source_time_ns, one.quality) for one in store.of("a/1")] == [(S, BAD_NODE_ID_UNKNOWN), (50 * S, 0)]
     assert [getattr(one, "action", "") for one in caplog.records].count("tags_parked") == 1
 
@@ -340,7 +243,7 @@ async def test_the_log_names_parked_tags(monkeypatch: pytest.MonkeyPatch, caplog
     session.refusals = {(n, ""): 0x8034_0000 if n <= 25 else 0x801F_0000 for n in range(1, 31)}
     with caplog.at_level(logging.WARNING, "agent.ingest"):
         async with living(monkeypatch, source, session):
-            await wait_until_async(lambda: source._subscriptions and source._subscriptions[0].plan.parked, "parked")
+            await wait_until_async(lambda: [one for one in source._subscriptions if one.plan.parked], "parked")
             await wait_until_async(lambda: caplog.records, "lines")
     found = {record.status: (record.count, record.tags) for record in caplog.records if hasattr(record, "tags")}
     assert set(found) == {"BadNodeIdUnknown", "BadUserAccessDenied"}

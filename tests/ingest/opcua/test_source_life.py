@@ -5,15 +5,14 @@ from typing import cast
 
 import pytest
 
+from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import NOTIFICATIONS_MISSING
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua.decode import Change
-from agent.ingest.opcua.groups import ServerLimits
-from agent.ingest.opcua.liveness import Liveness
-from agent.ingest.opcua.server_clock import ServerTime
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE, Session
-from agent.ingest.opcua.subscription import CallSize, Subscription
+from agent.ingest.opcua.subscriptions.liveness import Liveness
+from agent.ingest.opcua.subscriptions.plan import ServerLimits
+from agent.ingest.opcua.subscriptions.subscription import CallSize, Subscription
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import (
     FakeSession,
@@ -49,14 +48,14 @@ async def test_a_server_that_publishes_rarely_is_waited_for(revised: dict[str, f
     session = FakeSession()
     vars(session).update(revised)
     one = Subscription(session, source._settings, ServerLimits(), source.now_ns, CallSize(9))  # type: ignore[arg-type]
-    source._subscriptions = [one]
+    source._subscriptions._all = [one]
     await one.open()
     await one.watch_clock()
     one.liveness.alive_s = time.monotonic() - 50
-    source._check_life()
+    source._subscriptions.check_life(is_held_back=False)
     one.liveness.alive_s -= 15
     with pytest.raises(SourceLost, match="its clock has not moved"):
-        source._check_life()
+        source._subscriptions.check_life(is_held_back=False)
 
 
 @pytest.mark.parametrize("clock", ["refused", "stands"])
@@ -66,19 +65,19 @@ async def test_keep_alives_are_waited_for_as_the_server_sends_them(clock: str) -
     session = FakeSession()
     session.slower, session.has_clock = 10.0, clock == "stands"
     one = Subscription(session, source._settings, ServerLimits(), source.now_ns, CallSize(9))  # type: ignore[arg-type]
-    source._subscriptions = [one]
+    source._subscriptions._all = [one]
     await one.open()
     await one.watch_clock()
     if clock == "stands":
         one.liveness.note_clock("once")
-        one.liveness._begun_s -= 20
-        source._check_life()
+        one.liveness.begun_s -= 20
+        source._subscriptions.check_life(is_held_back=False)
     assert not one.liveness.has_clock
     one.liveness.alive_s = time.monotonic() - 140
-    source._check_life()
+    source._subscriptions.check_life(is_held_back=False)
     one.liveness.alive_s -= 20
     with pytest.raises(SourceLost):
-        source._check_life()
+        source._subscriptions.check_life(is_held_back=False)
 
 
 async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
@@ -89,25 +88,25 @@ async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
     for sent_s in (12, 13):
         header = HEADER._replace(publish_time_ns=sent_s * S)
         await source._take(cast("Session", FakeSession()), header, publication(Change(1, 1.0, 0, 10 * S, 10 * S)))
-    assert source.alive_ns == 12 * S
+    assert source.complete == Moment(12 * S)
     subscription.liveness = Liveness(0.0)
     await take(source)
-    assert (subscription.liveness.complete_ns, source.alive_ns) == (0, 0)
+    assert (subscription.liveness.complete_ns, source.complete) == (0, None)
 
 
 async def test_the_subscription_furthest_behind_dates_a_loss() -> None:
     """One that has proven nothing yet counts from its creation; none at all, and the life before counts."""
     source, _ = await made(FakeStore())
-    first = source._subscriptions[0]
+    (first,) = source._subscriptions
     second = Subscription(FakeSession(), source._settings, ServerLimits(), lambda: 50 * S, CallSize(9))  # type: ignore[arg-type]
     await second.open()
-    source._subscriptions.append(second)
-    source._alive_before_ns = 7 * S
-    assert source.alive_ns == 7 * S
+    source._subscriptions._all.append(second)
+    source._subscriptions._complete_before = Moment(7 * S)
+    assert source.complete == Moment(7 * S)
     first.liveness.complete_ns = 60 * S
-    assert source.alive_ns == 50 * S
+    assert source.complete == Moment(50 * S)
     second.liveness.complete_ns = 58 * S
-    assert source.alive_ns == 58 * S
+    assert source.complete == Moment(58 * S)
 
 
 async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
@@ -116,21 +115,19 @@ async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
     source, _ = await made(FakeStore())
     gaps = gaps_of(source)
     (subscription,) = source._subscriptions
-    now_ns = time.monotonic_ns()
-    source._clock.read(100 * S, now_ns, None)
-    source._declare_since(NOTIFICATIONS_MISSING, ServerTime(90 * S, 0), [1])
-    subscription.clock_least_ns = source._clock.least_ns(time.monotonic_ns())
+    source._clock.note(100 * S, None)
+    subscription.clock_least_ns = source._clock.least_ns()
     shown = Change(HEARTBEAT_HANDLE, "99.2", 0, 99_200_000_000, 99_200_000_000)
     source._note_publication(HEADER._replace(publish_time_ns=100 * S + 1), publication(shown))
-    assert (source._clock.set_back_ns, [gap.reason for gap in gaps]) == (0, [NOTIFICATIONS_MISSING])
-    assert source._clock.shown_ns == 100 * S + 1
+    assert (source._clock.set_back_ns, gaps) == (0, [])
+    assert source.now_ns() >= 100 * S + 1
 
 
 async def test_a_server_clock_before_1970_dates_a_loss_as_any_other() -> None:
     """The last proof of life is a negative time there, not a time that comes after all samples."""
     source, _ = await made(FakeStore())
     (subscription,) = source._subscriptions
-    assert source.alive_ns == 0
+    assert source.complete is None
     for sent_ns in (-101 * S, -100 * S, -99 * S):
         subscription.liveness.note_answer(0.0, sent_ns, None, is_proof=True, more=False)
-    assert source.alive_ns == -100 * S
+    assert source.complete == Moment(-100 * S)

@@ -1,15 +1,14 @@
 """The subscriptions of a source: their items, their end, and notifications that are missing."""
 
-import asyncio
 import struct
 
 import pytest
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import SUBSCRIPTION_LOST
+from agent.ingest.gap import NOT_DELIVERED
 from agent.ingest.opcua import source as source_module
-from agent.ingest.opcua import subscription as subscription_module
-from agent.ingest.opcua.groups import ServerLimits
+from agent.ingest.opcua.subscriptions import subscription as subscription_module
+from agent.ingest.opcua.subscriptions.plan import ServerLimits
 from agent.ingest.quality import (
     BAD_NODE_ID_UNKNOWN,
     BAD_TOO_MANY_MONITORED_ITEMS,
@@ -76,7 +75,7 @@ async def test_a_subscription_that_the_server_ends_is_replaced_alone(monkeypatch
     found = [(s.source_time_ns, s.value) for s in store.of("a/1")]
     assert found == [(10 * S, 1.0), (11 * S, 1.5), (11 * S + 1, None), (20 * S, 2.0)]
     assert [s.value for s in store.of("a/2")] == [1.0]
-    assert (gaps[0].reason, gaps[0].first_time_ns, gaps[0].tags) == (SUBSCRIPTION_LOST, 11 * S, (1,))
+    assert (gaps[0].reason, gaps[0].first_time_ns, gaps[0].tags) == (NOT_DELIVERED, 11 * S, (1,))
     assert 1_000 * S <= gaps[0].last_time_ns < 2_000 * S, "not before the new items were created"
     await recorder.drain()
     assert len(store.messages) == 1
@@ -109,8 +108,8 @@ async def test_a_node_that_is_gone_ends_no_subscription(monkeypatch: pytest.Monk
         session.answers.put_nowait(answer(1, 1, (1, 1.0, 10 * S)))
         session.answers.put_nowait(status_change(1, 2, BAD_NODE_ID_UNKNOWN))
         session.answers.put_nowait(answer(1, 3, (1, 2.0, 20 * S)))
-        await wait_until_async(lambda: session.keeps_subscriptions and len(store.of("a/1")) == 2, "values")
-        assert not source._subscriptions[0].ended
+        await wait_until_async(lambda: len(store.of("a/1")) == 2, "values")
+        assert not [one for one in source._subscriptions if one.ended]
         assert session.subscriptions == [1]
     await recorder.drain()
     assert [s.value for s in store.of("a/1")] == [1.0, 2.0]
@@ -146,36 +145,12 @@ async def test_notifications_that_never_came(monkeypatch: pytest.MonkeyPatch) ->
         session.answers.put_nowait(answer(1, 5, (1, 5.0, 5 * S)))
         session.answers.put_nowait(answer(1, 6, (1, 6.0, 6 * S)))
         await wait_until_async(lambda: len(store.of("a/1")) == 5, "values")
-        await wait_until_async(lambda: session.publishes_open == 2, "two requests")
+        await wait_until_async(lambda: session.publishes_open == 2 and store.told(), "two requests, and the gap")
     assert [s.value for s in store.of("a/1")] == [1.0, 2.0, 4.0, 5.0, 6.0]
     await recorder.drain()
     (content,) = store.told()
-    assert (content["reason"], content["count"], content["count_exact"]) == ("notifications_missing", 1, False)
+    assert (content["reason"], content["count"], content["count_exact"]) == ("not_delivered", 0, False)
     assert content["last_time"].startswith("1970-01-01T00:16:4"), "as the server's clock shows"
-
-
-async def test_a_session_that_ends_while_notifications_are_found_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is asked for its clock before they are declared. A life that ends meanwhile declares them all the
-    same, and what arrived after them is recorded."""
-    store = FakeStore()
-    source, recorder = await made(store, publish_requests=1)
-    session, asked = FakeSession(), asyncio.Event()
-
-    async def clock_ns() -> None:
-        asked.set()
-        await asyncio.Event().wait()
-
-    async with living(monkeypatch, source, session):
-        session.answers.put_nowait(answer(1, 1, (1, 1.0, 1 * S)))
-        await wait_until_async(lambda: store.of("a/1"), "a value")
-        monkeypatch.setattr(session, "clock_ns", clock_ns)
-        session.answers.put_nowait(answer(1, 4, (1, 4.0, 4 * S)))
-        await asked.wait()
-    await source.finish()
-    await recorder.drain()
-    assert [s.value for s in store.good("a/1")] == [1.0, 4.0]
-    (content,) = store.told()
-    assert (content["reason"], content["count"], content["count_exact"]) == ("notifications_missing", 2, False)
 
 
 UNREADABLE = answer(1, 2, (1, 2.0, 2 * S))[:21] + struct.pack("<i", 1) + b"\xff" * 8
@@ -199,8 +174,8 @@ async def test_a_server_that_republishes_something_else_does_not_hold_it(
     async with living(monkeypatch, source, session):
         session.answers.put_nowait(answer(1, 1, (1, 1.0, 1 * S), publish_ns=1 * S))
         session.answers.put_nowait(answer(1, 3, (1, 3.0, 3 * S)))
-        await wait_until_async(lambda: len(store.of("a/1")) == 2, "values")
+        await wait_until_async(lambda: len(store.of("a/1")) == 2 and store.told(), "values, and the gap")
     await recorder.drain()
     assert session.republished == 1
     assert [s.value for s in store.of("a/1")] == [1.0, 3.0]
-    assert ["notifications_missing" in str(message.fact) for message in store.messages.values()] == [True]
+    assert [one["reason"] for one in store.told()] == ["not_delivered"]

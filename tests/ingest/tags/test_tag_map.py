@@ -5,7 +5,7 @@ import pytest
 from agent.ingest.errors import Problem, TagMapError
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.opcua.address import TagPoint
-from agent.ingest.opcua.monitoring import Monitoring, Trigger
+from agent.ingest.opcua.subscriptions.monitoring import Monitoring, Trigger
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags import csv_rows
 from agent.ingest.tags.file import load_tag_map, load_tag_maps, parse_tag_file

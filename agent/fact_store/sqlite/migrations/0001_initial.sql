@@ -343,6 +343,17 @@ CREATE TABLE life (
     PRIMARY KEY (stream, first_offset)
 ) STRICT, WITHOUT ROWID;
 
+-- Up to when the facts of a source are complete on that source's clock: all of them are held, or a held fact declares
+-- them missing. part: empty for its values, `events`, or a tag that is complete up to an earlier time. ahead_ns: by how
+-- much the source's clock was ahead of this node's then (NULL: not known).
+CREATE TABLE completeness (
+    source TEXT NOT NULL,
+    part TEXT NOT NULL,
+    complete_ns INTEGER NOT NULL,
+    ahead_ns INTEGER,
+    PRIMARY KEY (source, part)
+) STRICT, WITHOUT ROWID;
+
 -- What was lost, refused or damaged. A repeat of the same kind and subject increments count.
 CREATE TABLE incident (
     id INTEGER PRIMARY KEY,

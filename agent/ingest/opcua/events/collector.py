@@ -4,7 +4,8 @@ Events have a subscription of their own in the session of the source. So a refus
 and the end of their subscription does not end the session. Publications go into a bounded buffer that one task drains.
 While it is full, no Publish is sent, and the server queues.
 
-What the subscription of a lost session still holds is taken over (`rescue`). The state of all conditions is requested
+The subscription outlives its session, like those of values (`reconnect`), and what it queued arrives in the next one.
+If it cannot be kept, the events since it was complete are declared missing. The state of all conditions is requested
 again after each new subscription, after a loss, and when the server asks for it (`conditions`). The collector exists
 across sessions, because the known conditions show which of them ended in between. Nothing is written to the server.
 """
@@ -14,15 +15,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from agent.concurrency import TaskGroup, timeout
 from agent.ingest import quality
+from agent.ingest.completeness import Moment, Stored, spans
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, Gap
-from agent.ingest.lifecycle import FastClock
+from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, EVENTS_PART, Gap
 from agent.ingest.opcua.events import event_loss
 from agent.ingest.opcua.events.conditions import AcceptedEvents, RefreshPlan, RetainedConditions
 from agent.ingest.opcua.events.event_fields import (
@@ -38,13 +39,12 @@ from agent.ingest.opcua.events.event_fields import (
 from agent.ingest.opcua.events.event_loss import QueueWatch
 from agent.ingest.opcua.events.event_message import absent_message, condition_names, event_message, refresh_message
 from agent.ingest.opcua.events.event_service import EventService, standard_type_name
-from agent.ingest.opcua.liveness import Liveness
-from agent.ingest.opcua.plan import Created, ItemPlan
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
-from agent.ingest.opcua.rescue import Rescue, next_rescue
-from agent.ingest.opcua.server_clock import ServerClock, sent_ns
+from agent.ingest.opcua.server_clock import SourceClock
 from agent.ingest.opcua.session import Session
+from agent.ingest.opcua.subscriptions.liveness import Liveness
+from agent.ingest.opcua.subscriptions.plan import Created, ItemPlan
 from agent.ingest.recorder import Recorder
 from agent.message import Message
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
@@ -58,7 +58,7 @@ TICK_S = 0.25  # interval for what depends on time alone: parked nodes, refreshe
 BUFFER_PUBLICATIONS_MAX = 16  # of at most 1,000 events each
 STABLE_S = 10.0  # a subscription that lasted this long is replaced at once when it ends
 TYPES_MAX = 10_000  # event types with known names; a server has hundreds
-BAD_REFRESH_IN_PROGRESS = 0x8097_0000
+BAD_REFRESH_IN_PROGRESS, BAD_SUBSCRIPTION_ID_INVALID = 0x8097_0000, 0x8028_0000
 
 REFRESH_EVENTS = (REFRESH_START, REFRESH_END, REFRESH_REQUIRED)
 
@@ -69,10 +69,10 @@ class _Subscription:
     def __init__(self, number: int, silence_max_s: float) -> None:
         self.id, self.silence_max_s = number, silence_max_s
         self.ended = ""  # why the server ended it
-        self.opened_s, self.opened_ns = time.monotonic(), 0  # opened_ns: on the server's clock
+        self.opened_s, self.opened = time.monotonic(), Moment(0)  # opened: on the server's clock
         self.liveness = Liveness(self.opened_s)
         self.liveness.has_clock = False  # any answer proves life
-        self.since_ns = 0  # the time of the server when all its items were created; 0: they are not
+        self.is_read = False  # the server's clock was read since its items were created
         self.has_items = False
         self.fields: dict[int, Sequence[Field]] = {}
         self.queue_sizes: dict[int, int] = {}
@@ -80,16 +80,13 @@ class _Subscription:
 
 
 class _Arrived(NamedTuple):
-    """A publication with events, and the time of the server at its arrival. `more`: the server has more to send at
-    once. Everything up to `since_ns` was delivered before it, and the clock had been set back by `set_back_ns` in total
-    then. `is_old`: it is of a subscription that was taken over."""
+    """A publication with events, and the moment of its arrival on the server's clock. `more`: the server has more to
+    send at once. Everything up to `since` was delivered before it."""
 
     content: EventPublication
     more: bool
-    arrived_ns: int
-    since_ns: int
-    set_back_ns: int
-    is_old: bool
+    now: Moment
+    since: Moment
 
 
 class EventCollector:
@@ -111,50 +108,62 @@ class EventCollector:
         self._type_names: dict[str, str] = {}
         self._logged: dict[str, str] = {}  # the last logged reason of each matter
         self._events_total = 0
-        self._alive_ns = 0  # the server's time up to which all events are delivered; 0: not known
+        self._complete: Moment | None = None  # up to when all events are delivered; None: not known
         self._last_event_ns = 0
-        self._missing_since_ns = 0  # since when events are missing; 0: none are
+        self._missing_since: Moment | None = None  # since when events are missing; None: none are
         self._missing_why = event_loss.SUBSCRIPTION_LOST
-        self._ahead: FastClock | None = None  # the clock of the source may have been ahead then
-        self.clock = ServerClock()  # replaced by that of the source
-        self.read_clock: Callable[[Session], Awaitable[int]]
-        self._alive_set_back_ns = 0  # total set-backs as of `_alive_ns`
-        self._set_back_ns = 0  # total set-backs as of `_missing_since_ns`
+        self.clock = SourceClock()  # replaced by that of the source
         self._publisher: Publisher | None = None
-        self._server_start: object = None  # StartTime of the server of the present subscription
-        self._rescue: Rescue[_Subscription] | None = None
-        self._bridges = False  # whether a complete rescue brings everything that is missing
         self._begin_subscription(0)
 
     def _begin_subscription(self, number: int, slower: float = 1.0) -> None:
         """Replace everything of the previous subscription, except the time since which events are missing. `slower`:
         the revised time between keep-alives divided by the requested one."""
-        if not self._missing_since_ns:
-            self._missing_since_ns, self._set_back_ns = self._alive_ns, self._alive_set_back_ns
+        self._missing_since = self._missing_since or self._complete
         self._subscription = _Subscription(number, slower * self._settings.liveness_timeout_ms / 1000)
         self._plan = ItemPlan(self._nodes, 1, self._settings.parked_retry_ms * MS)
         self._conditions.abandon()
 
-    def note_stop(self, first_ns: int, ahead: FastClock | None) -> None:
-        """No process of this node ran since then, also by a clock that was ahead."""
-        self._missing_since_ns, self._missing_why, self._ahead = first_ns, AGENT_STOPPED, ahead
+    def continue_from(self, stored: Mapping[str, Stored]) -> None:
+        """No process of this node ran since its events were complete; if that is not known, since its values were."""
+        known = stored.get(EVENTS_PART, stored.get(""))
+        if known is not None:
+            self._missing_since, self._missing_why = Moment(known.complete_ns), AGENT_STOPPED
+
+    @property
+    def kept_ids(self) -> list[int]:
+        """The subscription that the next session may take over."""
+        return [self._subscription.id] if self._subscription.id and not self._subscription.ended else []
+
+    def note_transfer(self, status: int) -> None:
+        """The server has answered for the subscription to be taken over."""
+        if quality.is_bad(status):
+            self._subscription.ended = status_name(status)
 
     def statistics(self) -> tuple[int, int, int, int]:
         """Events received, a lower bound of those lost, unix ms of the last one, and retained conditions."""
         counts = self._events_total, self._recorder.lost_total
         return *counts, self._last_event_ns // 1_000_000, len(self._conditions.retained)
 
-    async def begin(self, session: Session, publisher: Publisher, group: TaskGroup) -> None:
-        """Called in each life before anything is subscribed, because only then can the subscription of the lost session
-        be taken over. Awaits one answer. A task in `group` records what arrives."""
-        self._rescue = self._rescue_of_session_before(session)
-        self._publisher, self._server_start = publisher, await session.server_start()
-        self._begin_subscription(0)
+    async def begin(self, session: Session, publisher: Publisher, group: TaskGroup, *, is_kept: bool) -> None:
+        """Called in each life before anything is published. `is_kept`: the subscription continues. A task in `group`
+        records what arrives."""
+        self._publisher = publisher
         draining = self._drain(session, EventService(session.library))
         group.create_permanent(draining, name=f"{self._settings.name} events drain")
-        if self._rescue is not None:
-            self._conditions.begin_rescue()
-            await self._rescue.begin(session, publisher, lambda _: None)
+        one = self._subscription
+        if not is_kept or not self.kept_ids or self._plan.parked or not one.has_items:
+            self._begin_subscription(0)
+            return
+        one.liveness.excuse(time.monotonic())
+        if self._conditions.is_refreshing:
+            self._conditions.abandon()
+            self._refresh.want(time.monotonic())
+        publisher.adopt(one.id, self._route(one, session))
+        if await publisher.republish(one.id) == BAD_SUBSCRIPTION_ID_INVALID:
+            one.ended = status_name(BAD_SUBSCRIPTION_ID_INVALID)
+        else:
+            publisher.begin(one.id, self._route(one, session))
 
     async def finish(self) -> None:
         """Record what had arrived before the session ended, and wait for the commit."""
@@ -167,12 +176,6 @@ class EventCollector:
             await self._record(late)
         await self._recorder.drain()
 
-    async def end(self) -> None:
-        """This process ends, after `finish`. Declare what was missed before the present subscription, even if a rescue
-        may have brought it, because the next process dates missing events by the newest value of this one."""
-        self._declare_missed(self._subscription.since_ns or self._now_ns())
-        await self._recorder.drain()
-
     # --- receiving ----------------------------------------------------------------------------------------------------
 
     def _route(self, subscription: _Subscription, session: Session) -> Route:
@@ -183,66 +186,45 @@ class EventCollector:
 
         return Route(decode, partial(self._take, subscription), partial(self._note_missing, session))
 
-    def _now_ns(self) -> int:
-        return self.clock.now_ns(time.monotonic_ns(), time.time_ns())
-
     async def _take(self, subscription: _Subscription, header: Header, content: EventPublication) -> None:
         """Called for each publication in its turn; the server gets its acknowledgement when this returns."""
-        is_old = subscription is not self._subscription
-        if is_old and (self._rescue is None or subscription.id not in self._rescue.subscriptions):
+        if subscription is not self._subscription:
             return
         if content.status_change is not None and quality.is_bad(content.status_change):
             subscription.ended = status_name(content.status_change)
-        since_ns = subscription.liveness.complete_ns or subscription.opened_ns
-        arrived = _Arrived(content, header.more, self._now_ns(), since_ns, self._alive_set_back_ns, is_old)
-        if not is_old:
-            self._note_life(subscription, header)
+        arrived = _Arrived(content, header.more, self.clock.now(), self._complete or subscription.opened)
+        self._note_life(subscription, header)
         if content.events or content.unreadable:
             try:
                 await self._buffer.put(arrived)
             except asyncio.CancelledError:
                 self._unbuffered = arrived
                 raise
-        if is_old and self._rescue and self._publisher:  # after its events, which come before its end
-            if subscription.watch.take(content.events, more=header.more):
-                self._rescue.mark_incomplete(subscription.id)
-            self._rescue.note_answer(header, self._publisher.positions(routed=True).get(subscription.id, 0))
 
     def _note_life(self, subscription: _Subscription, header: Header) -> None:
-        numbers = {} if self._publisher is None else self._publisher.positions(routed=True)
         before_ns = subscription.liveness.complete_ns
         subscription.liveness.note_answer(
             time.monotonic(),
-            sent_ns(header.publish_time_ns, self._now_ns(), self.clock),
+            self.clock.sent_ns(header.publish_time_ns),
             None,
             is_proof=True,
-            more=header.more or header.is_early(numbers.get(subscription.id)),
+            more=header.more or (self._publisher is not None and self._publisher.is_early(header)),
         )
         if subscription.liveness.complete_ns != before_ns:
-            self._alive_ns, self._alive_set_back_ns = subscription.liveness.complete_ns, self.clock.set_back_ns
+            self._complete = Moment(subscription.liveness.complete_ns, self.clock.set_back_ns)
 
-    def _declare_missing(self) -> None:
-        """Declare events missed before this subscription, when it is known that nothing will bring them."""
-        if self._subscription.since_ns and not self._is_rescuing:
-            self._declare_missed(self._subscription.since_ns)
-
-    def _declare_missed(self, last_ns: int) -> None:
-        """Declare missed events up to `last_ns`, if any were missed."""
-        if not self._missing_since_ns:
-            return
-        self._declare(self._missing_why, self._missing_since_ns, self._set_back_ns, last_ns, 0)
-        self._missing_since_ns, self._missing_why = 0, event_loss.SUBSCRIPTION_LOST
-        if self._ahead is not None:
-            self._add_gap(CLOCK_SET_BACK, self._ahead.first_ns, self._ahead.last_ns(time.time_ns()), 0)
-            self._ahead = None
+    def _declare_missed(self, now: Moment) -> None:
+        """Declare the events missed before this subscription, if any were."""
+        since, self._missing_since = self._missing_since, None
+        if since is not None:
+            self._declare(self._missing_why, since, now, 0)
+            self._missing_why = event_loss.SUBSCRIPTION_LOST
 
     async def _note_missing(self, session: Session, missing: Missing) -> None:
         """A publication did not arrive, and the server does not hold it any more."""
         if missing.subscription_id == self._subscription.id:
-            now_ns = await self.read_clock(session)
-            self._lose(event_loss.PUBLICATION_MISSING, self._alive_ns, self._alive_set_back_ns, now_ns, 1)
-        elif self._rescue is not None:
-            self._rescue.mark_incomplete(missing.subscription_id)
+            since = self._complete or self._subscription.opened
+            self._lose(event_loss.PUBLICATION_MISSING, since, await self.clock.read(session), 1)
 
     async def _drain(self, session: Session, service: EventService) -> None:
         """The only task that records."""
@@ -253,21 +235,23 @@ class EventCollector:
             except TimeoutError:
                 await self._recorder.settle()
                 await self._recorder.flush_gaps()
+                if self._complete is not None and self._missing_since is None and self._subscription.is_read:
+                    await self._recorder.note_complete({EVENTS_PART: self.clock.stored(self._complete)})
                 continue
             await self._learn_types(arrived.content.events, session, service)
             await self._record(arrived)
 
     async def _record(self, arrived: _Arrived) -> None:
         self._unrecorded = None  # nothing is awaited until all of it is handed in
-        content, arrived_ns, is_old = arrived.content, arrived.arrived_ns, arrived.is_old
+        content = arrived.content
         self._note_losses(arrived)
         refresh_events = [one for one in content.events if one.is_of(*REFRESH_EVENTS)]
         others = [one for one in content.events if not one.is_of(*REFRESH_EVENTS, QUEUE_OVERFLOW)]
         # Lazily, because whether an event is wanted depends on the conditions that were accepted before it.
         events = (one for one in others if self._is_wanted(one))
-        taken = self._rescued(events) if is_old else self._conditions.take(events, refresh_events, more=arrived.more)
+        taken = self._conditions.take(events, refresh_events, more=arrived.more)
         self._recorder.hand_in_gaps()
-        for message, time_ns in self._messages(taken, arrived_ns):
+        for message, time_ns in self._messages(taken, arrived.now.time_ns):
             self._recorder.hand_in_message(self._settings.events_stream, message, time_ns)
         self._events_total += len(taken.events)
         self._last_event_ns = max([self._last_event_ns, *(one.time_ns for one in others)])
@@ -276,15 +260,6 @@ class EventCollector:
         if taken.is_complete:
             self._refresh.complete()
         await self._recorder.settle()
-
-    def _rescued(self, events: Iterable[Event]) -> AcceptedEvents:
-        """Accept events that a lost subscription held. An event that both subscriptions bring is one message, by its
-        id."""
-        found = []
-        for event in events:
-            found.append(event)
-            self._conditions.take_rescued([event])
-        return AcceptedEvents(found)
 
     def _is_wanted(self, event: Event) -> bool:
         """Whether an event is of a configured node and severe enough. A known condition is followed to its end,
@@ -329,76 +304,31 @@ class EventCollector:
 
     def _note_losses(self, arrived: _Arrived) -> None:
         content = arrived.content
-        last_ns = max(arrived.arrived_ns, *(one.time_ns for one in content.events), 0)  # a clock may be set ahead
-        reason = "" if arrived.is_old else self._subscription.watch.take(content.events, more=arrived.more)
-        if reason:
-            self._lose(
-                reason, arrived.since_ns, arrived.set_back_ns, last_ns, int(reason == event_loss.QUEUE_OVERFLOWED)
-            )
+        last_ns = max(arrived.now.time_ns, *(one.time_ns for one in content.events), 0)  # a clock may be set ahead
+        now = arrived.now._replace(time_ns=last_ns)
+        if reason := self._subscription.watch.take(content.events, more=arrived.more):
+            self._lose(reason, arrived.since, now, int(reason == event_loss.QUEUE_OVERFLOWED))
         if content.unreadable:
-            self._lose(event_loss.UNREADABLE, arrived.since_ns, arrived.set_back_ns, last_ns, content.unreadable)
+            self._lose(event_loss.UNREADABLE, arrived.since, now, content.unreadable)
 
-    def _lose(self, reason: str, first_ns: int, set_back_ns: int, last_ns: int, count: int) -> None:
+    def _lose(self, reason: str, since: Moment, now: Moment, count: int) -> None:
         """Declare at least `count` lost events, and request the conditions again, because their changes may be among
         them."""
-        self._declare(reason, first_ns, set_back_ns, last_ns, count)
+        self._declare(reason, since, now, count)
         if self._conditions.is_refreshing:
             self._conditions.mark_incomplete()
             self._refresh.repeat_later(time.monotonic())
         else:
             self._refresh.want(time.monotonic())
 
-    def _declare(self, reason: str, first_ns: int, set_back_ns: int, last_ns: int, count: int) -> None:
-        """Declare a gap between two times of the server's clock. `set_back_ns`: its total set-backs at the first one.
-        If it was set back since then, the gap is declared in the times of the clock before and after that."""
-        since_ns = self.clock.set_back_ns - set_back_ns
-        self._add_gap(reason, first_ns, last_ns + since_ns, count)
-        if since_ns:
-            self._add_gap(CLOCK_SET_BACK, first_ns - since_ns, last_ns, 0)
-
-    def _add_gap(self, reason: str, first_ns: int, last_ns: int, count: int) -> None:
+    def _declare(self, reason: str, since: Moment, now: Moment, count: int) -> None:
+        span, *before = spans(since, now)
         is_exact = reason == event_loss.UNREADABLE
-        gap = Gap(self._settings.name, reason, min(first_ns, last_ns), last_ns, count, count_exact=is_exact)
-        self._recorder.add_gap(gap)
+        self._recorder.add_gap(Gap(self._settings.name, reason, *span, count, count_exact=is_exact))
+        for other in before:
+            self._recorder.add_gap(Gap(self._settings.name, CLOCK_SET_BACK, *other, 0, count_exact=False))
 
     # --- asking -------------------------------------------------------------------------------------------------------
-
-    @property
-    def _is_rescuing(self) -> bool:
-        """Whether events of the previous session may still arrive."""
-        return self._rescue is not None and not self._rescue.has_ended
-
-    def _rescue_of_session_before(self, session: Session) -> Rescue[_Subscription] | None:
-        """The rescue of the events that the previous session did not receive."""
-        lost = self._subscription
-        if self._publisher is None:
-            return None
-        if lost.has_items:
-            self._bridges = not self._missing_since_ns  # otherwise events from before it are missing anyway
-        built, numbers = [lost] if lost.has_items else None, self._publisher.positions(routed=True)
-        route = partial(self._route, session=session)
-        return next_rescue(self._rescue, built, numbers, self._server_start, route)
-
-    async def _rescue_due(self, session: Session, publisher: Publisher) -> None:
-        """End a rescue that is over."""
-        rescue = self._rescue
-        if rescue is None:
-            return
-        if not rescue.is_built:  # or they are refused, because the server has no room beside the old one
-            rescue.built(time.monotonic())
-        if rescue.is_over(time.monotonic()):
-            ended = rescue.end(time.monotonic())
-            for old in ended.all:
-                publisher.forget(old.id)
-            self._conditions.end_rescue()
-            if ended.whole and self._bridges:
-                self._missing_since_ns = 0
-                extra = {"action": "events_rescued", "source": self._settings.name}
-                log.info("the lost subscription to events was read to its end", extra=extra)
-            self._declare_missing()
-        elif rescue.has_ended:
-            await rescue.delete_useless(session)
-            self._rescue = None
 
     async def run(self, session: Session, publisher: Publisher) -> None:
         """Keep a subscription with its items, and ask for refreshes, once the values are subscribed and until the life
@@ -411,16 +341,14 @@ class EventCollector:
                 await asyncio.sleep(pause_s)
                 pause_s = min(max(TICK_S, pause_s * 2), self._settings.parked_retry_ms / 1000)
                 if not await self._open(session, publisher):
-                    self._bridges = False
-                    await self._rescue_due(session, publisher)
                     continue
             elif time.monotonic() - subscription.opened_s > STABLE_S:
                 pause_s = 0.0
             await self._create_due(session, service)
-            if self._subscription.has_items and not self._subscription.since_ns:
-                self._subscription.since_ns = await self.read_clock(session)
-            self._declare_missing()
-            await self._rescue_due(session, publisher)
+            if self._subscription.has_items and not self._subscription.is_read:
+                now = await self.clock.read(session)
+                self._subscription.is_read = True
+                self._declare_missed(now)
             await self._refresh_due(service)
             await asyncio.sleep(TICK_S)
 
@@ -438,16 +366,16 @@ class EventCollector:
             self._log_once("subscription", "event_subscription_lost", lost.ended or "it gave no sign of life")
             publisher.forget(lost.id)
             self._begin_subscription(0)
-        opened_ns = self._now_ns()
+        opened = self.clock.now()
         try:
-            opened = await session.create_subscription()
+            created = await session.create_subscription()
         except SourceLost as error:  # if the session has ended, its other tasks notice that
             self._log_once("subscription", "events_refused", str(error))
             return False
-        self._begin_subscription(opened.id, opened.slower)
-        self._subscription.opened_ns = opened_ns
-        self._subscription.liveness.open(opened_ns)
-        publisher.begin(opened.id, self._route(self._subscription, session))
+        self._begin_subscription(created.id, created.slower)
+        self._subscription.opened = opened
+        self._subscription.liveness.open(opened.time_ns)
+        publisher.begin(created.id, self._route(self._subscription, session))
         await session.namespaces()
         return True
 
@@ -482,8 +410,6 @@ class EventCollector:
             self._conditions.abandon()
             self._log_once("refresh", "conditions_not_refreshed", "the server did not send the end of the refresh")
         if self._conditions.is_refreshing or not self._subscription.has_items or not self._refresh.is_due(now_s):
-            return
-        if self._is_rescuing:  # the events that led to the states come first
             return
         self._refresh.asked(now_s)
         self._conditions.ask()

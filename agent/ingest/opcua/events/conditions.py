@@ -59,7 +59,6 @@ class RetainedConditions:
         self._start_ns = 0  # time of RefreshStart on the server's clock; 0: not known
         self._seen: set[Key] = set()  # in this refresh, or otherwise in this burst
         self._is_incomplete = False
-        self._rescued_ns: dict[Key, int] | None = None  # times of states that arrived during a rescue
 
     @property
     def retained(self) -> list[Event]:
@@ -105,21 +104,6 @@ class RetainedConditions:
         absent, is_complete = self._end_burst()
         return AcceptedEvents(taken, frozenset(refreshed), absent, is_complete, is_required)
 
-    def begin_rescue(self) -> None:
-        """From now on, events of a lost subscription arrive too."""
-        self._rescued_ns = {}
-
-    def take_rescued(self, events: Iterable[Event]) -> None:
-        """Take in events of a lost subscription. A state that is older than one that has already arrived is not the
-        present one."""
-        for event in events:
-            if event.is_condition and event.time_ns >= (self._rescued_ns or {}).get(_key(event), 0):
-                self._note(event)
-
-    def end_rescue(self) -> None:
-        """The rescue has ended."""
-        self._rescued_ns = None
-
     def _see_refresh_events(self, refresh_events: Iterable[Event]) -> bool:
         is_required = False
         for event in refresh_events:
@@ -134,8 +118,6 @@ class RetainedConditions:
         """Remember a state. False if it is the known one."""
         key = _key(event)
         self._seen.add(key)
-        if self._rescued_ns is not None:
-            self._rescued_ns[key] = event.time_ns
         known = self._retained.get(key)
         if event.fields.get("retain") is not True:
             self._retained.pop(key, None)

@@ -198,6 +198,8 @@ class Probe:
                 user = settings.user_name or str(settings.user_certificate_file or "anonymous")
                 yield ProbeStep("session", Outcome.OK, f"opened as {user}")
                 yield await _state_step(services)
+                if (redundancy := await _redundancy_step(services)) is not None:
+                    yield redundancy
                 yield await _clock_step(services)
                 yield await _limits_step(services)
                 self.is_over = True
@@ -233,6 +235,21 @@ async def _state_step(services: Services) -> ProbeStep:
     if state == 0:
         return ProbeStep("server", Outcome.OK, what)
     return ProbeStep("server", Outcome.NOTE, what, "the server reports that it is not running; check it")
+
+
+async def _redundancy_step(services: Services) -> ProbeStep | None:
+    """The redundant servers by the server's own account; None if it is alone."""
+    names = ("ServiceLevel", "ServerRedundancy_RedundancySupport", "ServerRedundancy_RedundantServerArray")
+    level, support, servers = await _values(services, [f"Server_{name}" for name in names])
+    (uris,) = await _values(services, ["Server_ServerRedundancy_ServerUriArray"])
+    if not isinstance(support, int) or not support:
+        return None
+    known = [str(getattr(one, "ServerId", one)) for one in servers or uris or ()]
+    kind = next((one.name for one in ua.RedundancySupport if one.value == support), str(support))
+    text = f"{kind}: {', '.join(known) or 'it does not name the others'}"
+    if isinstance(level, int):
+        text += f"; service level {level}"
+    return ProbeStep("redundancy", Outcome.OK, text)
 
 
 async def _clock_step(services: Services) -> ProbeStep:

@@ -22,9 +22,9 @@ from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.explore.tag_rows import clean_text
 from agent.ingest.opcua.explore.tag_values import read_in_parts
 from agent.ingest.opcua.explore.walk import Reference
-from agent.ingest.opcua.groups import limit_of
 from agent.ingest.opcua.security.client import TOO_LARGE, Unreadable, library_call
 from agent.ingest.opcua.session import Session, open_session, quiet_library
+from agent.ingest.opcua.subscriptions.plan import limit_of
 from agent.ingest.opcua.values.type_reader import TypeReader, names_text
 from agent.ingest.quality import BAD_DECODING_ERROR
 from agent.settings.opcua_address import STANDARD_URI, NodeAddress

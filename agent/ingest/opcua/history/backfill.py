@@ -1,9 +1,7 @@
 """Fills the gaps of one source from the history of its server, slowly and alongside the live values.
 
-A gap is filled in four cases. After an outage of the source or of this process: for each tag, the time between its last
-value before and its first one after. When values are missing between others: the time of the gap fact. After a restart:
-every outage that was declared and not filled. By request: any time. The store is searched for the values of the time
-that it already has.
+Each gap fact is filled over exactly its time. After a restart, so is every outage that was declared and not filled; by
+request, any time. The store is searched for the values of the time that it already has.
 
 One call is made at a time, and its values are committed before the next: so a backfill of hours holds one page in
 memory, and live values do not queue behind it. The values are recorded under definitions of their own, marked as
@@ -24,15 +22,12 @@ from typing import Protocol
 
 from agent.columns import SampleColumns
 from agent.ingest import quality
+from agent.ingest.completeness import CLOCK_JUMP_NS
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import HistoryRefused, StoredUnreadable
 from agent.ingest.gap import (
-    CLOCK_SET_BACK,
     FILL_PREDICATE,
-    ITEM_RENEWED,
-    NOTIFICATIONS_MISSING,
     OUTAGE_REASONS,
-    SERVER_QUEUE_OVERFLOW,
     TAGS_NAMED_MAX,
     TagGap,
 )
@@ -45,18 +40,17 @@ from agent.ingest.opcua.history.gap_fill import (
     Outcome,
     Window,
 )
-from agent.ingest.opcua.server_clock import CLOCK_JUMP_NS, drift_ns
+from agent.ingest.opcua.server_clock import drift_ns
 from agent.ingest.ports import StoredFacts
 from agent.ingest.recorder import Recorder
-from agent.ingest.sampling import Return, Sampler
+from agent.ingest.sampling import Sampler
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Envelope, Fact, Message, Sample, canonical_json, time_text
 
 log = logging.getLogger(__name__)
 
 ACQUISITION = "history"
-TICK_S = 0.5  # between checks for returned tags when there is nothing to fill
-SETTLE_TICKS = 4  # tags return call by call; those that return within these ticks are read together
+TICK_S = 0.5  # between checks when there is nothing to fill
 NODES_PER_READ_MAX = 20  # if the server has a lower limit, it refuses, and the call is halved
 VALUES_PER_READ_MAX = 1_000  # of one node; with 20 nodes a page has some 500 kB
 COMMITTED_S = 10.0  # live values with times of a hole are stored by then
@@ -70,8 +64,6 @@ CALLS_FAILED_MAX = 8  # calls that fail for some four minutes
 
 # open62541 denies access to the history of an unknown node.
 MAY_NOT_EXIST = quality.GONE | {quality.BAD_USER_ACCESS_DENIED}
-# Gaps that do not show by the return of a tag.
-_WITHOUT_RETURN = frozenset({SERVER_QUEUE_OVERFLOW, NOTIFICATIONS_MISSING, ITEM_RENEWED, CLOCK_SET_BACK})
 
 
 class HistorySession(Protocol):
@@ -98,6 +90,7 @@ class _Hole:
     last_ns: int
     tags: set[int]
     over_s: float
+    outages: tuple[int, ...] = ()  # first times of the outages in it
 
     def touches(self, later: _Hole) -> bool:
         """Whether both are to be read together: their times overlap or are close."""
@@ -108,29 +101,26 @@ class _Hole:
     def with_all_of(self, earlier: _Hole) -> _Hole:
         """Both merged."""
         first_ns, last_ns = min(self.first_ns, earlier.first_ns), max(self.last_ns, earlier.last_ns)
-        return _Hole(first_ns, last_ns, self.tags | earlier.tags, max(self.over_s, earlier.over_s))
+        return _Hole(
+            *(first_ns, last_ns, self.tags | earlier.tags, max(self.over_s, earlier.over_s)),
+            self.outages + earlier.outages,
+        )
 
 
 @dataclass(slots=True)
 class _Slice:
-    """Some tags and a time for which the store is not searched yet. If a tag has a window, only that is missing."""
+    """Some tags and a time for which the store is not searched yet."""
 
     tags: Sequence[int]
     first_ns: int
     last_ns: int
-    windows: Mapping[int, Window] = field(default_factory=dict)
-
-    def window(self, tag: int) -> Window:
-        """The window of a tag within this slice."""
-        own = self.windows.get(tag, Window(self.first_ns - 1, self.first_ns, self.last_ns))
-        return Window(max(own.after_ns, self.first_ns - 1), own.lost_ns, min(own.before_ns, self.last_ns))
 
 
 @dataclass(slots=True)
 class _Job:
     """One gap to fill: slices to be searched in the store, and the fill that is being read."""
 
-    cause: str  # outage, gap (in a connected source), restart or request
+    cause: str  # gap, restart or request
     first_ns: int
     last_ns: int
     noted_s: float  # the server's clock had reached the end by then
@@ -141,8 +131,6 @@ class _Job:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     not_filled: list[int] = field(default_factory=list)
     values: int = 0
-    rescued: int = 0  # tags whose values the rescue brought completely
-    values_rescued: int = 0
 
 
 class HistoryBackfill:
@@ -153,20 +141,7 @@ class HistoryBackfill:
         self._delivery, self._recorder, self._stored = delivery, recorder, stored
         self._rate = values_per_s_max
         self._jobs: deque[_Job] = deque()  # bounded by JOBS_MAX through `_add`
-        self._returns: dict[int, Return] = {}
-        self._returns_ticks = 0
-        self._has_returned = False
-        self._outages: list[int] = []  # bounded by the outages of a few seconds
-        self._is_rescuing = False
-        self._rescued: set[int] = set()  # tags whose missing values the rescue brought completely
-        self._values_rescued = 0
         self._reading_numbers: dict[int, int] = {}  # the reading of a tag that has history, if it is not the first
-        self._ended_ns = 0  # time of the newest value of the last process; 0: there was none
-        self._stopped: dict[int, int] = {}  # tags without a value in this process, with the end of the last process
-        self._gone: dict[
-            int, Window
-        ] = {}  # not filled because the node did not exist; tried again when the tag returns
-        self._renumbered: Mapping[int, int] = {}  # renumbering of the tag map whose numbers are used above
         self._sampler = Sampler()
         self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler uses
         self._numbers: dict[int, int] = {}  # by tag: the number under which values from history are recorded
@@ -174,45 +149,21 @@ class HistoryBackfill:
         self._asked_s = 0.0  # when the store was searched for the present slice
         self._unfilled: tuple[int, ...] | None = None  # outages of earlier processes; None: not searched yet
         self.now_ns: Callable[[], int] = time.time_ns  # replaced by the server's clock of the source
-        delivery.sampler.note_returns()
 
     @property
     def gaps_open(self) -> int:
         """Gaps that are known and not filled."""
-        returned = bool(self._returns) or self._delivery.sampler.has_returns
-        return len(self._jobs) + returned + bool(self._gone) + len(self._holes)
+        return len(self._jobs) + len(self._holes)
 
     @property
     def values_total(self) -> int:
         """Values recorded from history since the start of the process."""
         return self._recorder.samples_total
 
-    def note_stop(self, first_ns: int, ended_ns: int) -> None:
-        """No process of this node ran since `first_ns`, and that is declared. Earlier outages were over by
-        `ended_ns`."""
-        self._outages.append(first_ns)
-        self._ended_ns = ended_ns
-        self._stopped = dict.fromkeys(self._delivery.tags, first_ns)
-
     def note_gap(self, gap: TagGap) -> None:
-        """Take in a gap. Tags lost in an outage are filled when they return; for others the time of the gap is
-        filled."""
-        if gap.reason in OUTAGE_REASONS:
-            if gap.first_time_ns not in self._outages:
-                self._outages.append(gap.first_time_ns)
-        elif gap.reason in _WITHOUT_RETURN:
-            self._add_hole(gap.first_time_ns, gap.last_time_ns, gap.tags)
-
-    def await_rescue(self) -> None:
-        """A rescue may bring the values of the outage. `rescued` is called at its end."""
-        self._is_rescuing = True
-
-    def rescued(self, tags: Collection[int], values: int) -> None:
-        """The rescue has ended. Nothing is missing of these tags, and it recorded `values` values."""
-        self._take_returns()  # tags that returned until now were part of it
-        self._is_rescuing = False
-        self._rescued.update(tags)
-        self._values_rescued += values
+        """Take in a gap."""
+        outages = (gap.first_time_ns,) if gap.reason in OUTAGE_REASONS else ()
+        self._add_hole(gap.first_time_ns, gap.last_time_ns, gap.tags, outages)
 
     def request(self, first_ns: int, last_ns: int) -> None:
         """Fill what is missing between these times for all tags, up to values that may still arrive."""
@@ -225,14 +176,14 @@ class HistoryBackfill:
                 job.fill.forget_continuation_points()
         if self._unfilled is None:
             await self._look_back()
-        failures = 0
+        begun_s, failures = time.monotonic(), 0
         while True:
-            self._take_returns()
-            if self._unfilled and self._is_settled:
+            if self._unfilled and time.monotonic() > begun_s + COMMITTED_S:
                 self._add_unfilled()
             while self._holes and time.monotonic() > self._holes[0].over_s + COMMITTED_S:
                 hole = self._holes.pop(0)
-                self._add(self._sliced("gap", hole.first_ns, hole.last_ns + 1, hole.tags))
+                job = self._sliced("gap", hole.first_ns, hole.last_ns + 1, hole.tags)
+                self._add(replace(job, outages=hole.outages))
             if not self._jobs:
                 await asyncio.sleep(TICK_S)
                 continue
@@ -253,85 +204,13 @@ class HistoryBackfill:
     def _add_unfilled(self) -> None:
         """Add a job for those outages, after the one for the stop of this node."""
         known = {first_ns for job in self._jobs for first_ns in job.outages}
+        known.update(first_ns for hole in self._holes for first_ns in hole.outages)
         outages = tuple(first_ns for first_ns in self._unfilled or () if first_ns not in known)
         self._unfilled = ()
         if outages:
-            last_ns = max(self._ended_ns, self.now_ns() - UNDELIVERED_NS_MAX)
+            last_ns = self.now_ns() - UNDELIVERED_NS_MAX
             job = self._sliced("restart", min(outages) - UNDELIVERED_NS_MAX, last_ns)
             self._add(replace(job, outages=outages))
-
-    @property
-    def _is_settled(self) -> bool:
-        """Whether tags have returned in this process and no more are returning."""
-        return self._has_returned and not self._returns
-
-    def _take_returns(self) -> None:
-        """Collect the tags that have returned, and make a job when no more are returning."""
-        self._follow_map()
-        returned = self._delivery.sampler.take_returns()
-        if returned:
-            for tag, one in ((self._delivery.number(tag), one) for tag, one in returned):
-                if tag in self._returns:  # it returned twice: these are two gaps
-                    self._close_returns()
-                self._returns[tag] = one
-            self._returns_ticks, self._has_returned = SETTLE_TICKS, True
-        elif self._returns and not self._is_rescuing:
-            self._returns_ticks -= 1
-            if self._returns_ticks <= 0:
-                self._close_returns()
-
-    def _follow_map(self) -> None:
-        """Use the numbers of a new tag map. Jobs keep the numbers with which they were made."""
-        if self._renumbered is self._delivery.renumbered:
-            return
-        self._renumbered = self._delivery.renumbered
-        self._returns = {self._delivery.number(tag): one for tag, one in self._returns.items()}
-        self._rescued = {self._delivery.number(tag) for tag in self._rescued}
-        self._stopped = {self._delivery.number(tag): first_ns for tag, first_ns in self._stopped.items()}
-        gone, self._gone = self._gone, {}
-        for tag, missing in gone.items():
-            self._note_gone(tag, missing)
-
-    def _close_returns(self) -> None:
-        """Add a job for what is missing of these tags. A tag that is new in the tag map has nothing to fill."""
-        windows = {}
-        for tag, one in self._returns.items():
-            began_ns = self._stopped.pop(tag, 0)
-            if lost_ns := min(filter(None, (began_ns, one.lost_ns)), default=0):
-                # If the clock was set back, the window begins before the last value; the store knows which values it
-                # has.
-                is_after = one.after_ns < one.before_ns
-                windows[tag] = Window(
-                    one.after_ns if is_after else lost_ns - UNDELIVERED_NS_MAX - 1, lost_ns, one.before_ns
-                )
-        again = {tag: self._gone.pop(tag) for tag in self._returns if tag in self._gone}
-        self._returns = {}
-        rescued, self._rescued = self._rescued, set()
-        values_rescued, self._values_rescued = self._values_rescued, 0
-        if again:  # first, because the values of a tag are recorded in the order of time
-            self._add_windows(again, ())
-        if windows:
-            outages, self._outages = tuple(self._outages), []
-            self._add_windows(windows, outages, rescued, values_rescued)
-
-    def _add_windows(
-        self,
-        windows: Mapping[int, Window],
-        outages: tuple[int, ...],
-        rescued: Collection[int] = (),
-        values_rescued: int = 0,
-    ) -> None:
-        """Add a job for these windows without those of rescued tags. The store is searched here too, because after a
-        set-back of the clock it may have values with these times, live or from an earlier gap."""
-        first_ns = min(one.lost_ns for one in windows.values()) - UNDELIVERED_NS_MAX
-        last_ns = max(one.before_ns for one in windows.values())
-        tags = [tag for tag in windows if tag not in rescued]
-        slices = (
-            _Slice(tags[at : at + SLICE_TAGS], first_ns, last_ns, windows) for at in range(0, len(tags), SLICE_TAGS)
-        )
-        job = _Job("outage", first_ns + UNDELIVERED_NS_MAX, last_ns, time.monotonic(), outages, slices=slices)
-        job.rescued, job.values_rescued = len(windows) - len(tags), values_rescued
-        self._add(job)
 
     def _sliced(self, cause: str, first_ns: int, last_ns: int, wanted: Collection[int] | None = None) -> _Job:
         """A job for these tags, by default all, cut into slices whose stored times fit into memory."""
@@ -351,8 +230,6 @@ class HistoryBackfill:
             outages = known.outages + job.outages
             merged = self._sliced(job.cause, first_ns, last_ns)
             merged.outages, merged.values = outages, known.values
-            merged.rescued = known.rescued + job.rescued
-            merged.values_rescued = known.values_rescued + job.values_rescued
             job = merged
         self._jobs.append(job)
 
@@ -409,8 +286,15 @@ class HistoryBackfill:
             self._add_hole(first_ns, last_ns, {one.tag for one in later}, over_in_s=CLOCK_JUMP_NS / 1e9)
         return [one for one in missing if not first_ns <= one.source_time_ns <= last_ns]
 
-    def _add_hole(self, first_ns: int, last_ns: int, tags: Collection[int], over_in_s: float = 0.0) -> None:
-        hole = _Hole(first_ns, last_ns, set(tags), time.monotonic() + over_in_s)
+    def _add_hole(
+        self,
+        first_ns: int,
+        last_ns: int,
+        tags: Collection[int],
+        outages: tuple[int, ...] = (),
+        over_in_s: float = 0.0,
+    ) -> None:
+        hole = _Hole(first_ns, last_ns, set(tags), time.monotonic() + over_in_s, outages)
         for known in reversed(list(self._holes)):
             if known.touches(hole) or len(self._holes) >= HOLES_MAX:
                 self._holes.remove(known)
@@ -454,7 +338,7 @@ class HistoryBackfill:
         await self._delivery.recorder.committed()  # they may have times of the gap, after a clock was set back
         self._asked_s = time.monotonic()
         known = self._delivery.tags
-        live = {now: tag for tag in piece.tags if (now := self._delivery.number(tag)) in known}
+        live = [now for tag in piece.tags if (now := self._delivery.number(tag)) in known]
         by_stream: dict[str, dict[int, Tag]] = {}
         for tag in live:
             by_stream.setdefault(known[tag].stream, {})[tag] = known[tag]
@@ -468,7 +352,8 @@ class HistoryBackfill:
                 return None
             for number, times in found.items():
                 stored.setdefault(numbers[number], set()).update(times)
-            windows.update({tag: piece.window(live[tag]) for tag in tags})
+            window = Window(piece.first_ns - 1, piece.first_ns, piece.last_ns)
+            windows.update(dict.fromkeys(tags, window))
         return GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX, stored)
 
     def _refused(self, job: _Job, error: HistoryRefused, failures: int) -> None:
@@ -503,15 +388,7 @@ class HistoryBackfill:
 
     def _count(self, job: _Job, fill: GapFill) -> None:
         job.outcomes.update(fill.outcomes.values())
-        for tag, outcome in fill.outcomes.items():
-            if outcome is Outcome.NODE_GONE:
-                self._note_gone(tag, fill.windows[tag])
         self._name_unfilled(job, (tag for tag, outcome in fill.outcomes.items() if outcome is not Outcome.FILLED))
-
-    def _note_gone(self, tag: int, missing: Window) -> None:
-        tag = self._delivery.number(tag)
-        known = self._gone.get(tag)
-        self._gone[tag] = missing if known is None else missing.joined(known)
 
     def _hand_in(self, samples: Sequence[Sample]) -> None:
         """Hand in the samples that the rules let through. The numbers of the tags are known."""
@@ -544,8 +421,6 @@ class HistoryBackfill:
             "last_time": time_text(job.last_ns),
             "outages": [time_text(first_ns) for first_ns in job.outages],
             "values": job.values,
-            "values_rescued": job.values_rescued,
-            "tags_rescued": job.rescued,
             "tags_filled": filled,
             "tags_without_history": none,
             "tags_failed": failed,

@@ -1,5 +1,5 @@
-"""asyncua's client, extended by the step at which a connection failed; `connect`, which explains a failure; and a
-client that takes over a session of an earlier connection."""
+"""asyncua's client, extended by the step at which a connection failed, and by the session of an earlier connection that
+it reactivates; and `connect`, which explains a failure."""
 
 from __future__ import annotations
 
@@ -79,23 +79,28 @@ class Unreadable(UaError):
     """An answer that the library cannot decode."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionKey:
-    """What is needed to take over a session with another connection: its token, the last nonce of the server, and the
-    user token policies of the server."""
+    """What another connection needs to reactivate a session: its token and time-out, the last nonce of the server, and
+    the user token policies of the server. `was_refused`: an attempt did not succeed."""
 
     token: ua.NodeId
     nonce: bytes | None
     policies: Sequence[ua.UserTokenPolicy]
+    timeout_ms: int
+    was_refused: bool = False
 
 
 class StepTrackingClient(SecuredClient):
     """The library's client. `step` is the present step of connecting, or the one that failed."""
 
     step = Step.TCP
+    has_reactivated = False
 
-    def __init__(self, settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> None:
-        """`watchdog_s`: interval and time-out of the library's requests for a sign of life; 0: those of any request."""
+    def __init__(self, settings: OpcuaSourceSettings, watchdog_s: float = 0.0, key: SessionKey | None = None) -> None:
+        """`watchdog_s`: interval and time-out of the library's requests for a sign of life; 0: those of any request.
+        `key`: of the session to reactivate."""
+        self._key = key
         timeout_s = settings.request_timeout_ms / 1000
         watchdog_s = watchdog_s or timeout_s
         super().__init__(settings.url, timeout=timeout_s, watchdog_intervall=watchdog_s, auto_reconnect=False)
@@ -121,6 +126,26 @@ class StepTrackingClient(SecuredClient):
     async def create_session(self) -> ua.CreateSessionResult:
         self.step = Step.SESSION
         return await super().create_session()
+
+    async def _create_and_activate_session(self) -> None:
+        """Reactivate the session of the key (ActivateSession, OPC 10000-4, 5.7.3); create one if there is no key, or if
+        the server refuses. After any failure the key counts as refused: a server may close the channel instead of
+        answering, and would do so each time."""
+        if self._key is not None and not self._key.was_refused:
+            self._key.was_refused = True
+            self.uaclient.session.restore_authentication_token(self._key.token)
+            self._server_nonce = self._key.nonce  # type: ignore[assignment] # None at first
+            self._policy_ids = list(self._key.policies)
+            try:
+                await self._activate_with_credentials()
+            except UaStatusCodeError:
+                self.uaclient.session.reset_authentication_token()
+                self._server_nonce = None
+            else:
+                self._key.was_refused, self.has_reactivated = False, True
+                self.session_timeout = self._key.timeout_ms
+                return
+        await super()._create_and_activate_session()
 
     async def activate_session(self, *arguments: object, **more: object) -> ua.ActivateSessionResult:
         self.step = Step.USER
@@ -178,24 +203,8 @@ class StepTrackingClient(SecuredClient):
     @property
     def session_key(self) -> SessionKey:
         """The key of the session of this connection."""
-        return SessionKey(self.uaclient.session.authentication_token, self._server_nonce, self._policy_ids)
-
-
-class ReactivatingClient(StepTrackingClient):
-    """Takes over a session of an earlier connection (ActivateSession, OPC 10000-4, 5.7.3) instead of creating one. The
-    connection has no other session, because some servers (asyncua) have one session for each connection, whatever the
-    token. `disconnect` closes the session with its subscriptions."""
-
-    def __init__(self, settings: OpcuaSourceSettings, key: SessionKey) -> None:
-        super().__init__(settings)
-        self._key = key
-
-    async def create_session(self) -> ua.CreateSessionResult:
-        self.step = Step.SESSION
-        self.uaclient.session.restore_authentication_token(self._key.token)
-        self._server_nonce = self._key.nonce  # type: ignore[assignment] # None at first
-        self._policy_ids = list(self._key.policies)
-        return ua.CreateSessionResult()
+        token = self.uaclient.session.authentication_token
+        return SessionKey(token, self._server_nonce, self._policy_ids, self.session_timeout)
 
 
 async def connect(

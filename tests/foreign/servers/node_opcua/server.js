@@ -50,6 +50,9 @@ class Program {
         for (let i = 0; i < (this.options.namespaces_before ?? 0); i++) addressSpace.registerNamespace(`urn:other:${i}`);
         addressSpace.installAlarmsAndConditionsService();
         this.clock.showIn(addressSpace);
+        this.level = 255;
+        const level = addressSpace.findNode("ns=0;i=2267");
+        level.bindVariable({ get: () => new Variant({ dataType: "Byte", value: this.level }) }, true);
         if (this.options.limits_untold) hideLimits(addressSpace);
         this.plant = new Plant(addressSpace, this.clock, this.options.record);
         if (this.options.every_type) this.plant.addEveryType();
@@ -97,6 +100,10 @@ class Program {
 
     shift_clock({ ms }) {
         this.clock.shiftMs = ms;
+    }
+
+    service_level({ level }) {
+        this.level = level;
     }
 
     publish({ mode, status }) {
@@ -226,7 +233,7 @@ class Program {
 }
 
 const COMMANDS = new Set(
-    "add delete recreate set permit run shift_clock publish kill_sessions kill_subscriptions mute cut listen recover trust".split(" ").concat(
+    "add delete recreate set permit run service_level shift_clock publish kill_sessions kill_subscriptions mute cut listen recover trust".split(" ").concat(
         "raise_event set_alarm acknowledge alarm_state status stop".split(" "),
     ),
 );

@@ -1,7 +1,6 @@
 """A collector at work against a server that the test plays, call by call."""
 
 import json
-import time
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,24 +52,17 @@ class Server:
         self.types_read: list[str] = []
         self._number = 0
         self.slower = 1.0  # keep-alives than asked for
-        self.started: object = "today"
-        self.transfers: list[list[int]] = []
-        self.transfer_status = 0
-        self.begun: list[tuple[int, int]] = []  # subscriptions, and the numbers of their next notifications
-        self.deleted: list[int] = []
+        self.begun: list[int] = []  # subscriptions
+        self.republished = 0  # the last status of a Republish
 
-    async def server_start(self) -> object:
-        return self.started
+    async def republish(self, _: int) -> int:
+        return self.republished
 
-    async def transfer_subscriptions(self, numbers: Sequence[int]) -> list[int]:
-        self.transfers.append(list(numbers))
-        return [self.transfer_status for _ in numbers]
+    def is_early(self, _: Header) -> bool:
+        return False
 
-    async def delete_subscription(self, number: int) -> None:
-        self.deleted.append(number)
-
-    def positions(self, *, routed: bool = False) -> dict[int, int]:
-        return dict.fromkeys(self.routes, 2) if routed else {}
+    def adopt(self, number: int, route: Route) -> None:
+        self.routes[number] = route
 
     @property
     def library(self) -> Any:
@@ -117,9 +109,9 @@ class Server:
         self.types_read += [one.NodeId.to_string() for one in parameters.NodesToRead]
         return [ua.DataValue(ua.Variant(ua.QualifiedName("PumpEventType", 1))) for _ in parameters.NodesToRead]
 
-    def begin(self, number: int, route: Route, at: int = 1) -> None:
-        self.routes[number] = route
-        self.begun.append((number, at))
+    def begin(self, number: int, route: Route) -> None:
+        self.adopt(number, route)
+        self.begun.append(number)
 
     def forget(self, number: int) -> None:
         self.routes.pop(number, None)
@@ -128,7 +120,7 @@ class Server:
         """Hand a publication on, by default of the newest subscription."""
         number = number or self._number
         sent_ns = (8 + 3_600 * (number - 1)) * S  # later for the next subscription than its creation lets expect
-        header = Header(number, 2, sent_ns, has_data=bool(content.events), arrived_s=time.monotonic())
+        header = Header(number, 2, sent_ns, has_data=bool(content.events))
         await self.routes[number].take(header, content)
 
 
@@ -145,7 +137,6 @@ class Collecting:
         self.collector = EventCollector(
             OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **known), recorder.for_another_task(EVENTS_LOST)
         )
-        self.collector.read_clock = lambda _: self.server.clock_ns()
 
     @asynccontextmanager
     async def collecting(self) -> Any:
@@ -155,17 +146,17 @@ class Collecting:
             yield
 
     @asynccontextmanager
-    async def life(self) -> Any:
+    async def life(self, *, is_kept: bool = False) -> Any:
         """A session, until the end of the block."""
         async with TaskGroup() as group:
-            task = group.create_task(self._live(), name="life")
+            task = group.create_task(self._live(is_kept=is_kept), name="life")
             yield
             task.cancel()
         await self.collector.finish()
 
-    async def _live(self) -> None:
+    async def _live(self, *, is_kept: bool) -> None:
         async with TaskGroup() as group:
-            await self.collector.begin(self.server, self.server, group)  # type: ignore[arg-type]
+            await self.collector.begin(self.server, self.server, group, is_kept=is_kept)  # type: ignore[arg-type]
             await self.collector.run(self.server, self.server)  # type: ignore[arg-type]
 
     async def missing(self, notification: Missing) -> None:

@@ -15,10 +15,11 @@ from unittest.mock import patch
 from agent.columns import SampleColumns
 from agent.concurrency import TaskGroup
 from agent.ingest import quality
+from agent.ingest.completeness import Stored
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import HistoryRefused, StoredUnreadable
 from agent.ingest.gap import SOURCE_LOST
-from agent.ingest.lifecycle import DeclaredGap, Newest
+from agent.ingest.lifecycle import Newest
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.history import HistoryBackfill, HistoryPage, HistoryRange, backfill
 from agent.ingest.opcua.history.gap_fill import HistoryValue
@@ -42,15 +43,15 @@ class FakeStored:
     """What a store holds from earlier processes."""
 
     def __init__(self, times: Mapping[int, set[int]] | None = None, outages: Sequence[int] = ()) -> None:
-        self.times, self.outages = times or {}, outages
+        self.times, self.outages = dict(times or {}), outages
         self.is_readable = True
         self.asked: list[tuple[int, int, int]] = []
 
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:  # noqa: ARG002
         return {}
 
-    def last_sample(self, stream: str) -> Newest | None:  # noqa: ARG002
-        return None
+    def completeness(self, source: str) -> Mapping[str, Stored]:  # noqa: ARG002
+        return {}
 
     def sample_times(
         self,
@@ -65,9 +66,6 @@ class FakeStored:
             raise StoredUnreadable("the store is damaged")
         found = {n: {t for t in times if first_ns <= t <= last_ns} for n, times in self.times.items() if n in numbers}
         return found if sum(map(len, found.values())) <= times_max else None
-
-    def declared_gaps(self, source: str) -> Sequence[DeclaredGap]:  # noqa: ARG002
-        return []
 
     def open_outages(self, source: str) -> Sequence[int]:  # noqa: ARG002
         return self.outages
@@ -136,11 +134,18 @@ class Filling:
     history: FakeHistory
     delivery: Delivery
     fill: HistoryBackfill
+    committed_s: float = 0.1
 
     async def value(self, at_s: int) -> None:
         """A live value of the first tag, under the number that it has."""
         number = self.delivery.renumbered.get(1, 1)
         await self.delivery.deliver(SampleColumns.of([Sample(number, at_s * S, at_s)]), at_s * S)
+        self.keep(at_s)
+
+    def keep(self, at_s: int) -> None:
+        """The store holds values of this time, under each number that a tag may have."""
+        for number in range(1, 10):
+            self.stored.times.setdefault(number, set()).add(at_s * S)
 
     async def outage(self, lost_s: int = 101, returned_s: int = 110) -> None:
         """An outage of the source, as its supervisor tells it."""
@@ -148,6 +153,7 @@ class Filling:
         await self.delivery.lose(BAD_COMMUNICATION_ERROR, returned_ns, since_ns=lost_s * S)
         self.delivery.add_gap(SOURCE_LOST, lost_s * S, returned_ns, 0, tags, exact=False)
         await self.delivery.deliver(SampleColumns.of([Sample(n, returned_ns, returned_s) for n in tags]), returned_ns)
+        self.keep(returned_s)
 
     async def edit(self) -> None:
         """The first tag gets another unit, and with it another number. What its old item still sends is discarded."""
@@ -172,7 +178,7 @@ class Filling:
     @asynccontextmanager
     async def session(self) -> AsyncIterator[None]:
         """The backfill runs without pauses for the length of a block."""
-        with patch.multiple(backfill, TICK_S=0.01, RETRY_S=0.0):
+        with patch.multiple(backfill, TICK_S=0.01, RETRY_S=0.0, COMMITTED_S=self.committed_s):
             async with TaskGroup() as group:
                 task = group.create_task(self.fill.run(self.history), name="fill")
                 try:

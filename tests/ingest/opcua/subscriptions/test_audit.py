@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
+from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua import audit as audit_module
 from agent.ingest.opcua.address import Reading, TagPoint, parse_readings
-from agent.ingest.opcua.audit import Audit, Findings
 from agent.ingest.opcua.decode import Change
-from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
-from agent.ingest.opcua.plan import Created
-from agent.ingest.opcua.server_clock import ServerTime
 from agent.ingest.opcua.session import CallTooLarge
 from agent.ingest.opcua.source import OpcuaSource
+from agent.ingest.opcua.subscriptions import audit as audit_module
+from agent.ingest.opcua.subscriptions.audit import Audit, Findings
+from agent.ingest.opcua.subscriptions.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
+from agent.ingest.opcua.subscriptions.plan import Created
 from agent.ingest.quality import BAD_NODE_ID_UNKNOWN, BAD_USER_ACCESS_DENIED
 from agent.message import Json, Value
 from tests.ingest.fakes import FakeStore
@@ -32,7 +32,7 @@ class Readable:
         self.values: dict[Any, tuple[Any, int]] = values
         self.times_ns: dict[Any, int] = dict.fromkeys(values, 9 * S)
         self.reads: list[list[object]] = []
-        self.now = ServerTime(10 * S, 0)
+        self.now = Moment(10 * S, 0)
         self.nodes_max = 1_000  # of one call; more are answered by this
         self.refusal: Exception = CallTooLarge("too many")
 
@@ -70,7 +70,7 @@ async def audited(
 
 async def looks(source: OpcuaSource, audit: Audit, count: int) -> list[Findings]:
     """What so many looks find."""
-    return [await audit.check(source._subscriptions[0], source._delivery.points) for _ in range(count)]
+    return [await audit.check(next(iter(source._subscriptions)), source._delivery.points) for _ in range(count)]
 
 
 async def test_an_item_that_does_not_publish_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,10 +82,10 @@ async def test_an_item_that_does_not_publish_is_found(monkeypatch: pytest.Monkey
     await take(source, Change(4, 3.0, 0, 2 * S, 2 * S))  # it changes faster than it is read
     await source._deliver(source._buffer.get_nowait())
     (found,) = await looks(source, audit, 1)
-    assert found == Findings({3: BAD_NODE_ID_UNKNOWN}, [2], dict.fromkeys([2, 3], ServerTime(S, 0)))
-    source._act_on(source._subscriptions[0], found)
-    assert source._subscriptions[0].plan.parked == {3}
-    assert source._subscriptions[0].plan.next_call(0) == [2]
+    assert found == Findings({3: BAD_NODE_ID_UNKNOWN}, [2], dict.fromkeys([2, 3], Moment(S, 0)))
+    source._subscriptions.act_on(next(iter(source._subscriptions)), found)
+    assert next(iter(source._subscriptions)).plan.parked == {3}
+    assert next(iter(source._subscriptions)).plan.next_call(0) == [2]
 
 
 async def test_the_last_sign_of_life_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ async def test_the_last_sign_of_life_of_an_item(monkeypatch: pytest.MonkeyPatch)
     source, audit, server = await audited(monkeypatch, {1: (1.0, 0), 2: (1.0, 0), 3: (3.0, 0), 4: (4.0, 0)})
     server.times_ns |= {1: S, 4: 10 * S}
     await looks(source, audit, 1)
-    server.now = ServerTime(20 * S, 0)
+    server.now = Moment(20 * S, 0)
     changes = Change(3, 3.0, 0, 9 * S, 9 * S), Change(4, 3.0, 0, 9 * S, 9 * S)  # of 4 not what was read
     await take(source, *changes)
     await source._deliver(source._buffer.get_nowait())
@@ -103,24 +103,22 @@ async def test_the_last_sign_of_life_of_an_item(monkeypatch: pytest.MonkeyPatch)
     (_, found) = await looks(source, audit, 2)
     assert found.dead == [1, 2, 3, 4]
     assert found.since == {
-        1: ServerTime(10 * S, 0),
-        2: ServerTime(S, 0),
-        3: ServerTime(10 * S, 0),
-        4: ServerTime(9 * S, 0),
+        1: Moment(10 * S, 0),
+        2: Moment(S, 0),
+        3: Moment(10 * S, 0),
+        4: Moment(9 * S, 0),
     }
 
 
-@pytest.mark.parametrize("now", [ServerTime(20 * S, 3 * S), ServerTime(5 * S // 10, 0)])
-async def test_a_last_value_of_another_clock_is_no_sign_of_life(
-    now: ServerTime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("now", [Moment(20 * S, 3 * S), Moment(5 * S // 10, 0)])
+async def test_a_last_value_of_another_clock_is_no_sign_of_life(now: Moment, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's clock was set back since then, or its time is yet to come: then the item's life begins with its
     subscription."""
     source, audit, server = await audited(monkeypatch, {1: (2.0, 0)})
-    source._subscriptions[0].opened = ServerTime(S // 10, 0)
+    next(iter(source._subscriptions)).opened = Moment(S // 10, 0)
     server.now = now
     (_, found) = await looks(source, audit, 2)
-    assert found.since == {1: ServerTime(S // 10, 0)}
+    assert found.since == {1: Moment(S // 10, 0)}
 
 
 async def test_a_tag_that_leaves_the_map_while_it_is_read_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +127,8 @@ async def test_a_tag_that_leaves_the_map_while_it_is_read_is_no_finding(monkeypa
     points = source._delivery.points
     source._delivery.offer_map([tag(2)], [2])
     source._delivery.take_over_map(S)
-    await audit.check(source._subscriptions[0], points)
-    assert (await audit.check(source._subscriptions[0], points)).gone == {}
+    await audit.check(next(iter(source._subscriptions)), points)
+    assert (await audit.check(next(iter(source._subscriptions)), points)).gone == {}
 
 
 async def test_the_tags_are_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +154,7 @@ async def test_what_may_not_be_read_is_asked_for_each_time(monkeypatch: pytest.M
     await take(source, *(Change(n, 3.0, 0, 3 * S, 3 * S) for n in (5, 6, 7)))
     await source._deliver(source._buffer.get_nowait())
     await looks(source, audit, 1)
-    assert source._subscriptions[0].denied == set()
+    assert next(iter(source._subscriptions)).denied == set()
 
 
 async def test_an_item_that_is_created_again_while_it_is_suspected_is_no_finding(
@@ -191,7 +189,7 @@ async def test_a_slow_read_leaves_the_values_their_time_to_arrive(monkeypatch: p
 async def test_a_server_whose_clock_proves_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers and sends keep-alives, publishes nothing, and has other values: the session ends."""
     source, audit, _ = await audited(monkeypatch, {1: (2.0, 0)})
-    source._subscriptions[0].liveness.has_clock = False
+    next(iter(source._subscriptions)).liveness.has_clock = False
     with pytest.raises(SourceLost, match="published no value"):
         await looks(source, audit, 3)
 

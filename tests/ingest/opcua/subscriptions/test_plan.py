@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ingest.opcua.plan import Absence, Absences, Created, ItemPlan
-from agent.ingest.opcua.server_clock import ServerTime
+from agent.ingest.opcua.subscriptions.plan import Created, ItemPlan
 
 BAD, OK = Created(0x8034_0000), Created(0, 1)
 
@@ -108,51 +107,3 @@ def test_a_retry_by_hand_ends_every_pause() -> None:
     assert plan.next_call(1) == [1]
     plan.answered([1], [BAD], 1)
     assert plan.next_call(200) == []
-
-
-def test_a_handle_is_absent_until_it_has_an_item_again() -> None:
-    """The first sign of its absence dates it, the last one names the reason; handles that went at one time are one gap.
-    One that is wanted no more is forgotten, and one that goes on under another number is absent under that."""
-    absences = Absences()
-    absences.begin([1, 2, 3], "item_renewed", ServerTime(10, 0))
-    absences.begin([2], "item_refused", ServerTime(20, 5))
-    absences.begin([4], "item_refused", ServerTime(20, 5))
-    assert (absences.since(2), absences.since(9)) == (ServerTime(10, 0), None)
-    absences.keep([2, 3, 8], {4: 8})
-    assert absences.among([1, 2, 3, 8, 9]) == {
-        Absence("item_refused", ServerTime(10, 0)): [2],
-        Absence("item_renewed", ServerTime(10, 0)): [3],
-        Absence("item_refused", ServerTime(20, 5)): [8],
-    }
-    absences.declare([2])
-    assert absences.among([2]) == {}
-    assert absences.publish([2]) == {}
-    assert absences.handles == {3, 8}
-
-
-def test_an_absence_goes_on_if_its_new_item_goes_without_a_value() -> None:
-    """It is declared when the first new item is created, not with each, and once more when one publishes. A value that
-    comes ahead of the answer to the creation ends it too."""
-    absences, refused = Absences(), Absence("item_refused", ServerTime(10, 0))
-    assert absences.begin([1, 2, 3], *refused) == [1, 2, 3]
-    assert absences.publish([3]) == {}
-    assert absences.among([1, 2, 3]) == {refused: [1, 2, 3]}
-    absences.declare([1, 2, 3])
-    assert absences.handles == {1, 2}
-    for now_ns in (20, 30):
-        assert absences.begin([1], "item_refused", ServerTime(now_ns, 0)) == []
-        assert absences.among([1]) == {}
-    absences.keep([2, 9], {1: 9})
-    assert absences.publish([2, 9]) == {refused: [9]}
-    assert not absences.handles
-
-
-def test_what_was_created_is_reported_once() -> None:
-    """Also of an item that was created anew; not of one that nobody wants by now."""
-    plan = ItemPlan([1, 2], size_max=10, pause_ns=100)
-    plan.answered([1, 2], [Created(0, 11), BAD], 0)
-    assert (plan.take_created(), plan.take_created()) == ({1}, set())
-    assert plan.renew([1, 2, 9]) == [1], "the others have no item"
-    plan.want([2])
-    plan.answered([1, 2], [Created(0, 12), Created(0, 13)], 100)
-    assert plan.take_created() == {2}

@@ -11,17 +11,20 @@ the old node. `died` parks the node and has the item deleted, so that a new one 
 The wanted handles may change while a call is in flight (`want`). Items of handles that are no longer wanted are
 deleted, including those that the call then creates.
 
-`Absences` knows since when a handle has no item that publishes: that time is a gap. Core: knows handles, items, status
-codes and times.
+`Groups` distributes the items of a server over subscriptions, within its limits and ours. There are several, because a
+subscription is lost as a whole, and because some servers limit the items of one. Items fill one subscription after the
+other, and stay where they are as long as they are wanted; those for which the server has no room are `unplaced`.
+
+Core: knows handles, items, limits, status codes and times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agent.ingest.opcua.server_clock import ServerTime
 from agent.ingest.quality import is_bad
 
 PAUSE_DOUBLINGS_MAX = 10  # longest pause, in first pauses
@@ -60,7 +63,6 @@ class ItemPlan:
             int, tuple[int, int]
         ] = {}  # for items that were parked: when they were created, and their last pause
         self._unwanted: list[int] = []  # items at the server that are to be deleted
-        self._created: set[int] = set()  # handles with a new item since `take_created`
 
     @property
     def wanted(self) -> list[int]:
@@ -117,11 +119,6 @@ class ItemPlan:
                 renewed.append(handle)
         return renewed
 
-    def take_created(self) -> set[int]:
-        """The handles of which an item was created since the last call."""
-        created, self._created = self._created, set()
-        return created
-
     def item(self, handle: int) -> int | None:
         """The server's number of a live item."""
         return self._live.get(handle)
@@ -175,7 +172,6 @@ class ItemPlan:
                     self._unwanted.append(item)
                     continue
                 self._live[handle] = item
-                self._created.add(handle)
                 if known is not None:
                     self._revived[handle] = now_ns, known.pause_ns
                 continue
@@ -193,88 +189,68 @@ class ItemPlan:
         return min(pause_ns * 2, self._pause_ns * PAUSE_DOUBLINGS_MAX)
 
 
-class Absence(NamedTuple):
-    """Since when a handle has no item that publishes, and why (the reason of a gap)."""
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """The limits that a server declares; 0: it has or declares no such limit."""
 
-    reason: str
-    since: ServerTime
-
-
-@dataclass(slots=True)
-class _Absent:
-    absence: Absence
-    is_declared: bool = False  # an item was created, and the gap declared
-    is_longer: bool = False  # the item turned out to be without a node
-    has_published: bool = False  # the first value may arrive before the answer to the creation
+    items_per_call: int = 0
+    nodes_per_read: int = 0
+    items_per_subscription: int = 0
+    items: int = 0
+    subscriptions_per_session: int = 0
+    subscriptions: int = 0
 
 
-class Absences:
-    """The handles of one source without an item that publishes. Absences continue across sessions, until the next
-    session has created an item.
+def limit_of(value: object) -> int:
+    """A limit that a server declares. 0, which means no limit (OPC 10000-5, 6.3.11), for anything that is not a
+    number."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
-    An absence is declared when there is an item again, and ends when that publishes a value. Some servers create items
-    for nodes that do not exist and report that with the first notification. Then the absence continues, and is declared
-    again at its end.
-    """
 
-    def __init__(self) -> None:
-        self._open: dict[int, _Absent] = {}  # bounded by the tag map through `keep`
+class Groups:
+    """The handles of each subscription. Each subscription has one more item, the server's clock."""
 
-    @property
-    def handles(self) -> KeysView[int]:
-        """The absent handles."""
-        return self._open.keys()
+    def __init__(self, limits: ServerLimits, items_per_subscription_max: int) -> None:
+        declared = [n - 1 for n in (limits.items_per_subscription, limits.items) if n]
+        self._size_max = max(1, min(declared, default=2**31))  # limit of the server
+        self._size = min(items_per_subscription_max, self._size_max)
+        # A limit for all sessions together also limits this one.
+        self._count_max = min([n for n in (limits.subscriptions_per_session, limits.subscriptions) if n], default=0)
+        self._items_max = limits.items
+        self._groups: list[dict[int, None]] = []
+        self.unplaced: frozenset[int] = frozenset()
 
-    def begin(self, handles: Iterable[int], reason: str, since: ServerTime) -> list[int]:
-        """Begin an absence of these handles, at the latest now and perhaps since `since`. A known absence keeps its
-        beginning. Returns the handles that were not absent."""
-        news: list[int] = []
-        for handle in handles:
-            known = self._open.get(handle)
-            if known is None:
-                self._open[handle] = _Absent(Absence(reason, since))
-                news.append(handle)
-            else:
-                known.absence = Absence(reason, known.absence.since)
-                known.is_longer, known.has_published = known.is_declared, False
-        return news
+    def limit_count(self, count: int) -> None:
+        """The server refused to create more than `count` subscriptions."""
+        self._count_max = count
+        del self._groups[count:]
 
-    def since(self, handle: int) -> ServerTime | None:
-        """The beginning of an absence; None if the handle is not absent."""
-        known = self._open.get(handle)
-        return None if known is None else known.absence.since
+    def want(self, handles: Iterable[int]) -> list[list[int]]:
+        """Distribute these handles. Returns them by subscription. A subscription keeps its place even if it is
+        empty."""
+        wanted = dict.fromkeys(handles)
+        if self._count_max:  # our own limit is exceeded rather than leaving a tag without an item
+            self._size = min(self._size_max, max(self._size, math.ceil(len(wanted) / self._count_max)))
+        self._groups = [{h: None for h in group if h in wanted} for group in self._groups]
+        placed = {handle for group in self._groups for handle in group}
+        waiting = [handle for handle in wanted if handle not in placed]
+        waiting.reverse()
+        room = self._room(len(placed))
+        for group in self._groups:
+            room = self._fill(group, waiting, room)
+        while waiting and room > 1 and (not self._count_max or len(self._groups) < self._count_max):
+            group = {}
+            self._groups.append(group)
+            room = self._fill(group, waiting, self._room(len(wanted) - len(waiting)))
+        self.unplaced = frozenset(waiting)
+        return [list(group) for group in self._groups]
 
-    def keep(self, handles: Container[int], renumbered: Mapping[int, int]) -> None:
-        """Take over a new tag map: only these handles are wanted, and some have a new number."""
-        known = {renumbered.get(handle, handle): absent for handle, absent in self._open.items()}
-        self._open = {handle: absent for handle, absent in known.items() if handle in handles}
+    def _room(self, placed: int) -> int:
+        """How many more items the server accepts, with the clocks of the subscriptions counted."""
+        return self._items_max - len(self._groups) - placed if self._items_max else 2**31
 
-    def among(self, created: Iterable[int]) -> dict[Absence, list[int]]:
-        """Of these handles, which have an item now, those whose absence is to be declared."""
-        absent = sorted(self._open.keys() & set(created))
-        return self._by_absence(handle for handle in absent if not self._open[handle].is_declared)
-
-    def declare(self, handles: Iterable[int]) -> None:
-        """The absence of these handles, which have an item now, is declared."""
-        for handle in handles:
-            if self._open[handle].has_published:
-                del self._open[handle]
-            else:
-                self._open[handle].is_declared = True
-
-    def publish(self, handles: Iterable[int]) -> dict[Absence, list[int]]:
-        """The items of these absent handles have published a value. Returns those whose absence continued after it was
-        declared."""
-        for handle in handles:
-            self._open[handle].has_published = True
-        back = sorted(handle for handle in handles if self._open[handle].is_declared)
-        found = self._by_absence(handle for handle in back if self._open[handle].is_longer)
-        for handle in back:
-            del self._open[handle]
-        return found
-
-    def _by_absence(self, handles: Iterable[int]) -> dict[Absence, list[int]]:
-        found: dict[Absence, list[int]] = {}
-        for handle in handles:
-            found.setdefault(self._open[handle].absence, []).append(handle)
-        return found
+    def _fill(self, group: dict[int, None], waiting: list[int], room: int) -> int:
+        while waiting and room > 0 and len(group) < self._size:
+            group[waiting.pop()] = None
+            room -= 1
+        return room

@@ -17,13 +17,13 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from agent.ingest import quality
+from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.decode import Change, DecodeError
-from agent.ingest.opcua.monitoring import Monitoring, Trigger
-from agent.ingest.opcua.server_clock import ServerTime
 from agent.ingest.opcua.session import CallTooLarge, Session
-from agent.ingest.opcua.subscription import Subscription
+from agent.ingest.opcua.subscriptions.monitoring import Monitoring, Trigger
+from agent.ingest.opcua.subscriptions.subscription import Subscription
 from agent.ingest.sampling import Sampler
 from agent.message import Json, Value
 
@@ -39,7 +39,7 @@ class Findings(NamedTuple):
 
     gone: dict[int, int]
     dead: list[int]
-    since: dict[int, ServerTime]
+    since: dict[int, Moment]
 
 
 _NOTHING = Findings({}, [], {})
@@ -60,7 +60,7 @@ class _AuditState:
     """The state of the audit of a subscription."""
 
     due_s: float
-    asked: ServerTime  # the time before the suspects were read
+    asked: Moment  # the time before the suspects were read
     place: int = 0
     rounds: int = 0
     suspects: dict[int, _Suspicion] = field(default_factory=dict)
@@ -69,11 +69,11 @@ class _AuditState:
 class Audit:
     """The audits of one session. `now` gives a time on the server's clock that is not later than the present."""
 
-    def __init__(self, session: Session, sampler: Sampler, nodes_per_read: int, now: Callable[[], ServerTime]) -> None:
+    def __init__(self, session: Session, sampler: Sampler, nodes_per_read: int, now: Callable[[], Moment]) -> None:
         self._session, self._sampler, self._now = session, sampler, now
         self._count = self._count_max = min(NODES_MAX, nodes_per_read or NODES_MAX)
         self._states: dict[int, _AuditState] = {}
-        self._alive: dict[int, ServerTime] = {}  # by tag: everything up to this time is published; bounded by the tags
+        self._alive: dict[int, Moment] = {}  # by tag: everything up to this time is published; bounded by the tags
 
     async def check(self, one: Subscription, points: Mapping[int, TagPoint]) -> Findings:
         """Read items of a subscription if that is due. Raises SourceLost if the server does not publish any more and
@@ -110,12 +110,12 @@ class Audit:
             )
         return Findings(gone, dead, {tag: self.last_life(one, tag) for tag in found})
 
-    def last_life(self, one: Subscription, tag: int) -> ServerTime:
+    def last_life(self, one: Subscription, tag: int) -> Moment:
         """The time up to which everything of an item was published, by a Read or by its last value."""
         now, since = self._now(), self._alive.get(tag, one.opened)
         published_ns = self._sampler.last(tag).source_time_ns
         if since.set_back_ns == now.set_back_ns and since.time_ns < published_ns <= now.time_ns:
-            since = ServerTime(published_ns, now.set_back_ns)
+            since = Moment(published_ns, now.set_back_ns)
         return since
 
     def _next_tags(self, one: Subscription, state: _AuditState, points: Mapping[int, TagPoint]) -> list[int]:
@@ -193,7 +193,7 @@ def is_missed(sampler: Sampler, tag: int, change: Change, monitoring: Monitoring
 
 def _reading(one: Subscription, tag: int, point: TagPoint) -> Reading:
     """The reading that the item of a tag monitors."""
-    return one.parts.get(tag, point.readings[0])
+    return one.items.parts.get(tag, point.readings[0])
 
 
 def _has_moved(value: Any, published: Any, deadband: float) -> bool:

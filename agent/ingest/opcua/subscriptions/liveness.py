@@ -10,7 +10,7 @@ Publish request, and send them with the time of sending. DESIGN.md has the rule 
 
 from __future__ import annotations
 
-from agent.ingest.opcua.server_clock import CLOCK_JUMP_NS
+from agent.ingest.completeness import CLOCK_JUMP_NS
 
 
 class Liveness:
@@ -18,7 +18,7 @@ class Liveness:
     clock."""
 
     def __init__(self, now_s: float) -> None:
-        self.alive_s = self._begun_s = now_s
+        self.alive_s = self.begun_s = now_s
         self.proven_s = now_s  # the last value or change of the clock
         self.answered_s = now_s  # the last answer, a keep-alive included
         self.complete_ns = 0  # all values up to this time are delivered; 0: not known yet
@@ -44,7 +44,7 @@ class Liveness:
         """Accept any answer as a proof of life from now on, if the clock was notified once and not again for `after_s`:
         some servers send its first value and no change (gopcua). If the clock has changed before, or was never
         notified, its silence does count."""
-        if not self.has_clock or self._clock_moves != 1 or now_s - self._begun_s <= after_s:
+        if not self.has_clock or self._clock_moves != 1 or now_s - self.begun_s <= after_s:
             return False
         self.has_clock = self._has_shown_clock = False
         self._seen_ns, self._before_ns = None, self._opened_ns

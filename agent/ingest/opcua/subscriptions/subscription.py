@@ -1,8 +1,8 @@
-"""One subscription of a session and its items: they are created, revised and deleted, and created again if their node
-was deleted.
+"""One subscription and its items: they are created, revised and deleted, and created again if their node was deleted.
 
-If the server ends a subscription, it is replaced by a new one with the same items, while the others continue. If it was
-ended within seconds of its creation, the session ends, because the next one would not last longer.
+It outlives its session: the same object, with the same items, continues in the next one (`resume`). If the server ends
+a subscription, it is replaced by a new one with the same items, while the others continue. If it was ended within
+seconds of its creation, the session ends, because the next one would not last longer.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.ingest import quality
+from agent.ingest.completeness import Moment
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.decode import Change
-from agent.ingest.opcua.groups import ServerLimits
-from agent.ingest.opcua.liveness import Liveness
-from agent.ingest.opcua.monitoring import publishing_ms_of, queue_size_for
-from agent.ingest.opcua.plan import Created, ItemPlan
-from agent.ingest.opcua.server_clock import ServerTime
 from agent.ingest.opcua.session import HEARTBEAT_INTERVAL_MS, CallTooLarge, ItemRequest, Session
+from agent.ingest.opcua.subscriptions.liveness import Liveness
+from agent.ingest.opcua.subscriptions.monitoring import publishing_ms_of, queue_size_for
+from agent.ingest.opcua.subscriptions.plan import Created, ItemPlan, ServerLimits
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
 
@@ -31,6 +30,7 @@ log = logging.getLogger(__name__)
 
 MS = 1_000_000  # nanoseconds
 SIGNS_MISSED_MAX = 3  # intervals to wait for a server that publishes, or samples its clock, more slowly than requested
+RESUMED_S = 1.0  # and so long for a line and a server that have just come back
 ENDED_EARLY_S = 10.0  # a subscription that ended so soon would be ended again
 
 
@@ -40,6 +40,48 @@ class CallSize:
     call that is not answered in time ends its session and would end the next one too."""
 
     items_max: int
+
+
+class RevisedItems:
+    """How the server monitors the items of a subscription, by handle."""
+
+    def __init__(self) -> None:
+        self.elements: set[int] = set()  # whose value is one element of an array
+        self.parts: dict[int, Reading] = {}  # the reading of items on elements of an array
+        self.queue_sizes: dict[int, int] = {}
+        self.queue_size_least = sys.maxsize  # of the queues that hold more than one value
+        self.unqueued: set[int] = set()  # whose queue holds one value, so that older ones are lost unnoticed
+        self.sampling_ms: dict[int, float] = {}  # the revised interval, if it is not the requested one
+        self.are_queues_short = False
+
+    def expect(self, handle: int, reading: Reading, index_range: str) -> None:
+        """An item is requested with this reading. Noted before the request, because a value may arrive before the
+        answer."""
+        if reading.is_element:
+            self.elements.add(handle)
+        else:
+            self.elements.discard(handle)
+        self.parts.pop(handle, None)
+        if index_range:
+            self.parts[handle] = reading
+
+    def note_created(self, handle: int, asked_ms: float, created: Created) -> None:
+        """An item was created."""
+        self.note_queue(handle, created.queue_size)
+        if created.sampling_ms == asked_ms:
+            self.sampling_ms.pop(handle, None)
+        else:
+            self.sampling_ms[handle] = created.sampling_ms
+        if created.queue_size > 1:
+            self.unqueued.discard(handle)
+        else:
+            self.unqueued.add(handle)
+
+    def note_queue(self, handle: int, size: int) -> None:
+        """The server has revised the size of a queue."""
+        self.queue_sizes[handle] = size
+        if size > 1:
+            self.queue_size_least = min(self.queue_size_least, size)
 
 
 class Subscription:
@@ -62,28 +104,37 @@ class Subscription:
         self.plan.limit(limits.items_per_call)
         # When the last creation of items began. Unchanged values are back since then.
         self.created_ns: int | None = None
+        self.is_resumed = False  # it was kept, and has not given a sign of life since
+        self.is_uncertain = False  # items were requested, and the answer has not arrived
         self.denied: set[int] = set()  # handles that this user may not read, or could not
-        self.elements: set[int] = set()  # handles whose value is one element of an array
-        self.parts: dict[int, Reading] = {}  # the reading of handles whose item is on elements of an array
-        self.queue_sizes: dict[int, int] = {}  # by handle, as the server revised them
-        self.queue_size_least = sys.maxsize  # of the queues that hold more than one value
+        self.items = RevisedItems()
         self.publishing_ms = float(settings.publishing_interval_ms)
+        self._slowest_ms = 0.0  # the slower of publishing and of sampling the clock
         self._slower = 1.0  # revised time between keep-alives divided by the requested one
-        self.opened = ServerTime(0, 0)  # on the server's clock as known
+        self.opened = Moment(0)  # on the server's clock as known
         self.clock_least_ns: int | None = None  # lower bound of the next reading of the clock, unless it is set back
         self.set_back_ns = 0  # total by which the clock was set back, as of `since_ns`
-        self._opened_s = 0.0
-        self._unqueued: set[int] = set()  # items whose queue holds one value, so that older ones are lost unnoticed
-        self._sampling_ms: dict[int, float] = {}  # the revised interval, if it is not the requested one
-        self._queues_short = False
 
     async def open(self) -> None:
         """Create the subscription."""
-        self._opened_s, self.opened = time.monotonic(), ServerTime(self._now_ns(), self.set_back_ns)
-        self.liveness = Liveness(self._opened_s)  # creating it may have been tried before
+        self.opened = Moment(self._now_ns(), self.set_back_ns)
+        self.liveness = Liveness(time.monotonic())  # creating it may have been tried before
         self.liveness.open(self.opened.time_ns)
-        opened = await self._session.create_subscription()
-        self.id, self.publishing_ms, self._slower = opened
+        self.id, self.publishing_ms, self._slower = await self._session.create_subscription()
+
+    def resume(self, session: Session) -> None:
+        """Continue in this session. The server has a few publishing intervals for a sign of life."""
+        self._session, self.is_resumed = session, True
+        self.liveness.excuse(time.monotonic())
+        if self.is_uncertain:
+            self.ended = "an answer about its items did not arrive"
+
+    @property
+    def patience_s(self) -> float:
+        """How long it may be silent."""
+        if not self.is_resumed or not self.liveness.has_clock:
+            return self.silence_max_s
+        return min(self.silence_max_s, SIGNS_MISSED_MAX * self._slowest_ms / 1000 + RESUMED_S)
 
     async def watch_clock(self) -> None:
         """Monitor the server's clock. If the server gives signs of life more slowly than requested, silence may last
@@ -91,9 +142,9 @@ class Subscription:
         clock = await self._session.create_heartbeat(self.id)
         self.liveness.has_clock = not quality.is_bad(clock.status)
         asked_ms = max(self._settings.publishing_interval_ms, HEARTBEAT_INTERVAL_MS)
-        slowest_ms = max(self.publishing_ms, publishing_ms_of(clock.sampling_ms, HEARTBEAT_INTERVAL_MS))
-        if slowest_ms > asked_ms:
-            self._wait_for(SIGNS_MISSED_MAX * slowest_ms / 1000)
+        self._slowest_ms = max(self.publishing_ms, publishing_ms_of(clock.sampling_ms, HEARTBEAT_INTERVAL_MS))
+        if self._slowest_ms > asked_ms:
+            self._wait_for(SIGNS_MISSED_MAX * self._slowest_ms / 1000)
         if not self.liveness.has_clock:
             self._wait_for_keep_alives()
 
@@ -117,8 +168,8 @@ class Subscription:
 
     def check_age(self) -> None:
         """Raise SourceLost for a subscription that was ended early."""
-        if time.monotonic() - self._opened_s < ENDED_EARLY_S:
-            raise SourceLost(f"{self._settings.url} ended a subscription at once: {self.ended}")
+        if time.monotonic() - self.liveness.begun_s < ENDED_EARLY_S:
+            raise SourceLost(f"{self._session.url} ended a subscription at once: {self.ended}")
 
     @property
     def since_ns(self) -> int:
@@ -126,18 +177,18 @@ class Subscription:
         return self.liveness.complete_ns or self.opened.time_ns
 
     @property
-    def since(self) -> ServerTime:
+    def since(self) -> Moment:
         """`since_ns` with the set-backs of the clock."""
-        return ServerTime(self.since_ns, self.set_back_ns)
+        return Moment(self.since_ns, self.set_back_ns)
 
     def sampling_ms(self, handle: int, point: TagPoint) -> float:
         """The revised sampling interval of an item."""
-        return self._sampling_ms.get(handle, self.asked_ms(point))
+        return self.items.sampling_ms.get(handle, self.asked_ms(point))
 
     @property
-    def bridged(self) -> frozenset[int]:
-        """The handles whose values the server queues while no Publish is sent."""
-        return self.plan.live - self._unqueued
+    def unqueued(self) -> frozenset[int]:
+        """The handles whose older values are lost while no Publish is sent."""
+        return self.plan.live & self.items.unqueued
 
     def note_denied(self, changes: Iterable[Change]) -> dict[int, int]:
         """Note denied handles among changes that are not good. Returns the new ones with their statuses."""
@@ -150,11 +201,15 @@ class Subscription:
         return news
 
     async def update_items(
-        self, points: Mapping[int, TagPoint], namespaces: Sequence[str] | None = None
+        self,
+        points: Mapping[int, TagPoint],
+        on_request: Callable[[Sequence[int]], None],
+        namespaces: Sequence[str] | None = None,
     ) -> dict[int, int]:
-        """Delete and create the items that are due. Returns the newly parked handles with their statuses."""
+        """Delete and create the items that are due. `on_request` is called ahead of each creation. Returns the newly
+        parked handles with their statuses."""
         await self._delete_due()
-        return await self._create_due(points, namespaces)
+        return await self._create_due(points, on_request, namespaces)
 
     async def _delete_due(self) -> None:
         while items := self.plan.next_deletion():
@@ -163,10 +218,15 @@ class Subscription:
             except CallTooLarge as error:
                 if self.plan.call_refused(len(items)):
                     continue
-                raise SourceLost(f"{self._settings.url} refuses to delete even one item: {error}") from error
+                raise SourceLost(f"{self._session.url} refuses to delete even one item: {error}") from error
             self.plan.deleted(items)
 
-    async def _create_due(self, points: Mapping[int, TagPoint], namespaces: Sequence[str] | None) -> dict[int, int]:
+    async def _create_due(
+        self,
+        points: Mapping[int, TagPoint],
+        on_request: Callable[[Sequence[int]], None],
+        namespaces: Sequence[str] | None,
+    ) -> dict[int, int]:
         news: dict[int, int] = {}
         begun_ns = self._now_ns()
         while handles := self.plan.next_call(time.monotonic_ns()):
@@ -174,16 +234,20 @@ class Subscription:
             if namespaces is None:  # read again for parked nodes, because a server may add a namespace late
                 namespaces = await self._session.namespaces()
             handles = [handle for handle in handles if handle in points]  # the tag map may have changed meanwhile
+            on_request(handles)
+            self.is_uncertain = True  # until the answer has arrived
             try:
                 results = await self._create(handles, points, namespaces)
             except CallTooLarge as error:
+                self.is_uncertain = False
                 if self.plan.call_refused(len(handles)):
                     continue
-                raise SourceLost(f"{self._settings.url} refuses to monitor even one item: {error}") from error
+                raise SourceLost(f"{self._session.url} refuses to monitor even one item: {error}") from error
             except SourceLost as error:
                 if isinstance(error.__cause__, TimeoutError):
                     self._note_slow(len(handles))
                 raise
+            self.is_uncertain = False
             news |= self.plan.answered(handles, [results[handle] for handle in handles], time.monotonic_ns())
         return news
 
@@ -205,7 +269,8 @@ class Subscription:
                 whole = [one.handle for one in requests if one.index_range]
                 results |= dict.fromkeys(whole, Created(quality.BAD_INDEX_RANGE_INVALID))
                 requests = [one for one in requests if not one.index_range]
-            self._expect(requests, [points[request.handle].readings[turn] for request in requests])
+            for request in requests:
+                self.items.expect(request.handle, points[request.handle].readings[turn], request.index_range)
             answers = await self._session.create_items(self.id, requests) if requests else []
             found = {request.handle: answer for request, answer in zip(requests, answers, strict=True)}
             for request in requests:
@@ -237,36 +302,10 @@ class Subscription:
         asked_ms = point.monitoring.sampling_interval_ms
         return float(self._settings.sampling_interval_ms if asked_ms is None else asked_ms)
 
-    def _expect(self, requests: Sequence[ItemRequest], readings: Sequence[Reading]) -> None:
-        """Note how the values of these items are decoded. Called before the request, because a value may arrive before
-        the answer."""
-        for request, reading in zip(requests, readings, strict=True):
-            if reading.is_element:
-                self.elements.add(request.handle)
-            else:
-                self.elements.discard(request.handle)
-            self.parts.pop(request.handle, None)
-            if reading.index_range:
-                self.parts[request.handle] = reading
-
     def _note_created(self, request: ItemRequest, created: Created) -> None:
-        if quality.is_bad(created.status):
-            return
-        self._note_queue(request.handle, created.queue_size)
-        self.liveness.sampling_ns = max(self.liveness.sampling_ns, int(created.sampling_ms * MS))
-        if created.sampling_ms == request.sampling_ms:
-            self._sampling_ms.pop(request.handle, None)
-        else:
-            self._sampling_ms[request.handle] = created.sampling_ms
-        if created.queue_size > 1:
-            self._unqueued.discard(request.handle)
-        else:
-            self._unqueued.add(request.handle)
-
-    def _note_queue(self, handle: int, size: int) -> None:
-        self.queue_sizes[handle] = size
-        if size > 1:
-            self.queue_size_least = min(self.queue_size_least, size)
+        if not quality.is_bad(created.status):
+            self.items.note_created(request.handle, request.sampling_ms, created)
+            self.liveness.sampling_ns = max(self.liveness.sampling_ns, int(created.sampling_ms * MS))
 
     async def _enlarge(
         self, requests: Sequence[ItemRequest], created: Mapping[int, Created], points: Mapping[int, TagPoint]
@@ -293,7 +332,7 @@ class Subscription:
                 answers = [Created(quality.BAD_TOO_MANY_MONITORED_ITEMS)] * len(part)
             for (_, request), answer in zip(part, answers, strict=True):
                 if not quality.is_bad(answer.status):
-                    self._note_queue(request.handle, answer.queue_size)
+                    self.items.note_queue(request.handle, answer.queue_size)
                 if quality.is_bad(answer.status) or answer.queue_size < request.queue_size:
                     self._note_short(answer.queue_size, request.queue_size)
 
@@ -307,9 +346,9 @@ class Subscription:
 
     def _note_short(self, size: int, needed: int) -> None:
         """Log short queues, once for each subscription."""
-        if self._queues_short:
+        if self.items.are_queues_short:
             return
-        self._queues_short = True
+        self.items.are_queues_short = True
         extra = {"action": "queues_short", "source": self._settings.name, "queue_size": size, "needed": needed}
         log.warning("the server's queues are too short for a stall of ten seconds", extra=extra)
 

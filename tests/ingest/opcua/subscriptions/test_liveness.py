@@ -1,7 +1,7 @@
 import random
 from bisect import bisect_right
 
-from agent.ingest.opcua.liveness import Liveness
+from agent.ingest.opcua.subscriptions.liveness import Liveness
 from tests.sim import first_seed, scaled
 
 S = 1_000_000_000

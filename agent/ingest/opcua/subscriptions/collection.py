@@ -1,0 +1,313 @@
+"""The subscriptions of one source: its items are distributed over them (`groups`), created, watched, and replaced.
+
+They outlive their session. A subscription that the server has ended is replaced alone: its tags are lost meanwhile.
+Nodes that the server refuses, or reports as deleted, are parked and retried separately. A new tag map is taken over in
+the running subscriptions: items are added and deleted, all others are not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from agent.ingest import quality
+from agent.ingest.completeness import Moment, earliest
+from agent.ingest.delivery import Delivery
+from agent.ingest.errors import SourceLost
+from agent.ingest.gap import ITEM_GONE, NOT_DELIVERED
+from agent.ingest.opcua.address import TagPoint
+from agent.ingest.opcua.decode import Change
+from agent.ingest.opcua.publisher import Publisher
+from agent.ingest.opcua.server_clock import SourceClock
+from agent.ingest.opcua.session import Session, TooManySubscriptions
+from agent.ingest.opcua.subscriptions.audit import Findings, is_missed
+from agent.ingest.opcua.subscriptions.losses import Absences, Losses
+from agent.ingest.opcua.subscriptions.plan import Groups, ServerLimits
+from agent.ingest.opcua.subscriptions.subscription import CallSize, Subscription, log_parked
+from agent.ingest.sampling import LAG_NS_MIN
+from agent.settings.sources import OpcuaSourceSettings
+from agent.status_codes import status_name
+
+log = logging.getLogger(__name__)
+
+BAD_SUBSCRIPTION_ID_INVALID = 0x8028_0000
+
+
+class Subscriptions:
+    """The subscriptions of values. `session` and `publisher` are those of the present life."""
+
+    session: Session
+    publisher: Publisher
+
+    def __init__(self, settings: OpcuaSourceSettings, delivery: Delivery, clock: SourceClock, losses: Losses) -> None:
+        self._settings, self._delivery, self._clock, self._losses = settings, delivery, clock, losses
+        self._all: list[Subscription] = []
+        self._by_id: dict[int, Subscription] = {}  # also one that is being created
+        self._groups = Groups(ServerLimits(), settings.items_per_subscription_max)
+        self._limits, self._calls = ServerLimits(), CallSize(settings.items_per_call_max)
+        self.points: Mapping[int, TagPoint] = dict(delivery.points)  # as the present items are monitored
+        self.absences = Absences()
+        self._complete_before: Moment | None = None  # of the subscriptions before
+        self._alive_before_s = 0.0
+        self._unseen: set[int] = set()  # tags with an item in the session before, and without a value in this one
+        self._refused: dict[int, int] = {}  # newly refused tags with their statuses, not yet recorded
+        self._ended: list[Subscription] = []  # that the server ended, and whose loss is not recorded
+        self._ends_recorded = asyncio.Event()
+
+    def __iter__(self) -> Iterator[Subscription]:
+        return iter(list(self._all))
+
+    def get(self, subscription_id: int) -> Subscription | None:
+        """The subscription with this number at the server."""
+        return self._by_id.get(subscription_id)
+
+    @property
+    def alive_s(self) -> float:
+        """The last proof of life, on our monotonic clock."""
+        return max((one.liveness.alive_s for one in self._all), default=self._alive_before_s)
+
+    @property
+    def complete(self) -> Moment | None:
+        """Up to when all values are delivered (`liveness`), by the subscription that is furthest behind; None: not
+        known."""
+        if not any(one.liveness.complete_ns for one in self._all):
+            return self._complete_before
+        return earliest((one.since for one in self._all), self._clock.now())
+
+    @property
+    def nodes_per_read(self) -> int:
+        """How many nodes one Read may name; 0: no limit is declared."""
+        return self._limits.nodes_per_read
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no loss of a subscription is still to be recorded."""
+        return not self._ended and not any(one.ended for one in self._all)
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    def begin_anew(self, session: Session, publisher: Publisher, limits: ServerLimits) -> None:
+        """Forget the subscriptions of the session before."""
+        self._alive_before_s, self._complete_before = self.alive_s, self.complete
+        self._unseen = set[int]().union(*(one.plan.live for one in self._all))
+        self.session, self.publisher, self._limits = session, publisher, limits
+        self._groups = Groups(limits, self._settings.items_per_subscription_max)
+        self._all, self._by_id, self._ended = [], {}, []
+
+    def resume(self, session: Session, publisher: Publisher) -> None:
+        """Continue with the same subscriptions in another session. Values of items without a queue are lost between."""
+        self.session, self.publisher = session, publisher
+        for one in self._all:
+            one.resume(session)
+            publisher.adopt(one.id)
+            if one.unqueued:
+                self._losses.add(NOT_DELIVERED, one.since, one.unqueued, self._clock.now())
+
+    @property
+    def kept_ids(self) -> list[int]:
+        """The numbers of the subscriptions that the next session may take over."""
+        return [one.id for one in self._all]
+
+    def note_transfer(self, statuses: Iterable[int]) -> bool:
+        """The server has answered for these (TransferSubscriptions). False if it gives none."""
+        for one, status in zip(self._all, statuses, strict=True):
+            if quality.is_bad(status):
+                one.ended = status_name(status)
+        return not all(one.ended for one in self._all)
+
+    async def republish(self) -> None:
+        """Receive what the server sent to the session before and did not arrive; then publish as before."""
+        for one in self:
+            if not one.ended and await self.publisher.republish(one.id) == BAD_SUBSCRIPTION_ID_INVALID:
+                one.ended = status_name(BAD_SUBSCRIPTION_ID_INVALID)
+        for one in self:
+            if one.ended:
+                await self._replace(one)
+            else:
+                self.publisher.begin(one.id)
+
+    # --- building and maintaining ------------------------------------------------------------------------------------
+
+    async def build(self) -> None:
+        """Create all subscriptions and items."""
+        await self._follow_map()
+        namespaces = await self.session.namespaces()
+        for one in self:
+            await self._update_items(one, namespaces)
+
+    async def maintain(self) -> None:
+        """Do what is due: replace subscriptions that ended, follow the tag map, create items."""
+        for one in self:
+            if one.ended:
+                one.check_age()
+                await self._replace(one)
+        await self._follow_map()
+        for one in self:
+            await self._update_items(one)
+
+    def check_life(self, *, is_held_back: bool) -> None:
+        """Raise SourceLost if a subscription gives no sign of life. `is_held_back`: this side holds the server back."""
+        now_s = time.monotonic()
+        for one in self._all:
+            if is_held_back:
+                one.liveness.excuse(now_s)
+            if one.give_up_clock(now_s):
+                extra = {"action": "clock_stands", "source": self._settings.name}
+                log.warning(
+                    "the server does not notify changes of its clock; any answer counts as a sign of life", extra=extra
+                )
+            silent_s = one.liveness.silent_s(now_s)
+            if silent_s <= one.patience_s:
+                continue
+            if one.is_resumed and not all(other.is_resumed for other in self._all):  # the others go on
+                one.ended, one.is_uncertain = "it was kept and sends nothing", True
+            else:
+                raise SourceLost(
+                    f"{self.session.url} is connected, but for {silent_s:.0f} s it has sent no value and its clock has "
+                    "not moved"
+                )
+
+    def retry(self) -> None:
+        """Try the parked nodes now."""
+        for one in self._all:
+            one.plan.retry()
+
+    def note_none_left(self) -> None:
+        """The server reports that this session has no subscription, without having reported their ends."""
+        for one in self._all:
+            one.ended = one.ended or "BadNoSubscription"
+
+    async def _follow_map(self) -> None:
+        """Distribute the tags of a new map over subscriptions, and open more if needed. Items that are to be monitored
+        differently are created again."""
+        points = self._delivery.points
+        if points is self.points and self._all:
+            return
+        other = [tag for tag, point in points.items() if tag in self.points and self.points[tag] != point]
+        self.points = points
+        before, groups = self._groups.unplaced, self._groups.want(points)
+        while len(self._all) < len(groups):
+            try:
+                self._all.append(await self._opened())
+            except TooManySubscriptions:
+                if not self._all:
+                    raise
+                self._groups.limit_count(len(self._all))
+                groups = self._groups.want(points)
+        for one, handles in zip(self._all, groups, strict=True):
+            one.plan.want(handles)
+            self.absences.begin(one.plan.renew(other), one.since)
+        unplaced = self._groups.unplaced - before
+        self.absences.begin(unplaced, self._clock.now())
+        self._note_parked(dict.fromkeys(unplaced, quality.BAD_TOO_MANY_MONITORED_ITEMS))
+
+    async def _update_items(self, one: Subscription, namespaces: Sequence[str] | None = None) -> None:
+        """Delete and create the items of a subscription that are due. A refused tag is absent since the source was
+        complete without it."""
+        since = earliest(filter(None, (one.opened, self._complete_before)), self._clock.now())
+        begun = Moment(self._clock.now_ns(), self._clock.set_back_ns)
+        refused = await one.update_items(self.points, self.absences.request, namespaces)
+        if refused:
+            is_first = not one.liveness.complete_ns and since is not None
+            self.absences.begin(refused, since if is_first and since is not None else begun)
+            self._note_parked(refused)
+
+    async def _opened(self) -> Subscription:
+        one = Subscription(self.session, self._settings, self._limits, self._clock.now_ns, self._calls)
+        one.clock_least_ns, one.set_back_ns = self._clock.least_ns(), self._clock.set_back_ns
+        await one.open()
+        self._by_id[one.id] = one
+        self.publisher.begin(one.id)
+        await one.watch_clock()
+        return one
+
+    async def _replace(self, old: Subscription) -> None:
+        """Replace a subscription that has ended. Its tags are lost meanwhile."""
+        extra = {"action": "subscription_lost", "source": self._settings.name, "why": old.ended}
+        log.warning("the server ended a subscription; a new one is created", extra=extra)
+        self._ended.append(old)
+        self._ends_recorded.clear()
+        self.publisher.forget(old.id)
+        self._by_id.pop(old.id, None)
+        if old.is_uncertain:
+            await self.session.delete_subscription(old.id)
+        await self._ends_recorded.wait()  # the loss is recorded before the first value of the new one
+        place = self._all.index(old)
+        new = self._all[place] = await self._opened()
+        new.plan.want(old.plan.wanted)
+        await self._update_items(new)
+        self._losses.add(NOT_DELIVERED, old.since, old.plan.live, self._clock.now())
+
+    # --- what is recorded --------------------------------------------------------------------------------------------
+
+    async def record_losses(self) -> None:
+        """Called by the task that records: tags that the server refuses, and those of subscriptions that ended."""
+        now = self._clock.now()
+        refused, self._refused = self._refused, {}
+        for tag, status in refused.items():
+            if tag in self._delivery.points:
+                since = self.absences.since(tag)
+                since_ns = None if since is None else since.on(now)
+                await self._delivery.lose(status, now.time_ns, [tag], corrects=True, since_ns=since_ns)
+        while self._ended:
+            old = self._ended[0]
+            still = [
+                tag for each in sorted(old.plan.live) if (tag := self._delivery.number(each)) in self._delivery.points
+            ]
+            await self._delivery.lose(quality.BAD_COMMUNICATION_ERROR, now.time_ns, still, since_ns=old.since.on(now))
+            self._ended.pop(0)
+        self._ends_recorded.set()
+
+    def note_gone(self, one: Subscription, since: Moment, changes: Iterable[Change]) -> None:
+        """Park tags whose nodes do not exist any more. Their items will give no value, so new ones are to be
+        created."""
+        gone = {c.handle: c.quality for c in changes if c.quality & quality.CODE_BITS in quality.GONE}
+        news = one.plan.died(gone, time.monotonic_ns())
+        begun = self.absences.begin(news, since)
+        self._delivery.sampler.mark_lost(news)  # the bad samples of the server are recorded already
+        log_parked(self._delivery, {tag: news[tag] for tag in begun})
+
+    def note_first(self, changes: Iterable[Change]) -> None:
+        """Find items of the session before that were dead and not found by the audit. Their first values in this one
+        differ, and are, by their times, much older than what that session was complete up to."""
+        if not self._unseen:
+            return
+        sampler, complete, now = self._delivery.sampler, self._complete_before, self._clock.now()
+        for change in changes:
+            tag = change.handle
+            if tag not in self._unseen or quality.is_bad(change.quality):
+                continue
+            self._unseen.discard(tag)
+            last_ns = sampler.last(tag).source_time_ns
+            # The clock of a device may be behind that of its server.
+            newest_ns = change.source_time_ns + sampler.lag_ns(tag) + LAG_NS_MIN
+            if complete is None or newest_ns >= complete.on(now) or not 0 < last_ns < change.source_time_ns:
+                continue
+            if is_missed(sampler, tag, change, self._delivery.points[tag].monitoring):
+                self._losses.add(ITEM_GONE, Moment(last_ns, now.set_back_ns), [tag], now)
+
+    def act_on(self, one: Subscription, findings: Findings) -> None:
+        """Replace the items that an audit has found dead."""
+        gone = one.plan.died(findings.gone, time.monotonic_ns())
+        dead = one.plan.renew(findings.dead)
+        for tag in [*gone, *dead]:
+            self.absences.begin([tag], findings.since[tag])
+        self._note_parked(gone)
+        if dead:
+            extra = {"action": "items_dead", "source": self._settings.name, **self._delivery.named(dead)}
+            log.warning("the server does not publish changes of these values; items are created again", extra=extra)
+
+    def renumber(self) -> None:
+        """The delivery has taken over a new tag map. What still arrives for the old number of a renumbered tag is
+        discarded, so it is absent until its new item publishes."""
+        renumbered = self._delivery.renumbered
+        self.absences.keep(self._delivery.points, renumbered)
+        for one in self._all:
+            self.absences.begin([renumbered[tag] for tag in one.plan.live if tag in renumbered], one.since)
+
+    def _note_parked(self, news: Mapping[int, int]) -> None:
+        """Log newly refused nodes, and have them recorded as bad."""
+        log_parked(self._delivery, news)
+        self._refused.update(news)  # recorded by the draining task, because only that one records

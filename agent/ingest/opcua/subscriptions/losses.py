@@ -1,0 +1,99 @@
+"""What may be missing of a connected source: tags without an item, and losses that are not declared yet.
+
+A loss begins where everything that the server had was delivered (`completeness`), and ends with the next reading of the
+server's clock: a published clock is late, and values lost just before would lie after the gap. Losses of one reason
+become one gap.
+
+A tag without an item that publishes is *absent*: its item was refused, dead or changed, or its node is gone. That ends
+with its first value, and is a loss from its beginning on. Absences continue across sessions and processes. Core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, KeysView, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from agent.ingest.completeness import Moment, earliest, spans
+from agent.ingest.gap import CLOCK_SET_BACK, ITEM_GONE, TagGap
+
+
+@dataclass(slots=True)
+class _Loss:
+    since: Moment
+    tags: set[int]
+    count: int = 0
+    is_exact: bool = True
+
+
+class Losses:
+    """The open losses of one source, by reason; those of absent tags also by their beginning, which may be days ago."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, Moment | None], _Loss] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def add(self, reason: str, since: Moment, tags: Iterable[int], now: Moment, count: int | None = None) -> None:
+        """Values of these tags may be missing since then: `count` of them, None: not known how many."""
+        known = self._open.setdefault((reason, since if reason == ITEM_GONE else None), _Loss(since, set()))
+        known.since = earliest((known.since, since), now) or since
+        known.tags.update(tags)
+        known.count, known.is_exact = known.count + (count or 0), known.is_exact and count is not None
+
+    def take(self, now: Moment) -> list[tuple[TagGap, int, bool]]:
+        """End all losses: their gaps up to `now`, with the number of missing values and whether that is exact."""
+        found: list[tuple[TagGap, int, bool]] = []
+        for (reason, _), loss in self._open.items():
+            span, *before = spans(loss.since, now)
+            tags = tuple(sorted(loss.tags))
+            found.append((TagGap(reason, *span, tags), loss.count, loss.is_exact))
+            found += [(TagGap(CLOCK_SET_BACK, *other, tags), 0, False) for other in before]
+        self._open.clear()
+        return found
+
+
+class Absences:
+    """The tags of one source without an item that publishes, and since when; bounded by the tag map through `keep`."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, Moment] = {}
+        self._requested: set[int] = set()  # whose new item was requested: what arrives from now on is of that
+
+    @property
+    def tags(self) -> KeysView[int]:
+        """The absent tags."""
+        return self._since.keys()
+
+    def since(self, tag: int) -> Moment | None:
+        """The beginning of an absence; None if the tag is not absent."""
+        return self._since.get(tag)
+
+    def begin(self, tags: Collection[int], since: Moment) -> list[int]:
+        """These tags are absent since then. A known absence keeps its beginning. Returns the others."""
+        self._requested.difference_update(tags)
+        news = [tag for tag in tags if tag not in self._since]
+        self._since.update(dict.fromkeys(news, since))
+        return news
+
+    def request(self, tags: Iterable[int]) -> None:
+        """Items of these tags are about to be created; the old ones are deleted."""
+        self._requested.update(self._since.keys() & set(tags))
+
+    def among(self, arrived: AbstractSet[int]) -> AbstractSet[int]:
+        """The absent tags among these whose new item has published what arrives now."""
+        return self._requested & arrived if self._requested else frozenset()
+
+    def keep(self, tags: Container[int], renumbered: Mapping[int, int]) -> None:
+        """Take over a new tag map: only these tags are wanted, and some have a new number."""
+        known = {renumbered.get(tag, tag): since for tag, since in self._since.items()}
+        self._since = {tag: since for tag, since in known.items() if tag in tags}
+        self._requested &= self._since.keys()
+
+    def end(self, tags: Iterable[int], losses: Losses, now: Moment) -> None:
+        """The items of these absent tags have published a value."""
+        for tag in tags:
+            if tag in self._requested:  # otherwise it is absent again
+                self._requested.discard(tag)
+                losses.add(ITEM_GONE, self._since.pop(tag), [tag], now)

@@ -1,0 +1,65 @@
+"""The steps of a reconnect (OPC 10000-4, 6.7) at foreign servers: what they queued meanwhile arrives, without any
+history."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.ingest.lifecycle import State
+from tests.foreign.account import account
+from tests.foreign.plant import opcua, storing
+from tests.foreign.process import Stack
+from tests.foreign.proxy import network
+from tests.foreign.server import NODE_OPCUA, OPEN62541, foreign_server
+from tests.ingest.plant import Running
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+NAMES = [f"plain_{i}" for i in range(3)]
+VARIABLES = [
+    *({"name": name, "type": "Int32", "period_ms": 50} for name in NAMES),
+    {"name": "still", "type": "Int32", "value": 7},
+]
+QUEUE = {"queue_size": 1_000}  # 50 s of these variables
+STACKS = [pytest.param(one, marks=pytest.mark.foreign(one.name), id=one.name) for one in (NODE_OPCUA, OPEN62541)]
+
+
+def steps(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The steps with which the lives of the source began, after the first."""
+    found = [record for record in caplog.records if getattr(record, "action", "") == "session_opened"]
+    return [record.step for record in found][1:]  # type: ignore[attr-defined]
+
+
+def gaps(run: Running) -> list[str]:
+    """Why values are missing, by the gap facts."""
+    return [one["reason"] for one in run.store.told() if "reason" in one]
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("trouble", ["cut", "stall"])
+async def test_a_network_that_was_away_costs_no_value(
+    stack: Stack, trouble: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The network is away for five seconds. The session is activated again, every value of the server's record is in
+    the store once, and no gap is declared; a value that stands is good again."""
+    caplog.set_level(logging.INFO)
+    async with foreign_server(tmp_path / "server", stack, variables=VARIABLES) as server, network(server.port) as net:
+        source = replace(opcua(server, tmp_path, *NAMES, "still", **QUEUE), url=f"opc.tcp://127.0.0.1:{net.port}")
+        async with storing(source, tmp_path) as run:
+            await run.wait_good("f/plain_0", 20)
+            await net.command(trouble)
+            await run.wait_state("plc", State.WAITING)
+            until = len(server.record(NAMES[0])) + 100
+            await wait_until_async(lambda: len(server.record(NAMES[0])) > until, "values at the server", 60)
+            await net.command("flow")
+            await run.wait_good("f/plain_0", len(run.store.good("f/plain_0")) + 120)
+            await wait_until_async(lambda: run.store.of("f/still")[-1].quality == 0, "the value that stands")
+            assert (steps(caplog)[-1], gaps(run)) == ("reactivate", [])
+        for name in (*NAMES, "still"):
+            found = account(server, tmp_path, name)
+            assert (found.lost, found.twice, found.invented) == ([], [], []), name

@@ -1,0 +1,56 @@
+"""The open losses of a source, and its tags without an item."""
+
+from agent.ingest.completeness import CLOCK_JUMP_NS, Moment
+from agent.ingest.gap import CLOCK_SET_BACK, ITEM_GONE, NOT_DELIVERED, SERVER_QUEUE_OVERFLOW, TagGap
+from agent.ingest.opcua.subscriptions.losses import Absences, Losses
+
+S = 1_000_000_000
+NOW = Moment(100 * S)
+
+
+def test_losses_of_one_reason_are_one_gap_up_to_the_next_reading() -> None:
+    """From the first of them on, of all their tags; the number is exact if each is."""
+    losses = Losses()
+    losses.add(SERVER_QUEUE_OVERFLOW, Moment(20 * S), [2], NOW)
+    losses.add(SERVER_QUEUE_OVERFLOW, Moment(10 * S), [1], NOW)
+    losses.add(NOT_DELIVERED, Moment(30 * S), [1], NOW, 3)
+    losses.add(NOT_DELIVERED, Moment(40 * S), [1], NOW, 2)
+    assert losses
+    assert losses.take(NOW) == [
+        (TagGap(SERVER_QUEUE_OVERFLOW, 10 * S, 100 * S, (1, 2)), 0, False),
+        (TagGap(NOT_DELIVERED, 30 * S, 100 * S, (1,)), 5, True),
+    ]
+    assert not losses
+
+
+def test_a_loss_within_which_the_clock_was_set_back_is_said_in_both_times() -> None:
+    """As the clock is now, and as it was."""
+    losses = Losses()
+    losses.add(NOT_DELIVERED, Moment(90 * S), [1], NOW)
+    assert [gap for gap, *_ in losses.take(Moment(50 * S, 60 * S))] == [
+        TagGap(NOT_DELIVERED, 30 * S, 50 * S, (1,)),
+        TagGap(CLOCK_SET_BACK, 90 * S, 110 * S + CLOCK_JUMP_NS, (1,)),
+    ]
+
+
+def test_a_tag_is_absent_from_the_first_sign_to_its_first_value() -> None:
+    """A tag of an edited map goes on under its new number, and one that is wanted no more is forgotten. Those that went
+    at different times are different gaps, since one may be a week old."""
+    absences, losses = Absences(), Losses()
+    assert absences.begin([1, 2, 3, 4], Moment(10 * S)) == [1, 2, 3, 4]
+    assert absences.begin([2, 5], Moment(20 * S)) == [5]
+    absences.keep({2, 3, 5, 9}, {4: 9})
+    assert absences.tags == {2, 3, 5, 9}
+    assert (absences.since(2), absences.since(1)) == (Moment(10 * S), None)
+    absences.request([2, 5, 7])
+    assert absences.among({1, 2, 3, 5, 9}) == {2, 5}, "what arrives of the others is of their old items"
+    absences.begin([5], Moment(30 * S))
+    absences.end([2, 5], losses, NOW)
+    assert absences.tags == {3, 5, 9}
+    absences.request([5, 9])
+    absences.end([5, 9], losses, NOW)
+    assert absences.tags == {3}
+    assert [gap for gap, *_ in losses.take(NOW)] == [
+        TagGap(ITEM_GONE, 10 * S, 100 * S, (2, 9)),
+        TagGap(ITEM_GONE, 20 * S, 100 * S, (5,)),
+    ]

@@ -1,0 +1,48 @@
+"""The table of a reconnect, and which of several redundant servers is read."""
+
+import pytest
+
+from agent.ingest.opcua.reconnect import NEXT, Outcome, RedundantServers, Step, next_step
+
+A, B, C = "opc.tcp://a", "opc.tcp://b", "opc.tcp://c"
+
+
+def test_every_outcome_of_every_step_has_a_successor() -> None:
+    """Nothing is undecided, and refusals lead to the last step, which keeps nothing."""
+    assert NEXT.keys() == {(step, outcome) for step in Step for outcome in Outcome}
+    for outcome in (Outcome.REFUSED, Outcome.SILENT):
+        step, taken = Step.REACTIVATE, []
+        while step not in taken:
+            taken.append(step)
+            step = next_step(step, outcome)
+        assert taken == [Step.REACTIVATE, Step.TRANSFER, Step.REBUILD]
+
+
+def test_a_life_that_was_proven_is_kept_and_a_restarted_server_has_nothing_of_ours() -> None:
+    """Whatever the step was."""
+    assert {next_step(step, Outcome.PROVEN) for step in Step} == {Step.REACTIVATE}
+    assert {next_step(step, Outcome.RESTARTED) for step in Step} == {Step.REBUILD}
+
+
+@pytest.mark.parametrize(
+    "levels, url",
+    [
+        ({A: 255, B: 255}, A),  # the present one, if none is better
+        ({A: 150, B: 201, C: 202}, C),
+        ({A: None, B: 10, C: None}, B),  # one that is ill rather than none
+        ({}, A),  # nobody answers: it may be the first that returns
+    ],
+)
+def test_the_server_with_the_highest_level_is_read(levels: dict[str, int | None], url: str) -> None:
+    """And which one is read is said, if it is another one."""
+    servers = RedundantServers([A, B, C, A])
+    assert servers.choose(levels) == (url != A)
+    assert servers.url == url
+    assert sorted([servers.url, *servers.others]) == [A, B, C]
+
+
+@pytest.mark.parametrize("level, is_doubtful", [(255, False), (200, False), (199, True), (None, True)])
+def test_the_others_are_asked_when_the_present_server_is_not_healthy(level: int | None, *, is_doubtful: bool) -> None:
+    """A single server is never in doubt."""
+    assert RedundantServers([A, B]).needs_another(level) == is_doubtful
+    assert not RedundantServers([A]).needs_another(level)
