@@ -119,6 +119,7 @@ class FactStore:
         self._scrubber = Scrubber(path, writer, self._read, artifacts.sweep, witness)
         self._lock_descriptor = lock_descriptor
         self._is_closed = False
+        self._origins_seen: tuple[tuple[object, ...], list[bytes], frozenset[str]] = ((), [], frozenset())
 
     @classmethod
     def open(
@@ -252,8 +253,7 @@ class FactStore:
     def former_epochs(self) -> list[bytes]:
         """The known epochs of the store other than its present one, in the order in which they were recorded. Peers may
         hold facts of them that a restore has lost."""
-        catalog = self._writer.catalog
-        return [one.epoch for one in catalog.origins if one.zone == catalog.origin.zone and one != catalog.origin]
+        return self._of_origins()[1]
 
     def read(
         self,
@@ -362,8 +362,19 @@ class FactStore:
 
     def signed_zones(self) -> frozenset[str]:
         """The zones of which a record was ever verified here, including this one if it has signed; from memory."""
-        catalog = self._writer.catalog
-        return frozenset(origin.zone for origin, number in catalog.origins.items() if number in catalog.proven)
+        return self._of_origins()[2]
+
+    def _of_origins(self) -> tuple[tuple[object, ...], list[bytes], frozenset[str]]:
+        """Own former epochs, and the zones that have signed. Each request asks for both, and a store may have thousands
+        of origins, so they are kept until there are more origins, which are never removed, or more that have signed."""
+        catalog, kept = self._writer.catalog, self._origins_seen
+        key = (catalog.origin, len(catalog.origins), len(catalog.proven))
+        if kept[0] != key:
+            own = catalog.origin
+            former = [one.epoch for one in catalog.origins if one.zone == own.zone and one != own]
+            signed = frozenset(one.zone for one, number in catalog.origins.items() if number in catalog.proven)
+            kept = self._origins_seen = key, former, signed
+        return kept
 
     def end_offset(self, stream: str) -> int:
         """Offset of the last durable fact of a stream, 0 if there is none; from memory."""
