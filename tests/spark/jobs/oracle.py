@@ -1,18 +1,24 @@
-"""What the jobs must give, in plain Python, one fact at a time; it shares no code with them but the rule of
-counters."""
+"""What the jobs must give, in plain Python, one fact at a time; it shares no code with them, and can take the facts
+from `bsfg sql`."""
 
+import json
 import math
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
-from agent.counter import CounterReader, Reading
 from agent.message import Sample
-from tests.spark.making import DEFINITIONS, SECOND_NS
+from tests.spark.making import DEFINITIONS, SECOND_NS, UNCERTAIN
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY_S = 86_400
@@ -80,8 +86,9 @@ def rollup(
     for group in series.values():
         group.sort(key=lambda one: (one.sample.source_time_ns, one.offset))
         subject = group[0].definition.subject
-        reader = CounterReader(modulus[subject], DAY_S * SECOND_NS) if subject in modulus else None
-        for one, after in zip(group, [*group[1:], None], strict=True):
+        readings = [(number(one, limits)[1], one.definition.unit, one.sample.source_time_ns) for one in group]
+        increases = counted(readings, modulus[subject]) if subject in modulus else {}
+        for place, (one, after) in enumerate(zip(group, [*group[1:], None], strict=True)):
             at_ns, (_, value) = one.sample.source_time_ns, number(one, limits)
             row = rows[key(one, at_ns // window_ns, window_s)]
             row["count"] += 1
@@ -99,12 +106,79 @@ def rollup(
                     held = rows[key(one, window, window_s)]
                     held["covered_s"] += held_ns / SECOND_NS
                     held["weighted"] += value * held_ns / SECOND_NS if held_ns else 0
-            increase = reader.read(Reading(value, at_ns), one.definition.unit) if reader else None
-            if increase:
-                row["increase"] += increase.counted
-                row["increase_s"] += (at_ns - increase.before.time_ns) / SECOND_NS
+            if place in increases:
+                row["increase"] += increases[place][0]
+                row["increase_s"] += increases[place][1] / SECOND_NS
                 row["counted"] = 1
     return {one: figures(row, window_s) for one, row in rows.items()}
+
+
+def counted(readings: list[tuple[float | None, str, int]], modulus: int | None) -> dict[int, tuple[float, int]]:
+    """By place, what a counter has counted since the reading before, and in how many ns: value, unit and time of each
+    fact, None where it has no number."""
+    found: dict[int, tuple[float, int]] = {}
+    known = [(place, *reading) for place, reading in enumerate(readings) if reading[0] is not None]
+    for _, of_unit in groupby(known, key=lambda one: one[2]):
+        base: tuple[float, int] | None = None
+        low: list[float] = []
+        high = since_reset = 0.0  # before a reset that the counter has not made up for; what it has counted since
+        for place, value, _, at_ns in of_unit:
+            assert value is not None
+            if base is None or at_ns - base[1] > DAY_S * SECOND_NS:
+                base, low, high = (value, at_ns), [], 0.0
+                continue
+            before, before_ns = base
+            wrapped = value + (modulus or 0) - before
+            if value >= before:  # also where it comes back after low readings
+                amount = value - before
+                if high and value < high:
+                    since_reset += amount
+                elif high:  # past the old reading: from far below in one step, there was no reset
+                    amount = amount if before > high / 2 else max(0.0, value - high - since_reset)
+                    high = 0.0
+            elif modulus and wrapped <= modulus / 4:
+                amount = wrapped
+            elif low and value > low[-1]:  # it goes on from a low reading: it was set to 0
+                amount = value
+                high, since_reset = max(high, before), value + (since_reset if high else 0.0)
+            else:
+                low.append(value)
+                continue
+            found[place] = amount, at_ns - before_ns
+            base, low = (value, at_ns), []
+    return found
+
+
+def local_days(rows: dict[Key, dict[str, Any]], zone: str) -> dict[Key, tuple[int, float]]:
+    """From rows by hour: facts and covered seconds by day of a time zone, zone, tag, predicate and unit."""
+    found: dict[Key, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+    for (_, plant, start, *what), row in rows.items():
+        day: date = start.astimezone(ZoneInfo(zone)).date()
+        facts, covered = found[day, plant, *what]
+        covered_s = row["covered_s"]
+        found[day, plant, *what] = facts + row["count"], covered + getattr(covered_s, "expected", covered_s)
+    return dict(found)
+
+
+def by_sql(store: Path) -> list[Told]:
+    """The facts of a store as `bsfg sql` tells them, in the order in which it has received them."""
+    query = "SELECT * FROM facts WHERE stream = 'facts.telemetry' ORDER BY \"offset\""
+    command = [sys.executable, "-m", "agent.cli", "sql", "--json", "--file", str(store), query]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [of_sql(json.loads(line), n) for n, line in enumerate(lines, 1)]
+
+
+def of_sql(one: dict[str, Any], offset: int) -> Told:
+    """A fact as `bsfg sql` tells it. A message has a place in the order, and neither number nor Good or Bad quality."""
+    named = SimpleNamespace(subject=one["subject"], predicate=one["predicate"], unit=one["unit"] or "")
+    kind, value, quality = one["value_type"], one["value"], one["quality"]
+    if kind == "double":
+        value = math.nan if value is None else float(value)
+    elif kind == "bool":
+        value = bool(value)
+    elif kind is None:
+        value, quality = None, UNCERTAIN
+    return Told(one["zone"], offset, Sample(1, one["source_time_ns"], value, quality), named)
 
 
 def key(one: Told, window: int, window_s: int) -> Key:

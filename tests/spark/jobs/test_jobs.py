@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 import threading
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -20,7 +21,7 @@ from pyspark.sql.types import DoubleType, StructField, StructType
 from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.fact_store.log.operational_facts import operational_fact
-from agent.message import Envelope, Fact, Message, Sample, canonical_json
+from agent.message import Envelope, Fact, Message, Sample, TagDefinition, canonical_json
 from pyspark_bsfg.__main__ import run
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import clean, rollup
@@ -90,28 +91,46 @@ def jobs(spark: SparkSession, folder: Path, *only: str, more: str = "") -> dict[
     return run(spark, settings, only or ("land", "clean", "rollup", "gaps"), threading.Event())
 
 
-def sample(rng: random.Random) -> Sample:
-    """Something a tag may say over three hours around midnight: ties, bad, text, no number, a counter that wraps."""
-    time_ns = NOON_NS + 12 * HOUR_NS + rng.randrange(-5400, 5400) * SECOND_NS
-    tag = rng.randrange(1, 4)
-    if tag == 2:
-        minutes = (time_ns - NOON_NS) // (60 * SECOND_NS)
-        return Sample(tag, time_ns, 0 if rng.random() < 0.02 else minutes * 7 % MODULUS, rng.choice([0] * 9 + [BAD]))
-    value = rng.choice(
-        [rng.gauss(50, 30), rng.randrange(100), rng.random() < 0.5, float("nan"), float("inf"), "stuck", None]
-    )
-    return Sample(tag, time_ns, value, rng.choice([0, 0, 0, 0, BAD, UNCERTAIN]))
+RETAGGED = [*making.DEFINITIONS, TagDefinition(COUNT, unit="kWh"), TagDefinition(PRESSURE, unit="mbar")]
+CLOCKS_CHANGE_NS = (
+    1_774_742_400 * SECOND_NS,
+    1_792_886_400 * SECOND_NS,
+)  # midnights in UTC, before both changes in Berlin
 
 
-def filled(path: Path, rng: random.Random) -> list[Told]:
-    """Two plants' facts in an enterprise store, none in order."""
-    told: list[Told] = []
+def readings(rng: random.Random, midnight_ns: int) -> list[Sample]:
+    """What tags may say over three days around a midnight, dense for three hours: ties, holes of hours, bad, text, no
+    number, NaN and infinities, units that change and change back, and a counter that wraps, is reset, and answers 0."""
+    dense = [rng.randrange(-5400, 5400) for _ in range(300)]
+    times = sorted([*dense, *(rng.randrange(-26 * 3600, 26 * 3600) for _ in range(40))])
+    found, count, units = [], rng.randrange(MODULUS), {1: 1, 2: 2, 3: 3}
+    for second in times:
+        tag = rng.randrange(1, 4)
+        if rng.random() < 0.03:
+            units |= {1: rng.choice((1, 5)), 2: rng.choice((2, 4))}
+        if tag == 2:
+            count = 0 if rng.random() < 0.02 else (count + rng.randrange(30)) % MODULUS
+            value: Any = 0 if rng.random() < 0.02 else rng.choice((count, float(count)))
+        else:
+            numbers = (rng.gauss(50, 30), rng.randrange(100), rng.random() < 0.5)
+            value = rng.choice((*numbers, float("nan"), float("inf"), float("-inf"), "stuck", None))
+        quality = rng.choice([0] * 8 + [BAD, UNCERTAIN])
+        found.append(Sample(units[tag], midnight_ns + second * SECOND_NS, value, quality))
+    return found
+
+
+def filled(path: Path, rng: random.Random) -> list[list[Sample]]:
+    """Two plants' facts in an enterprise store, none in order. Returns later ones, for each plant."""
+    late = []
     with FactStore.open(path, "enterprise") as opened:
         for zone in ("plant-a", "plant-b"):
-            runs = [[sample(rng) for _ in range(rng.randrange(1, 60))] for _ in range(12)]
-            making.put(opened, making.foreign(Origin(zone, zone.encode().ljust(16)), runs), 12)
-            told += [Told(zone, len(told) + n, one) for n, one in enumerate((one for run in runs for one in run), 1)]
-    return told
+            told = readings(rng, rng.choice(CLOCKS_CHANGE_NS))
+            rng.shuffle(told)
+            kept, later = told[:-30], told[-30:]
+            runs = [kept[at : at + 25] for at in range(0, len(kept), 25)]
+            making.put(opened, making.foreign(Origin(zone, zone.encode().ljust(16)), runs), len(runs))
+            late.append(later)
+    return late
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -131,34 +150,55 @@ def rolled(folder: Path) -> dict[Any, dict[str, Any]]:
     return found
 
 
-def test_the_jobs_equal_plain_python(spark: SparkSession, tmp_path: Path) -> None:
-    """Clean and all rollups equal a reference that looks at one fact at a time; again after a late fact, which makes
-    its date and zone, and the next date, be computed again and nothing else; a third run computes nothing."""
-    seed = first_seed()
-    told = filled(tmp_path / "facts.db", random.Random(seed))
+def test_the_jobs_equal_plain_python(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clean, all rollups and local days equal a reference that looks at one fact of `bsfg sql` at a time, over changes
+    of unit, of the clocks, and of a counter's mind; so again after late facts. What was computed again is then, row by
+    row, what a first run over the same facts computes. A single late fact makes its date and zone, and the next date,
+    be computed again and nothing else; a run without new facts computes nothing."""
+    monkeypatch.setattr(making, "DEFINITIONS", RETAGGED)
+    late = filled(tmp_path / "facts.db", random.Random(first_seed()))
     found = jobs(spark, tmp_path, *TABLES)
-    assert found["land"]["facts_landed"] == found["clean"]["facts"] == found["rollup 1m"]["facts"] == len(told)
-    equal(tmp_path, told)
-    late = Sample(1, NOON_NS + 12 * HOUR_NS - 30 * SECOND_NS, 60.0)
-    with FactStore.open(tmp_path / "facts.db", "enterprise") as opened:
-        making.put(opened, making.foreign(Origin("plant-a", b"later".ljust(16)), [[late]]), 13)
-    told.append(Told("plant-a", len(told) + 1, late))
+    facts = equal(tmp_path, spark)
+    assert found["land"]["facts_landed"] == found["clean"]["facts"] == found["rollup 1m"]["facts"] == facts
+    put_later(tmp_path, "plant-a", "late", late[0])
+    put_later(tmp_path, "plant-b", "late", late[1][:-1])
+    jobs(spark, tmp_path, *TABLES)
+    put_later(tmp_path, "plant-b", "last", late[1][-1:])
     found = jobs(spark, tmp_path, *TABLES)
-    assert {name: found[name]["computed"] for name in ("clean", "rollup 1m", "rollup 1h", "rollup 1d")} == {
-        "clean": 1, "rollup 1m": 2, "rollup 1h": 2, "rollup 1d": 2,
+    assert {name: found[name]["computed"] for name in ("clean", "rollup 1m", "rollup 1h")} == {
+        "clean": 1, "rollup 1m": 2, "rollup 1h": 2,
     }  # fmt: skip
-    equal(tmp_path, told)
+    assert equal(tmp_path, spark) == facts + 60
     again = jobs(spark, tmp_path, "clean", "rollup")
     assert {one["computed"] for one in again.values()} == {0}
+    (tmp_path / "fresh").mkdir()
+    shutil.copy(tmp_path / "facts.db", tmp_path / "fresh")
+    jobs(spark, tmp_path / "fresh", *TABLES)
+    for name in rollup.WINDOWS_S:
+        fresh, kept = (rolled(folder / "lake" / "rollup" / name) for folder in (tmp_path / "fresh", tmp_path))
+        assert fresh == kept, name
 
 
-def equal(folder: Path, told: list[Told]) -> None:
-    """Assert that the tables are what plain Python makes of the facts."""
+def put_later(folder: Path, zone: str, epoch: str, samples: list[Sample]) -> None:
+    """Facts of a plant that arrive after a run."""
+    with FactStore.open(folder / "facts.db", "enterprise") as opened:
+        making.put(opened, making.foreign(Origin(zone, epoch.encode().ljust(16)), [samples]), 100 + len(samples))
+
+
+def equal(folder: Path, spark: SparkSession) -> int:
+    """Assert that the tables are what plain Python makes of the facts. Returns how many facts there are."""
+    told = oracle.by_sql(folder / "facts.db")
     cleaned = {row["offset"]: (row["zone"], row["problem"], row["number"]) for row in rows(folder / "lake" / "clean")}
     assert cleaned == {one.offset: (one.zone, *oracle.number(one, LIMITS)) for one in told}
     for name, window_s in rollup.WINDOWS_S.items():
         expected = oracle.rollup(told, window_s, HOLD_S, {COUNT: MODULUS}, LIMITS)
         assert rolled(folder / "lake" / "rollup" / name) == expected, name
+    hours = oracle.rollup(told, 3600, HOLD_S, {COUNT: MODULUS}, LIMITS)
+    made: dict[str, Any] = {"spark": spark}
+    exec(block("local days").replace("/data", str(folder / "lake")), made)  # noqa: S102  our own page
+    days = {tuple(row[:5]): (row["count"], pytest.approx(row["covered_s"])) for row in made["days"].collect()}
+    assert days == oracle.local_days(hours, "Europe/Berlin")
+    return len(told)
 
 
 def test_counters_and_infinite_values_of_the_field(spark: SparkSession) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -26,14 +25,12 @@ from agent.demo.layout import ENTERPRISE, TELEMETRY
 from agent.demo.processes import Child
 from agent.demo.scenario import RunningZones, run_zones
 from agent.fact_store import StoreReader
-from agent.message import Sample
 from pyspark_bsfg.jobs import rollup
 from pyspark_bsfg.landing.tables import paths
 from tests.sim import IS_LONG, first_seed
 from tests.spark.jobs import oracle
-from tests.spark.jobs.oracle import Told
 from tests.spark.jobs.test_jobs import rolled
-from tests.spark.making import QUICK_JVM, UNCERTAIN
+from tests.spark.making import QUICK_JVM
 from tests.spark.streaming.rows import landed_rows, landed_until
 from tests.support.command import process
 from tests.system.silence import fall_silent
@@ -249,7 +246,7 @@ def compare(lake: Path, recorded: list[dict[str, Any]]) -> None:
     landed = landed_rows(paths(lake / "facts"), columns)
     assert [row[:-1] for row in landed] == [row_of(one) for one in recorded]
     assert [row[-1] for row in landed] == list(range(1, len(recorded) + 1))
-    facts = [Told(one["zone"], n, sample_of(one), named(one)) for n, one in enumerate(recorded, 1)]
+    facts = [oracle.of_sql(one, n) for n, one in enumerate(recorded, 1)]
     counters = dict.fromkeys((one["subject"] for one in recorded if COUNTERS in one["subject"]), None)
     for name, window_s in rollup.WINDOWS_S.items():
         assert rolled(lake / "rollup" / name) == oracle.rollup(facts, window_s, 300, counters, {}), name
@@ -262,16 +259,3 @@ def row_of(one: dict[str, Any]) -> tuple[Any, ...]:
     what = (one["subject"], one["predicate"], one["unit"] or None)
     said = (float(value) if is_number else None, None if is_number else value, kind)
     return (one["zone"], one["epoch"], one["sequence"], *what, *said, one["quality"], one["source_time_ns"])
-
-
-def named(one: dict[str, Any]) -> Any:
-    """Subject, predicate and unit as the reference asks for them."""
-    return SimpleNamespace(subject=one["subject"], predicate=one["predicate"], unit=one["unit"] or "")
-
-
-def sample_of(one: dict[str, Any]) -> Sample:
-    """As the reference takes it; a message has a place in the order, and neither number nor Good or Bad quality."""
-    if one["value_type"] is None:
-        return Sample(1, one["source_time_ns"], None, UNCERTAIN)
-    value = bool(one["value"]) if one["value_type"] == "bool" else one["value"]
-    return Sample(1, one["source_time_ns"], value, one["quality"])
