@@ -127,6 +127,14 @@ IO_MODULES = {
     *("socket", "sqlite3", "ssl", "subprocess", "threading", "time", "asyncua", "paho", "pymodbus"),
 }
 
+# Rooms that may be deleted without touching the core, and who enters them.
+OPTIONAL_ROOMS = {
+    "agent.demo": ("agent.cli.demo", "bench"),
+    "agent.hardware": ("agent.cli.hardware",),
+    "agent.ingest.tags.foreign": ("agent.cli.tags.import_list",),
+    "agent.cli.prepare.setup": (),
+}
+
 FUNCTION_LINES_MAX = 70
 EXCUSE = re.compile(r"# (tidy: |bounded by )\w+")
 
@@ -456,6 +464,14 @@ def test_modules_import_in_no_circle() -> None:
 
     for name in sorted(imports):
         walk(name, [])
+
+
+@pytest.mark.parametrize("room, users", OPTIONAL_ROOMS.items(), ids=OPTIONAL_ROOMS)
+def test_optional_rooms_are_entered_by_their_commands_only(room: str, users: tuple[str, ...]) -> None:
+    """No part of the core imports them."""
+    outside = [one for one in modules() if not one.path.startswith("tests/")]
+    outside = [one for one in outside if not any(f"{one.name}.".startswith(f"{user}.") for user in (room, *users))]
+    assert [one.path for one in outside for _, name in one.imports() if f"{name}.".startswith(f"{room}.")] == []
 
 
 def test_folders_are_small() -> None:

@@ -13,25 +13,6 @@ is compressed.
 writes.
 """
 
-from agent.backup.container import derive, open_backup, seal_backup
+from agent.backup.container import NONCE_BYTES, SALT_BYTES, derive, open_backup, seal_backup
 from agent.backup.contents import Backup, BackupError, Place, SavedFile, Target, targets_of, with_moved_paths
 from agent.backup.files import Rights, collect_authority, collect_node, read_backup, restore_files, write_backup
-
-__all__ = [
-    "Backup",
-    "BackupError",
-    "Place",
-    "Rights",
-    "SavedFile",
-    "Target",
-    "collect_authority",
-    "collect_node",
-    "derive",
-    "open_backup",
-    "read_backup",
-    "restore_files",
-    "seal_backup",
-    "targets_of",
-    "with_moved_paths",
-    "write_backup",
-]

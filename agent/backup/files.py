@@ -16,6 +16,7 @@ from pathlib import Path
 
 from agent.backup.contents import BACKUP_BYTES_MAX, STATE_FOLDERS, BackupError, Place, SavedFile, Target, place_of
 from agent.config import profile_file
+from agent.file_replace import sync_folder
 from agent.settings.node import NodeSettings
 
 REJECTED = "rejected"  # certificates of servers that were refused as unknown
@@ -51,7 +52,8 @@ def collect_node(settings: NodeSettings, config_file: Path) -> tuple[list[SavedF
             key = Place.STATE, file.relative_to(settings.node.state_dir).as_posix()
             if key not in found:
                 found[key] = _read(file, is_link_allowed=False)
-    return [SavedFile(place, name, data) for (place, name), data in sorted(found.items(), key=_by_name)], left_out
+    in_order = sorted(found.items(), key=lambda entry: (entry[0][0].value, entry[0][1]))
+    return [SavedFile(place, name, data) for (place, name), data in in_order], left_out
 
 
 def collect_authority(folder: Path) -> list[SavedFile]:
@@ -204,13 +206,4 @@ def _rename(made: Sequence[tuple[Path, Path]]) -> None:
     for temporary, file in made:
         temporary.replace(file)
     for folder in {file.parent for _, file in made}:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _by_name(entry: tuple[tuple[Place, str], bytes]) -> tuple[str, str]:
-    (place, name), _ = entry
-    return place.value, name
+        sync_folder(folder)

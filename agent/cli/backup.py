@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from agent import __version__, backup
 from agent.backup import Backup, BackupError, Place, Rights, SavedFile, Target
 from agent.cli import config_option, json_option
-from agent.cli.pki.options import FILE, ask_passphrase, read_passphrase
+from agent.cli.pki.options import FILE, get_passphrase
 from agent.cli.prepare import unit
 from agent.cli.prepare.check import check, runs
 from agent.config import load
@@ -25,7 +25,6 @@ from agent.replication.pki import PASSPHRASE_BYTES_MIN
 from agent.settings.node import DEFAULT_STATE_DIR
 
 _QUESTION = "Passphrase of the backup"
-_SALT_BYTES, _NONCE_BYTES = 16, 12
 _passphrase_option = click.option(
     "--passphrase-file", type=FILE, help="The passphrase, in the first line of a file; by default it is asked for."
 )
@@ -68,8 +67,10 @@ def backup_command(
         if os.path.lexists(file) and not force:  # before the passphrase is typed
             raise BackupError(f"{file} exists", "name another file, or give --force")
         found = _collected(node, authority)
-        passphrase = _new_passphrase(passphrase_file)
-        salt, nonce = secrets.token_bytes(_SALT_BYTES), secrets.token_bytes(_NONCE_BYTES)
+        passphrase = get_passphrase(passphrase_file, _QUESTION, is_new=True)
+        if len(passphrase) < PASSPHRASE_BYTES_MIN:
+            raise BackupError(f"the passphrase is shorter than {PASSPHRASE_BYTES_MIN} characters", "use several words")
+        salt, nonce = secrets.token_bytes(backup.SALT_BYTES), secrets.token_bytes(backup.NONCE_BYTES)
         data = backup.seal_backup(found, backup.derive(passphrase), salt, nonce)
         backup.write_backup(file, data, force=force)
     _print(file, found, is_list=is_list, as_json=as_json)
@@ -152,26 +153,11 @@ def _collected(config_file: Path | None, authority: Path | None) -> Backup:
 def _opened(file: Path, passphrase_file: Path | None) -> Backup:
     """The backup in a file. Raises BackupError that names it."""
     data = backup.read_backup(file)
-    passphrase = (
-        read_passphrase(passphrase_file)
-        if passphrase_file
-        else ask_passphrase(_QUESTION, is_new=False, otherwise="--passphrase-file")
-    )
+    passphrase = get_passphrase(passphrase_file, _QUESTION, is_new=False)
     try:
         return backup.open_backup(data, backup.derive(passphrase))
     except BackupError as error:
         raise BackupError(f"{file} {error.why}", error.hint) from error
-
-
-def _new_passphrase(passphrase_file: Path | None) -> bytes:
-    passphrase = (
-        read_passphrase(passphrase_file)
-        if passphrase_file
-        else ask_passphrase(_QUESTION, is_new=True, otherwise="--passphrase-file")
-    )
-    if len(passphrase) < PASSPHRASE_BYTES_MIN:
-        raise BackupError(f"the passphrase is shorter than {PASSPHRASE_BYTES_MIN} characters", "use several words")
-    return passphrase
 
 
 def _state_dir(found: Backup, config_file: Path) -> Path:

@@ -27,7 +27,7 @@ def demo(keep: bool) -> None:
     from agent.demo.view import View
 
     def report(outcome: Outcome) -> None:
-        view.end()
+        view.end_table()
         view.console.print(_spark_table(Table, outcome.spark))
         counts = [f"{zone} {count:,}" for zone, count in outcome.facts.items()]
         view.console.print(

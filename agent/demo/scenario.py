@@ -185,7 +185,7 @@ def run_demo(
         _watch_for(zones, view, timing.cut_s)
         zones.broker.thaw()
         view.say("the broker is back: the zones above catch up")
-        _watch(zones, view, lambda: _level(zones, slack=100), timing.converge_s_max)
+        _watch(zones, view, lambda: _lag(zones) <= 100, timing.converge_s_max)
         view.say("kill -9 of the idmz node, and a new start")
         zones.nodes[layout.IDMZ].kill()
         _watch_for(zones, view, timing.after_kill_s / 2)
@@ -260,9 +260,9 @@ def _append_message(zones: RunningZones) -> str:
     return done.stdout.partition(",")[0]
 
 
-def _level(zones: RunningZones, slack: int = 0) -> bool:
-    """Whether the enterprise zone holds what the plant holds, up to `slack` facts."""
-    return zones.facts(layout.PLANT, TELEMETRY) - zones.facts(layout.ENTERPRISE, TELEMETRY) <= slack
+def _lag(zones: RunningZones) -> int:
+    """How many facts of the plant the enterprise zone does not hold yet."""
+    return zones.facts(layout.PLANT, TELEMETRY) - zones.facts(layout.ENTERPRISE, TELEMETRY)
 
 
 def _settled(zones: RunningZones, view: View, timing: Timing) -> tuple[dict[str, int], dict[str, int]]:

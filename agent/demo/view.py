@@ -74,9 +74,9 @@ class View:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self.end_table()
 
-    def end(self) -> None:
+    def end_table(self) -> None:
         """Stop updating the table; later output is printed below it."""
         if self._live is not None:
             self._live.update(self._picture())

@@ -12,6 +12,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from itertools import chain
 from types import MappingProxyType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -109,16 +110,10 @@ def choose(
     """The profile of a machine with these identifiers; None for an architecture without a profile."""
     trees, names = tuple(device_tree), tuple(dmi)
     found = list(profiles)
-    for profile in found:
-        if any(tree.startswith(profile.match.device_tree) for tree in trees):
-            return profile
-    for profile in found:
-        if any(name.startswith(profile.match.dmi) for name in names):
-            return profile
-    fallback = (
-        profile for profile in found if profile.match.otherwise and profile.gateway.architecture == architecture
-    )
-    return next(fallback, None)
+    by_tree = (profile for profile in found if any(tree.startswith(profile.match.device_tree) for tree in trees))
+    by_dmi = (profile for profile in found if any(name.startswith(profile.match.dmi) for name in names))
+    others = (profile for profile in found if profile.match.otherwise and profile.gateway.architecture == architecture)
+    return next(chain(by_tree, by_dmi, others), None)
 
 
 def parse_profile(text: str, name: str = "profile") -> Profile:

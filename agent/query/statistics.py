@@ -45,7 +45,7 @@ class StreamStatistics:
     newest_ns: int | None = None
     origins: dict[Origin, OriginStatistics] = field(default_factory=dict)
 
-    def add(self, summary: BatchSummary) -> None:
+    def add_batch(self, summary: BatchSummary) -> None:
         """Count a batch."""
         count = summary.last_offset - summary.first_offset + 1
         self.facts += count
@@ -127,7 +127,7 @@ def _statistics(reader: StoreReader) -> Statistics:
         stream = StreamStatistics(name, scanner.firsts[name], end_offset)
         behind = [consumer for consumer in consumers if consumer.state.stream == name]
         for summary in _summaries(scanner, stream):
-            stream.add(summary)
+            stream.add_batch(summary)
             for consumer in behind:
                 if summary.last_offset > consumer.state.frontier:
                     consumer.unconfirmed_bytes += summary.body_bytes + DIGEST_BYTES

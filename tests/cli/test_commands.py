@@ -65,7 +65,8 @@ def test_a_missing_config_names_the_command_that_makes_one(bsfg: Bsfg) -> None:
         (("append", "--stream", "Facts", "batch:1", "done", "{}"), "stream"),
         (("confirm", "--consumer", "nobody", "1"), "nobody"),
         (("status",), "bsfg run"),
-        (("source", "retry", "press-1"), "bsfg run"),
+        (("source", "retry", "press-1"), "no node runs here"),
+        (("opcua", "backfill", "press-1", "--from", "1h"), "no node runs here"),
         (("tail", "--config", "elsewhere.toml"), "elsewhere.toml"),
     ],
 )

@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from click.testing import CliRunner, Result
@@ -109,14 +109,15 @@ def test_a_damaged_batch_that_is_fetched(place: int | None) -> None:
 
 
 @places
-def test_a_damaged_hole_of_a_scan(place: int | None) -> None:
-    """Of latest, sql and export: what retention released is no bad result."""
+def test_a_damaged_hole_of_a_scan(place: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of latest, sql and export, in whatever stream: each hole is named, and what retention released is no bad
+    result."""
     counters = ScanCounters()
-    for number in range(3):
-        counters.add_hole(
-            TELEMETRY, Hole(10 * number + 1, 10 * number + 5, "damaged" if number == place else "expired")
-        )
+    reasons: list[Literal["damaged", "expired"]] = ["damaged" if number == place else "expired" for number in range(3)]
+    for number, reason in enumerate(reasons):
+        counters.add_hole((TELEMETRY, "facts.alarms")[number % 2], Hole(10 * number + 1, 10 * number + 5, reason))
     assert report_holes(counters) == (place is not None)
+    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == reasons
 
 
 @places

@@ -5,14 +5,9 @@ import re
 import time
 from pathlib import Path
 
-import pytest
-
-from agent.cli.store.store_file import report_holes
 from agent.config import InForce, load
 from agent.fact_store import FactStore
 from agent.message import Sample, TagDefinition
-from agent.pages import Hole
-from agent.query.scan import ScanCounters
 from tests.cli.conftest import Bsfg
 from tests.fact_store.making import AT_ONCE, TELEMETRY, done
 from tests.query.making import damage, everything
@@ -173,17 +168,3 @@ def test_it_chooses_among_zones_and_streams(bsfg: Bsfg, tmp_path: Path) -> None:
         assert {(row["zone"], row["value"]) for row in map(json.loads, rows)} == expected, options
         summed = json.loads(bsfg("latest", *options, "--summary", "--json", "--file", str(file)).stdout)
         assert summed["tags"] == len(expected), options
-
-
-@pytest.mark.parametrize(
-    "reasons, status", [(("expired", "damaged"), 1), (("damaged", "expired"), 1), (("expired",), 0)]
-)
-def test_damage_anywhere_among_the_holes_is_a_bad_result(
-    reasons: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A command ends with status 1 if any hole is damage, in whatever stream and order; each hole is named."""
-    counters = ScanCounters()
-    for number, reason in enumerate(reasons):
-        counters.add_hole((TELEMETRY, ALARMS)[number], Hole(number + 1, number + 2, reason))  # type: ignore[arg-type]
-    assert report_holes(counters) == status
-    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == [*reasons]

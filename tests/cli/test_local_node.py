@@ -19,7 +19,13 @@ def settings(tmp_path: Path) -> NodeSettings:
     return load(tmp_path / "node.toml")
 
 
-@pytest.mark.parametrize("request_", [local_socket.Reload(), local_socket.RetrySource("m"), local_socket.ListSources()])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        *(local_socket.Reload(), local_socket.RetrySource("m"), local_socket.ListSources()),
+        local_socket.BackfillSource("m", 0, 1),
+    ],
+)
 def test_what_only_a_node_can_answer_opens_no_store(settings: NodeSettings, request_: local_socket.Request) -> None:
     """A node that is about to start needs its lock."""
     with pytest.raises(local_socket.NoNode):

@@ -17,9 +17,7 @@ from tests.ingest.fakes import Program, running
 from tests.ingest.modbus.field import field_device
 from tests.ingest.opcua.security.certificates import in_files
 from tests.support import command
-from tests.support.page import lacking_messages
 
-PAGE = "docs/operate/sources.md"
 pytestmark = pytest.mark.system
 
 
@@ -27,11 +25,6 @@ pytestmark = pytest.mark.system
 def device(meter: Program) -> str:
     """Where it is, as commands name it."""
     return f"tcp://127.0.0.1:{meter.port}"
-
-
-def test_what_the_page_says_of_messages_is_said() -> None:
-    """Each message that the page explains stands in the product's text, so that a search for it leads there."""
-    assert lacking_messages(PAGE, "agent/ingest") == []
 
 
 def test_probe_prints_the_row_that_a_source_reads(device: str, bsfg: Bsfg, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.cli.conftest import Bsfg
 from tests.cli.test_sources_page import node
 from tests.ingest.fakes import Program, running
 from tests.ingest.opcua.security.certificates import certificate, der, key, revocation_list
-from tests.support.page import console_commands, lacking_messages
+from tests.support.page import console_commands
 from tests.waiting import wait_until
 
 PAGE = "docs/operate/opcua.md"
@@ -95,11 +95,6 @@ def test_the_next_command_works_as_it_is_printed(plc: Program, bsfg: Bsfg, tmp_p
     done = bsfg(*words[1:])
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "pki").exists()
-
-
-def test_messages_that_the_page_explains_exist_in_the_product() -> None:
-    """Each message that the page explains stands in the product's text, so that a search for it leads there."""
-    assert lacking_messages(PAGE, "agent/ingest/opcua") == []
 
 
 @pytest.mark.system

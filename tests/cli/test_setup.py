@@ -207,11 +207,11 @@ def test_a_section_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         cut.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("power")))
         cut.setattr(Path, "unlink", lambda *_, **__: None)
         with pytest.raises(OSError, match="power"):
-            run.node_file.add("stream", {"name": "facts.telemetry"})
+            run.node_file.add_section("stream", {"name": "facts.telemetry"})
     assert file.read_text() == '[node]\nzone = "plant-a"\n'
     with pytest.raises(ConfigError, match="no \\[\\[broker\\]\\] is named"):
-        run.node_file.add("peer", {"zone": "idmz", "broker": "b", "asks": True})
-    run.node_file.add("stream", {"name": "facts.telemetry", "keep_hours": 2.0})
+        run.node_file.add_section("peer", {"zone": "idmz", "broker": "b", "asks": True})
+    run.node_file.add_section("stream", {"name": "facts.telemetry", "keep_hours": 2.0})
     after = file.stat()
     assert after.st_ino != before.st_ino
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)

@@ -66,17 +66,6 @@ def lines(done: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("words", [("source", "retry", "plc"), ("opcua", "backfill", "plc", "--from", "1h")])
-def test_a_request_for_a_node_opens_no_store(
-    meter: Program, plc: Program, bsfg: Bsfg, tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    """Where no node runs, what only a node can do is refused, and no store is made."""
-    write_node(tmp_path, meter.port, plc.port)
-    done = bsfg(*words)
-    assert (done.returncode, "no node runs here" in done.stderr) == (1, True)
-    assert not (tmp_path / "state").exists()
-
-
 def test_without_a_node_the_files_are_listed(meter: Program, plc: Program, bsfg: Bsfg, tmp_path: Path) -> None:
     """Name, protocol, endpoint and number of tags, with the remark that no node runs; a tag file with problems shows
     its first one."""

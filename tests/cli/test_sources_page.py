@@ -15,6 +15,7 @@ import pytest
 
 from tests.ingest.fakes import running
 from tests.support import command
+from tests.support.page import lacking_messages
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +33,12 @@ def node(folder: Path) -> Iterator[None]:
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0, (folder / "log").read_text()
+
+
+@pytest.mark.parametrize("page, folder", [("sources", "agent/ingest"), ("opcua", "agent/ingest/opcua")])
+def test_messages_that_a_page_explains_exist_in_the_product(page: str, folder: str) -> None:
+    """Each stands in the product's text, so that a search for it leads there."""
+    assert lacking_messages(f"docs/operate/{page}.md", folder) == []
 
 
 @pytest.mark.system

@@ -99,50 +99,42 @@ def latest(
     """Print the latest value of each tag whose name matches TAG_GLOB, as "line1/*"; a summary of many, unless --all or
     --json is given."""
     chosen = {"--config": config_file, "--file": store_file, "--zone": zone, "--stream": stream, "--from": peer}
-    wanted = tags_matching(tag_glob, zone)
+    wanted, fresh_ms = tags_matching(tag_glob, zone), int(fresh_s * 1000)
+    in_force = None if store_file is not None else tags_in_force(config_file)
+    counters = ScanCounters()
     if peer is not None:
         if store_file is not None:
             raise click.UsageError("--file names a local store and --from a peer; give one of them")
         from agent.cli.facts.peer_requests import get_latest  # MQTT is slow to import
 
-        asked = get_latest(
-            load_settings(config_file), peer, stream or TELEMETRY, tag_glob, int(fresh_s * 1000), answer_s
-        )
-        in_force, now_ns = tags_in_force(config_file), time.time_ns()
-        rows = [aged_record(row, in_force, now_ns) for row in asked if zone in {None, row["zone"]}]
-        if as_summary or (len(rows) > ROWS_MAX and not everything and not as_json):
-            sys.exit(_print_summary(summarize(rows, None, wanted), tag_glob, chosen, as_json=as_json))
-        _print(rows, as_json=as_json)
-        if not as_json:
-            _report_ahead(rows)
-        _report_no_match(rows, tag_glob, zone)
-        sys.exit(0 if rows else 1)
-    fresh_ms = int(fresh_s * 1000)
-    try:
-        records, counters = _records(config_file, store_file, wanted, stream, depth, fresh_ms)
-    except StoreForbidden as error:
-        if store_file is not None:
-            raise
-        from agent.cli.facts.through_node import latest_rows
+        asked = get_latest(load_settings(config_file), peer, stream or TELEMETRY, tag_glob, fresh_ms, answer_s)
+        records = [record for record in asked if zone in {None, record["zone"]}]
+    else:
+        try:
+            records, counters = _records(config_file, store_file, wanted, stream, depth, fresh_ms)
+        except StoreForbidden as error:
+            if store_file is not None:
+                raise
+            from agent.cli.facts.through_node import latest_rows
 
-        counters = ScanCounters()
-        records = []
-        request = local_socket.ReadLatest(tag_glob, zone, stream, depth, fresh_ms)
-        for page in latest_rows(load_settings(config_file), request, error):
-            records += cast("list[LatestRecord]", page.rows)
-            for name, hole in page.holes:
-                counters.add_hole(name, hole)
-    in_force = None if store_file is not None else tags_in_force(config_file)
+            records = []
+            request = local_socket.ReadLatest(tag_glob, zone, stream, depth, fresh_ms)
+            for page in latest_rows(load_settings(config_file), request, error):
+                records += cast("list[LatestRecord]", page.rows)
+                for name, hole in page.holes:
+                    counters.add_hole(name, hole)
     now_ns = time.time_ns()  # after the search: no tag is younger than its source
     rows = [aged_record(row, in_force, now_ns) for row in records]
     if as_summary or (len(rows) > ROWS_MAX and not everything and not as_json):
-        status = _print_summary(summarize(rows, in_force, wanted), tag_glob, chosen, as_json=as_json)
+        found = summarize(rows, in_force if peer is None else None, wanted)
+        status = _print_summary(found, tag_glob, chosen, as_json=as_json)
         sys.exit(max(report_holes(counters), status))
     _print(rows, as_json=as_json)
     if not as_json:
         _report_ahead(rows)
-        _report_peer_values(rows)
-        _report_missing([row for row in rows if row["source_time"] is None], depth)
+        if peer is None:
+            _report_peer_values(rows)
+            _report_missing([row for row in rows if row["source_time"] is None], depth)
     _report_no_match(rows, tag_glob, zone)
     sys.exit(report_holes(counters) if rows else 1)
 

@@ -20,7 +20,7 @@ from agent.cli import json_option
 from agent.errors import BsfgError
 from agent.hardware.fit import Disk, Fit, Load, assess
 from agent.hardware.machine import Machine, MeasuredDisk, measure_disk, read_machine
-from agent.hardware.profile import ARCHITECTURES, Profile, choose, parse_profile
+from agent.hardware.profile import ARCHITECTURES, Profile, Storage, choose, parse_profile
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 
@@ -80,7 +80,9 @@ def check(
     figures are for another gateway. Exit status 1 when there is a concern."""
     machine = measured = None
     if profile is None:
-        machine, measured = read_machine(), measure_disk(folder or _state_folder())
+        state = Path("/var/lib/bsfg")
+        usual = state if os.access(state, os.W_OK) else Path()
+        machine, measured = read_machine(), measure_disk(folder or usual)
         found = choose(shipped_profiles(), machine.architecture, machine.device_tree, machine.dmi)
     else:
         found = _named(profile)
@@ -88,7 +90,10 @@ def check(
     fit = assess(disk, Load(facts_per_s, bytes_per_fact, commit_interval_ms))
     concerns = (*_machine_concerns(found, machine), *fit.concerns)
     if as_json:
-        click.echo(json.dumps(_as_json(found, machine, measured, dataclasses.replace(fit, concerns=concerns))))
+        records = {"machine": machine, "disk": measured}
+        plain = {name: record and dataclasses.asdict(record) for name, record in records.items()}
+        judged = dataclasses.asdict(dataclasses.replace(fit, concerns=concerns))
+        click.echo(json.dumps({"profile": found and found.gateway.name, **plain, **judged}))
     else:
         for line in _lines(found, machine, measured, fit, facts_per_s):
             click.echo(line)
@@ -115,27 +120,20 @@ def _named(name: str) -> Profile:
     return parse_profile(Path(name).read_text(encoding="utf-8"), name)
 
 
-def _state_folder() -> Path:
-    state = Path("/var/lib/bsfg")
-    return state if os.access(state, os.W_OK) else Path()
-
-
 def _disk(
     profile: Profile | None, measured: MeasuredDisk | None, erase_cycles: int | None, write_amplification: float | None
 ) -> Disk:
     """The measured figures, and from the profile those that cannot be measured."""
-    storage = profile.storage if profile else None
-    capacity = measured.capacity_bytes if measured else storage.capacity_bytes if storage else None
-    free = measured.free_bytes if measured else None
-    if free is None and storage and capacity is not None:
-        free = capacity - (storage.system_bytes or 0)
+    storage = profile.storage if profile else Storage()
+    capacity = (measured or storage).capacity_bytes
+    free = None if capacity is None else capacity - (storage.system_bytes or 0)
     return Disk(
         capacity_bytes=capacity,
-        free_bytes=free,
-        erase_cycles=erase_cycles or (storage.erase_cycles if storage else None),
-        write_amplification=write_amplification or (storage.write_amplification if storage else None),
-        sync_p99_ms=measured.sync_p99_ms if measured else storage.sync_p99_ms if storage else None,
-        wears=storage is None or storage.kind != "virtual",
+        free_bytes=measured.free_bytes if measured else free,
+        erase_cycles=erase_cycles or storage.erase_cycles,
+        write_amplification=write_amplification or storage.write_amplification,
+        sync_p99_ms=(measured or storage).sync_p99_ms,
+        wears=storage.kind != "virtual",
     )
 
 
@@ -186,14 +184,3 @@ def _notes(profile: Profile | None, machine: Machine | None) -> Iterator[str]:
         yield "no hardware watchdog: nothing restarts a gateway whose kernel hangs"
     elif profile and profile.watchdog and profile.watchdog.timeout_s_max:
         yield f"RuntimeWatchdogSec in /etc/systemd/system.conf: {profile.watchdog.timeout_s_max:g} s at most"
-
-
-def _as_json(
-    profile: Profile | None, machine: Machine | None, measured: MeasuredDisk | None, fit: Fit
-) -> dict[str, object]:
-    return {
-        "profile": profile.gateway.name if profile else None,
-        "machine": dataclasses.asdict(machine) if machine else None,
-        "disk": dataclasses.asdict(measured) if measured else None,
-        **dataclasses.asdict(fit),
-    }

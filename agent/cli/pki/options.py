@@ -73,32 +73,22 @@ def new_passphrase(passphrase_file: Path | None, *, no_passphrase: bool) -> byte
         raise click.UsageError("--passphrase-file and --no-passphrase exclude each other")
     if no_passphrase:
         return None
-    return (
-        read_passphrase(passphrase_file)
-        if passphrase_file
-        else ask_passphrase(KEY, is_new=True, otherwise="--passphrase-file or --no-passphrase")
-    )
+    return get_passphrase(passphrase_file, KEY, is_new=True, otherwise="--passphrase-file or --no-passphrase")
 
 
 def passphrase_of(folder: Path, passphrase_file: Path | None) -> bytes | None:
     """The passphrase of the authority in `folder`; None if its key has none."""
     if not authority.is_locked(folder / "ca.key"):
         return None
-    return (
-        read_passphrase(passphrase_file)
-        if passphrase_file
-        else ask_passphrase(KEY, is_new=False, otherwise="--passphrase-file")
-    )
+    return get_passphrase(passphrase_file, KEY, is_new=False)
 
 
-def read_passphrase(file: Path) -> bytes:
-    """The first line of a file that only its owner may read, as a systemd credential is."""
-    authority.check_key_rights(file)
-    return authority.read_file(file).split(b"\n", 1)[0].rstrip(b"\r")
-
-
-def ask_passphrase(whose: str, *, is_new: bool, otherwise: str) -> bytes:
-    """A passphrase typed on the terminal, twice if it is new. `otherwise` are the options that replace the question."""
+def get_passphrase(file: Path | None, whose: str, *, is_new: bool, otherwise: str = "--passphrase-file") -> bytes:
+    """A passphrase: the first line of a file that only its owner may read, as a systemd credential is, or typed on the
+    terminal, twice if it is new. `otherwise` are the options that replace the question."""
+    if file is not None:
+        authority.check_key_rights(file)
+        return authority.read_file(file).split(b"\n", 1)[0].rstrip(b"\r")
     try:
         typed = click.prompt(whose, hide_input=True, confirmation_prompt=is_new, err=True)
     except click.Abort:

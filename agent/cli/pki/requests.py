@@ -105,9 +105,8 @@ def import_command(
     On a node it also installs a renewed identity: certificate and key are replaced together.
     """
     now = datetime.now(UTC)
-    issued = authority.import_identity(
-        pki_folder, name, cert_file, key_file, ca_file, now, crl_file=crl_file, broker=for_broker, force=force
-    )
+    given = authority.GivenFiles(cert_file, ca_file, key_file, crl_file)
+    issued = authority.import_identity(pki_folder, name, given, now, broker=for_broker, force=force)
     print_issued(name, issued, as_json=as_json)
 
 

@@ -58,7 +58,7 @@ class NodeFile:
         text = self.path.read_text("utf-8")
         self.differing += differences.of_section(self.path, text, section, key, name, given)
 
-    def add(self, section: str, settings: Mapping[str, Any]) -> None:
+    def add_section(self, section: str, settings: Mapping[str, Any]) -> None:
         """Add a section. Raises ConfigError, and adds nothing, if the file would have a problem."""
         lines = f"[[{section}]]\n{answers.section_text(settings)}"
         self.replace(f"{self.path.read_text('utf-8')}\n{lines}")

@@ -140,10 +140,10 @@ class Setup:
         settings |= {"ca_file": "pki/ca.pem", "cert_file": f"pki/zones/{self.zone}.pem"}
         settings["key_file"] = f"pki/zones/{self.zone}.key"
         if not is_there:
-            self.node_file.add("broker", settings)
+            self.node_file.add_section("broker", settings)
         if peer is not None:
             if not has_peer:
-                self.node_file.add("peer", {"broker": settings["name"], **peer})
+                self.node_file.add_section("peer", {"broker": settings["name"], **peer})
             self.left.append(f"try the connection: bsfg peer test {peer['zone']} --config {self.file}")
 
     def _add_sources(self) -> Iterator[str]:
@@ -152,7 +152,7 @@ class Setup:
         for kind in questions.SOURCES:
             for source in self.given.get(kind, []):
                 try:
-                    steps.add(kind, source)
+                    steps.add_source(kind, source)
                 except (SetupFailed, ConfigError, TagMapError) as error:
                     self.left.append(f"add {source.get('name')}, which was not added: {error}")
                     yield str(error)

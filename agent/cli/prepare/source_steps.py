@@ -44,7 +44,7 @@ class SourceSteps:
         self._steps, self._bsfg = steps, steps.bsfg
         self._file, self._left, self._exclude = file, left, exclude
 
-    def add(self, kind: str, given: Mapping[str, Any]) -> None:
+    def add_source(self, kind: str, given: Mapping[str, Any]) -> None:
         """Add a new source and test it, again after a failure if an operator is there. Raises SetupFailed."""
         name = str(given.get("name", ""))
         if name in self._file.sources(kind):
@@ -89,7 +89,7 @@ class SourceSteps:
             if not self._file.has(kind, "name", name):  # it has been added if an earlier run was killed
                 found = self._found_by_test(source) if kind == "opcua" else {}
                 settings = {key: value for key, value in source.items() if key not in OWN}
-                self._file.add(kind, {**found, "tags_file": f"tags.d/{name}.csv", **settings})
+                self._file.add_section(kind, {**found, "tags_file": f"tags.d/{name}.csv", **settings})
             if not tags_file.exists():
                 self._browse(name, source, tags_file)
             self._name_apart(name, source, tags_file)

@@ -52,7 +52,7 @@ class PollGrid:
         """The time of the next slot."""
         return min(self._start_ns + number * interval * MS for interval, number in self._next.items())
 
-    def take(self, now_ns: int) -> Slot:
+    def take_slot(self, now_ns: int) -> Slot:
         """Return and consume the slots that are due."""
         due: set[int] = set()
         missed: list[Missed] = []

@@ -118,7 +118,10 @@ class ModbusSource:
         async with self._line as line:
             # Before the grid begins there is time for the search: most refusals are found here.
             await self._poll_all(line, self._intervals(), time.monotonic_ns() + FIRST_POLL_NS)
-            if not await self._has_life(line):
+            is_alive = not all(unit.is_silent for unit in self._units)
+            for unit in self._units[:UNITS_ASKED_AGAIN]:
+                is_alive = is_alive or await self._answers(line, unit)
+            if not is_alive:
                 none = f"{settings.where} accepts connections but none of its units"
                 raise SourceLost(self._silence_text(line, none, ""))
             self.read_tags = partial(read_tags_over, line, settings)
@@ -146,10 +149,12 @@ class ModbusSource:
         units = {unit.unit_id: unit for unit in known}
         for unit_id, part in by_unit.items():
             if unit_id in units:
-                units[unit_id].want(part)
+                units[unit_id].want_registers(part)
             else:
                 units[unit_id] = Unit(unit_id, part, limits, pauses)
-                units[unit_id].learn({span: code for span, code in self._learned.items() if span.unit_id == unit_id})
+                units[unit_id].learn_refused(
+                    {span: code for span, code in self._learned.items() if span.unit_id == unit_id}
+                )
         return [units[unit_id] for unit_id in sorted(by_unit)]
 
     def _remembered(self) -> Mapping[Span, int]:
@@ -198,7 +203,7 @@ class ModbusSource:
         while True:
             await asyncio.sleep(max(0, grid.next_ns() - time.monotonic_ns()) / 1e9)
             now_ns = time.monotonic_ns()
-            slot = grid.take(now_ns)
+            slot = grid.take_slot(now_ns)
             self.polls_late_total += slot.late
             if slot.missed:
                 refused = self._delivery.recorder.refused_total != refused_before
@@ -212,15 +217,6 @@ class ModbusSource:
                 raise SourceLost(self._silence_text(line, f"none of the units at {self._settings.where}", " any more"))
             await self._ask_silent(line)
             await line.end_poll()
-
-    async def _has_life(self, line: Line) -> bool:
-        """Whether a unit answers after the first poll of a life, if need be when it is asked again."""
-        if not all(unit.is_silent for unit in self._units):
-            return True
-        for unit in self._units[:UNITS_ASKED_AGAIN]:
-            if await self._answers(line, unit):
-                return True
-        return False
 
     def _silence_text(self, line: Line, none: str, since: str) -> str:
         """Why the source is lost if no unit answers."""

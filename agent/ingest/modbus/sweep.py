@@ -165,7 +165,7 @@ class Sweep:
             self._conclude(asked)
         else:
             self._refusals += 1
-            self._unit.note(Finding(asked, code, self._unit.place(asked)), self._now_ns)
+            self._unit.note_finding(Finding(asked, code, self._unit.place(asked)), self._now_ns)
 
     def _judge(self, planned: Planned, code: int) -> None:
         """A read of the plan was refused."""
@@ -194,7 +194,9 @@ class Sweep:
         """A read joins reads that were answered, and is refused: search for the reason, while the parts go on being
         read."""
         if not self._unit.place(planned.read.span):  # otherwise the value would be parked
-            self._unit.note(Finding(planned.read.span, code), self._now_ns)  # until the search finds a shorter span
+            self._unit.note_finding(
+                Finding(planned.read.span, code), self._now_ns
+            )  # until the search finds a shorter span
         searched = {register for segment in self._unit.suspects for register in segment.registers()}
         if searched.isdisjoint(planned.read.registers):
             segment = Segment.of(planned.read.registers, code, is_refused=True)
@@ -209,7 +211,7 @@ class Sweep:
         """Learn what a segment has found, and remove it when it is done."""
         for finding in segment.take_findings():
             self._is_changed = True
-            if self._unit.note(finding, self._now_ns):
+            if self._unit.note_finding(finding, self._now_ns):
                 self.parked.append((self._unit.place(finding.span), finding.code))
         if segment.is_done:
             self._is_changed = True
@@ -217,7 +219,7 @@ class Sweep:
 
     def _give_back(self, span: Span) -> bool:
         """The unit answered a span. True if it was refused before."""
-        if not self._unit.forget(span):
+        if not self._unit.forget_refused(span):
             return False
         self._is_changed = True
         self.returned.append(self._unit.place(span))

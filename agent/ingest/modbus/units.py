@@ -82,9 +82,9 @@ class Unit:
         self._silent: RefusedSpan | None = None
         self._unanswered_at_ns = 0  # when an unanswered read may be made again: it costs a time-out
         self._questions = 0
-        self.want(points)
+        self.want_registers(points)
 
-    def want(self, points: Mapping[int, Register]) -> None:
+    def want_registers(self, points: Mapping[int, Register]) -> None:
         """Read these values from now on. Its silence and its refused spans stay known."""
         before = self.tags
         self.tags = {register: tag for tag, register in points.items()}
@@ -206,7 +206,7 @@ class Unit:
         """The refused spans with their exceptions."""
         return {span: refused.code for span, refused in self._refused.items()}
 
-    def learn(self, refused: Mapping[Span, int]) -> None:
+    def learn_refused(self, refused: Mapping[Span, int]) -> None:
         """Take over the refused spans of an earlier process. Each is requested again soon."""
         for span, code in refused.items():
             self._refused[span] = RefusedSpan(code, 0, 0)
@@ -223,7 +223,7 @@ class Unit:
         self._unmarked = set()
         return found
 
-    def note(self, finding: Finding, now_ns: int) -> bool:
+    def note_finding(self, finding: Finding, now_ns: int) -> bool:
         """Learn a finding. True if it parks a value."""
         span = finding.span
         known = self._refused.get(span)
@@ -240,7 +240,7 @@ class Unit:
                 self._unmarked.add(span)
         return known is None and is_needed
 
-    def forget(self, span: Span) -> bool:
+    def forget_refused(self, span: Span) -> bool:
         """The unit answers this span. True if it was refused before."""
         if self._refused.pop(span, None) is None:
             return False

@@ -67,7 +67,7 @@ class AbsentTags:
         if stream in self._searched:
             self._searched[stream] = {tag: span for tag, span in self._searched[stream].items() if tag in tags}
 
-    def note(self, stream: str, first_offset: int, last_offset: int, rows: Iterable[LatestRow]) -> None:
+    def note_search(self, stream: str, first_offset: int, last_offset: int, rows: Iterable[LatestRow]) -> None:
         """Record the result of a search; entries of other tags stay."""
         known = self._searched.setdefault(stream, {})
         for row in rows:
@@ -120,7 +120,7 @@ def find_latest_in_stream(
         for tag in appeared:  # search again: the skipped batches may hold the `as_of` of its source
             del known[tag]
     if not scanner.counters.holes_total:
-        absent.note(stream, first_offset, end_offset, rows)
+        absent.note_search(stream, first_offset, end_offset, rows)
     return [row for row in rows if row.latest is not None]
 
 
@@ -159,7 +159,7 @@ def _chains(scanner: Scanner, zone_max: int | None = None) -> tuple[list[Chain],
     dictionary, found, left, skipped = scanner.dictionary, list[Chain](), dict[str, int](), set[str]()
     for zone, end in reversed(dictionary.ends()):
         if zone_max is not None and zone in left and end.count > left[zone]:
-            dictionary.forget(zone, end)
+            dictionary.forget_chain(zone, end)
             skipped.add(zone)
             continue
         left[zone] = (zone_max or 0) if zone not in left else left[zone] - end.count
@@ -220,4 +220,4 @@ def _look(scanner: Scanner, search: LatestSearch, arrival: Arrival, summary: Bat
             scanner.counters.add_hole(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
             continue
         scanner.counters.batches_opened += 1
-        search.look(arrival._replace(offset=stored.first_offset), chain, samples)
+        search.look_into(arrival._replace(offset=stored.first_offset), chain, samples)

@@ -139,7 +139,7 @@ class LatestSearch:
         """Whether a batch with these definitions can hold a tag that is still searched for."""
         return bool(self._open.get(chain))
 
-    def look(self, batch: Arrival, chain: Chain, samples: Unpacked) -> None:
+    def look_into(self, batch: Arrival, chain: Chain, samples: Unpacked) -> None:
         """Look for the tags in a batch; `batch` is the arrival of its first fact."""
         sought, tags = self._open.get(chain, {}), samples.all_tags()
         if sought.keys().isdisjoint(tags):

@@ -65,7 +65,7 @@ class Dictionary:
         """All chains: zone and last definition, in the order in which they were stored."""
         return self._reader.definition_ends()
 
-    def forget(self, zone: str, definitions: Definitions) -> None:
+    def forget_chain(self, zone: str, definitions: Definitions) -> None:
         """Drop a chain."""
         self._chains[zone] = [chain for chain in self._chains.get(zone, ()) if not chain.has(definitions)]
 

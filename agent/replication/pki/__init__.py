@@ -69,7 +69,7 @@ from agent.replication.pki.files import (
 )
 from agent.replication.pki.identity import Identity, IdentityWatcher
 from agent.replication.pki.problem import PkiError, Problem
-from agent.replication.pki.renewal import import_identity, renew, roll_back
+from agent.replication.pki.renewal import GivenFiles, import_identity, renew, roll_back
 from agent.replication.pki.requests import Request, make_request, request_fingerprint, sign_request
 from agent.replication.pki.revocation import IssuedRecord, list_issued, reissue_crl, revoke
 from agent.replication.pki.signers import (

@@ -177,29 +177,30 @@ def roll_back(folder: Path, name: str, now: datetime, *, broker: bool = False) -
     return files.issued(now)
 
 
+@dataclass(frozen=True, slots=True)
+class GivenFiles:
+    """What an authority hands over: a certificate, its roots, and their lists. Without a key it is that of the last
+    request."""
+
+    cert_file: Path
+    ca_file: Path
+    key_file: Path | None = None
+    crl_file: Path | None = None
+
+
 def import_identity(
-    folder: Path,
-    name: str,
-    cert_file: Path,
-    key_file: Path | None,
-    ca_file: Path,
-    now: datetime,
-    *,
-    crl_file: Path | None = None,
-    broker: bool = False,
-    force: bool = False,
+    folder: Path, name: str, given: GivenFiles, now: datetime, *, broker: bool = False, force: bool = False
 ) -> Issued:
-    """Import an identity made by an authority into a node's or broker's folder, after checking it. With `key_file` None
-    the key is that of the last request. Raises PkiError.
+    """Import an identity made by an authority into a node's or broker's folder, after checking it. Raises PkiError.
 
     `bsfg broker config` and `bsfg pki show` then use the folder like an authority's; it cannot sign certificates.
     """
+    cert_file, ca_file, crl_file = given.cert_file, given.ca_file, given.crl_file
     files = identity_files(folder, name, broker=broker)
     requested = files.in_subfolder("requested")
-    if key_file is None:
-        key_file = requested.key_file
-        if not key_file.exists():
-            raise PkiError(f"there is no request of {name} in {folder}", "make one (bsfg pki request), or give --key")
+    key_file = given.key_file or requested.key_file
+    if given.key_file is None and not key_file.exists():
+        raise PkiError(f"there is no request of {name} in {folder}", "make one (bsfg pki request), or give --key")
     problems = _problems(cert_file, key_file, ca_file, name, now, broker=broker)
     if crl_file is not None:
         problems += check_crl(crl_file, ca_file, now=now) + check_not_revoked(cert_file, crl_file)

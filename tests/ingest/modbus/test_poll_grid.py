@@ -12,27 +12,27 @@ def test_intervals_that_fall_together_are_one_poll() -> None:
     taken = []
     for _ in range(6):
         now_ns = grid.next_ns()
-        taken.append((now_ns // (1_000 * MS), sorted(grid.take(now_ns).due)))
+        taken.append((now_ns // (1_000 * MS), sorted(grid.take_slot(now_ns).due)))
     assert taken == [(1, [1000]), (2, [1000]), (3, [1000]), (4, [1000]), (5, [1000, 5000]), (6, [1000])]
 
 
 def test_a_slot_is_late_up_to_half_an_interval_and_then_missed() -> None:
     """Each keeps its place in the grid: what follows a late poll is not late itself."""
     grid = PollGrid([1_000], 0)
-    assert grid.take(1_090 * MS) == Slot(frozenset({1_000}), 0, ())
-    assert grid.take(2_400 * MS) == Slot(frozenset({1_000}), 1, ())
+    assert grid.take_slot(1_090 * MS) == Slot(frozenset({1_000}), 0, ())
+    assert grid.take_slot(2_400 * MS) == Slot(frozenset({1_000}), 1, ())
     assert grid.next_ns() == 3_000 * MS
-    assert grid.take(5_600 * MS) == Slot(frozenset(), 0, (Missed(1_000, 3, 3_000 * MS, 5_000 * MS),))
+    assert grid.take_slot(5_600 * MS) == Slot(frozenset(), 0, (Missed(1_000, 3, 3_000 * MS, 5_000 * MS),))
     assert grid.next_ns() == 6_000 * MS
 
 
 def test_a_new_interval_begins_with_its_next_slot() -> None:
     """Nothing is missed by an interval that was not asked for; the others go on as they were."""
     grid = PollGrid([1_000], 0)
-    grid.take(1_000 * MS)
+    grid.take_slot(1_000 * MS)
     grid.keep([1_000, 300], 1_500 * MS)
     assert grid.next_ns() == 1_800 * MS
-    assert grid.take(1_800 * MS).missed == ()
+    assert grid.take_slot(1_800 * MS).missed == ()
 
 
 @given(st.sets(st.integers(10, 5_000), min_size=1, max_size=3), st.lists(st.integers(0, 20_000), max_size=30))
@@ -43,7 +43,7 @@ def test_every_slot_is_polled_or_missed_once(intervals: set[int], pauses: list[i
     counted = dict.fromkeys(intervals, 0)
     for pause_ms in pauses:
         now_ns = max(now_ns, grid.next_ns()) + pause_ms * MS
-        slot = grid.take(now_ns)
+        slot = grid.take_slot(now_ns)
         for interval in slot.due:
             counted[interval] += 1
         for missed in slot.missed:

@@ -99,7 +99,7 @@ def test_a_new_row_that_is_refused_leaves_proven_reads_alone() -> None:
         wanted = [register(address) for address in range(60)]
         unit, device = unit_of(wanted), Device({60: code})
         poll(unit, device)
-        unit.want(dict(enumerate([*wanted, register(60)], 1)))
+        unit.want_registers(dict(enumerate([*wanted, register(60)], 1)))
         for number in range(1, 20):
             done = poll(unit, device, number * S)
             assert set(done.values) == set(wanted), (code, number)

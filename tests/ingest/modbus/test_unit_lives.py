@@ -53,14 +53,14 @@ class Life:
         """Other rows in the tag file."""
         kept = [one for one in self.wanted if self.random.random() < 0.8]
         self.wanted = list(dict.fromkeys(kept + self.registers(self.random.randint(1, 4))))
-        self.unit.want(dict(enumerate(self.wanted, self.now_ns)))
+        self.unit.want_registers(dict(enumerate(self.wanted, self.now_ns)))
         self.device.bad.clear()
 
     def restart(self) -> None:
         """Another process, with what this one has learned."""
         refused = self.unit.refused_spans()
         self.unit = self.made()
-        self.unit.learn(refused)
+        self.unit.learn_refused(refused)
         self.device.bad.clear()
 
     def trouble(self) -> None:

@@ -24,7 +24,7 @@ def span_of(one: Register, count: int = 1) -> Span:
 
 def refused(unit: Unit, one: Register, code: int = 2, now_ns: int = 0) -> bool:
     """The unit refuses this register alone."""
-    return unit.note(Finding(span_of(one), code, unit.place(span_of(one))), now_ns)
+    return unit.note_finding(Finding(span_of(one), code, unit.place(span_of(one))), now_ns)
 
 
 def test_pauses_double_up_to_the_longest() -> None:
@@ -84,12 +84,12 @@ def test_a_span_that_no_tag_has_is_asked_for_once_an_hour() -> None:
     """It is refused because of the design of the device, and parks nothing."""
     unit = unit_of([A])
     hole = span_of(B, 5)
-    assert not unit.note(Finding(hole, 2), 0)
+    assert not unit.note_finding(Finding(hole, 2), 0)
     assert unit.parked_count == 0
     assert unit.take_unmarked() == []
     assert unit.due_refused(SPAN_RETRY_NS - 1, 9) == []
     assert unit.due_refused(SPAN_RETRY_NS, 9) == [hole]
-    unit.note(Finding(hole, 2), SPAN_RETRY_NS)
+    unit.note_finding(Finding(hole, 2), SPAN_RETRY_NS)
     assert unit.due_refused(2 * SPAN_RETRY_NS - 1, 9) == []
     assert unit.due_refused(2 * SPAN_RETRY_NS, 9) == [hole]
 
@@ -100,10 +100,10 @@ def test_a_device_that_refuses_at_random_fills_no_memory(monkeypatch: pytest.Mon
     unit = unit_of([A, B], APART)
     refused(unit, A)
     for first in (30, 40, 50):
-        unit.note(Finding(span_of(register(first), 2), 2), 0)
+        unit.note_finding(Finding(span_of(register(first), 2), 2), 0)
     assert not unit.refuses(span_of(register(50), 2))
     assert unit.refuses(span_of(register(40), 2))
-    unit.note(Finding(span_of(register(40), 2), 3), 0)
+    unit.note_finding(Finding(span_of(register(40), 2), 3), 0)
     assert unit.refused_spans()[span_of(register(40), 2)] == 3
     assert refused(unit, B)
 
@@ -111,10 +111,10 @@ def test_a_device_that_refuses_at_random_fills_no_memory(monkeypatch: pytest.Mon
 def test_a_span_that_is_answered_is_forgotten() -> None:
     """A refusal that is over is neither recorded nor asked for; one that was never known changes nothing."""
     unit = unit_of([A])
-    assert not unit.forget(span_of(A))
+    assert not unit.forget_refused(span_of(A))
     assert unit.refused_version == 0
     refused(unit, A)
-    assert unit.forget(span_of(A))
+    assert unit.forget_refused(span_of(A))
     assert unit.refused_version == 2
     assert unit.take_unmarked() == []
     assert unit.due_refused(2**62, 9) == []
@@ -144,7 +144,7 @@ def test_what_an_earlier_process_learned_is_recorded_and_asked_for_at_once() -> 
     """The device may have been mended meanwhile, and no read covers the spans until then."""
     unit = unit_of([register(0), register(1), register(2)])
     unit.plan(DUE)
-    unit.learn({span_of(register(1)): 2, span_of(C): 3})
+    unit.learn_refused({span_of(register(1)): 2, span_of(C): 3})
     assert unit.take_unmarked() == [((register(1),), 2)]
     assert set(unit.due_refused(0, 9)) == {span_of(register(1)), span_of(C)}
     assert [read.read.registers for read in unit.plan(DUE)] == [(register(0),), (register(2),)]
@@ -156,9 +156,9 @@ def test_a_new_tag_map_has_parked_values_recorded_again() -> None:
     refused(unit, A)
     refused(unit, B)
     unit.take_unmarked()
-    unit.want({1: A, 2: B})
+    unit.want_registers({1: A, 2: B})
     assert unit.take_unmarked() == []
-    unit.want({3: A})
+    unit.want_registers({3: A})
     assert unit.take_unmarked() == [((A,), 2)]
     assert unit.all_tags() == [3]
 
@@ -171,12 +171,12 @@ def test_reads_keep_what_is_known_of_them_and_get_the_new_numbers() -> None:
     unit.proven |= {A, B}
     unit.replan()
     assert unit.plan(DUE)[0] is first
-    unit.want({7: A, 8: B})
+    unit.want_registers({7: A, 8: B})
     again, other = unit.plan(DUE)
     assert [(one.read, one.is_proven) for one in (again, other)] == [(first.read, True), (second.read, False)]
     assert [one.decoder.decode(b"\0\1", 0).tags for one in (again, other)] == [[7], [8]]
     assert unit.proven == {A, B}
-    unit.want({8: B})
+    unit.want_registers({8: B})
     assert unit.proven == {B}
     assert [one.read for one in unit.plan(DUE)] == [second.read]
 
@@ -186,7 +186,7 @@ def test_another_value_on_the_same_addresses_makes_another_read() -> None:
     unit = unit_of([A])
     unit.plan(DUE)[0].is_proven = True
     signed = replace(A, kind=value_type("int16", "ABCD"))
-    unit.want({1: A, 2: signed})
+    unit.want_registers({1: A, 2: signed})
     (planned,) = unit.plan(DUE)
     assert planned.decoder.decode(b"\xff\xff", 0).values == [65535, -1]
     assert not planned.is_proven
@@ -217,7 +217,7 @@ def test_a_search_goes_on_for_the_values_that_are_left() -> None:
     unit = unit_of([A, B, C], APART)
     unit.suspects = [Segment.of([A, B], 4, is_refused=False), Segment.of([C], 6, is_refused=False)]
     assert unit.plan(DUE) == [], "a suspect value is in no plan"
-    unit.want({1: B, 2: C})
+    unit.want_registers({1: B, 2: C})
     assert [(segment.waiting(), segment.code) for segment in unit.suspects] == [([B], 4), ([C], 6)]
 
 

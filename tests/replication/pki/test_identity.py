@@ -56,11 +56,6 @@ class Files:
             watching.cancel()
 
 
-def serial(file: Path) -> str:
-    """The serial number of the certificate in the file."""
-    return f"{pki.load_certificates(file)[0].serial_number:x}"
-
-
 async def test_renewed_under_load(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """While facts flow the receiver's identity is renewed three times (new key, same key, rolled back): one reconnect
     each, every fact once and in order; no restart, and the serving side keeps its connection."""

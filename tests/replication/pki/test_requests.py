@@ -37,7 +37,7 @@ def test_a_key_never_leaves_its_node(folder: Path, tmp_path: Path) -> None:
     issued = pki.sign_request(folder, "enterprise", made.request_file, NOW)
     assert issued.certificate.key_sha256 == made.fingerprint_sha256
     secret = made.key_file.read_bytes()
-    mine = pki.import_identity(node, "enterprise", issued.cert_file, None, issued.ca_file, NOW)
+    mine = pki.import_identity(node, "enterprise", pki.GivenFiles(issued.cert_file, issued.ca_file), NOW)
     assert pki.check_identity(mine.cert_file, mine.key_file, mine.ca_file, "enterprise", now=NOW) == []
     assert mine.key_file.read_bytes() == secret
     assert not [file for file in folder.rglob("*") if file.is_file() and secret in file.read_bytes()]
@@ -54,7 +54,7 @@ def test_a_renewal_keeps_what_is_in_force_until_the_import(folder: Path, tmp_pat
         before = sorted(file.read_bytes() for file in (node / "zones").glob("idmz.*"))
         issued = pki.sign_request(folder, "idmz", made.request_file, NOW)
         assert sorted(file.read_bytes() for file in (node / "zones").glob("idmz.*")) == before
-        pki.import_identity(node, "idmz", issued.cert_file, None, issued.ca_file, NOW, force=attempt > 0)
+        pki.import_identity(node, "idmz", pki.GivenFiles(issued.cert_file, issued.ca_file), NOW, force=attempt > 0)
     second = (node / "zones/idmz.key").read_bytes()
     back = pki.roll_back(node, "idmz", NOW)
     assert back.key_file.read_bytes() != second
@@ -123,10 +123,10 @@ def test_a_pending_request_is_not_lost(folder: Path, tmp_path: Path) -> None:
         pki.make_request(node, "idmz")
     pki.make_request(node, "idmz", force=True)
     with pytest.raises(pki.PkiError, match="key does not match"):
-        pki.import_identity(node, "idmz", issued.cert_file, None, issued.ca_file, NOW)
+        pki.import_identity(node, "idmz", pki.GivenFiles(issued.cert_file, issued.ca_file), NOW)
     assert not (node / "zones/idmz.pem").exists()
     with pytest.raises(pki.PkiError, match="there is no request of plant-a"):
-        pki.import_identity(node, "plant-a", issued.cert_file, None, issued.ca_file, NOW)
+        pki.import_identity(node, "plant-a", pki.GivenFiles(issued.cert_file, issued.ca_file), NOW)
 
 
 # --- the passphrase ---------------------------------------------------------------------------------------------------

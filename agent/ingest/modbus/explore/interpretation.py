@@ -181,9 +181,9 @@ def candidates(words: Mapping[int, int], table: Table, address: int, count: int,
                     yield candidate
             continue
         met = [
-            Candidate(candidate, *_distance(candidate, wanted), is_asked)
+            Candidate(reading, *_distance(reading, wanted), is_asked)
             for found in interpretations(words, table, start)
-            for candidate in _meeting(found, wanted)
+            for reading in _meeting(found, wanted)
         ]
         yield from _merged(met)
 
