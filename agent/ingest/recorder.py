@@ -14,8 +14,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from agent.columns import SampleColumns
 from agent.ingest.clock import Span
@@ -60,11 +61,41 @@ class _Flight:
         return self.future is not None and self.future.done() and self.future.exception() is None
 
 
-class _Completion(NamedTuple):
-    """Parts of a source are complete up to these times when so many flights are settled."""
+class _Completeness:
+    """Up to when the parts of a source are complete, as stored and to be stored."""
 
-    settled_total: int
-    parts: dict[str, Stored]
+    def __init__(self) -> None:
+        self.parts: dict[str, Stored] = {}  # as stored, or on its way
+        self._waiting: tuple[int, dict[str, Stored]] | None = None  # for so many flights to be settled
+        self._stored: Future[Any] | None = None
+        self._due_s = 0.0
+
+    def due(self, parts: Mapping[str, Stored], taken: int, settled: int) -> dict[str, Stored | None]:
+        """What to store now, as it was noted when so many flights were taken that are all settled; None: the part is no
+        longer known. Notes these parts for one of the next calls."""
+        if self._waiting is None:
+            if time.monotonic() >= self._due_s:
+                self._waiting = taken, dict(parts)
+            return {}
+        count, noted = self._waiting
+        if settled < count or (self._stored is not None and not self._stored.done()):
+            return {}
+        self._waiting = None
+        if self._stored is not None and self._stored.exception() is not None:
+            self.parts = dict.fromkeys(self.parts, Stored(0))  # all of it again
+        changed: dict[str, Stored | None] = {
+            part: known for part, known in noted.items() if self.parts.get(part) != known
+        }
+        return changed | dict.fromkeys(self.parts.keys() - noted.keys())
+
+    def store(self, changed: Mapping[str, Stored | None], stored: Future[Any]) -> None:
+        """These parts are on their way to the store."""
+        self._stored, self._due_s = stored, time.monotonic() + COMPLETE_INTERVAL_S
+        for part, known in changed.items():
+            if known is None:
+                self.parts.pop(part, None)
+            else:
+                self.parts[part] = known
 
 
 class Recorder:
@@ -89,10 +120,7 @@ class Recorder:
         self._gaps = GapLog()
         self._gaps_due_s = 0.0
         self._taken_total = self._settled_total = 0  # flights
-        self._completion: _Completion | None = None  # that waits for its flights
-        self._complete: dict[str, Stored] = {}  # as stored, or on its way
-        self._completing: Future[Any] | None = None
-        self._complete_due_s = 0.0
+        self._complete = _Completeness()
         self.samples_total = 0
         self.lost_total = 0
         self.refused_total = 0
@@ -192,32 +220,18 @@ class Recorder:
 
     def continue_from(self, parts: Mapping[str, Stored]) -> None:
         """An earlier process has stored this."""
-        self._complete = dict(parts)
+        self._complete.parts.update(parts)
 
     async def note_complete(self, parts: Mapping[str, Stored]) -> None:
         """Store up to when the parts of the source are complete, as soon as everything that was handed in until now is
-        committed and no gap is waiting. Called regularly; at most one record a second is made."""
+        committed, and no gap is waiting. Called regularly; at most one record a second is made."""
         await self._settle_done()
-        waiting = self._completion
-        if waiting is not None and self._settled_total >= waiting.settled_total and not self._gaps:
-            self._completion = None
-            self._store_complete(waiting.parts)
-        elif waiting is None and not self._gaps and time.monotonic() >= self._complete_due_s:
-            self._completion = _Completion(self._taken_total, dict(parts))
-
-    def _store_complete(self, parts: dict[str, Stored]) -> None:
-        done = self._completing
-        if done is not None and (not done.done() or done.exception() is not None):
-            self._complete.clear()  # not known to be stored: all of it again
-        changed: dict[str, Stored | None] = {
-            part: known for part, known in parts.items() if self._complete.get(part) != known
-        }
-        changed |= dict.fromkeys(self._complete.keys() - parts.keys())
-        try:
-            self._completing = self._store.set_completeness(self.source, changed)
-        except self._refusals:
+        if self._gaps:
             return
-        self._complete, self._complete_due_s = parts, time.monotonic() + COMPLETE_INTERVAL_S
+        changed = self._complete.due(parts, self._taken_total, self._settled_total)
+        if changed:
+            with suppress(*self._refusals):
+                self._complete.store(changed, self._store.set_completeness(self.source, changed))
 
     async def append_fact(self, message: Message) -> None:
         """Append an operational fact. Returns when it is committed. Waits while the store refuses."""

@@ -89,6 +89,10 @@ class Kept(NamedTuple):
 class OpcuaSource:
     """One server. The object exists across connections."""
 
+    read_tags = None  # a command can open a second session
+    remarks = ""
+    polls_missed_total = polls_late_total = 0  # nothing is polled
+
     def __init__(
         self,
         settings: OpcuaSourceSettings,
@@ -98,8 +102,6 @@ class OpcuaSource:
     ) -> None:
         self._settings, self._delivery = settings, delivery
         self.backfill, self.events = backfill, events
-        self.read_tags = None  # a command can open a second session
-        self.remarks = ""
         size = max(2, settings.buffer_values_max // NOTIFICATIONS_PER_PUBLISH_MAX)
         self._buffer: asyncio.Queue[Buffered] = asyncio.Queue(maxsize=size)
         self._clock, self._losses = SourceClock(), Losses()
@@ -119,7 +121,6 @@ class OpcuaSource:
         self._publisher: Publisher | None = None
         self._sequencer = Sequencer()
         self._unreadable_due_s = 0.0
-        self.polls_missed_total = self.polls_late_total = 0  # nothing is polled
 
     @property
     def alive_s(self) -> float:

@@ -96,10 +96,9 @@ class EventCollector:
         self._settings, self._recorder = settings, recorder
         self._notifiers = dict(enumerate(settings.event_notifiers, 1))
         # The Server object sends the events about a refresh. If it is not configured, it is monitored for these only.
-        self._refresh_handle = 0 if SERVER_OBJECT in self._notifiers.values() else len(self._notifiers) + 1
         self._nodes = {**self._notifiers}
-        if self._refresh_handle:
-            self._nodes[self._refresh_handle] = SERVER_OBJECT
+        if SERVER_OBJECT not in self._notifiers.values():
+            self._nodes[len(self._notifiers) + 1] = SERVER_OBJECT
         self._buffer: asyncio.Queue[_Arrived] = asyncio.Queue(maxsize=BUFFER_PUBLICATIONS_MAX)
         self._unbuffered: _Arrived | None = None  # waiting for room when the session ended
         self._unrecorded: _Arrived | None = None  # taken out of the buffer when the session ended
@@ -110,8 +109,7 @@ class EventCollector:
         self._events_total = 0
         self._complete: Moment | None = None  # up to when all events are delivered; None: not known
         self._last_event_ns = 0
-        self._missing_since: Moment | None = None  # since when events are missing; None: none are
-        self._missing_why = event_loss.SUBSCRIPTION_LOST
+        self._missing: tuple[Moment, str] | None = None  # since when events are missing, and why; None: none are
         self.clock = SourceClock()  # replaced by that of the source
         self._publisher: Publisher | None = None
         self._begin_subscription(0)
@@ -119,7 +117,8 @@ class EventCollector:
     def _begin_subscription(self, number: int, slower: float = 1.0) -> None:
         """Replace everything of the previous subscription, except the time since which events are missing. `slower`:
         the revised time between keep-alives divided by the requested one."""
-        self._missing_since = self._missing_since or self._complete
+        if self._missing is None and self._complete is not None:
+            self._missing = self._complete, event_loss.SUBSCRIPTION_LOST
         self._subscription = _Subscription(number, slower * self._settings.liveness_timeout_ms / 1000)
         self._plan = ItemPlan(self._nodes, 1, self._settings.parked_retry_ms * MS)
         self._conditions.abandon()
@@ -128,7 +127,7 @@ class EventCollector:
         """No process of this node ran since its events were complete; if that is not known, since its values were."""
         known = stored.get(EVENTS_PART, stored.get(""))
         if known is not None:
-            self._missing_since, self._missing_why = Moment(known.complete_ns), AGENT_STOPPED
+            self._missing = Moment(known.complete_ns), AGENT_STOPPED
 
     @property
     def kept_ids(self) -> list[int]:
@@ -215,10 +214,10 @@ class EventCollector:
 
     def _declare_missed(self, now: Moment) -> None:
         """Declare the events missed before this subscription, if any were."""
-        since, self._missing_since = self._missing_since, None
-        if since is not None:
-            self._declare(self._missing_why, since, now, 0)
-            self._missing_why = event_loss.SUBSCRIPTION_LOST
+        missing, self._missing = self._missing, None
+        if missing is not None:
+            since, why = missing
+            self._declare(why, since, now, 0)
 
     async def _note_missing(self, session: Session, missing: Missing) -> None:
         """A publication did not arrive, and the server does not hold it any more."""
@@ -235,7 +234,7 @@ class EventCollector:
             except TimeoutError:
                 await self._recorder.settle()
                 await self._recorder.flush_gaps()
-                if self._complete is not None and self._missing_since is None and self._subscription.is_read:
+                if self._complete is not None and self._missing is None and self._subscription.is_read:
                     await self._recorder.note_complete({EVENTS_PART: self.clock.stored(self._complete)})
                 continue
             await self._learn_types(arrived.content.events, session, service)
@@ -264,7 +263,7 @@ class EventCollector:
     def _is_wanted(self, event: Event) -> bool:
         """Whether an event is of a configured node and severe enough. A known condition is followed to its end,
         whatever the severity."""
-        if event.handle == self._refresh_handle:
+        if event.handle not in self._notifiers:
             return False
         severity = event.fields.get("severity", 1_000)
         return severity >= self._settings.events_severity_min or self._conditions.knows(event)
@@ -388,7 +387,7 @@ class EventCollector:
             index = node.index(await session.namespaces())
             status = quality.BAD_NODE_ID_UNKNOWN
             if index is not None:
-                types = REFRESH_EVENTS if handle == self._refresh_handle else ()
+                types = () if handle in self._notifiers else REFRESH_EVENTS
                 expect = partial(subscription.fields.__setitem__, handle)
                 found = await service.create_item(subscription.id, handle, node, index, expect, types)
                 status = found.status
