@@ -81,6 +81,15 @@ class Account:
         return [one for one in self.lost if not any(first <= one.time_ns <= last for first, last in spans)]
 
     @property
+    def declared_s(self) -> float:
+        """How long the gap facts last; what is in several of them counts once."""
+        total_ns, end_ns = 0, 0
+        for gap in sorted(self.gaps):
+            total_ns += max(0, gap.last_ns - max(gap.first_ns, end_ns))
+            end_ns = max(end_ns, gap.last_ns)
+        return total_ns / 1e9
+
+    @property
     def twice(self) -> list[int]:
         """Times under which there is more than one good value."""
         counts = Counter(one.time_ns for one in self.stored if one.quality == 0)

@@ -91,7 +91,7 @@ def test_an_outage_is_filled(server: ForeignServer, tmp_path: Path) -> None:
                 await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
                 await away(server, run, 40)
                 said = await wait_filled(run, outage)
-                assert (said["cause"], said["tags_without_history"], said["tags"]) == ("outage", 1, ["tag:f/plain"])
+                assert (said["cause"], said["tags_without_history"], said["tags"]) == ("gap", 1, ["tag:f/plain"])
                 assert said["values"] > 100
                 await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap open")
             await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)

@@ -27,9 +27,11 @@ from tests.waiting import wait_until_async
 
 HOUR_MS, SOON_MS = 3_600_000, 5_000
 RECOVERY_S = 60.0
+DECLARED_TOO_LONG_S = 15.0  # by each trouble, beside three times what was lost
 PLAIN = [f"plain_{i}" for i in range(3)]
 KEPT = [f"kept_{i}" for i in range(3)]
-VARIABLES = [{"name": name, "type": "Int32", "period_ms": 50, "history": name in KEPT} for name in PLAIN + KEPT]
+PERIOD_MS = 50
+VARIABLES = [{"name": name, "type": "Int32", "period_ms": PERIOD_MS, "history": name in KEPT} for name in PLAIN + KEPT]
 
 Trouble = Callable[[ForeignServer, random.Random, float], Awaitable[None]]
 
@@ -233,7 +235,12 @@ def test_every_value_is_stored_or_declared(tmp_path: Path, stack: Stack, names: 
             finally:
                 await agent.stop()
             for name in names:
-                judge(name, account(server, tmp_path, name))
+                found = account(server, tmp_path, name)
+                judge(name, found)
+                if name in PLAIN:  # of the others nothing is lost in the end
+                    lost_s = len(found.lost) * PERIOD_MS / 1000
+                    print(f"{name}: lost for {lost_s:.1f} s, declared for {found.declared_s:.1f} s")
+                    assert found.declared_s <= 3 * lost_s + DECLARED_TOO_LONG_S * rounds
             if events:
                 judge_events(server, tmp_path)
 
