@@ -242,8 +242,10 @@ class OpcuaSource:
         if session.url != self._servers.url:  # another server is read from now on
             self._step, self._kept = Step.REBUILD, None
             return
-        has_broken = session.lost.done() and self._step is Step.REBUILD  # it may have left something at the server
-        self._step = next_step(self._step, Outcome.PROVEN if self._is_proven or has_broken else Outcome.SILENT)
+        # The connection broke: something may have been left at the server. It is cancelled where another task failed.
+        has_broken = session.lost.done() and not session.lost.cancelled()
+        may_keep = self._is_proven or (has_broken and self._step is Step.REBUILD)
+        self._step = next_step(self._step, Outcome.PROVEN if may_keep else Outcome.SILENT)
         if session.start is None:
             self._step = Step.REBUILD
         if session.library.ending is Ending.CLOSE:
