@@ -66,6 +66,7 @@ class _Completeness:
 
     def __init__(self) -> None:
         self.parts: dict[str, Stored] = {}  # as stored, or on its way
+        self._noted: dict[str, Stored] = {}
         self._waiting: tuple[int, dict[str, Stored]] | None = None  # for so many flights to be settled
         self._stored: Future[Any] | None = None
         self._due_s = 0.0
@@ -73,9 +74,10 @@ class _Completeness:
     def due(self, parts: Mapping[str, Stored], taken: int, settled: int) -> dict[str, Stored | None]:
         """What to store now, as it was noted when so many flights were taken that are all settled; None: the part is no
         longer known. Notes these parts for one of the next calls."""
+        self._noted = dict(parts)
         if self._waiting is None:
             if time.monotonic() >= self._due_s:
-                self._waiting = taken, dict(parts)
+                self._waiting = taken, self._noted
             return {}
         count, noted = self._waiting
         if settled < count or (self._stored is not None and not self._stored.done()):
@@ -83,6 +85,13 @@ class _Completeness:
         self._waiting = None
         if self._stored is not None and self._stored.exception() is not None:
             self.parts = dict.fromkeys(self.parts, Stored(0))  # all of it again
+        return self._changed(noted)
+
+    def last(self) -> dict[str, Stored | None]:
+        """What to store at the end, when everything is settled."""
+        return self._changed(self._noted) if self._noted else {}
+
+    def _changed(self, noted: Mapping[str, Stored]) -> dict[str, Stored | None]:
         changed: dict[str, Stored | None] = {
             part: known for part, known in noted.items() if self.parts.get(part) != known
         }
@@ -232,6 +241,13 @@ class Recorder:
         if changed:
             with suppress(*self._refusals):
                 self._complete.store(changed, self._store.set_completeness(self.source, changed))
+
+    async def end(self) -> None:
+        """Wait until everything handed in is committed, and up to when the source is complete by what was noted
+        last."""
+        await self.drain()
+        if changed := self._complete.last():
+            await self._retry_while_refused(lambda: self._store.set_completeness(self.source, changed))
 
     async def append_fact(self, message: Message) -> None:
         """Append an operational fact. Returns when it is committed. Waits while the store refuses."""

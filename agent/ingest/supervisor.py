@@ -125,6 +125,9 @@ class Events(Protocol):
     def statistics(self) -> tuple[int, int, int, int]:
         """The fields of EventStatistics."""
 
+    async def end(self) -> None:
+        """This process ends: store up to when the events are complete."""
+
 
 class Source(Protocol):
     """The interface of a source, for both protocols."""
@@ -282,7 +285,9 @@ class SourceSupervisor:
             async with timeout(DRAIN_S):
                 if self._source is not None:
                     await self._source.finish()
-                await self._recorder.drain()
+                    if self._source.events is not None:
+                        await self._source.events.end()
+                await self._recorder.end()
         except TimeoutError:
             extra = {"action": "source_not_drained", "source": self.settings.name}
             log.warning("the store took too long to accept the last samples", extra=extra)

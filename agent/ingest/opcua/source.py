@@ -261,6 +261,7 @@ class OpcuaSource:
             await self._deliver(self._note_publication(arrived.header, arrived.content))
         await self._deliver_due()
         await self._take_over_map()
+        await self._note_complete()
         if self.events is not None:
             await self.events.finish()
 

@@ -175,6 +175,11 @@ class EventCollector:
             await self._record(late)
         await self._recorder.drain()
 
+    async def end(self) -> None:
+        """This process ends. Store up to when the events are complete."""
+        await self._note_complete()
+        await self._recorder.end()
+
     # --- receiving ----------------------------------------------------------------------------------------------------
 
     def _route(self, subscription: _Subscription, session: Session) -> Route:
@@ -234,11 +239,14 @@ class EventCollector:
             except TimeoutError:
                 await self._recorder.settle()
                 await self._recorder.flush_gaps()
-                if self._complete is not None and self._missing is None and self._subscription.is_read:
-                    await self._recorder.note_complete({EVENTS_PART: self.clock.stored(self._complete)})
+                await self._note_complete()
                 continue
             await self._learn_types(arrived.content.events, session, service)
             await self._record(arrived)
+
+    async def _note_complete(self) -> None:
+        if self._complete is not None and self._missing is None and self._subscription.is_read:
+            await self._recorder.note_complete({EVENTS_PART: self.clock.stored(self._complete)})
 
     async def _record(self, arrived: _Arrived) -> None:
         self._unrecorded = None  # nothing is awaited until all of it is handed in
