@@ -80,6 +80,7 @@ class HostilePeer:
         self.epoch = self.chance.randbytes(16)
         self.chains = {zone: batch.Link(self.stream, batch.Origin(zone, self.epoch)) for zone in (PEER, OTHER)}
         self.definitions = batch.Definitions()
+        self.texts = list[bytes]()
         self.served = 0
         self.artifacts = dict[str, bytes]()
 
@@ -152,6 +153,12 @@ class HostilePeer:
                 return header | self._digests(request), []
             case "FetchSequences":
                 return self._sequences(request, header)
+            case "GetDefinitions":
+                wanted = request["wanted"][0]
+                runs = [
+                    {"zone": wanted["zone"], "digest": wanted["digest"], "lengths": [len(one) for one in self.texts]}
+                ]
+                return header | {"runs": runs}, self.texts
         raise AssertionError(request)
 
     def _page(self, request: dict[str, Any], header: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
@@ -159,29 +166,27 @@ class HostilePeer:
             return header | error_body("epoch_changed"), []
         named = request.get("trail") or [request.get("after") or {}]
         after = named[-1].get("offset", 0)
-        sealed, entries, definitions, at = [], [], [], after
-        for one, defined in self._batches():
+        sealed, entries, at = self._batches(), [], after
+        for one in sealed:
             count = batch.parse(one).header.count
             entries.append([at + 1, at + count, len(one)])
-            sealed.append(one)
-            definitions += defined
             at += count
         self.served = at
-        page = {"stream": self.stream, "frontier": 0, "end_offset": at, "batches": entries, "definitions": definitions}
+        page = {"stream": self.stream, "frontier": 0, "end_offset": at, "batches": entries}
         page |= {"life": LIFE, "after": named[-1], "lives": [{"offset": at, "life": LIFE}]}
         if request.get("lease") is not None:
             page["lease"] = max(1, request["lease"])
         return header | page, sealed
 
-    def _batches(self) -> list[tuple[bytes, list[dict[str, Any]]]]:
+    def _batches(self) -> list[bytes]:
         """One to three batches that continue their chains, the last of them of messages of the peer itself."""
         found = []
         for _ in range(self.chance.randrange(3)):
             if self.chance.random() < 0.5:
-                found.append((self._messages(self.chance.choice((PEER, OTHER))), []))
+                found.append(self._messages(self.chance.choice((PEER, OTHER))))
             else:
                 found.append(self._samples())
-        return [*found, (self._messages(PEER), [])]
+        return [*found, self._messages(PEER)]
 
     def _messages(self, zone: str) -> bytes:
         link = self.chains[zone]
@@ -203,15 +208,14 @@ class HostilePeer:
         self.chains[zone] = sealed.link
         return sealed.sealed
 
-    def _samples(self) -> tuple[bytes, list[dict[str, Any]]]:
+    def _samples(self) -> bytes:
         number = self.definitions.count + 1
         text = TagDefinition(f"tag:line1/t{number}", unit="bar").to_json()
-        self.definitions = self.definitions.extended(text)
+        self.definitions, self.texts = self.definitions.extended(text), [*self.texts, text]
         rows = [Sample(number, 1_000 * n, value, 0) for n, value in enumerate((1.5, 7, True, "text", b"\x00", None), 1)]
         sealed = batch.seal_samples(self.chains[PEER], rows, self.definitions)
         self.chains[PEER] = sealed.link
-        entry = {"zone": PEER, "epoch": self.epoch.hex(), "number": number, "definition": json.loads(text)}
-        return sealed.sealed, [entry]
+        return sealed.sealed
 
     def _digests(self, request: dict[str, Any]) -> dict[str, Any]:
         link, digest = self.chains[PEER], self.chance.randbytes(16).hex()
@@ -238,13 +242,13 @@ class HostilePeer:
         how = chance.random()
         if how < 0.35:
             return packed(hostile.json_text(chance, written(header)), b"".join(attached))
-        if how < 0.6 and attached:
+        if how < 0.6 and attached and "runs" not in header:
             at = chance.randrange(len(attached))
             attached = [*attached[:at], hostile.sealed(chance, attached[at]), *attached[at + 1 :]]
             return packed(self._with_lengths(header, attached), b"".join(attached))
         if how < 0.9:
             for _ in range(chance.randint(1, 3)):
-                header = self._lying(header)
+                header = self._lying(header, attached)
             return packed(header, b"".join(attached))
         if how < 0.95:
             return packed(header | error_body(chance.choice(list(ERRORS)), chance), b"")
@@ -262,7 +266,7 @@ class HostilePeer:
             at += max(count, 1)
         return header | {"batches": entries}
 
-    def _lying(self, header: dict[str, Any]) -> dict[str, Any]:
+    def _lying(self, header: dict[str, Any], attached: list[bytes]) -> dict[str, Any]:
         """A header with a field that is well formed and untrue."""
         chance, edge = self.chance, self.chance.choice(hostile.EDGES)
         after = header["batches"][0][0] - 1 if header.get("batches") else 0
@@ -285,8 +289,8 @@ class HostilePeer:
             lambda: {"after": {"offset": abs(edge), "life": "ab" * 16}},
             lambda: {"holes": [[after + 1, max(after + 1, edge), chance.choice(HOSTILE_TEXTS)]]},
             lambda: {"batches": [], "holes": [[after + 1, after + 1 + n % 5, "expired"] for n in range(50)]},
-            lambda: {"definitions": [self._definition(number) for number in range(1, chance.choice((2, 5, 300)))]},
-            lambda: {"definitions": [self._definition(edge)]},
+            lambda: {"runs": [self._run([edge])] * chance.choice((1, 5, 300))},
+            lambda: {"runs": [self._run([len(one) for one in attached[:-1]])]},
             lambda: {"ranges": [[f"{PEER}/{chance.randbytes(16).hex()}", edge, edge, "00" * 16, "ff" * 16]] * 3},
             lambda: {"ends": [[edge, "ff" * 16], [1, "00" * 16]]},
             lambda: {"signers": [_certificate(chance)]},
@@ -294,11 +298,10 @@ class HostilePeer:
         ]
         return header | chance.choice(lies)()
 
-    def _definition(self, number: int) -> dict[str, Any]:
+    def _run(self, lengths: list[int]) -> dict[str, Any]:
         zone = self.chance.choice((PEER, OTHER, OWN, "nobody"))
-        text: Any = self.chance.choice(({}, [], {"subject": "tag:a/b"}, {"subject": "x" * 2_000}, "x", 1e308, None))
-        epoch = self.chance.choice((self.epoch, self.chance.randbytes(16))).hex()
-        return {"zone": zone, "epoch": epoch, "number": number, "definition": text}
+        digest = self.chance.choice((self.definitions.digest, self.chance.randbytes(16))).hex()
+        return {"zone": zone, "digest": digest, "lengths": lengths}
 
 
 def _certificate(chance: random.Random) -> str:
@@ -316,7 +319,7 @@ def error_body(code: str, chance: random.Random | None = None) -> dict[str, Any]
 
 
 def written(header: dict[str, Any]) -> bytes:
-    """A header as its bytes; definitions in it stay canonical."""
+    """A header as its bytes."""
     return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
 
 

@@ -127,6 +127,7 @@ def requests() -> list[bytes]:
         messages.GetDigests(stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, ends_max=3),
         messages.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, life=EPOCH),
         messages.GetCursor(consumer_name="idmz.facts"),
+        messages.GetDefinitions(wanted=[messages.WantedDefinitions(zone="plant-a", digest=EPOCH, held=[EPOCH[:16]])]),
         messages.UnregisterConsumer(consumer_name="idmz.facts", lease=3),
         messages.GetBounds(stream=TELEMETRY, position=read),
         messages.ListStreams(),
@@ -168,10 +169,13 @@ def answers() -> list[bytes]:
         (messages.LatestAnswer(**own, stream=TELEMETRY, end_offset=9, queue_depth=0, depth_facts=9, values=[latest]), []),
         (messages.FetchAnswer(**own, stream=TELEMETRY, frontier=3, end_offset=9, omitted=[(4, 6)], holes=[(7, 9, "expired")], life=EPOCH, after=read(3), lives=[read(9)]), []),
     ]  # fmt: skip
+    texts = definitions()
+    run = messages.DefinitionRun(zone="plant-a", digest=EPOCH, lengths=[len(one) for one in texts])
+    found.append((messages.DefinitionsAnswer(**own, runs=[run]), texts))
     for page in pages():
         ends = (page.entries[0][0] - 1, page.entries[-1][1])
         of_log = {"life": EPOCH, "after": read(ends[0]), "lives": [read(ends[1])]}
-        page_fields = {"stream": TELEMETRY, "batches": page.entries, "definitions": page.definitions}
+        page_fields = {"stream": TELEMETRY, "batches": page.entries}
         page_answers = (
             messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **page_fields, **of_log),
             messages.RangeAnswer(**own, end_offset=page.end_offset, **page_fields),

@@ -248,8 +248,9 @@ class Peer {
         if (request.epoch && request.epoch !== this.epoch) return [refusal(header, 'epoch_changed', true), Buffer.alloc(0)];
         if (request.confirm) this.frontiers.set(request.consumer_name, request.confirm.last_offset);
         const frontier = this.frontiers.get(request.consumer_name) || 0;
-        const named = request.trail ? request.trail[request.trail.length - 1] || { offset: 0 } : request.after;
-        const after = named ? named.offset || 0 : frontier;
+        const named = request.trail ? request.trail.find((one) => one.life === this.epoch) || { offset: 0 } : request.after;
+        if (named && named.offset && named.life !== this.epoch) return [refusal(header, 'life_unknown', true), Buffer.alloc(0)];
+        const after = named ? Math.min(named.offset || 0, request.trail ? log.end : Infinity) : frontier;
         if (log.end <= after && request.wait_ms) await log.grown(request.wait_ms);
         if (header.epoch !== this.epoch) { // begun anew meanwhile
             return [refusal({ ...header, epoch: this.epoch }, 'epoch_changed', true), Buffer.alloc(0)];
