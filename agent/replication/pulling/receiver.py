@@ -82,6 +82,7 @@ class Receiver(Generic[Content]):
         self._accepted = trail  # with the pages that are not stored yet
         self._is_placed = bool(trail) or settings.start == "oldest"
         self._names_trail = True  # in the next request
+        self._log_end: Position | None = None  # where the peer's log ends, if that is before our position
         self._answered_sent_ms: int | None = None  # when the request that was answered last was sent
         self._bandwidth = bandwidth
         self._page_size = PageSize(settings.page_bytes_max)
@@ -191,14 +192,15 @@ class Receiver(Generic[Content]):
         names_trail = self._names_trail and self._is_placed
         self._open = OpenFetch(self._last_fetch_id, now_ms, now_ms + timeout_ms, wait_ms, names_trail)
         # What is stored, not what is merely accepted.
-        must_confirm = self.epoch is not None and self.stored_offset > self.frontier
+        confirm = self._log_end or last_of(self._stored)
+        must_confirm = self.epoch is not None and confirm.offset > self.frontier
         self._effects.append(
             Fetch(
                 self._last_fetch_id,
                 self.epoch,
                 last_of(self._accepted) if self._is_placed and not names_trail else None,
                 self._accepted if names_trail else None,
-                last_of(self._stored) if must_confirm else None,
+                confirm if must_confirm else None,
                 wait_ms,
                 self._page_bytes(),
                 self.lease,
@@ -317,6 +319,8 @@ class Receiver(Generic[Content]):
             self._accepted = self._stored = () if page.after == NOTHING_READ else (page.after,)
         # Where the peer's log ends before the position, the next facts follow another one of the trail.
         self._names_trail = page.after[:2] != last_of(self._accepted)[:2]
+        is_stored = any(one.life == page.after.life and one.offset >= page.after.offset for one in self._stored)
+        self._log_end = page.after if self._names_trail and is_stored else None
         self._answered()
         self.is_caught_up = not page.more
         if self._open.wait_ms and now_ms - self._open.sent_ms < self._settings.empty_ms_min:
@@ -334,7 +338,7 @@ class Receiver(Generic[Content]):
             self._stored = (page.after,)
         elif self._is_placed and page.after[:2] != (before := last_of(self._accepted))[:2]:
             self._peer_restored(before, page.after)
-        self._is_placed, self._names_trail = True, False
+        self._is_placed, self._names_trail, self._log_end = True, False, None
         self._accepted = extended(self._accepted, page.lives)
         self._peer_has_more = page.more
         self.is_caught_up = not page.more
