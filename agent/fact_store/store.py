@@ -339,6 +339,10 @@ class FactStore:
         known, number = catalog.streams.get(stream), catalog.origins.get(origin)
         return catalog.held.get((known.id, number), ()) if known and number else ()
 
+    def is_nearly_full(self, stream: str) -> bool:
+        """Whether a stream, the store or the disk is filled to 80 %. From memory."""
+        return self._writer.housekeeping.is_near(self._writer.catalog, stream)
+
     def set_limits(self, bytes_max: int, streams: Sequence[StreamSettings], holds: Mapping[str, ZoneLimit]) -> None:
         """Replace the limit of the store's file, the settings of all streams, and what zones may hold back. They apply
         to new appends and from the next check of retention; an append that already waits keeps its terms."""

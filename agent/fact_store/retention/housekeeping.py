@@ -121,6 +121,15 @@ class Housekeeping:
         nearest = fullest(self._limits(catalog.streams.get(stream) or StreamState(0, stream)))
         return self._has_no_room_for_wal() or (nearest is not None and nearest.is_full)
 
+    def is_near(self, catalog: Catalog, stream: str) -> bool:
+        """Whether a limit of a stream is nearly reached; rows that are still to be deleted count. May be called in any
+        thread."""
+        known, settings = catalog.streams.get(stream) or StreamState(0, stream), self.settings
+        held = known.bytes_total - known.released_bytes
+        bytes_max = self._policy(stream).bytes_max
+        found = limits(held, bytes_max, self.space, settings.bytes_max, settings.disk_free_bytes_min)
+        return any(one.is_near for one in found)
+
     def _make_room(self, transaction: Transaction, stream: StreamState, write: Write) -> bool:
         """Make room for an append to a full stream: release confirmed facts of this stream, and of the others those
         with most facts of zones beyond their share first; then drop the oldest unconfirmed facts of this stream, if its

@@ -5,8 +5,9 @@ Only digests are exchanged for equal facts. Fetched batches are checked like any
 end of the log; damaged ones are put back at their offsets, if the store still has their digests. A fork is recorded as
 an incident and is not repaired.
 
-Facts of this node's present epoch are fetched only to repair damage, never as new facts. Facts of its former epochs are
-fetched if they are missing, because a restore may have lost them. A node with former epochs compares soon after its
+Facts of this node's present epoch are fetched only to repair damage, never as new facts. Other facts of its own are
+fetched if they are missing, because a restore or a lost disk may have taken them: those of epochs that its store knows,
+and, if it signs, all that its key has signed. They are fetched only while there is room. A node compares soon after each
 start, and after it has begun a new epoch.
 """
 
@@ -69,6 +70,8 @@ EPOCH_CHECK_S = 60.0
 """Between two checks whether the store has begun a new epoch. If so, facts that a restore lost are fetched at once."""
 RETRY_S = 600.0
 """Wait after such a comparison has failed."""
+OPENING_S = 60.0, 600.0
+"""The first comparison begins so long after a start, at random: nodes that start together do not compare together."""
 NARROWINGS_MAX = 64
 """Each exchange leaves a 64th of the rest, and sequences have 63 bits: a peer that needs more is inventing batches."""
 
@@ -181,12 +184,13 @@ class AntiEntropy:
         return list(self._counted.values())
 
     async def run(self) -> None:
-        """Compare and repair every `every_hours` until cancelled. The first comparison starts after a random part of
-        that time, so that nodes that start together do not compare together."""
+        """Compare and repair soon after the start, and then every `every_hours`, until cancelled."""
         every_s = self._settings.every_hours * HOUR_S
         if not every_s:
             await asyncio.get_running_loop().create_future()  # until cancelled
-        due_s, wait_s = time.monotonic() + every_s * self._chance(), EPOCH_CHECK_S * self._chance()
+        first_s, last_s = OPENING_S
+        due_s = time.monotonic() + min(every_s, first_s + (last_s - first_s) * self._chance())
+        wait_s = EPOCH_CHECK_S * self._chance()
         recovered = frozenset[bytes]()  # former epochs whose facts were fetched
         while True:
             await asyncio.sleep(max(0.0, min(wait_s, due_s - time.monotonic())))
@@ -249,16 +253,16 @@ class AntiEntropy:
             await asyncio.to_thread(self._scan, stream)
         theirs, is_level = await self._their_ranges(found)
         ours = self._store.held(stream)
-        own_zone, former = self._store.zone, frozenset(self._store.former_epochs)
         for origin, ranges in theirs.items():
             mine = ours.get(origin, ())
             forks = len(found.forks)
             for span in shared(mine, ranges):
                 await self._compare_span(found, origin, span, mine, ranges)
-            is_own = origin.zone == own_zone
-            if len(found.forks) == forks and (not is_own or origin.epoch in former):
+            is_own = origin.zone == self._store.zone
+            if len(found.forks) == forks and (not is_own or self._comes_home(origin)):
                 is_from_start = is_own or stream not in self._settings.begun_late
-                for span in missing(mine, ranges, is_level=is_level, is_from_start=is_from_start):
+                # Own facts are left out of pages, so they are never under way.
+                for span in missing(mine, ranges, is_level=is_level or is_own, is_from_start=is_from_start):
                     await self._note_missing(found, origin, span)
             await self._check_definitions(found, origin, mine, ranges)
         for one in await asyncio.wrap_future(self._store.inbound.damaged(stream)):
@@ -279,6 +283,13 @@ class AntiEntropy:
         else:
             found.missing_artifacts = sum([len(some) async for some in self._artifacts.absent(stream)])
         return found
+
+    def _comes_home(self, origin: Origin) -> bool:
+        """Whether lost facts of this own origin are taken back. A peer can invent facts of an epoch that this store does
+        not know, but not their signature."""
+        if origin.epoch in self._store.former_epochs:
+            return True
+        return self._store.signer is not None and origin.epoch != self._store.epoch
 
     def _scan(self, stream: str) -> None:
         """Read the whole stream, so that the store detects damage. Runs in a thread."""
@@ -448,6 +459,10 @@ class AntiEntropy:
         peer, stored = self._settings.peer_zone, 0
         if not self._store.inbound.trail(peer, found.stream):
             return  # nothing has been pulled yet: the pull will fetch everything
+        is_own = origin.zone == self._store.zone
+        if is_own and self._store.is_nearly_full(found.stream):
+            found.refuse(f"{origin}: own facts stay at {peer}, because the store is nearly full")
+            return
         async for _, judged in self._pages(found, origin, span):
             is_whole = await self._artifacts.fetch(judged.batches)
             put = partial(self._put, found.stream, judged)
@@ -457,6 +472,8 @@ class AntiEntropy:
                 found.refuse(f"{origin}: {span_text} declined: {one.reason}")
             if not is_whole:
                 await self._artifacts.fetch(judged.batches)
+            if is_own and self._store.is_nearly_full(found.stream):
+                break  # the rest is fetched by another comparison
         found.repaired_facts += stored
         found.repaired_ranges += stored > 0
 

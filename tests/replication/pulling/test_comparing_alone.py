@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreBusy
 from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
@@ -45,11 +46,14 @@ from agent.replication.pulling.anti_entropy import (
     Comparison,
 )
 from agent.replication.pulling.page_check import PageRefused
-from agent.replication.pulling.page_judge import JudgedPage
+from agent.replication.pulling.page_judge import JudgedPage, PageJudge, TrustPolicy
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
+from agent.settings.store import StreamSettings
+from agent.signing.keys import ZoneSigner
 from tests.fact_store.making import Elsewhere, parsed, past_the_triggers, samples, tag
 from tests.replication.nodes import STREAM
+from tests.signing.signers import make, signing_key
 from tests.support.received import chains_in, put_page
 from tests.waiting import LIMIT_S, wait_until_async
 
@@ -92,7 +96,11 @@ def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: 
 
 @asynccontextmanager
 async def comparing(
-    plant: FactStore, idmz: FactStore, peer_zone: str = "plant-a", begun_late: frozenset[str] = frozenset()
+    plant: FactStore,
+    idmz: FactStore,
+    peer_zone: str = "plant-a",
+    begun_late: frozenset[str] = frozenset(),
+    policy: TrustPolicy | None = None,
 ) -> AsyncIterator[tuple[AntiEntropy, Peer]]:
     """The comparison of idmz with plant-a, which may send its own facts."""
     peer = Peer(plant)
@@ -100,7 +108,9 @@ async def comparing(
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
         serving = group.create_task(peer.server.run())
         await wait_until_async(lambda: peer.server._group is not None, "the server")
-        yield AntiEntropy(ThrottledRequester(peer), idmz, settings, COMPARISON_ERRORS), peer  # type: ignore[arg-type]
+        judge = PageJudge(idmz, policy)
+        requester: Any = ThrottledRequester(peer)  # type: ignore[arg-type]
+        yield AntiEntropy(requester, idmz, settings, COMPARISON_ERRORS, judge=judge), peer
         serving.cancel()
 
 
@@ -205,6 +215,64 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
         assert found.missing == [(former, (11, 20))]
         assert [(one.first_sequence, one.last_sequence) for one in idmz.held(STREAM)[former]] == [(1, 20)]
         assert {origin for origin in idmz.held(STREAM) if origin.zone == "idmz"} == {former}
+
+
+OWN_KEY = make("idmz")
+OWN_SIGNER = ZoneSigner(signing_key(OWN_KEY), OWN_KEY.der)
+
+
+@asynccontextmanager
+async def lost(folder: Path, signer: ZoneSigner | None) -> AsyncIterator[tuple[FactStore, FactStore, Origin]]:
+    """plant-a holds 20 facts that idmz signed before its disk was lost, and 10 that somebody invented in its name.
+    idmz begins anew, and has read plant-a."""
+    before = FactStore.open(folder / "before.db", "idmz", signer=OWN_SIGNER)
+    with before, FactStore.open(folder / "plant.db", "plant-a") as plant:
+        before.appends.define([tag(1)])
+        for first in (1, 11):
+            before.appends.append_samples(STREAM, samples(10, first)).result()
+        sealed = [one.sealed for one in before.read(STREAM, 0, 100, 10**6).batches]
+        put_page(plant, "idmz", STREAM, parsed(sealed), chains_in(before), before.log(STREAM).end).result()
+        invented, theirs = Elsewhere("idmz"), Elsewhere("plant-a")
+        put(plant, invented, [invented.seal(10)])
+        put(plant, theirs, [theirs.seal(10)])
+        with FactStore.open(folder / "idmz.db", "idmz", signer=signer) as idmz:
+            put(idmz, theirs, theirs.sealed, level(plant))
+            yield plant, idmz, before.origin
+
+
+async def test_own_facts_of_a_lost_disk_come_home(tmp_path: Path) -> None:
+    """All that our key has signed comes back, also of an epoch that the new store does not know; what a peer invents in
+    our name does not."""
+    policy = TrustPolicy(own_zone="idmz", own_certificates=(OWN_KEY.der,))
+    async with lost(tmp_path, OWN_SIGNER) as (plant, idmz, former):
+        async with comparing(plant, idmz, policy=policy) as (comparer, _):
+            first = await comparer.compare(STREAM, repair=True)
+            again = await comparer.compare(STREAM, repair=True)
+        own = {origin for origin in idmz.held(STREAM) if origin.zone == "idmz"}
+        assert own == {former, idmz.origin}, "of the present epoch only the notice of what was declined"
+        assert [one.span for one in idmz.held_of(STREAM, former)] == [(1, 20)]
+        assert (first.repaired_facts, again.repaired_facts) == (20, 0)
+        assert "no signature, which this node demands of the zone" in "".join(first.refused)
+
+
+async def test_a_node_without_a_key_takes_no_unknown_facts_of_its_own(tmp_path: Path) -> None:
+    """A peer could invent them."""
+    async with lost(tmp_path, None) as (plant, idmz, _):
+        async with comparing(plant, idmz) as (comparer, _):
+            found = await comparer.compare(STREAM, repair=True)
+        assert (found.missing, idmz.end_offset(STREAM)) == ([], 10)
+
+
+async def test_own_facts_come_home_only_while_there_is_room(tmp_path: Path) -> None:
+    """A new small disk is not filled with the past."""
+    policy = TrustPolicy(own_zone="idmz", own_certificates=(OWN_KEY.der,))
+    async with lost(tmp_path, OWN_SIGNER) as (plant, idmz, _):
+        end = idmz.end_offset(STREAM)
+        idmz.set_limits(0, [StreamSettings(STREAM, bytes_max=100)], {})
+        async with comparing(plant, idmz, policy=policy) as (comparer, _):
+            found = await comparer.compare(STREAM, repair=True)
+        assert idmz.end_offset(STREAM) == end
+        assert any("nearly full" in one for one in found.refused)
 
 
 async def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:

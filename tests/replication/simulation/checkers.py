@@ -565,12 +565,12 @@ class Checkers:
                     yield f"equal: {node.name} lacks {len(lacks)} batches of {pull.peer.name}: {min(lacks, key=str)}"
 
     def lost_at_home(self, nodes: list[Node]) -> Iterator[str]:
-        """Batches of a node's own former epochs that a peer holds intact and the node does not."""
+        """A node's own batches, of another epoch than its present one, that a peer holds intact and the node does not."""
         for node in nodes:
-            log, known = self.logs[node.name], node.running.former_epochs
-            for pull in [pull for pull in node.pulls if known and not pull.is_fenced]:
+            log, present = self.logs[node.name], node.running.origin
+            for pull in [pull for pull in node.pulls if not pull.is_fenced]:
                 theirs, intact = self.logs[pull.peer.name], _intact(pull.peer.running)
-                own = [one for one in theirs.rows if one.key.origin.zone == node.zone and one.key.origin.epoch in known]
+                own = [one for one in theirs.rows if one.key.origin.zone == node.zone and one.key.origin != present]
                 forked = {one.key.origin for one in own if log.contradicts(one)}
                 lost = {one.key for one in own if one.key.origin not in forked} & intact - log.keys - self.gone
                 lost = {key for key in lost if not self._has_reported(node.name, key)}

@@ -117,8 +117,8 @@ class Node:
         self.after(IDLE_MS, self._idle)
 
     def bring_home(self) -> None:
-        """Compare, and fetch what a restore has lost, as a node with former epochs does."""
-        if self._store is not None and self._store.former_epochs:
+        """Compare, and fetch what a restore or a lost disk has taken, as a node does soon after its start."""
+        if self._store is not None:
             for pull in self.pulls:
                 self.after(self.world.chance.randint(1, HOME_MS_MAX), pull.comparing.begin)
 
