@@ -7,8 +7,8 @@ an incident and is not repaired.
 
 Facts of this node's present epoch are fetched only to repair damage, never as new facts. Other facts of its own are
 fetched if they are missing, because a restore or a lost disk may have taken them: those of epochs that its store knows,
-and, if it signs, all that its key has signed. They are fetched only while there is room. A node compares soon after each
-start, and after it has begun a new epoch.
+and, if it signs, all that its key has signed. They are fetched only while there is room. A node compares soon after
+each start, and after it has begun a new epoch.
 """
 
 from __future__ import annotations
@@ -285,8 +285,8 @@ class AntiEntropy:
         return found
 
     def _comes_home(self, origin: Origin) -> bool:
-        """Whether lost facts of this own origin are taken back. A peer can invent facts of an epoch that this store does
-        not know, but not their signature."""
+        """Whether lost facts of this own origin are taken back. A peer can invent facts of an epoch that this store
+        does not know, but not their signature."""
         if origin.epoch in self._store.former_epochs:
             return True
         return self._store.signer is not None and origin.epoch != self._store.epoch

@@ -276,8 +276,8 @@ def test_a_log_that_was_put_back_is_read_on_from_where_it_is_the_same() -> None:
 
 
 def test_a_log_that_ends_before_the_position_is_asked_for_with_the_trail() -> None:
-    """A peer that was put back and has no new facts has nothing to send. What it has is confirmed, so that it can release
-    it; the next facts come when it has some."""
+    """A peer that was put back and has no new facts has nothing to send. What it has is confirmed, so that it can
+    release it; the next facts come when it has some."""
     driver = Driver(ONE, 100)
     driver(LinkUp())
     driver.answer(page(0, 0, frontier=69, life=TWO, after=at(80)))

@@ -565,7 +565,8 @@ class Checkers:
                     yield f"equal: {node.name} lacks {len(lacks)} batches of {pull.peer.name}: {min(lacks, key=str)}"
 
     def lost_at_home(self, nodes: list[Node]) -> Iterator[str]:
-        """A node's own batches, of another epoch than its present one, that a peer holds intact and the node does not."""
+        """A node's own batches, of another epoch than its present one, that a peer holds intact and the node does
+        not."""
         for node in nodes:
             log, present = self.logs[node.name], node.running.origin
             for pull in [pull for pull in node.pulls if not pull.is_fenced]:
