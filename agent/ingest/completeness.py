@@ -4,7 +4,7 @@ A source is *complete up to* a time on its own clock when every value with an ea
 missing. Whatever happens to the source then, what may be missing lies between that time and the first reading of its
 clock after the trouble. That is the gap, however it came about.
 
-A clock that was set back in between shows some times twice, so the gap has two spans: in the times of the clock as it
+A clock that was set in between shows some times twice or not at all, so the gap has two spans: in its times as it
 is now, and as it was; several sets within one gap are not told apart. The time up to which a source is complete is
 stored with its samples, so that the next process declares what this one did not receive. Core: no IO.
 """
@@ -18,14 +18,15 @@ CLOCK_JUMP_NS = 2_000_000_000  # a difference that publishing does not explain: 
 
 
 class Moment(NamedTuple):
-    """A time on the clock of a source, and by how much in total that clock had been set back until then."""
+    """A time on the clock of a source, and by how much in total that clock had been set back until then; negative: it
+    was set ahead."""
 
     time_ns: int
     set_back_ns: int = 0
 
     def on(self, now: Moment) -> int:
         """This time on the clock as it is set at `now`."""
-        return self.time_ns - max(0, now.set_back_ns - self.set_back_ns)
+        return self.time_ns - (now.set_back_ns - self.set_back_ns)
 
 
 class Stored(NamedTuple):
@@ -38,12 +39,14 @@ class Stored(NamedTuple):
 
 def spans(since: Moment, until: Moment) -> list[tuple[int, int]]:
     """The spans in which values have times that were sampled from `since` to `until`, in the times of the clock as it
-    is now, and if it was set back in between, also as it was."""
+    is now, and if it was set in between, also as it was."""
     first_ns = since.on(until)
-    now = (min(first_ns, until.time_ns), max(first_ns, until.time_ns))
-    set_back_ns = since.time_ns - first_ns
-    # It may have been ahead of its last reading when it was set.
-    return [now, (since.time_ns, until.time_ns + set_back_ns + CLOCK_JUMP_NS)] if set_back_ns else [now]
+    found = [(min(first_ns, until.time_ns), max(first_ns, until.time_ns))]
+    if first_ns != since.time_ns:
+        # It may have been ahead of its last reading when it was set.
+        last_ns = until.time_ns + since.time_ns - first_ns + CLOCK_JUMP_NS
+        found.append((since.time_ns, max(since.time_ns, last_ns)))
+    return found
 
 
 def earliest(moments: Iterable[Moment], now: Moment) -> Moment | None:

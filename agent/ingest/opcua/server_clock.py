@@ -11,6 +11,7 @@ from agent.ingest.completeness import CLOCK_JUMP_NS, Moment, Stored
 
 DRIFT_PER_MILLE = 1  # of two clocks that are not set; NTP slews by half of that at most
 DELAY_NS = 100_000_000  # difference in delay between two readings
+SET_AHEAD_NS = 60_000_000_000  # less may be the delay of a reading
 SET_WHILE_AWAY_NS = 500_000_000  # between two processes, the clocks are compared by two readings over the line
 
 
@@ -25,7 +26,7 @@ class ServerClock:
     """Follows the server's clock by our monotonic clock, which is never set. All times are in ns."""
 
     def __init__(self) -> None:
-        self.set_back_ns = 0  # total since the start, at most
+        self.set_back_ns = 0  # total since the start, at most; less by how much it was set ahead
         self._shown: tuple[int, int] | None = None  # the last reading, and our clock when it arrived
         self._ahead_ns = 0  # of our monotonic clock
         self._earlier_ahead_ns: int | None = None  # of our wall clock, in an earlier process
@@ -64,11 +65,13 @@ class ServerClock:
             self._ahead_ns = ahead_ns
             if self._earlier_ahead_ns is not None and wall_ns > BUILT_NS:
                 set_back_ns = self._earlier_ahead_ns - (server_ns - wall_ns)
-                set_back_ns *= set_back_ns > SET_WHILE_AWAY_NS
+                set_back_ns *= not -SET_AHEAD_NS < set_back_ns < SET_WHILE_AWAY_NS
         elif least_ns is not None and server_ns < least_ns:
             set_back_ns = max(0, self._ahead_ns - ahead_ns)
             self._ahead_ns = ahead_ns
         else:
+            if ahead_ns - self._ahead_ns > SET_AHEAD_NS:
+                set_back_ns = self._ahead_ns - ahead_ns
             self._ahead_ns = max(ahead_ns, self._ahead_ns - drift_ns(monotonic_ns - self._shown[1]))
         self._shown = server_ns, monotonic_ns
         self.set_back_ns += set_back_ns

@@ -66,9 +66,10 @@ def test_a_publish_time_dates_a_proof_unless_it_lies_ahead() -> None:
 
 
 @pytest.mark.parametrize(
-    "wall_ns, earlier_s, set_back_s", [(NOW, 3_600, 3_599), (NOW, 1, 0), (0, 3_600, 0), (NOW, None, 0)]
+    "wall_ns, earlier_s, set_back_s",
+    [(NOW, 3_600, 3_599), (NOW, -3_600, -3_601), (NOW, -30, 0), (NOW, 1, 0), (0, 3_600, 0), (NOW, None, 0)],
 )
-def test_a_clock_that_was_set_back_while_no_process_ran(wall_ns: int, earlier_s: int | None, set_back_s: int) -> None:
+def test_a_clock_that_was_set_while_no_process_ran(wall_ns: int, earlier_s: int | None, set_back_s: int) -> None:
     """It is as much less ahead of ours than the earlier process saw. Small differences are of the line, and a clock of
     ours that was never set compares nothing."""
     clock = ServerClock()

@@ -63,7 +63,7 @@ async def test_a_subscription_that_the_server_ends_is_replaced_alone(monkeypatch
         session.answers.put_nowait(answer(second, 1, (2, 1.0, 10 * S)))
         await wait_until_async(lambda: len(store.samples) == 3, "values")
         await wait_until_async(lambda: source.now_ns() < 100 * S, "the clock, which is read behind what was created")
-        session.shows_ns = 1_000 * S
+        session.shows_ns = 60 * S
         session.answers.put_nowait(status_change(first, 3, 0x800A_0000))
         await wait_until_async(lambda: len(session.asked) == 3, "a new item")
         third = session.subscriptions[2]
@@ -76,7 +76,7 @@ async def test_a_subscription_that_the_server_ends_is_replaced_alone(monkeypatch
     assert found == [(10 * S, 1.0), (11 * S, 1.5), (11 * S + 1, None), (20 * S, 2.0)]
     assert [s.value for s in store.of("a/2")] == [1.0]
     assert (gaps[0].reason, gaps[0].first_time_ns, gaps[0].tags) == (NOT_DELIVERED, 11 * S, (1,))
-    assert 1_000 * S <= gaps[0].last_time_ns < 2_000 * S, "not before the new items were created"
+    assert 60 * S <= gaps[0].last_time_ns < 120 * S, "not before the new items were created"
     await recorder.drain()
     assert len(store.messages) == 1
 
@@ -139,7 +139,7 @@ async def test_notifications_that_never_came(monkeypatch: pytest.MonkeyPatch) ->
         session.answers.put_nowait(TOO_MANY_REQUESTS)
         session.answers.put_nowait(answer(1, 1, (1, 1.0, 1 * S), publish_ns=1 * S))
         await wait_until_async(lambda: source.now_ns() < 100 * S, "the clock, which is read behind what was created")
-        session.shows_ns = 1_000 * S
+        session.shows_ns = 60 * S
         session.answers.put_nowait(answer(1, 4, (1, 4.0, 4 * S)))
         # The answer is held until no older request is open: these come for the others.
         session.answers.put_nowait(answer(1, 5, (1, 5.0, 5 * S)))
@@ -150,7 +150,7 @@ async def test_notifications_that_never_came(monkeypatch: pytest.MonkeyPatch) ->
     await recorder.drain()
     (content,) = store.told()
     assert (content["reason"], content["count"], content["count_exact"]) == ("not_delivered", 0, False)
-    assert content["last_time"].startswith("1970-01-01T00:16:4"), "as the server's clock shows"
+    assert content["last_time"].startswith("1970-01-01T00:01:0"), "as the server's clock shows"
 
 
 UNREADABLE = answer(1, 2, (1, 2.0, 2 * S))[:21] + struct.pack("<i", 1) + b"\xff" * 8

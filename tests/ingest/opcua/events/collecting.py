@@ -72,7 +72,7 @@ class Server:
         return NAMESPACES
 
     async def clock_ns(self) -> int:
-        return (8 + 3_600 * (self._number - 1)) * S
+        return (8 + 25 * (self._number - 1)) * S
 
     async def create_subscription(self) -> OpenedSubscription:
         if self.subscription_errors:
@@ -119,7 +119,7 @@ class Server:
     async def publish(self, content: EventPublication, number: int = 0) -> None:
         """Hand a publication on, by default of the newest subscription."""
         number = number or self._number
-        sent_ns = (8 + 3_600 * (number - 1)) * S  # later for the next subscription than its creation lets expect
+        sent_ns = (8 + 25 * (number - 1)) * S  # later for the next subscription than its creation lets expect
         header = Header(number, 2, sent_ns, has_data=bool(content.events))
         await self.routes[number].take(header, content)
 
