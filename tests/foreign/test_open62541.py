@@ -90,9 +90,9 @@ def actions(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_a_network_that_was_away_costs_no_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What the server queued is fetched from the old subscriptions: every value of its record and every event is in the
-    store once. The server hands a subscription to the application that its certificate names, so there is encryption.
-    Arrays and structures arrive as they are. This server has no conditions, and the log says that once."""
+    """What the server queued arrives by the same subscriptions: every value of its record and every event is in the
+    store once, over an encrypted connection. Arrays and structures arrive as they are. This server has no conditions,
+    and the log says that once."""
     policy = "Basic256Sha256"
     options = server_options(tmp_path, policy)
     options["variables"] = [COUNT, *({"name": name, **what} for name, what in STRUCTURED.items())]

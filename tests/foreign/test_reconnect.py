@@ -15,7 +15,9 @@ from tests.foreign.plant import opcua, storing
 from tests.foreign.process import Stack
 from tests.foreign.proxy import network
 from tests.foreign.server import NODE_OPCUA, OPEN62541, foreign_server
-from tests.ingest.plant import Running
+from tests.ingest.fakes import running
+from tests.ingest.plant import Running, ingesting
+from tests.ingest.plant import opcua as plant_source
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
@@ -63,3 +65,20 @@ async def test_a_network_that_was_away_costs_no_value(
         for name in (*NAMES, "still"):
             found = account(server, tmp_path, name)
             assert (found.lost, found.twice, found.invented) == ([], [], []), name
+
+
+async def test_the_session_of_an_asyncua_server_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It does not mark what its queues lose, and it forgets what it was asked for again; it keeps the session."""
+    caplog.set_level(logging.INFO)
+    with running("opcua_server") as program:
+        async with network(program.port) as net:
+            source = replace(plant_source(program.port, tmp_path), url=f"opc.tcp://127.0.0.1:{net.port}")
+            async with ingesting(source) as run:
+                tag = run.ingest.tag_maps()["plc"].tags[0].name
+                await run.wait_good(tag, 5)
+                await net.command("cut")
+                await run.wait_state("plc", State.WAITING)
+                await net.command("flow")
+                await run.wait_state("plc", State.CONNECTED)
+                await run.wait_good(tag, len(run.store.good(tag)) + 10)
+                assert (steps(caplog), gaps(run), run.source("plc").tags_bad) == (["reactivate"], [], 0)
