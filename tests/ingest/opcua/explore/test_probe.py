@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from asyncua import ua
 from asyncua.crypto.security_policies import SecurityPolicyBasic256Sha256
+from asyncua.ua.object_ids import ObjectIds
 
-from agent.ingest.opcua.explore.probe import Outcome, Probe
+from agent.ingest.opcua.explore.probe import Outcome, Probe, _redundancy_step
+from agent.settings.opcua_address import NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 
 USER = {"user_name": "op", "password_file": Path("password")}
@@ -46,3 +48,30 @@ async def test_the_section_that_is_printed_passes_the_check(
     assert step.outcome is Outcome.OK
     assert one.settings.security_mode == chosen
     assert not list(one.settings.problems())
+
+
+@pytest.mark.parametrize(
+    "support, servers, said",
+    [
+        (0, None, None),
+        (None, None, None),
+        (2, ["urn:a", "urn:b"], "Warm: urn:a, urn:b; service level 200"),
+        (77, None, "77: it does not name the others; service level 200"),
+    ],
+)
+async def test_redundant_servers_are_shown_as_the_server_names_them(
+    support: int | None, servers: list[str] | None, said: str | None
+) -> None:
+    """A server without redundancy, or that does not say, gets no line."""
+    values = {
+        ObjectIds.Server_ServiceLevel: 200,
+        ObjectIds.Server_ServerRedundancy_RedundancySupport: support,
+        ObjectIds.Server_ServerRedundancy_ServerUriArray: servers,
+    }
+
+    class Services:
+        async def read(self, asked: list[tuple[NodeAddress, object]]) -> list[ua.DataValue]:
+            return [ua.DataValue(ua.Variant(values.get(node.identifier))) for node, _ in asked]  # type: ignore[call-overload]
+
+    step = await _redundancy_step(Services())  # type: ignore[arg-type]
+    assert (None if step is None else step.what) == said
