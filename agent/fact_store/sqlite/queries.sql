@@ -424,26 +424,16 @@ INSERT OR REPLACE INTO repaired_definition (id, digest, previous, number, body) 
 SELECT id FROM definition WHERE zone = ? AND digest = ?;
 
 -- select_definition: a definition by its id
-SELECT
-    definition.zone, coalesce(repaired.digest, CAST(definition.digest AS BLOB)),
-    iif(repaired.id IS NULL, definition.previous, repaired.previous), coalesce(repaired.number, definition.number),
-    coalesce(repaired.body, CAST(definition.body AS BLOB))
-FROM definition LEFT JOIN repaired_definition AS repaired ON repaired.id = definition.id WHERE definition.id = ?;
+SELECT zone, digest, previous, number, body FROM read_definition WHERE id = ?;
 
 -- select_definition_chain: a definition of a zone and all before it, newest first
 WITH RECURSIVE chain (previous, number, digest, body) AS (
-    SELECT
-        iif(repaired.id IS NULL, definition.previous, repaired.previous), coalesce(repaired.number, definition.number),
-        coalesce(repaired.digest, CAST(definition.digest AS BLOB)), coalesce(repaired.body, CAST(definition.body AS BLOB))
-    FROM definition LEFT JOIN repaired_definition AS repaired ON repaired.id = definition.id
-    WHERE zone = :zone AND definition.digest = :digest
+    SELECT previous, number, digest, body FROM read_definition
+    WHERE id = (SELECT id FROM definition WHERE zone = :zone AND digest = :digest)
     UNION ALL
-    SELECT
-        iif(repaired.id IS NULL, definition.previous, repaired.previous), coalesce(repaired.number, definition.number),
-        coalesce(repaired.digest, CAST(definition.digest AS BLOB)), coalesce(repaired.body, CAST(definition.body AS BLOB))
-    FROM chain CROSS JOIN definition ON definition.id = chain.previous
-    LEFT JOIN repaired_definition AS repaired ON repaired.id = definition.id
-    WHERE coalesce(repaired.number, definition.number) < chain.number  -- also in damaged rows: it must end
+    SELECT read.previous, read.number, read.digest, read.body
+    FROM chain CROSS JOIN read_definition AS read ON read.id = chain.previous
+    WHERE read.number < chain.number  -- also in damaged rows: it must end
 )
 SELECT number, digest, body FROM chain;
 
@@ -461,11 +451,7 @@ SELECT zone, number, digest FROM definition
 WHERE id NOT IN (SELECT previous FROM definition WHERE previous IS NOT NULL) ORDER BY id;
 
 -- select_definition_rows: all definitions
-SELECT
-    definition.id, definition.zone, coalesce(repaired.digest, CAST(definition.digest AS BLOB)),
-    iif(repaired.id IS NULL, definition.previous, repaired.previous), coalesce(repaired.number, definition.number),
-    coalesce(repaired.body, CAST(definition.body AS BLOB))
-FROM definition LEFT JOIN repaired_definition AS repaired ON repaired.id = definition.id ORDER BY definition.id;
+SELECT id, zone, digest, previous, number, body FROM read_definition ORDER BY id;
 
 -- select_own_definition: the newest of the store's own definitions
 SELECT definition.id, definition.number, definition.digest

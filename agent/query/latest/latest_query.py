@@ -157,7 +157,7 @@ def _chains(scanner: Scanner, zone_max: int | None = None) -> tuple[list[Chain],
     a limit, of each zone the newest, and earlier ones as the limit allows. Second: the zones of which some are
     skipped."""
     dictionary, found, left, skipped = scanner.dictionary, list[Chain](), dict[str, int](), set[str]()
-    for zone, end in reversed(dictionary.ends()):
+    for zone, end in reversed(scanner.reader.definition_ends()):
         if zone_max is not None and zone in left and end.count > left[zone]:
             dictionary.forget_chain(zone, end)
             skipped.add(zone)

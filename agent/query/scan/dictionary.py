@@ -52,18 +52,10 @@ class Dictionary:
         with self._growing:
             return self.known(zone, definitions) or self._read(zone, definitions)
 
-    def named(self, definition: int) -> Chain:
-        """The chain of which a definition is given by its id in the store. Raises as `of`."""
-        return self.of(*self._reader.definitions_named(definition))
-
     def own(self) -> Chain:
         """The chain of the store's own definitions. Raises StoreDamaged."""
         own = self._reader.own_definitions()
         return self.of(self._reader.origin.zone, own) if own.count else Chain(self._reader.origin.zone)
-
-    def ends(self) -> list[tuple[str, Definitions]]:
-        """All chains: zone and last definition, in the order in which they were stored."""
-        return self._reader.definition_ends()
 
     def forget_chain(self, zone: str, definitions: Definitions) -> None:
         """Drop a chain."""

@@ -189,6 +189,14 @@ CREATE TABLE repaired_definition (
     body BLOB NOT NULL
 ) STRICT;
 
+-- The definitions as they are read.
+CREATE VIEW read_definition AS
+SELECT
+    definition.id, definition.zone, coalesce(repaired.digest, CAST(definition.digest AS BLOB)) AS digest,
+    iif(repaired.id IS NULL, definition.previous, repaired.previous) AS previous,
+    coalesce(repaired.number, definition.number) AS number, coalesce(repaired.body, CAST(definition.body AS BLOB)) AS body
+FROM definition LEFT JOIN repaired_definition AS repaired ON repaired.id = definition.id;
+
 CREATE TRIGGER repaired_definition_update_refused BEFORE UPDATE ON repaired_definition
 BEGIN
     SELECT RAISE(ABORT, 'repaired_definition is append-only');
