@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -191,7 +192,7 @@ class OpcuaSource:
     async def _live(self, session: Session, on_up: Callable[[], None]) -> None:
         assert self._publisher is not None, "made in _begin"
         async with TaskGroup() as group:
-            group.create_permanent(self._drain(session), name=f"{self._settings.name} drain")
+            group.create_permanent(self._drain(), name=f"{self._settings.name} drain")
             group.create_permanent(self._publisher.run(), name=f"{self._settings.name} publish")
             group.create_permanent(self._build_and_maintain(session, on_up), name=f"{self._settings.name} tend")
             raise await session.lost
@@ -288,21 +289,25 @@ class OpcuaSource:
             while True:
                 await asyncio.sleep(TICK_S)
                 self._subscriptions.check_life(is_held_back=self._buffer.full())
+                await self._declare_losses(session)
                 await self._subscriptions.maintain()
 
     async def _watch_level(self, session: Session) -> None:
         """Read the server's ServiceLevel now and then, and go to a better server if it is low."""
         while True:
-            self.service_level = await session.service_level()
+            with suppress(SourceLost):  # a Read that is not answered in time ends nothing
+                self.service_level = await session.service_level()
             levels = {session.url: self.service_level}
             if self._servers.needs_another(self.service_level) and await self._choose_server(levels):
                 raise SourceLost(f"{session.url} has service level {self.service_level}; another server is read")
             await asyncio.sleep(LEVEL_INTERVAL_S)
 
-    async def _choose_server(self, levels: Mapping[str, int]) -> bool:
+    async def _choose_server(self, levels: Mapping[str, int | None]) -> bool:
         """Ask the servers whose level is not among these, and choose one. True if it is another one."""
         urls = [url for url in (self._servers.url, *self._servers.others) if url not in levels]
-        is_other = self._servers.choose({**levels, **{url: await self._level_of(url) for url in urls}})
+        async with TaskGroup() as group:
+            asked = {url: group.create_task(self._level_of(url), name=f"level of {url}") for url in urls}
+        is_other = self._servers.choose({**levels, **{url: task.result() for url, task in asked.items()}})
         if is_other:
             self._step, self._kept = Step.REBUILD, None
             extra = {"action": "server_chosen", "source": self._settings.name, "url": self._servers.url}
@@ -406,7 +411,7 @@ class OpcuaSource:
 
     # --- what is recorded --------------------------------------------------------------------------------------------
 
-    async def _drain(self, session: Session) -> None:
+    async def _drain(self) -> None:
         """The only task that records: what has arrived, and what is due because time has passed."""
         due_s = time.monotonic() + TICK_S
         while True:
@@ -419,7 +424,6 @@ class OpcuaSource:
                 await self._deliver(arrived)
             if time.monotonic() >= due_s:
                 await self._take_over_map()
-                await self._declare_losses(session)
                 await self._deliver_due()
                 await self._note_complete()
                 due_s = time.monotonic() + TICK_S
