@@ -113,4 +113,4 @@ def test_node_toml_is_the_last_file_that_is_restored(place: int) -> None:
     config, state = Path("/etc/bsfg"), Path("/var/lib/bsfg/a")
     backup = Backup("1", 1, config_file="/somewhere/old.toml", files=tuple(files))
     targets = targets_of(backup, config / "a.toml", {Place.CONFIG: config, Place.STATE: state})
-    assert [one.path for one in targets] == [config / "tags/a.csv", state / "opcua/own.der", config / "a.toml"]
+    assert [target.path for target in targets] == [config / "tags/a.csv", state / "opcua/own.der", config / "a.toml"]

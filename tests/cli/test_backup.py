@@ -111,7 +111,7 @@ def test_what_comes_back(node: Path, tmp_path: Path, run: Run) -> None:
     for word in (b"plant-a", b"key", b"press"):
         assert word not in (tmp_path / "a.bak").read_bytes()
     listed = json.loads(run("backup", "--list", "--json", "a.bak")[1])
-    assert {f"{one['place']}/{one['name']}" for one in listed["files"]} == {
+    assert {f"{file['place']}/{file['name']}" for file in listed["files"]} == {
         "config/plant-a.toml",
         *(name if name.startswith("state/") else f"config/{name}" for name in FILES),
     }
@@ -154,7 +154,7 @@ def test_every_setting_that_names_a_file_is_taken(node: Path) -> None:
     for section in fields(NodeSettings):
         value = getattr(settings, section.name)
         records = value if isinstance(value, tuple) else (value,)
-        has_path = any(isinstance(getattr(one, name.name), Path) for one in records for name in fields(one))
+        has_path = any(isinstance(getattr(record, field.name), Path) for record in records for field in fields(record))
         assert has_path == (section.name in {*with_files, "node"}), section.name
 
 

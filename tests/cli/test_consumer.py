@@ -95,7 +95,7 @@ def test_consumer_list_shows_each_of_four(tmp_path: Path) -> None:
     def listed() -> dict[str, tuple[object, ...]]:
         rows = json.loads(run("consumer", "list", "--json").output)
         return {
-            one["name"]: tuple(one[name] for name in ("zone", "stream", "frontier", "behind_facts")) for one in rows
+            row["name"]: tuple(row[name] for name in ("zone", "stream", "frontier", "behind_facts")) for row in rows
         }
 
     ends = {TELEMETRY: 24, ALARMS: 6}
@@ -179,7 +179,7 @@ def test_where_a_consumer_starts() -> None:
     run("append", "batch:1", "done", "{}")
     for name, start in (("a", "2h"), ("b", "2026-11-21T06:00Z"), ("c", "end"), ("d", "oldest")):
         assert run("consumer", "add", f"local.{name}", "--stream", STREAM, "--start", start).exit_code == 0
-    frontiers = {one["name"]: one["frontier"] for one in json.loads(run("consumer", "list", "--json").output)}
+    frontiers = {row["name"]: row["frontier"] for row in json.loads(run("consumer", "list", "--json").output)}
     assert frontiers == {"local.a": 0, "local.b": 0, "local.c": 1, "local.d": 0}
     assert json.loads(run("fetch", "--consumer", "local.late", "--start", "1h").output)["offset"] == 1
     wrong = run("consumer", "add", "local.e", "--stream", STREAM, "--start", "noon")

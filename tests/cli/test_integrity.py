@@ -24,7 +24,7 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
             done(store.appends.append_samples(TELEMETRY, samples(10)))
         if not list(tmp_path.glob("*.why")):
             mark_suspect(tmp_path / "facts.db", "a test")
-    (aside,) = (one.with_suffix("") for one in tmp_path.glob("*.why"))
+    (aside,) = (path.with_suffix("") for path in tmp_path.glob("*.why"))
     lines = re.findall(r"^bsfg store .*$", PAGE.read_text("utf-8"), re.MULTILINE)
     assert len(lines) == 7
     for line in lines:

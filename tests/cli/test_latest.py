@@ -6,11 +6,9 @@ import time
 from pathlib import Path
 
 from agent.config import InForce, load
-from agent.fact_store import FactStore
 from agent.message import Sample, TagDefinition
 from tests.cli.conftest import Bsfg
-from tests.fact_store.making import AT_ONCE, TELEMETRY, done
-from tests.query.making import damage, everything
+from tests.query.making import damage, everything, recorded
 from tests.support.relay_store import ALARMS, relay_store
 
 
@@ -53,11 +51,8 @@ def test_it_judges_each_tag_by_the_tag_files(bsfg: Bsfg, tmp_path: Path) -> None
     )
     (tmp_path / "state").mkdir()
     now_ns = time.time_ns()
-    with FactStore.open(tmp_path / "state" / "facts.db", "plant", settings=AT_ONCE) as store:
-        names = ("tag:l/change", "tag:l/gone", "tag:l/polled")
-        numbers = done(store.appends.define([TagDefinition(name, source="plc1") for name in names]))
-        samples = [Sample(number, now_ns - 30_000_000_000, 1) for number in numbers]
-        done(store.appends.append_samples(TELEMETRY, samples))
+    tags = [TagDefinition(f"tag:l/{name}", source="plc1") for name in ("change", "gone", "polled")]
+    recorded(tmp_path / "state/facts.db", tags, [Sample(number, now_ns - 30_000_000_000, 1) for number in (1, 2, 3)])
     rows = [json.loads(line) for line in bsfg("latest", "--json").stdout.splitlines()]
     assert [(row["mode"], row["expected_ms"]) for row in rows] == [("fresh", None), ("removed", None), ("stale", 1000)]
     assert all(row["age_ms"] >= 30_000 for row in rows)
@@ -81,13 +76,10 @@ def test_it_judges_each_tag_by_the_tag_files(bsfg: Bsfg, tmp_path: Path) -> None
 def test_it_sums_up_thousands_of_tags(bsfg: Bsfg, tmp_path: Path) -> None:
     """Counts, ten values, twenty bad tags by name and how many more, and the command that prints all; the same figures
     as JSON. Without --all, 3,000 tags take less than a screen and a half."""
-    file = tmp_path / "facts.db"
-    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        names = [f"tag:line1/t{number:04}" for number in range(3000)]
-        numbers = done(store.appends.define([TagDefinition(name, source="plc1") for name in names]))
-        now_ns, bad = time.time_ns(), 0x8034_0000
-        samples = [Sample(tag, now_ns, 1.5, bad if tag <= 25 else 0) for tag in numbers[:-1]]
-        done(store.appends.append_samples(TELEMETRY, samples))
+    tags = [TagDefinition(f"tag:line1/t{number:04}", source="plc1") for number in range(3000)]
+    now_ns, bad = time.time_ns(), 0x8034_0000
+    samples = [Sample(tag, now_ns, 1.5, bad if tag <= 25 else 0) for tag in range(1, 3000)]
+    file = recorded(tmp_path / "facts.db", tags, samples)
     summed = bsfg("latest", "--file", str(file))
     assert (summed.returncode, summed.stderr) == (0, "")
     assert len(bsfg("latest", "--all", "--file", str(file)).stdout.splitlines()) == 2 + 2999
@@ -107,11 +99,8 @@ def test_it_sums_up_thousands_of_tags(bsfg: Bsfg, tmp_path: Path) -> None:
 def test_it_says_by_its_status_that_facts_are_damaged(bsfg: Bsfg, tmp_path: Path) -> None:
     """The list of values and the summary name the damaged facts of the newest of three batches, and exit 1, although
     every tag has a good value before them."""
-    file = tmp_path / "facts.db"
-    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        numbers = done(store.appends.define([TagDefinition(f"tag:line1/t{number}") for number in range(2)]))
-        for value in (1.0, 2.0, 3.0):
-            done(store.appends.append_samples(TELEMETRY, [Sample(tag, time.time_ns(), value) for tag in numbers]))
+    batches = [[Sample(tag, time.time_ns(), value) for tag in (1, 2)] for value in (1.0, 2.0, 3.0)]
+    file = recorded(tmp_path / "facts.db", [TagDefinition(f"tag:line1/t{n}") for n in range(2)], *batches)
     damage(file, 5)
     for options in ((), ("--summary",), ("--summary", "--json")):
         found = bsfg("latest", *options, "--depth", "10", "--file", str(file))
@@ -122,14 +111,11 @@ def test_it_says_by_its_status_that_facts_are_damaged(bsfg: Bsfg, tmp_path: Path
 def test_it_fits_a_terminal(bsfg: Bsfg, tmp_path: Path) -> None:
     """A hundred columns, with a tag of thirty characters and a source that is silent; numbers have the
     digits of a sensor, and JSON has all of them."""
-    file = tmp_path / "facts.db"
     values = {"hall1/press-2.temperature_oven": 0.1 + 0.2, "hall1/counter": 123456789.0, "hall1/level": 1234.56789012}
-    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        definitions = [TagDefinition(f"tag:{name}", source="plc1", unit="degC") for name in values]
-        numbers = done(store.appends.define(definitions))
-        at_ns = time.time_ns() - 600_000_000_123
-        samples = [Sample(number, at_ns, value, 0) for number, value in zip(numbers, values.values(), strict=True)]
-        done(store.appends.append_samples(TELEMETRY, samples))
+    tags = [TagDefinition(f"tag:{name}", source="plc1", unit="degC") for name in values]
+    at_ns = time.time_ns() - 600_000_000_123
+    samples = [Sample(number, at_ns, value, 0) for number, value in enumerate(values.values(), 1)]
+    file = recorded(tmp_path / "facts.db", tags, samples)
     table = bsfg("latest", "--file", str(file)).stdout.splitlines()
     assert max(map(len, table)) <= 100
     assert sorted(line.split()[1] for line in table[2:]) == ["0.3", "1234.568", "123456789.0"]
@@ -139,11 +125,8 @@ def test_it_fits_a_terminal(bsfg: Bsfg, tmp_path: Path) -> None:
 
 def test_it_marks_a_time_that_is_ahead(bsfg: Bsfg, tmp_path: Path) -> None:
     """A source time an hour after the recording is marked in the table, in JSON and in SQL, and the source is named."""
-    file = tmp_path / "facts.db"
-    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        done(store.appends.define([TagDefinition("tag:line1/flow", source="plc1")]))
-        sample = Sample(1, time.time_ns() + 3_600_000_000_000, 1.5)
-        done(store.appends.append_samples(TELEMETRY, [sample]))
+    sample = Sample(1, time.time_ns() + 3_600_000_000_000, 1.5)
+    file = recorded(tmp_path / "facts.db", [TagDefinition("tag:line1/flow", source="plc1")], [sample])
     table = bsfg("latest", "--file", str(file))
     assert re.search(r"line1/flow +1\.5 .+:\d\dZ +(59|58)\.\d min +fresh", table.stdout), table.stdout
     assert "1 of these values had a source time ahead" in table.stderr

@@ -93,7 +93,7 @@ def test_scan_distinguishes_silent_units(bsfg: Bsfg) -> None:
         device = f"tcp://127.0.0.1:{program.port}"
         quick = ("--timeout-ms", "200", "--pause-ms", "0")
         done = bsfg("modbus", "scan", device, *quick, "--units", "1-2", "--json")
-        assert [one["unit_id"] for one in json.loads(done.stdout)["units"]] == [1]
+        assert [unit["unit_id"] for unit in json.loads(done.stdout)["units"]] == [1]
         done = bsfg("modbus", "scan", device, *quick, "--units", "2")
         assert (done.returncode, "none of 1 units answers" in done.stderr) == (1, True)
         done = bsfg("modbus", "scan", device, *quick, "--base", "0", "--unit", "2", "holding:0-50")

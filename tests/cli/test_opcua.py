@@ -273,7 +273,7 @@ def test_a_node_of_the_unit_has_one_identity(bsfg: Bsfg, tmp_path: Path, monkeyp
     for words in (("certificate",), ("trust", "ca.der", "--issuer"), ("trust", "--config", "plant-a")):
         done = bsfg("opcua", *words)
         assert (done.returncode, done.stderr) == (0, ""), words
-    assert {one.name for one in (lib / "plant-a" / "opcua").iterdir()} >= {"own.der", "own.key", "issuers"}
+    assert {path.name for path in (lib / "plant-a" / "opcua").iterdir()} >= {"own.der", "own.key", "issuers"}
     assert not (tmp_path / "pki").exists()
     assert bsfg("opcua", "certificate", "--pki", "other").returncode == 0
     assert (tmp_path / "other" / "own.der").exists()

@@ -74,7 +74,7 @@ def test_from_answers_to_two_zones(meter: Program, tmp_path: Path, monkeypatch: 
     assert f"fingerprint of the key: {fingerprint}" in done.stdout.partition("$ bsfg pki sign plant-a")[2]
     assert "move the authority" in done.stdout.partition("left to do:")[2]
     assert (idmz / "brokers" / "idmz" / "mosquitto.conf").exists()
-    assert sorted(one.name for one in stick.iterdir()) == ["ca.pem", "plant-a.pem"]
+    assert sorted(path.name for path in stick.iterdir()) == ["ca.pem", "plant-a.pem"]
     found = tomllib.loads((idmz / "node.toml").read_text())
     assert (found["broker"][0]["host"], found["peer"][0]["zone"]) == ("127.0.0.1", "plant-a")
 
@@ -153,7 +153,7 @@ def test_a_connection_that_differs_stays(tmp_path: Path) -> None:
         (5, 'host = "10.0.0.2"'),
         (12, 'exports = ["facts.telemetry", "facts.operational"]'),
     ]
-    assert [one.name for one in tmp_path.iterdir()] == ["node.toml"]
+    assert [path.name for path in tmp_path.iterdir()] == ["node.toml"]
 
 
 def test_a_certificate_of_a_former_key_is_not_imported(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_section_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     assert after.st_ino != before.st_ino
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
     assert tomllib.loads(file.read_text())["stream"][0]["keep_hours"] == 2.0
-    assert [one.name for one in tmp_path.iterdir()] == ["node.toml"]
+    assert [path.name for path in tmp_path.iterdir()] == ["node.toml"]
 
 
 def test_questions_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +327,7 @@ def test_only_what_is_new_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "# sources in the settings: boiler" in done.output
     assert "boiler is the name of another source" in done.output
     assert ran == [f"bsfg source test press --all --partial --config {file}", f"bsfg check --config {file}"]
-    assert [one["name"] for one in tomllib.loads(file.read_text())["modbus"]] == ["boiler", "press"]
+    assert [source["name"] for source in tomllib.loads(file.read_text())["modbus"]] == ["boiler", "press"]
     saved = tomllib.loads((tmp_path / "node.answers").read_text())
     assert (saved["broker"]["host"], [one["name"] for one in saved["modbus"]]) == ("10.0.0.9", ["boiler", "press"])
 
@@ -359,8 +359,8 @@ def test_a_broken_sensor_keeps_no_other_out(meter: Program, tmp_path: Path) -> N
     _, _, left = done.stdout.partition("left to do:")
     assert f"delete their rows in {tmp_path}/tags.d/good.csv" in left
     assert "add dead, which was not added" in left
-    assert [one["name"] for one in tomllib.loads((tmp_path / "node.toml").read_text())["modbus"]] == ["good"]
-    assert [one.name for one in (tmp_path / "tags.d").iterdir()] == ["good.csv"]
+    assert [source["name"] for source in tomllib.loads((tmp_path / "node.toml").read_text())["modbus"]] == ["good"]
+    assert [path.name for path in (tmp_path / "tags.d").iterdir()] == ["good.csv"]
     assert f"removed again: {tmp_path}/tags.d/dead.csv" in done.stdout
     assert command.bsfg(tmp_path, "check").returncode == 0
 
@@ -378,7 +378,7 @@ def test_equal_machines_get_names_of_their_own(meter: Program, tmp_path: Path) -
         done = command.process(tmp_path, *words)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("a tag comes from one source") == 2
-    files = {one.stem: one.read_text("utf-8-sig") for one in (tmp_path / "tags.d").iterdir()}
+    files = {path.stem: path.read_text("utf-8-sig") for path in (tmp_path / "tags.d").iterdir()}
     assert [row.partition(",")[0] for row in files["boiler-2"].splitlines()[1:]] == [
         "boiler-2/a/voltage",
         "boiler-2/a/current",

@@ -49,7 +49,7 @@ def running_node(folder: Path, bsfg: Bsfg) -> Iterator[None]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "agent.cli", "run"], cwd=folder, stderr=log)
     try:
-        wait_until(lambda: {one["state"] for one in listed(bsfg)} == {"connected"}, "connected sources")
+        wait_until(lambda: {source["state"] for source in listed(bsfg)} == {"connected"}, "connected sources")
         yield
     finally:
         process.send_signal(signal.SIGTERM)
@@ -92,9 +92,9 @@ def test_a_source_is_tested_and_read_without_a_node(
     assert {step["outcome"] for step in steps} <= {"ok", "note"}
     assert re.fullmatch(r"all \d+ tags read, each has a value", steps[-1]["what"])
     done = bsfg("source", "read", name, "--json")
-    found = {one["tag"]: one for one in lines(done)}
+    found = {line["tag"]: line for line in lines(done)}
     assert done.returncode == 0
-    assert {one["status"] for one in found.values()} == {"Good"}
+    assert {value["status"] for value in found.values()} == {"Good"}
     if name == "plc":
         assert len(found) == 40
         assert found["plant/temperature_01"]["source_time"].endswith("Z")
@@ -116,7 +116,7 @@ def test_on_a_running_node(meter: Program, plc: Program, bsfg: Bsfg, tmp_path: P
         for name in ("plc", "meter"):
             assert bsfg("source", "test", name).returncode == 0
             assert bsfg("source", "read", name).returncode == 0
-        assert {one["state"] for one in listed(bsfg)} == {"connected"}
+        assert {source["state"] for source in listed(bsfg)} == {"connected"}
         done = bsfg("source", "read", "meter", "plant/unit1.model")
         assert re.search(r"plant/unit1.model +PM-1 +Good", done.stdout)
         assert bsfg("check", "--connect").returncode == 0
@@ -133,7 +133,7 @@ def test_a_modbus_device_is_asked_by_the_node(meter: Program, plc: Program, bsfg
         assert "has read the values: many devices accept only one connection" in first["what"]
         assert last["what"] == "20 of 26 tags read, each has a value"
         done = bsfg("source", "read", "meter", "--json")
-        found = {one["tag"]: one for one in lines(done)}
+        found = {line["tag"]: line for line in lines(done)}
         assert (done.returncode, len(found)) == (0, 26)
         assert 226 <= found["plant/unit1.voltage_l1"]["value"] <= 234
         rows = modbus_tags_csv().replace("plant/unit1.model", "plant/unit1.name")
@@ -173,7 +173,7 @@ def test_a_tag_that_the_device_does_not_have(
     assert why in done.stdout
     assert todo in done.stdout
     done = bsfg("source", "read", name, "--json")
-    bad = [one for one in lines(done) if one["status"] != "Good"]
+    bad = [line for line in lines(done) if line["status"] != "Good"]
     assert (done.returncode, len(bad), bad[0]["value"]) == (1, 1, None)
 
 
@@ -220,7 +220,7 @@ def test_check_connect_tries_everything(meter: Program, plc: Program, bsfg: Bsfg
     done = bsfg("check", "--connect", "--json")
     assert done.returncode == 1
     tried = {(one["kind"], one["name"]): one for one in json.loads(done.stdout)["connections"]}
-    assert [one["is_bad"] for one in tried.values()] == [False, False, True, True]
+    assert [result["is_bad"] for result in tried.values()] == [False, False, True, True]
     assert tried["broker", "site"]["todo"]
     assert bsfg("check").returncode == 0
     (tmp_path / "meter.csv").write_text("tag,register\n")

@@ -86,7 +86,7 @@ def test_a_secured_source_needs_no_certificate_lines(bsfg: Bsfg, etc: Path) -> N
     assert (source.certificate_file, source.private_key_file) == (own / "own.der", own / "own.key")
     assert problems(bsfg) == []
     file.write_text(text + 'certificate_file = "own.der"\n')
-    assert any("private_key_file: is needed" in one for one in problems(bsfg))
+    assert any("private_key_file: is needed" in problem for problem in problems(bsfg))
     file.write_text(text + 'security_policy = "None"\nsecurity_mode = "None"\ninsecure = true\n')
     assert load(file).opcua[0].certificate_file is None
 
@@ -120,7 +120,7 @@ def test_check_names_what_the_unit_refuses(bsfg: Bsfg, etc: Path) -> None:
     (etc / "plant-a.d" / "site.conf").write_text("[Service]\nDeviceAllow=/dev/ttyS1 rw\nIPAddressAllow=8.8.8.8\n")
     assert not [one for one in problems(bsfg) if "serial_port" in one or "8.8.8.8" in one]
     (etc / "plant-a.d" / "site.conf").write_text("[Service]\n#DeviceAllow=/dev/ttyS1 rw\n")
-    assert [one for one in problems(bsfg) if "serial_port" in one]
+    assert [problem for problem in problems(bsfg) if "serial_port" in problem]
 
     (etc / "elsewhere").mkdir()
     (etc / "elsewhere" / "plc.csv").write_text((etc / "plc.csv").read_text())

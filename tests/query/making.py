@@ -5,6 +5,7 @@ import hashlib
 import math
 import sqlite3
 import struct
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,15 @@ def everything(folder: Path, rounds: int = 1) -> Path:
         done(store.appends.append_samples(TELEMETRY, [Sample(4, late_ns, 7.25), Sample(2, late_ns + 1, 20)]))
         north = Elsewhere("north")
         north.put(store, [north.seal(4), north.seal(3)])
+    return file
+
+
+def recorded(file: Path, definitions: Sequence[TagDefinition], *batches: Sequence[Sample]) -> Path:
+    """A store of zone `plant` with these tags, numbered from 1, and with these samples, each batch an append."""
+    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
+        done(store.appends.define(definitions))
+        for batch in batches:
+            done(store.appends.append_samples(TELEMETRY, batch))
     return file
 
 

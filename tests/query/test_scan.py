@@ -169,7 +169,7 @@ def test_a_damaged_batch_is_named_and_the_rest_is_there(tmp_path: Path, *, is_se
         find_latest(searcher, BASE_NS)
         assert searcher.counters.holes == [(TELEMETRY, hole)]
     assert shown[10] == hole
-    assert [one["offset"] for one in shown if not isinstance(one, Hole)] == [
+    assert [message["offset"] for message in shown if not isinstance(message, Hole)] == [
         fact["offset"] for fact in kept if fact["stream"] == TELEMETRY
     ]
 
@@ -192,7 +192,7 @@ def test_facts_without_their_definitions_are_holes(tmp_path: Path) -> None:
             holes = scanner.counters.holes
             assert [(on, at) for on, one in holes for at in range(one.first_offset, one.last_offset + 1)] == lost
             shown = list(fact_messages(reader, TELEMETRY, 0, 1000))
-            assert [one for one in shown if isinstance(one, Hole)] == [one for _, one in holes]
+            assert [message for message in shown if isinstance(message, Hole)] == [message for _, message in holes]
             assert [one["offset"] for one in shown if not isinstance(one, Hole)] == [
                 one["offset"] for one in kept if one["stream"] == TELEMETRY
             ]
@@ -201,7 +201,7 @@ def test_facts_without_their_definitions_are_holes(tmp_path: Path) -> None:
             assert searcher.counters.holes == holes
             known = find_latest_in_stream(later, BASE_NS, TELEMETRY, AbsentTags())
             assert {one.tag.zone for one in known} == {"north"}
-            assert later.counters.holes == [one for one in holes if one[0] == TELEMETRY]
+            assert later.counters.holes == [hole for hole in holes if hole[0] == TELEMETRY]
 
 
 def test_rows_that_a_damaged_file_lost_are_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_messages_begin_after_the_position(file: Path) -> None:
     """A reader whose position is inside a batch gets none of its earlier facts again, and no more than it asks for."""
     with closing(StoreReader(file)) as reader:
         shown = list(fact_messages(reader, TELEMETRY, 14, 8))
-    assert [one["offset"] for one in shown if not isinstance(one, Hole)] == list(range(15, 23))
+    assert [message["offset"] for message in shown if not isinstance(message, Hole)] == list(range(15, 23))
 
 
 def test_messages_are_presented_as_rows_are(file: Path, facts: list[dict[str, Any]]) -> None:
@@ -338,8 +338,8 @@ def test_bounds_choose_among_two_streams_and_two_plants(tmp_path: Path) -> None:
             scanner = Scanner(reader)
             for newest_first in (False, True):
                 found = [
-                    (one["stream"], one["offset"], one["zone"], one["sequence"])
-                    for one in rows(scanner, bounds, newest_first=newest_first)
+                    (row["stream"], row["offset"], row["zone"], row["sequence"])
+                    for row in rows(scanner, bounds, newest_first=newest_first)
                 ]
                 assert found == (expected[::-1] if newest_first else expected), bounds
             # By its header it is of plant-b, and earlier than the time.

@@ -324,7 +324,7 @@ async def test_retry_asks_for_what_is_refused_at_once() -> None:
 async def test_a_search_rests_when_its_slot_is_over() -> None:
     """One question of the search and no more, so that the next poll begins in time; the next poll goes on with it."""
     points = [Register(1, Table.HOLDING, number, 1, INT16) for number in range(1, 9)]
-    tags = [replace(TAGS[0], definition=TagDefinition(f"tag:a/{one.address}"), point=one) for one in points]
+    tags = [replace(TAGS[0], definition=TagDefinition(f"tag:a/{point.address}"), point=point) for point in points]
     source, device = await made(FakeStore(), tags=tags), Device({2: 2, 7: 2})
     for asked in ([(1, 8), (1, 4)], [(1, 2)]):  # the read of the plan is refused; the halves of it
         device.asked.clear()

@@ -209,7 +209,7 @@ def test_a_refused_read_is_parted_into_reads_that_were_answered() -> None:
     assert unit.proven_parts(near) == []
     for one in (pair, single, beyond):
         one.is_proven = True
-    assert [one.read.registers for one in unit.proven_parts(near)] == [tuple(near[:2]), tuple(near[2:])]
+    assert [part.read.registers for part in unit.proven_parts(near)] == [tuple(near[:2]), tuple(near[2:])]
 
 
 def test_a_search_goes_on_for_the_values_that_are_left() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from agent.escaping import cell_text
 from agent.fact_store import FactStore, StoreReader
-from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition, Value, time_text
+from agent.message import Envelope, Fact, Message, Sample, TagDefinition, Value, time_text
 from agent.query.export.exporter import FormatName, export
 from agent.query.scan.bounds import Bounds
 from agent.query.scan.errors import ExportRefused, ExtraMissing
@@ -27,7 +27,17 @@ from pyspark_bsfg.schema import FACTS
 from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 from tests.query.exact import exact_value, value_of_text
-from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, add_consumer_and_gap, damage, everything, naive
+from tests.query.making import (
+    BASE_NS,
+    SECOND_NS,
+    TAGS,
+    VALUES,
+    add_consumer_and_gap,
+    damage,
+    everything,
+    naive,
+    recorded,
+)
 from tests.support import command
 
 MANY = 100_000
@@ -233,9 +243,7 @@ def test_at_a_terminal_no_text_of_a_peer_is_a_control_sequence(
 ) -> None:
     """Standard output that is a terminal gets the text of a fact with escapes."""
     file, (master, terminal) = tmp_path / "facts.db", pty.openpty()
-    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        done(store.appends.define([TagDefinition("tag:line1/text")]))
-        done(store.appends.append_samples(TELEMETRY, [Sample(1, 1, "a\x1b[2Jb\u202ec")]))
+    recorded(file, [TagDefinition("tag:line1/text")], [Sample(1, 1, "a\x1b[2Jb\u202ec")])
     with closing(StoreReader(file)) as reader, os.fdopen(terminal, "w", encoding="utf-8") as screen:
         monkeypatch.setattr(sys, "stdout", screen)
         export(Scanner(reader), Bounds(), Path("-"), form)
@@ -340,7 +348,7 @@ def test_statistics_count_what_is_there(tmp_path: Path) -> None:
         found = statistics(reader).to_dict()
         bytes_of = {one.name: one.bytes for one in reader.streams()}
     assert found["facts"] == len(whole)
-    streams = {one["name"]: one for one in found["streams"]}
+    streams = {stream["name"]: stream for stream in found["streams"]}
     for name, one in streams.items():
         mine = [fact for fact in whole if fact["stream"] == name]
         assert (one["facts"], one["end_offset"]) == (len(mine), len(mine))
@@ -349,13 +357,13 @@ def test_statistics_count_what_is_there(tmp_path: Path) -> None:
         assert one["newest_source_time"] == max(mine, key=lambda fact: fact["source_time_ns"])["source_time"]
         assert one["bytes"] == bytes_of[name], "as bsfg sql and bsfg status count them"
     assert streams[OPERATIONAL]["messages"] == 3
-    origins = {one["zone"]: one for one in streams[TELEMETRY]["origins"]}
+    origins = {origin["zone"]: origin for origin in streams[TELEMETRY]["origins"]}
     assert [origins[zone]["missing"] for zone in ("plant", "north", "south")] == [0, 0, 2]
-    assert {one["zone"]: one["count"] for one in found["definitions"]}["plant"] == len(TAGS)
+    assert {definition["zone"]: definition["count"] for definition in found["definitions"]}["plant"] == len(TAGS)
     (consumer,) = found["consumers"]
     assert consumer["unconfirmed_facts"] == streams[TELEMETRY]["facts"] - 30
     assert 0 < consumer["unconfirmed_bytes"] < streams[TELEMETRY]["bytes"]
-    assert [one["kind"] for one in found["incidents"]] == ["gap"]
+    assert [incident["kind"] for incident in found["incidents"]] == ["gap"]
     assert found["file"]["bytes"] == file.stat().st_size
     shown = bsfg("store", "stats", "--file", str(file))
     assert shown.returncode == 0, shown.stderr
@@ -363,11 +371,6 @@ def test_statistics_count_what_is_there(tmp_path: Path) -> None:
     assert "2 of them missing" in shown.stdout
     as_json = json.loads(bsfg("store", "stats", "--file", str(file), "--json").stdout)
     assert as_json == {**found, "flash": None}, "recorded within a moment: nothing to reckon the flash from"
-
-
-def test_json_values_are_texts_in_flat_files() -> None:
-    """What the page says of JSON holds for the value these tests rest on."""
-    assert value_of_text("json", '{"a":[1,2.5,null]}') == Json(b'{"a":[1,2.5,null]}')
 
 
 def test_an_export_of_a_running_store_is_what_was_there_when_it_began(tmp_path: Path) -> None:

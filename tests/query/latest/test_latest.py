@@ -22,7 +22,7 @@ from agent.query.scan.dictionary import Dictionary
 from agent.query.scan.scanner import Scanner
 from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done
-from tests.query.making import BASE_NS, SECOND_NS, damage, everything, naive
+from tests.query.making import BASE_NS, SECOND_NS, damage, everything, naive, recorded
 from tests.support.memory import memory_folder
 from tests.support.relay_store import ALARMS, relay_store
 
@@ -111,11 +111,9 @@ def test_of_a_zone_with_many_chains_the_newest_tags_are_searched_for(tmp_path: P
 def test_late_history_does_not_replace_the_latest_value(tmp_path: Path) -> None:
     """A gap filled behind live values leaves the last known value as it is, though its offset is later; of equal times
     the later offset wins."""
-    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
-        done(store.appends.define([TagDefinition("tag:a"), TagDefinition("tag:b")]))
-        for value, at_ns in ((1, 100), (2, 500), (3, 200), (4, 500), (5, 300)):
-            done(store.appends.append_samples(TELEMETRY, [Sample(1, at_ns, value), Sample(2, at_ns, -value)]))
-    found, _ = found_in(tmp_path / "facts.db")
+    arriving = ((1, 100), (2, 500), (3, 200), (4, 500), (5, 300))
+    batches = [[Sample(1, at_ns, value), Sample(2, at_ns, -value)] for value, at_ns in arriving]
+    found, _ = found_in(recorded(tmp_path / "facts.db", [TagDefinition("tag:a"), TagDefinition("tag:b")], *batches))
     assert [row.latest and (row.latest.value, row.latest.arrival.offset) for row in found] == [(4, 7), (-4, 8)]
 
 
@@ -173,7 +171,7 @@ def test_a_clock_that_is_wrong_or_set(
 def test_what_a_later_mark_shows_of_earlier_times(clock: list[int], believed: list[int]) -> None:
     """The clock at the marks of a stream, in seconds, and the times that are believed."""
     times_ns = believed_times([one * SECOND_NS for one in clock])
-    assert [one // SECOND_NS for one in times_ns] == believed
+    assert [time_ns // SECOND_NS for time_ns in times_ns] == believed
 
 
 rounds = st.lists(
@@ -235,7 +233,7 @@ def newest_of(facts: list[tuple[Arrival, int]]) -> set[tuple[int, int] | None]:
     """The rule of decision 0042 on all facts of a tag: of those since the last one ahead of the clock, the newest
     time; the one ahead counts as a minute before its recording. Two streams may hold equals at equal offsets."""
     ahead = max((arrival for arrival, at_ns in facts if at_ns > arrival.recorded_ns + 2 * MINUTE_NS), default=None)
-    since = [one for one in facts if ahead is None or one[0] >= ahead]
+    since = [fact for fact in facts if ahead is None or fact[0] >= ahead]
 
     def rank(one: tuple[Arrival, int]) -> tuple[int, int]:
         return one[0].recorded_ns - MINUTE_NS if one[0] == ahead else one[1], one[0].offset
@@ -351,18 +349,9 @@ def test_values_of_every_type_are_known_to_the_bit(tmp_path: Path) -> None:
 def test_staleness_belongs_to_the_source(tmp_path: Path) -> None:
     """A tag that is silent while others of its source speak is fresh; when the source falls silent all of its tags are
     degraded."""
-    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
-        done(
-            store.appends.define(
-                [
-                    TagDefinition("tag:a", source="x"),
-                    TagDefinition("tag:b", source="x"),
-                    TagDefinition("tag:c", source="y"),
-                ]
-            )
-        )
-        for tag, second in ((1, 0), (3, 0), (2, 90)):
-            done(store.appends.append_samples(TELEMETRY, [Sample(tag, BASE_NS + second * SECOND_NS, 1)]))
+    tags = [TagDefinition(f"tag:{name}", source=source) for name, source in ("ax", "bx", "cy")]
+    batches = [[Sample(tag, BASE_NS + second * SECOND_NS, 1)] for tag, second in ((1, 0), (3, 0), (2, 90))]
+    recorded(tmp_path / "facts.db", tags, *batches)
     now_ns = BASE_NS + 100 * SECOND_NS
     for wanted in (lambda _: True, lambda tag: tag.subject != "tag:b"):
         found, _ = found_in(tmp_path / "facts.db", now_ns, is_wanted=wanted, fresh_ms=60_000)
@@ -377,12 +366,9 @@ def test_staleness_belongs_to_the_source(tmp_path: Path) -> None:
 def test_only_the_end_is_opened(tmp_path: Path) -> None:
     """Tags that all speak are found in the last batch; one that is silent costs the batches back to its value, one that
     never spoke all within the depth."""
-    file = tmp_path / "facts.db"
-    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        done(store.appends.define([TagDefinition(f"tag:{name}") for name in "abcd"]))
-        done(store.appends.append_samples(TELEMETRY, [Sample(3, BASE_NS, 1)]))
-        for n in range(1, 41):
-            done(store.appends.append_samples(TELEMETRY, [Sample(tag, BASE_NS + n * 10 + tag, n) for tag in (1, 2)]))
+    spoken = [[Sample(tag, BASE_NS + n * 10 + tag, n) for tag in (1, 2)] for n in range(1, 41)]
+    tags = [TagDefinition(f"tag:{name}") for name in "abcd"]
+    file = recorded(tmp_path / "facts.db", tags, [Sample(3, BASE_NS, 1)], *spoken)
 
     def opened(names: str, depth_facts: int = 0) -> tuple[int, int]:
         found, scanner = found_in(file, is_wanted=lambda tag: tag.subject[4:] in names, depth_facts=depth_facts)

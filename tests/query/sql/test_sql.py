@@ -208,7 +208,7 @@ def test_definitions_streams_consumers_and_incidents_are_tables(tmp_path: Path) 
     file = everything(tmp_path)
     add_consumer_and_gap(file, 5)
     with closing(StoreReader(file)) as reader, closing(SqlSession(reader, NOW_NS)) as session:
-        streams = {one.name: one for one in reader.streams()}
+        streams = {stream.name: stream for stream in reader.streams()}
         telemetry = streams[TELEMETRY]
         assert ask(session, f"select * from streams where name = '{TELEMETRY}'") == [
             (TELEMETRY, 1, telemetry.end_offset, telemetry.end_offset, telemetry.bytes)

@@ -239,7 +239,7 @@ def test_expiry_is_announced_a_month_ahead(broker: Mosquitto) -> None:
     """A month before the list or certificate expires there is a note with what to do."""
     later = NOW + timedelta(days=pki.LEAF_DAYS - 10)
     notes = [each for each in check_broker_files(broker.files.config_file, now=later) if each.outcome is Outcome.NOTE]
-    assert ["the broker's certificate ends in 9 days" in each.what or "10 days" in each.what for each in notes] == [
+    assert ["the broker's certificate ends in 9 days" in note.what or "10 days" in note.what for note in notes] == [
         True
     ]
     assert "bsfg pki renew" in notes[0].hint

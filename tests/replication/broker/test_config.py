@@ -152,5 +152,5 @@ def test_each_protective_setting_appears_once(line: str) -> None:
     config = plan.render_config(BrokerPlan("/etc/mosquitto/bsfg/idmz/", "/usr/lib/p.so"))
     settings = [each for each in config.splitlines() if each and not each.startswith("#")]
     assert settings.count(line) == 1
-    names = [each.split(" ")[0] for each in settings if not each.startswith("log_type ")]
+    names = [setting.split(" ")[0] for setting in settings if not setting.startswith("log_type ")]
     assert len(names) == len(set(names))

@@ -54,6 +54,25 @@ class Broker:
         self.connections.append(Standing(self))
         return self.connections[-1]
 
+    def drop(self) -> None:
+        """End the first connection."""
+        self.connections[0].closed.set_result(ConnectionLost("b", "gone"))
+
+    async def wait_second(self) -> None:
+        """Wait for the second connection."""
+        await wait_until_async(lambda: len(self.connections) == 2, "the second connection")
+
+
+def after_each_failure(link: Link, look: Callable[[], None]) -> None:
+    """Look at the link whenever it has noted a failure."""
+    note_failure = link._note_failure
+
+    def noted(error: ReplicationError) -> None:
+        note_failure(error)
+        look()
+
+    link._note_failure = noted  # type: ignore[method-assign]
+
 
 @contextlib.asynccontextmanager
 async def running(monkeypatch: pytest.MonkeyPatch, broker: Broker, identity: Any = None) -> AsyncIterator[Link]:
@@ -81,8 +100,8 @@ async def test_back_off_grows_until_a_session_is_established(monkeypatch: pytest
     broker = Broker(away, away, away, None, away, None)
     async with running(monkeypatch, broker) as link:
         await link.wait_up()
-        broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
-        await wait_until_async(lambda: len(broker.connections) == 2, "the second connection")
+        broker.drop()
+        await broker.wait_second()
         await link.wait_up()
         assert link.statistics().connects == 2
         assert link.statistics().failures == 4
@@ -99,7 +118,7 @@ async def test_users_of_a_link_are_notified(monkeypatch: pytest.MonkeyPatch) -> 
         broker.subscribing.set_result(None)
         await link.wait_up()
         assert broker.happened == ["subscribed", "up"]
-        broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
+        broker.drop()
         await wait_until_async(lambda: len(broker.happened) > 2, "the loss")
         assert broker.happened[2].startswith("down: ")
         assert "gone" in broker.happened[2]
@@ -112,8 +131,8 @@ async def test_waiting_for_a_link_waits_while_it_is_down(monkeypatch: pytest.Mon
     async with running(monkeypatch, broker) as link:
         await link.wait_up()
         broker.subscribing = asyncio.get_running_loop().create_future()
-        broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
-        await wait_until_async(lambda: len(broker.connections) == 2, "the second connection")
+        broker.drop()
+        await broker.wait_second()
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(link.wait_up())
             await asyncio.sleep(0)
@@ -133,9 +152,9 @@ async def test_each_outage_is_counted_and_logged_for_itself(
     broker = Broker(*[refused] * (REFUSALS_UNTIL_ERROR - 1), None, refused, None)
     async with running(monkeypatch, broker) as link:
         await link.wait_up()
-        broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
-        await wait_until_async(lambda: len(broker.connections) == 2, "the second connection")
-    messages = [one.message for one in caplog.records]
+        broker.drop()
+        await broker.wait_second()
+    messages = [record.message for record in caplog.records]
     assert messages.count("broker_unreachable") == 2
     assert "broker_refuses_us" not in messages
 
@@ -149,16 +168,10 @@ async def test_a_broker_that_refuses_us_needs_a_person(
     broker = Broker(*[refused] * (REFUSALS_UNTIL_ERROR + 1), BrokerUnreachable("b", "away"))
     needs = list[tuple[int, bool]]()
     async with running(monkeypatch, broker) as link:
-        note_failure = link._note_failure
-
-        def noted(error: ReplicationError) -> None:
-            note_failure(error)
-            needs.append((link.statistics().failures, link.statistics().needs_person))
-
-        link._note_failure = noted  # type: ignore[method-assign]
+        after_each_failure(link, lambda: needs.append((link.statistics().failures, link.statistics().needs_person)))
         await link.wait_up()
     assert needs == [(1, False), (2, False), (3, True), (4, True), (5, False)]
-    assert [one.message for one in caplog.records].count("broker_refuses_us") == 1
+    assert [record.message for record in caplog.records].count("broker_refuses_us") == 1
 
 
 async def test_an_identity_that_was_mended_needs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,18 +181,11 @@ async def test_an_identity_that_was_mended_needs_nobody(monkeypatch: pytest.Monk
     broker = Broker(unusable, BrokerUnreachable("b", "away"), unusable, None)
     needs = list[bool]()
     async with running(monkeypatch, broker) as link:
-        note_failure = link._note_failure
-
-        def noted(error: ReplicationError) -> None:
-            note_failure(error)
-            needs.append(link.statistics().needs_person)
-
-        link._note_failure = noted  # type: ignore[method-assign]
-        link.watch(
-            lambda: needs.append(link.statistics().needs_person), lambda _: needs.append(link.statistics().needs_person)
-        )
+        look = lambda *_: needs.append(link.statistics().needs_person)  # noqa: E731
+        after_each_failure(link, look)
+        link.watch(look, look)
         await link.wait_up()
-        broker.connections[0].closed.set_result(ConnectionLost("b", "gone"))
+        broker.drop()
         await wait_until_async(lambda: len(needs) >= 5, "the loss")
     assert needs[:5] == [True, False, True, False, False]
 
@@ -197,7 +203,7 @@ async def test_a_command_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -
                 if error is not None:
                     raise error
         assert link.connection is None
-    assert [one.is_closed for one in broker.connections] == [True, True]
+    assert [connection.is_closed for connection in broker.connections] == [True, True]
 
 
 class Offering:
@@ -243,7 +249,7 @@ async def test_a_new_identity_takes_over_only_when_the_broker_accepts_it(
         assert link.connection is broker.connections[0]  # type: ignore[comparison-overlap]
         assert not broker.connections[0].is_closed
         identity.offer()
-        await wait_until_async(lambda: len(broker.connections) == 2, "the second connection")
+        await broker.wait_second()
         await wait_until_async(lambda: link.connection is broker.connections[1], "the change")  # type: ignore[comparison-overlap]
         assert broker.connections[0].is_closed
 

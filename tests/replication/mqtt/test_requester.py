@@ -230,7 +230,7 @@ async def test_the_oldest_open_requests_are_forgotten(monkeypatch: pytest.Monkey
         oldest, second, *_ = scene.connection.published
         scene.deliver(oldest, b"forgotten")
         scene.deliver(second, b"known")
-        assert [one.payload for one in answers] == [b"known"]
+        assert [answer.payload for answer in answers] == [b"known"]
         assert scene.unsolicited == 1
 
 

@@ -204,7 +204,7 @@ def _sign(name: str, issuer: _Signer | None, key: Any, *, is_ca: bool, names: in
 
 
 def _pem(*certificates: x509.Certificate) -> bytes:
-    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
+    return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_one_place_for_the_authority(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pki_group.get_command(click.Context(pki_group), name)
         for name in ("ca", "sign", "issue", "revoke", "list", "show")
     ]
-    defaults = {one.default for found in commands if found for one in found.params if one.name == "pki_folder"}
+    defaults = {param.default for found in commands if found for param in found.params if param.name == "pki_folder"}
     assert defaults == {AUTHORITY}
     (tmp_path / "empty").mkdir()
     done = _run_in(tmp_path / "empty", "list")

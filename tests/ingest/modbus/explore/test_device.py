@@ -54,7 +54,7 @@ async def test_a_refused_value_costs_its_neighbours_nothing() -> None:
     """A read of four values is halved until the refused one is alone; each value comes once."""
     device = Answers(refused=[2])
     answers = await read_registers(device.line, SETTINGS, [register(place) for place in range(4)])
-    assert [(one.register.address, "refuses" in one.why) for one in answers] == [
+    assert [(answer.register.address, "refuses" in answer.why) for answer in answers] == [
         (0, False),
         (1, False),
         (2, True),

@@ -157,7 +157,7 @@ def test_the_reads_of_a_probe_cover_what_it_interprets(address: int, count: int)
 
 def test_missing_registers_leave_the_readings_that_fit() -> None:
     """Of two registers at the end of a table there are readings of one and two words, and no others."""
-    sizes = {one.kind.registers for one in interpretations(at(10, 1, 2), Table.INPUT, 10)}
+    sizes = {interpretation.kind.registers for interpretation in interpretations(at(10, 1, 2), Table.INPUT, 10)}
     assert sizes == {1, 2}
 
 

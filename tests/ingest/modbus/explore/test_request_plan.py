@@ -71,7 +71,7 @@ def test_what_the_source_has_learned_shapes_the_plan() -> None:
     tags = [tag(point, row) for row, point in enumerate(points)]
     learned = b'{"version": 1, "refused": [[1, "holding", 3, 6, 2], [1, "holding", 9, 10, 4]]}'
     found = request_plan(SETTINGS, tags, learned)
-    assert [(one.read.address, one.read.count, one.cut) for one in found.reads] == [
+    assert [(planned.read.address, planned.read.count, planned.cut) for planned in found.reads] == [
         (3, 1, Cut.REFUSED),
         (5, 4, Cut.LAST),
     ]

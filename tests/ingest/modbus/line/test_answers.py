@@ -45,13 +45,26 @@ def sent_number(request: bytes) -> int:
     return int.from_bytes(request[:2], "big")
 
 
+def unanswered(matcher: AnswerMatcher, read: Read, now_ns: int = 0) -> bytes:
+    """A request that times out."""
+    request = matcher.ask(read, now_ns)
+    matcher.give_up()
+    return request
+
+
+def distinct(matcher: AnswerMatcher, read: Read) -> Read:
+    """The read that is possible in place of one, after a second."""
+    other = matcher.distinct_read(read, S)
+    assert other is not None
+    return other
+
+
 def test_a_late_answer_over_rtu_is_not_the_next_one() -> None:
     """After a time-out only a request of another length is possible; the late answer does not answer it, and its own
     answer settles what came before."""
     matcher = AnswerMatcher(is_rtu=True)
     matcher.note_good(A)
-    matcher.ask(A, 0)
-    matcher.give_up()
+    unanswered(matcher, A)
     assert matcher.is_in_doubt(1)
     assert not matcher.is_in_doubt(2)
     with pytest.raises(AssertionError):
@@ -68,8 +81,7 @@ def test_a_late_answer_over_rtu_is_not_the_next_one() -> None:
 def test_a_late_answer_that_arrives_alone_settles_its_request() -> None:
     """Then nothing is in doubt, and no new connection is needed."""
     matcher = AnswerMatcher(is_rtu=True)
-    matcher.ask(A, 0)
-    matcher.give_up()
+    unanswered(matcher, A)
     assert matcher.needs_connection
     assert matcher.receive(answer(A, 1, 2), 2 * S) is None
     assert not matcher.is_in_doubt(1)
@@ -79,8 +91,7 @@ def test_a_late_answer_that_arrives_alone_settles_its_request() -> None:
 def test_open_requests_outlive_a_connection() -> None:
     """The serial side of a gateway is a queue: over a new connection it may deliver the answer to an old request."""
     matcher = AnswerMatcher(is_rtu=True)
-    matcher.ask(A, 0)
-    matcher.give_up()
+    unanswered(matcher, A)
     matcher.connected()
     assert matcher.is_in_doubt(1)
     assert not matcher.needs_connection
@@ -98,10 +109,8 @@ def test_a_wrong_number_is_no_number(wrong: int) -> None:
     request = matcher.ask(A, 0)
     assert matcher.receive(answer(A, 1, 2, number=number(request)), 0) is not None
     assert matcher.numbering is Numbering.WRONG
-    request = matcher.ask(A, 0)
-    matcher.give_up()
-    other = matcher.distinct_read(A, S)
-    assert other is not None
+    request = unanswered(matcher, A)
+    other = distinct(matcher, A)
     second = matcher.ask(other, S)
     assert matcher.receive(answer(A, 8, 9, number=number(request)), 2 * S) is None
     assert matcher.receive(answer(other, 8, number=number(second)), 2 * S) is not None
@@ -110,10 +119,8 @@ def test_a_wrong_number_is_no_number(wrong: int) -> None:
 def test_numbers_are_worth_nothing_before_one_was_right() -> None:
     """The first answer of a device that adds one comes late and has the number of the second request."""
     matcher = AnswerMatcher(is_rtu=False, first_number=500)
-    first = matcher.ask(A, 0)
-    matcher.give_up()
-    other = matcher.distinct_read(A, S)
-    assert other is not None
+    first = unanswered(matcher, A)
+    other = distinct(matcher, A)
     assert sent_number(matcher.ask(other, S)) == sent_number(first) + 1
     assert matcher.receive(answer(A, 8, 9, number=sent_number(first) + 1), 2 * S) is None
     assert matcher.numbering is Numbering.UNKNOWN
@@ -124,8 +131,7 @@ def test_right_numbers_drop_a_late_answer() -> None:
     matcher = AnswerMatcher(is_rtu=False)
     first = matcher.ask(A, 0)
     assert matcher.receive(answer(A, 1, 2, number=sent_number(first)), 0) is not None
-    second = matcher.ask(A, 0)
-    matcher.give_up()
+    second = unanswered(matcher, A)
     assert not matcher.needs_connection
     assert matcher.receive(answer(A, 1, 2, number=sent_number(second)), 3 * S // 2) is None
     assert matcher.late_ns == {1: 3 * S // 2}
@@ -145,10 +151,8 @@ def test_an_exception_is_taken_for_that_of_the_oldest_request() -> None:
     """It has no length: it may be the late answer to the request before."""
     matcher = AnswerMatcher(is_rtu=True)
     matcher.note_good(A)
-    matcher.ask(A, 0)
-    matcher.give_up()
-    other = matcher.distinct_read(A, S)
-    assert other is not None
+    unanswered(matcher, A)
+    other = distinct(matcher, A)
     matcher.ask(other, S)
     assert matcher.receive(framed(1, b"\x83\2", None), 2 * S) is None
     assert matcher.receive(answer(other, 1), 2 * S) is not None
@@ -163,8 +167,7 @@ def test_a_unit_with_one_register_is_asked_for_another_function() -> None:
     read: Read | None = SHORT
     while read is not None:
         asked.append((read.table, read.count))
-        matcher.ask(read, len(asked) * S)
-        matcher.give_up()
+        unanswered(matcher, read, len(asked) * S)
         read = matcher.distinct_read(SHORT, len(asked) * S)
     assert asked == [
         (Table.HOLDING, 1),
@@ -185,8 +188,7 @@ def test_a_unit_with_short_reads_is_asked_for_longer_ones() -> None:
     for _ in range(10):
         assert read is not None
         counts.append(read.count)
-        matcher.ask(read, 0)
-        matcher.give_up()
+        unanswered(matcher, read)
         read = matcher.distinct_read(A, 0)
     assert counts == [2, 1, 3, 4, 5, 6, 7, 8, 9, 10]
 

@@ -68,7 +68,7 @@ def test_kepware() -> None:
     assert "is read the same way in row 3" in reasons.pop(14)
     assert not reasons
     assert (tags.tags[0].definition.unit, tags.tags[0].definition.description) == ("bar", "Steam pressure")
-    assert any("not carried over: clamp low 1" in one.why for one in found.remarks if one.row == 3)
+    assert any("not carried over: clamp low 1" in remark.why for remark in found.remarks if remark.row == 3)
     clamped = next(cells for row, cells in found.rows if row == 6)
     assert clamped["clamp"] == "-10..10"
     assert 'byte_order = "CDAB"' in found.notes[0]
