@@ -146,7 +146,7 @@ async def test_what_changes_something_at_the_peer_is_signed(monkeypatch: pytest.
     """Each such request carries a proof of this node's key, and a request that only reads carries none."""
     changing = [
         FetchFacts(consumer_name="c", limit=1),
-        ConfirmReceipt(consumer_name="c", offset=1),
+        ConfirmReceipt(consumer_name="c", offset=1, life="0" * 32),
         UnregisterConsumer(consumer_name="c", lease=1),
         AcquireLease(stream="facts.operational", producer="p"),
     ]
