@@ -183,6 +183,12 @@ class Session:
         """Whether this is the session of an earlier connection."""
         return self._client.has_reactivated
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether its connection stands, as far as is known."""
+        protocol = self._client.uaclient.protocol
+        return protocol is not None and not protocol.is_closed
+
     def note_loss(self, why: str) -> None:
         """End the session: `lost` is resolved with the reason."""
         if not self.lost.done():

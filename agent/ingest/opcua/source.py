@@ -243,9 +243,8 @@ class OpcuaSource:
         if session.url != self._servers.url:  # another server is read from now on
             self._step, self._kept = Step.REBUILD, None
             return
-        # The connection broke: something may have been left at the server. It is cancelled where another task failed.
-        has_broken = session.lost.done() and not session.lost.cancelled()
-        may_keep = self._is_proven or (has_broken and self._step is Step.REBUILD)
+        # If the connection broke, something may have been left at the server.
+        may_keep = self._is_proven or (self._step is Step.REBUILD and not session.is_connected)
         self._step = next_step(self._step, Outcome.PROVEN if may_keep else Outcome.SILENT)
         if session.start is None:
             self._step = Step.REBUILD
@@ -260,6 +259,7 @@ class OpcuaSource:
             await self._deliver(self._buffer.get_nowait())
         for arrived in late:
             await self._deliver(self._note_publication(arrived.header, arrived.content))
+        self._declare_until(self._clock.now())
         await self._deliver_due()
         await self._take_over_map()
         await self._note_complete()
@@ -443,10 +443,11 @@ class OpcuaSource:
             await self._deliver(self._buffer.get_nowait())
 
     async def _declare_losses(self, session: Session) -> None:
-        """End the open losses at a reading of the server's clock. If the session ends here, they stay open."""
-        if not self._losses:
-            return
-        now = await self._clock.read(session)
+        """End the open losses at a reading of the server's clock."""
+        if self._losses:
+            self._declare_until(await self._clock.read(session))
+
+    def _declare_until(self, now: Moment) -> None:
         for gap, count, is_exact in self._losses.take(now):
             self._delivery.add_gap(*(gap.reason, gap.first_time_ns, gap.last_time_ns, count, gap.tags), exact=is_exact)
 

@@ -105,7 +105,7 @@ class FakeSession:
         self.library = self  # whose `ending` and `creating` these are
         self.ending = Ending.CLOSE
         self.creating = 0
-        self.is_reactivated = False
+        self.is_reactivated, self.is_connected = False, True
         self.refuses_key = False
         self.transfers: list[list[int]] = []
         self.transfer_statuses: dict[int, int] = {}  # by subscription; without it a transfer is good
