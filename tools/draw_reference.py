@@ -85,7 +85,7 @@ last in force; the state folder has a copy (`in_force/`). Without a copy:
 | --- | --- |
 | `[[opcua]]`, `[[modbus]]`, a device profile | runs without this source |
 | `[[broker]]`, `[[peer]]` | runs without this broker and its peers, or without this peer |
-| `[page]`, an unknown section | runs with the defaults |
+| `[page]`, `[[notify]]`, an unknown section | runs without it |
 | `[store]`, `[[stream]]`, `[signing]`, `[[origin]]` | does not start: the defaults could lose facts, export them, or accept unsigned ones. With a copy, all sections of this kind are the copied ones |
 | a tag file | reads the last map that was in force, with the section of that time; without one, nothing from this source |
 | certificates, keys and passwords of a source or broker; a host name that does not resolve | tries again until it can connect |

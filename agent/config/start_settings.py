@@ -65,7 +65,7 @@ def plan_settings(sections: Sections, before: NodeSettings | None) -> SettingsPl
         before = None
     out: list[NotInForce] = []
     chosen: dict[str, list[_Chosen]] = {}
-    for kind in ("node", "store", "stream", "signing", "origin", "page", "broker", "peer", "opcua", "modbus"):
+    for kind in ("node", "store", "stream", "signing", "origin", "page", "notify", "broker", "peer", "opcua", "modbus"):
         found = [one for one in sections.all if one.kind == kind]
         wrong = [one for one in found if one.settings is None]
         if wrong and kind in _WHOLE:

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any
 
 from agent.settings.node import IdentitySettings, NodeSettings, PageSettings
+from agent.settings.notify import NotifySettings
 from agent.settings.peers import BrokerSettings, PeerSettings
 from agent.settings.signing import OriginSettings, SigningSettings
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
@@ -57,9 +58,18 @@ REACH: Mapping[type, Reach | Mapping[str, Reach]] = {
     SigningSettings: Reach.APPLY,
     OriginSettings: Reach.APPLY,
     PageSettings: Reach.OTHER,
+    NotifySettings: Reach.OTHER,
 }
 
-_KEYS = {"stream": "name", "broker": "name", "peer": "zone", "origin": "zone", "opcua": "name", "modbus": "name"}
+_KEYS = {
+    "stream": "name",
+    "broker": "name",
+    "peer": "zone",
+    "origin": "zone",
+    "opcua": "name",
+    "modbus": "name",
+    "notify": "name",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +143,7 @@ def _merged_list(
     assert isinstance(reach, Reach), "entries of a list are replaced as a whole"
     key = _KEYS[section]
     by_reach[reach] += [f"{section} {name}" for name in _changed(_named(before, key), _named(after, key))]
-    return after if reach is Reach.APPLY else before
+    return after if reach in {Reach.APPLY, Reach.OTHER} else before
 
 
 def _named(entries: Iterable[Any], key: str) -> dict[str, Any]:

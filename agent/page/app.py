@@ -175,7 +175,7 @@ class Page:
             row
             for row in await self._watch.facts.latest()
             if zone in {"", row["zone"]}
-            and all(word in f"{row['subject']} {row['zone']}".casefold() for word in wanted)
+            and all(word in f"{row['subject']} {row['zone']} {row['source']}".casefold() for word in wanted)
         ]
         main = self._render(
             "tags.html", rows=rows[:ROWS_SHOWN], found=len(rows), query=query.get("q", ""), zone=zone,

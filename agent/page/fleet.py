@@ -14,7 +14,7 @@ from typing import Annotated
 from agent.health.problems import RANK, Level
 from agent.health.samples import folders, level_of
 from agent.health.snapshot import Gauge, Label
-from agent.health.verdict import THRESHOLDS, duration
+from agent.health.verdict import THRESHOLDS
 from agent.page import words
 from agent.page.health_tail import ZoneHealth
 
@@ -61,7 +61,7 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
     silent = THRESHOLDS["health_age"].passed(age_s)
     if silent is not None:
         before = f"; it was {level.value} then" + (f" ({what})" if what else "")
-        what, hint = f"silent: no health for {duration(age_s)}{before}", SILENT_HINT.format(zone=health.zone)
+        what, hint = f"silent: no health for {words.age(age_s)}{before}", SILENT_HINT.format(zone=health.zone)
         level = max(level, Level.BROKEN if silent else Level.LATE, key=RANK.__getitem__)
         alert, since = alert or silent, health.at_unix_ms
     waiting = [words.number(one.get("oldest_unconfirmed_age_s")) for _, one in folders(found, "consumer")]

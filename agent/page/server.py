@@ -24,6 +24,7 @@ from agent.errors import BsfgError
 from agent.health.notify import Notifier
 from agent.page.access import Users
 from agent.page.app import make_app
+from agent.page.sender import Sender
 from agent.page.watch import Watch
 from agent.settings.node import NodeSettings
 
@@ -108,7 +109,9 @@ async def serve(settings: NodeSettings, ready: Callable[[str], None] = lambda _:
     notifier = Notifier.from_environment(os.environ, os.getpid())
     async with TaskGroup() as group:
         await watch.look()
-        looking = group.create_task(watch.run(), name="watch")
+        looking = [group.create_task(watch.run(), name="watch")]
+        senders = [Sender(one, settings.node.zone) for one in settings.notify]
+        looking += [group.create_task(one.run(watch), name="notify") for one in senders]
         serving = group.create_task(server.serve([listening]), name="serve")
         log.info("page_listening", extra={"address": address})
         notifier.ready()
@@ -116,7 +119,8 @@ async def serve(settings: NodeSettings, ready: Callable[[str], None] = lambda _:
         await stop.wait()
         server.should_exit = True
         await asyncio.wait([serving])
-        looking.cancel()
+        for task in looking:
+            task.cancel()
     watch.facts.close()
 
 

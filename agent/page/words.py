@@ -58,7 +58,7 @@ def size(value: object) -> str:
 def age(seconds: object) -> str:
     """A duration, or that it is not known."""
     found = number(seconds)
-    return UNKNOWN if found is None else duration(found)
+    return UNKNOWN if found is None else f"{found:.0f} s" if 10 <= found < 120 else duration(found)
 
 
 def moment(unix_ms: object) -> str:

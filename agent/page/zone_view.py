@@ -3,6 +3,8 @@ worst first. The node's own page and that of a zone below come from the same val
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
@@ -15,12 +17,15 @@ from agent.page.fleet import ZoneRow, zone_row
 from agent.page.health_tail import ZoneHealth
 
 Part = dict[str, Any]
+STATES = ("flowing", "waiting", "cut")
+CUT_S = 60.0
+"""A consumer that has confirmed nothing for so long is cut off, or has stopped."""
 DEAD_HINT = "systemctl status bsfg@{zone}; journalctl -u bsfg@{zone} -n 50; what it recorded before is below"
 
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A link to another zone. `state`: flowing, waiting or cut."""
+    """A link to another zone. `state`: flowing, waiting or cut; `title`: the stream that is worst."""
 
     zone: str
     state: str
@@ -49,7 +54,7 @@ def zone_view(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None
     """The page of a zone. `dead_since_ms`: its node is that of this machine and does not answer."""
     row, found = zone_row(health, now_unix_ms), health.values
     if dead_since_ms is not None:
-        what = f"the node does not answer for {duration((now_unix_ms - dead_since_ms) / 1000)}"
+        what = f"the node does not answer for {words.age((now_unix_ms - dead_since_ms) / 1000)}"
         hint = DEAD_HINT.format(zone=health.zone)
         row = replace(*(row,), level=Level.BROKEN, alert=True, since_unix_ms=dead_since_ms, what=what, hint=hint)
     parts = {kind: _parts(found, kind) for kind in ("source", "consumer", "stream", "broker", "peer")}
@@ -70,10 +75,8 @@ def zone_view(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None
         _sentence(row),
         _more(sources, parts["peer"], consumers, found),
         reasons,
-        below=[
-            _pull(one) for one in sorted(parts["peer"], key=lambda one: (one.get("connected") is True, one["name"]))
-        ],
-        above=_above(consumers),
+        below=_links(parts["peer"], _pull),
+        above=_links(consumers, _consumer),
         sources=[one | {"state": _state_of(one)} for one in sources],
         consumers=consumers,
         streams=sorted(parts["stream"], key=lambda one: one["name"]),
@@ -129,25 +132,31 @@ def _more(sources: list[Part], peers: list[Part], consumers: list[Part], found: 
     return "; ".join(parts)
 
 
-def _pull(peer: Part) -> Arrow:
-    name: str = peer["name"]
-    zone, lag = name.partition("/")[0], words.number(peer.get("lag_seconds"))
+def _links(parts: list[Part], state_of: Callable[[Part], tuple[str, str]]) -> list[Arrow]:
+    """One arrow for each zone: the worst of its streams, the cut ones first."""
+    worst: dict[str, Arrow] = {}
+    for one in parts:
+        zone, stream = re.split(r"[./]", f"{one['name']}.", maxsplit=1)
+        state, text = state_of(one)
+        found = Arrow(zone, state, text, stream.rstrip("."))
+        known = worst.get(zone)
+        if known is None or STATES.index(state) > STATES.index(known.state):
+            worst[zone] = found
+    return sorted(worst.values(), key=lambda one: (-STATES.index(one.state), one.zone))
+
+
+def _pull(peer: Part) -> tuple[str, str]:
+    lag = words.number(peer.get("lag_seconds"))
     if peer.get("connected") is not True:
-        return Arrow(peer["name"], "cut", "cut", words.text(peer.get("trouble")))
+        return "cut", "cut" if lag is None else f"cut, {words.age(lag)} behind"
     if lag is None:
-        return Arrow(peer["name"], "waiting", "no answer yet")
-    return Arrow(peer["name"], "waiting" if lag >= 1 else "flowing", f"{duration(lag)} behind", f"pulled from {zone}")
+        return "waiting", "no answer yet"
+    return ("waiting" if lag >= 1 else "flowing"), "level" if lag < 1 else f"{words.age(lag)} behind"
 
 
-def _above(consumers: list[Part]) -> list[Arrow]:
-    """The zones above and local readers, by what they have not confirmed."""
-    arrows = list[Arrow]()
-    for one in consumers:
-        behind, waited = words.number(one.get("behind_facts")) or 0, words.number(one.get("oldest_unconfirmed_age_s"))
-        state = words.text(one.get("state"))
-        text = f"{words.count(behind)} wait, {words.age(waited)}" if waited and waited >= 1 else "level"
-        is_cut = bool(behind) and waited is not None and waited >= 60
-        arrows.append(
-            Arrow(one["name"], "cut" if is_cut else "waiting" if waited and waited >= 1 else "flowing", text, state)
-        )
-    return arrows
+def _consumer(consumer: Part) -> tuple[str, str]:
+    behind, waited = words.number(consumer.get("behind_facts")), words.number(consumer.get("oldest_unconfirmed_age_s"))
+    if not behind or waited is None or waited < 1:
+        return "flowing", "level"
+    is_cut = waited >= CUT_S
+    return ("cut" if is_cut else "waiting"), f"{words.count(behind)} wait for {words.age(waited)}"

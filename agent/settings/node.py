@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agent.message import LOCAL_ZONE, ZONE
 from agent.settings.host import host_problem
+from agent.settings.notify import NotifySettings
 from agent.settings.peers import NO_ZONE, BrokerSettings, PeerSettings
 from agent.settings.signing import OriginSettings, SigningSettings
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
@@ -91,6 +92,7 @@ class NodeSettings:
     opcua: tuple[OpcuaSourceSettings, ...] = ()
     modbus: tuple[ModbusSourceSettings, ...] = ()
     page: PageSettings = field(default_factory=PageSettings)
+    notify: tuple[NotifySettings, ...] = ()
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Broken rules that concern several sections."""
@@ -116,6 +118,7 @@ class NodeSettings:
         yield from _twice([(f"stream[{i}].name", s.name) for i, s in enumerate(self.stream)])
         named = [(f"broker[{i}].name", b.name) for i, b in enumerate(self.broker)]
         yield from _twice(named)
+        yield from _twice([(f"notify[{i}].name", n.name) for i, n in enumerate(self.notify)])
         yield from _twice([(f"peer[{i}].zone", p.zone) for i, p in enumerate(self.peer)])
         sources = [(f"opcua[{i}].name", s.name) for i, s in enumerate(self.opcua)]
         yield from _twice(sources + [(f"modbus[{i}].name", s.name) for i, s in enumerate(self.modbus)])

@@ -11,6 +11,7 @@ import pytest
 from agent.cli.prepare.init import node_toml
 from agent.config import ConfigError, ConfigFile, load, read
 from agent.settings.node import IdentitySettings, NodeSettings, PageSettings
+from agent.settings.notify import NotifySettings
 from agent.settings.peers import STREAMS_MAX, BrokerSettings, PeerSettings
 from agent.settings.signing import PINS_MAX, OriginSettings, SigningSettings
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
@@ -21,6 +22,7 @@ SECTIONS = {
     "store": StoreSettings,
     "stream": StreamSettings,
     "page": PageSettings,
+    "notify": NotifySettings,
     "broker": BrokerSettings,
     "peer": PeerSettings,
     "signing": SigningSettings,
@@ -93,6 +95,7 @@ def test_every_commented_line_is_valid(tmp_path: Path) -> None:
     assert set(found) == {
         *("peer[0].zone", "opcua[0].user_name"),  # no streams named; a password without a user
         *("modbus[0].ca_file", "modbus[0].cert_file"),  # for tls only
+        *("notify[0].webhook_url", "notify[0].smtp_user"),  # neither webhook nor mail; a password without a user
     }
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agent.config import read
 from agent.node.reload_plan import REACH, Reach, ReloadPlan, plan_reload, reach_of
 from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.notify import NotifySettings
 from agent.settings.peers import BrokerSettings, PeerSettings
 from agent.settings.signing import OriginSettings
 from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
@@ -37,6 +38,7 @@ FULL = NodeSettings(
     broker=(broker("b1"), broker("b2")),
     peer=(PeerSettings("idmz", "b1", exports=("facts.telemetry",)), PeerSettings("lab", "b2", asks=True)),
     origin=(OriginSettings("plant-b"),),
+    notify=(NotifySettings("ops", webhook_url="https://x"),),
     opcua=(OpcuaSourceSettings("plc", "opc.tcp://plc:4840", Path("/tags")),),
     modbus=(modbus("meter"),),
 )

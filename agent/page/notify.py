@@ -1,0 +1,97 @@
+"""Core: which changes of a zone's state are told to people, and when: raised, repeated while it lasts, cleared.
+
+A zone is told about once its alert has lasted `after_s`, so that what passes by itself wakes nobody, again every
+`repeat_hours`, and when it is over. `NoticeCore` holds what was told; the same rows give the same notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from agent.page.fleet import ZoneRow
+
+TOLD_MAX = 20
+"""Zones named in one look; what hits more has one cause, and the rest is counted."""
+
+
+class Event(Enum):
+    """What is told."""
+
+    RAISED = "raised"
+    REPEATED = "repeated"
+    CLEARED = "cleared"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One message to a person."""
+
+    event: Event
+    zone: str
+    level: str
+    what: str
+    hint: str
+    since_unix_ms: int
+    more: int = 0
+    """So many further zones changed in the same way."""
+
+    @property
+    def subject(self) -> str:
+        """One line."""
+        others = f" and {self.more:,} more zones" if self.more else ""
+        if self.event is Event.CLEARED:
+            return f"{self.zone}{others}: needs nobody any more"
+        return f"{self.zone}{others}: {self.level}: {self.what}"
+
+
+@dataclass(slots=True)
+class _Told:
+    since_unix_ms: int
+    told_unix_ms: int = 0
+    row: ZoneRow | None = None
+
+
+@dataclass(slots=True)
+class NoticeCore:
+    """Decides for one receiver. `zones`: those that it wants to hear of; none: all."""
+
+    after_s: float
+    repeat_hours: float
+    zones: frozenset[str] = frozenset()
+    _alerts: dict[str, _Told] = field(default_factory=dict)
+
+    def decide(self, rows: Iterable[ZoneRow], now_unix_ms: int) -> list[Notice]:
+        """What is to be told now."""
+        found: dict[Event, list[Notice]] = {event: [] for event in Event}
+        alerting = {row.zone: row for row in rows if row.alert and (not self.zones or row.zone in self.zones)}
+        for zone, told in list(self._alerts.items()):
+            if zone not in alerting:
+                del self._alerts[zone]
+                if told.told_unix_ms and told.row is not None:
+                    found[Event.CLEARED].append(_notice(Event.CLEARED, told.row, told.since_unix_ms))
+        for zone, row in alerting.items():
+            told = self._alerts.setdefault(zone, _Told(now_unix_ms))
+            is_due = now_unix_ms - told.since_unix_ms >= self.after_s * 1000
+            repeat_ms = self.repeat_hours * 3_600_000
+            if not told.told_unix_ms and is_due:
+                found[Event.RAISED].append(_notice(Event.RAISED, row, told.since_unix_ms))
+            elif told.told_unix_ms and repeat_ms and now_unix_ms - told.told_unix_ms >= repeat_ms:
+                found[Event.REPEATED].append(_notice(Event.REPEATED, row, told.since_unix_ms))
+            else:
+                continue
+            told.told_unix_ms, told.row = now_unix_ms, row
+        return [notice for event in Event for notice in _bounded(found[event])]
+
+
+def _notice(event: Event, row: ZoneRow, since_unix_ms: int) -> Notice:
+    return Notice(event, row.zone, row.level.value, row.what, row.hint, since_unix_ms)
+
+
+def _bounded(notices: list[Notice]) -> list[Notice]:
+    """The notices, or the first alone with the number of the others."""
+    if len(notices) <= TOLD_MAX:
+        return notices
+    first = notices[0]
+    return [Notice(first.event, first.zone, first.level, first.what, first.hint, first.since_unix_ms, len(notices) - 1)]

@@ -1,0 +1,144 @@
+"""Alarms reach people: once when they have lasted, again while they last, once when they are over; and what a zone has
+written cannot change the form of a message."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.health.problems import Level
+from agent.page import sender as tested
+from agent.page.fleet import ZoneRow
+from agent.page.notify import TOLD_MAX, Event, Notice, NoticeCore
+from agent.page.sender import Sender, body_of, mail_of
+from agent.page.watch import Watch
+from agent.settings.node import IdentitySettings
+from agent.settings.notify import TEMPLATE, NotifySettings
+from tests.waiting import wait_until_async
+
+S, H = 1_000, 3_600_000
+EVIL = '"}, "x": "${hint}\r\nBcc: all@example'
+
+
+def row(zone: str, *, alert: bool = True, what: str = "source press: lost") -> ZoneRow:
+    """A zone."""
+    return ZoneRow(zone, Level.BROKEN if alert else Level.GOOD, alert, 0, what, "look", None, None, 1.0)
+
+
+def told(core: NoticeCore, now_ms: int, *rows: ZoneRow) -> list[tuple[str, str]]:
+    """What is told now."""
+    return [(one.event.value, one.zone) for one in core.decide(rows, now_ms)]
+
+
+def test_raised_repeated_and_cleared() -> None:
+    """After it has lasted a minute, every two hours, and when it is over; another zone by itself."""
+    core = NoticeCore(60, 2)
+    assert told(core, 0, row("a")) == []
+    assert told(core, 59 * S, row("a")) == []
+    assert told(core, 60 * S, row("a"), row("b")) == [("raised", "a")]
+    assert told(core, 61 * S, row("a"), row("b")) == []
+    assert told(core, 120 * S, row("a"), row("b")) == [("raised", "b")]
+    assert told(core, 60 * S + 2 * H, row("a"), row("b")) == [("repeated", "a")]
+    assert told(core, 3 * H, row("a", alert=False), row("b")) == [("repeated", "b"), ("cleared", "a")]
+    assert told(core, 3 * H + 1) == [("cleared", "b")]
+
+
+def test_what_passes_by_itself_is_not_told() -> None:
+    """An alert that is over within the time is neither raised nor cleared, and the next one begins anew."""
+    core = NoticeCore(60, 0)
+    assert told(core, 0, row("a")) == told(core, 30 * S, row("a", alert=False)) == told(core, 40 * S, row("a")) == []
+    assert told(core, 99 * S, row("a")) == []
+    assert told(core, 100 * S, row("a")) == [("raised", "a")]
+    assert told(core, 100 * H, row("a")) == [], "0 hours: once"
+
+
+def test_only_the_zones_that_are_asked_for() -> None:
+    """A receiver with zones hears of no other; a thousand at once are one message with their number."""
+    assert told(NoticeCore(0, 0, frozenset({"b"})), 0, row("a"), row("b")) == [("raised", "b")]
+    (notice,) = NoticeCore(0, 0).decide([row(f"z{n}") for n in range(TOLD_MAX + 1)], 0)
+    assert (notice.zone, notice.more, notice.subject) == (
+        "z0", TOLD_MAX, f"z0 and {TOLD_MAX} more zones: broken: source press: lost"
+    )  # fmt: skip
+
+
+def test_the_form_of_a_message_is_the_receivers() -> None:
+    """Quotes, line ends and placeholders in what a zone wrote stay inside their value and their header."""
+    notice = Notice(Event.RAISED, "a", "broken", EVIL, EVIL, 1_795_000_000_000)
+    found = json.loads(body_of(TEMPLATE, notice, "enterprise"))
+    assert found.keys() == {"text"}
+    assert EVIL in found["text"]
+    assert json.loads(body_of('{"a": "${event} ${seen_by} $unknown"}', notice, "e")) == {"a": "raised e $unknown"}
+    mail = mail_of(NotifySettings("n", mail_from="b@x", mail_to=("c@x", "d@x")), notice, "enterprise")
+    assert (mail["To"], mail["Bcc"]) == ("c@x, d@x", None)
+    assert "\n" not in mail["Subject"]
+
+
+@pytest.mark.parametrize(
+    "settings, fields",
+    [
+        ({"webhook_url": "https://x/y"}, []),
+        ({}, ["webhook_url"]),
+        ({"webhook_url": "ftp://x"}, ["webhook_url"]),
+        ({"webhook_url": "http://x", "smtp_host": "m", "mail_from": "a", "mail_to": ("b",)}, ["webhook_url"]),
+        ({"smtp_host": "m", "mail_from": "a", "mail_to": ("b",)}, []),
+        ({"smtp_host": "m"}, ["mail_to"]),
+        ({"smtp_host": "m", "mail_from": "a\n", "mail_to": ("b",)}, ["mail_to"]),
+        ({"smtp_host": "m", "mail_from": "a", "mail_to": ("b",), "smtp_user": "u"}, ["smtp_user"]),
+        ({"webhook_url": "http://x", "zones": ("A",), "after_s": -1.0, "repeat_hours": 9000.0}, ["zones", "after_s", "repeat_hours"]),
+        ({"webhook_url": "http://x", "smtp_port": 0}, ["smtp_port"]),
+        (
+            {"smtp_host": "m", "mail_from": "a", "mail_to": ("b",), "smtp_user": "u", "smtp_password_file": Path("p"), "smtp_security": "none"},
+            ["smtp_security"],
+        ),
+    ],
+)  # fmt: skip
+def test_rules(settings: dict[str, Any], fields: list[str]) -> None:
+    """Each broken rule is named by its setting."""
+    assert [name for name, _ in NotifySettings("n", **settings).problems()] == fields
+
+
+@contextmanager
+def receiver(answers: list[int]) -> Iterator[tuple[str, list[Any]]]:
+    """A web server that answers with these statuses, and what was posted to it."""
+    posted: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(answers.pop(0))
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/", posted
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.system
+async def test_a_receiver_that_fails_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer of 500 is no delivery: the notice is sent again, and once."""
+    monkeypatch.setattr(tested, "RETRY_S", 0.01)
+    monkeypatch.setattr(tested, "LOOK_S", 0.01)
+    watch = Watch(IdentitySettings("enterprise", tmp_path))
+    watch.looked_unix_ms = 1
+    monkeypatch.setattr(watch, "rows", lambda: [row("plant")])
+    with receiver([500, 500, 200]) as (url, posted):
+        sending = asyncio.create_task(Sender(NotifySettings("n", after_s=0, webhook_url=url), "enterprise").run(watch))
+        await wait_until_async(lambda: len(posted) == 3, "the third post")
+        watch.looked_unix_ms = 2
+        sending.cancel()
+    assert posted == [posted[0]] * 3
+    assert posted[0]["text"].startswith("plant: broken: source press: lost")
