@@ -18,7 +18,7 @@ from agent.page.health_tail import ZoneHealth
 
 Part = dict[str, Any]
 STATES = ("flowing", "waiting", "cut")
-CUT_S = 60.0
+WAITING_S, CUT_S = 5.0, 60.0
 """A consumer that has confirmed nothing for so long is cut off, or has stopped."""
 DEAD_HINT = "systemctl status bsfg@{zone}; journalctl -u bsfg@{zone} -n 50; what it recorded before is below"
 
@@ -151,12 +151,14 @@ def _pull(peer: Part) -> tuple[str, str]:
         return "cut", "cut" if lag is None else f"cut, {words.age(lag)} behind"
     if lag is None:
         return "waiting", "no answer yet"
-    return ("waiting" if lag >= 1 else "flowing"), "level" if lag < 1 else f"{words.age(lag)} behind"
+    return ("waiting" if lag >= WAITING_S else "flowing"), "level" if lag < 1 else f"{words.age(lag)} behind"
 
 
 def _consumer(consumer: Part) -> tuple[str, str]:
     behind, waited = words.number(consumer.get("behind_facts")), words.number(consumer.get("oldest_unconfirmed_age_s"))
     if not behind or waited is None or waited < 1:
         return "flowing", "level"
+    if waited < WAITING_S:
+        return "flowing", f"{words.age(waited)} behind"
     is_cut = waited >= CUT_S
     return ("cut" if is_cut else "waiting"), f"{words.count(behind)} wait for {words.age(waited)}"

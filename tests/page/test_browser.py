@@ -134,6 +134,8 @@ def test_a_lost_device_is_seen_above(zones: RunningZones, browser: Chromium) -> 
     """The plant's Modbus device goes: the enterprise's fleet says which zone and why, its page names the source and its
     tags; and so until it is back."""
     device = zones.plant[1]
+    browser.open(address(zones, "/zone/plant-a"))
+    browser.wait_text("2 of 2 sources deliver", no="TAGS WITHOUT A GOOD VALUE")
     device.stop()
     try:
         browser.open(address(zones, "/fleet"))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from agent.batch import Batch, Definitions, Link, Origin, parse, seal_samples, verify
+from agent.batch import Batch, Link, Origin, parse, seal_samples, verify
 from agent.fact_store import FactStore
 from agent.health.samples import health_samples
 from agent.health.snapshot import (
@@ -15,7 +15,9 @@ from agent.health.snapshot import (
 )
 from agent.health.verdict import assess
 from agent.message import HEALTH_STREAM, Sample
-from agent.pages import PeerPosition, ReceivedDefinition
+from agent.pages import DefinitionChain
+from agent.positions import Position
+from tests.support.received import chain_of, definitions_of, put_page
 
 LOST = "SourceLost: connection refused by 10.20.4.13:502"
 
@@ -65,28 +67,23 @@ class Zones:
 
     def send(self, *snapshots: NodeSnapshot) -> None:
         """Store what the zones' nodes have recorded now, in one page."""
-        received, batches = list[ReceivedDefinition](), list[Batch]()
+        chains, batches = list[DefinitionChain](), list[Batch]()
         for snapshot in snapshots:
-            samples, origin = health_samples(snapshot, assess(snapshot)), _origin(snapshot.zone)
-            bodies, known = [one.definition.to_json() for one in samples], self._bodies.setdefault(snapshot.zone, [])
-            new = [body for body in bodies if body not in known]
-            received += [ReceivedDefinition(origin, number, body) for number, body in enumerate(new, len(known) + 1)]
-            known += new
-            definitions = Definitions()
-            for body in known:
-                definitions = definitions.extended(body)
+            samples, known = health_samples(snapshot, assess(snapshot)), self._bodies.setdefault(snapshot.zone, [])
+            bodies, count = [one.definition.to_json() for one in samples], len(known)
+            known += [body for body in bodies if body not in known]
+            chains.append(chain_of(snapshot.zone, known, count + 1))
             at_ns = snapshot.taken_unix_ms * 1_000_000
             named = zip(bodies, samples, strict=True)
             rows = [Sample(known.index(body) + 1, at_ns, one.value, one.quality) for body, one in named]
-            batch = parse(
-                seal_samples(self._links.get(snapshot.zone) or Link(HEALTH_STREAM, origin), rows, definitions).sealed
-            )
+            link = self._links.get(snapshot.zone) or Link(HEALTH_STREAM, _origin(snapshot.zone))
+            batch = parse(seal_samples(link, rows, definitions_of(known)).sealed)
             verify(batch)
             self._links[snapshot.zone] = batch.link
             batches.append(batch)
             self._offset += len(rows)
-        position = PeerPosition(b"relay".ljust(16, b"."), self._offset)
-        self.store.inbound.put_batches("idmz", HEALTH_STREAM, batches, received, position).result()
+        position = Position(b"relay".ljust(16, b"."), self._offset)
+        put_page(self.store, "idmz", HEALTH_STREAM, batches, chains, position).result()
 
 
 def _origin(zone: str) -> Origin:
