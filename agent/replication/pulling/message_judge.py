@@ -159,7 +159,7 @@ class MessageJudge:
         """Why a request that changes something here is refused: nothing proves that the asking zone sent it. None if it
         is accepted. `is_writing`: it adds facts or artifacts to this store."""
         covered = partial(request_bytes, place, request)
-        return self._refuses_message(place.asking_zone, covered, proof, is_writing=is_writing)
+        return self._refuses_message(place.asking_zone, covered, proof, is_writing=is_writing, is_request=True)
 
     def refuses_answer(self, place: MessagePlace, answer: bytes | memoryview, proof: MessageProof | None) -> str | None:
         """Why an answer is refused: nothing proves that the serving zone sent it. None if it is accepted."""
@@ -167,7 +167,13 @@ class MessageJudge:
         return self._refuses_message(place.serving_zone, covered, proof, is_writing=False)
 
     def _refuses_message(
-        self, zone: str, covered: Callable[[], bytes], proof: MessageProof | None, *, is_writing: bool
+        self,
+        zone: str,
+        covered: Callable[[], bytes],
+        proof: MessageProof | None,
+        *,
+        is_writing: bool,
+        is_request: bool = False,
     ) -> str | None:
         """A zone must sign if its signatures are required, or once it has signed a message or facts. A message of any
         other may have no signature, or that of a key which is not trusted here, but not a wrong one. The message itself
@@ -177,8 +183,10 @@ class MessageJudge:
         must_sign = self.demands(zone)
         if proof is None:
             return f"{zone} did not sign it" if must_sign else None
+        # An answer may have the id of a key in place of its certificate, which came with an earlier one.
+        is_id_of_answer = len(proof.certificate) == KEY_ID_BYTES and not is_request
         if not self._may_examine(zone, proof.certificate):
-            return f"{zone} sends other certificates too often"
+            return f"{zone} sends other certificates too often" if must_sign or not is_id_of_answer else None
         key_id, signers, named = proof.certificate, self._signers(()), None
         if len(key_id) != KEY_ID_BYTES:
             named = _described(proof.certificate)
@@ -188,8 +196,10 @@ class MessageJudge:
         signer = signers.resolve(zone, key_id)
         if not isinstance(signer, Signer):
             reason = signer.reason.value if isinstance(signer, Refusal) else "unknown"
-            if must_sign or not isinstance(named, Signer):
+            if must_sign or not (is_id_of_answer or isinstance(named, Signer)):
                 return f"the key {key_id.hex()} of {zone} is not trusted: {reason}"
+            if not isinstance(named, Signer):
+                return None
             if not named.public.verify(covered(), proof.signature):
                 return f"the signature is not that of {zone}"
             with self._lock:

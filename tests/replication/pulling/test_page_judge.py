@@ -256,6 +256,9 @@ def test_a_wrong_signature_is_refused_whatever_the_key(store: FactStore) -> None
             assert judge.refuses_request(place, request, wrong, is_writing=False) is not None
     judge = judge_of(store, rule="if_present")
     assert {judge.refuses_request(place, request, proof, is_writing=False) for _ in range(100)} == {None}
+    answers = place._replace(asking_zone="idmz", serving_zone="plant")
+    named = proof._replace(certificate=KEY.key_id)  # in an answer it may be the id of a key that is not trusted here
+    assert {judge.refuses_answer(answers, b"an answer", named) for _ in range(100)} == {None}
 
 
 def test_whose_answers_are_taken(store: FactStore) -> None:
