@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from agent.positions import last_of
 from agent.replication.pulling.pull_events import (
     Appended,
     AppendFailed,
+    ArrivedPage,
     Effect,
     Event,
     Fetch,
@@ -35,6 +37,18 @@ class AcceptsAnyPage(Receiver):
 
     def _fits(self, page: object, *, is_newest: bool) -> bool:  # noqa: ARG002
         return len(self._read_ahead) < PAGES_AHEAD_MAX
+
+
+class CountsFacts(AcceptsAnyPage):
+    """Takes any page for the next one."""
+
+    def _accept(self, page: ArrivedPage[Any]) -> None:
+        after = last_of(self._accepted)
+        by = after.offset + 1 - page.first_offset
+        lives = tuple(one._replace(offset=one.offset + by) for one in page.lives)
+        super()._accept(
+            replace(page, first_offset=after.offset + 1, last_offset=page.last_offset + by, after=after, lives=lives)
+        )
 
 
 class AcceptsNewestOnly(Receiver):
