@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25  # interval for what depends on time alone: values held back, heartbeats, parked nodes, life
 UNREADABLE_EVERY_S = 60.0  # between two log lines about malformed values
 LEVEL_INTERVAL_S = 10.0  # between two readings of the server's ServiceLevel
+STOP_READ_S = 1.0  # for the server's clock, at a stop
 SEEK_S = 5.0  # for the first notification of a subscription: some publishing intervals
 FIRST_VALUE_S = 5.0  # a source counts as connected with its first value, or after this time
 _NO_VALUE_YET = quality.GONE | {quality.BAD_WAITING_FOR_INITIAL_DATA}  # the node of a created item may not exist
@@ -182,6 +183,11 @@ class OpcuaSource:
                 try:
                     await self._begin(session)
                     await self._live(session, on_up)
+                except asyncio.CancelledError:  # a stop: the clock may have been set since it was read last
+                    with suppress(SourceError, TimeoutError):
+                        async with timeout(STOP_READ_S):
+                            await self._clock.read(session)
+                    raise
                 finally:
                     self._end(session)
         except SourceLost:

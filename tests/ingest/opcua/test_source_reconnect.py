@@ -153,3 +153,22 @@ async def test_a_subscription_whose_creation_was_not_answered_is_deleted(monkeyp
         session.answers.put_nowait(answer(77, 1))
         await wait_until_async(lambda: session.deleted == [77], "its end")
     assert session.is_reactivated
+
+
+async def test_a_stop_reads_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was set back since it was read last, and may be put right while no process runs: what is stored is by the
+    clock as it is now."""
+    store = FakeStore()
+    source, recorder = await made(store)
+    session = FakeSession()
+    session.shows_ns = 3_600 * S
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: session.subscriptions, "a subscription")
+        for number in (1, 2, 3):
+            session.answers.put_nowait(answer(1, number, (1, 1.0, number * S), publish_ns=(3_600 + number) * S))
+        await wait_until_async(lambda: len(store.good("a/1")) == 3, "values")
+        session.shows_ns = 100 * S
+    await source.finish()
+    await recorder.end()
+    (stored,) = store.complete.values()
+    assert stored.complete_ns < 110 * S
