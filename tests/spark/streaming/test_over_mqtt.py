@@ -53,7 +53,7 @@ def test_a_stream_follows_a_node_over_mqtt(tmp_path: Path, monkeypatch: pytest.M
             stream(None, **other).initialOffset()
         reader.commit(end)
         older, reader = reader, stream(None, **other, takeOver="true")
-        assert reader.initialOffset() == end
+        assert reader.initialOffset()["offset"] == end["offset"]  # the node has recorded in a life of its own
         for fenced in (older, stream(None, **given)):
             with pytest.raises(ConsumerRefused, match="another query has taken over"):
                 fenced.commit(end)
