@@ -32,7 +32,7 @@ help:
 	echo 'make fuzz           every decoder of foreign bytes, a million inputs each, about 20 minutes; NAME=batch, RUNS=n'
 	echo 'make fuzz-paths     forged pages into a puller, forged requests into a server, 200,000 in all, about 15 minutes'
 	echo 'make attacks        the attacks of a hostile zone at full length (tests/security); TEST=name for some'
-	echo 'make spark-cluster-test   a master, two workers, one of them killed, and a node over MQTT; FACTS=n, 500,000'
+	echo 'make spark-cluster-test   a master, two workers, one of them killed, and a node, or three, over MQTT; FACTS=n, 500,000'
 	echo 'make spark-stream-test    the jobs killed with their JVM at the worst moments, and docs/how-to/analyse.md; TEST=name for some'
 	echo 'make mutants        known bugs one by one, then changes of the cores; tests must catch each; GROUP=store, ID=name for some'
 	echo 'make core-mutants   only the changes of the cores, some hours; CORES="agent/lease.py ..." for some'
@@ -106,7 +106,7 @@ spark-stream-test: system
 spark-cluster-test: system
 	$(VENV)/python -c 'import grpc_status, pandas' 2>/dev/null || \
 		$(VENV)/python -m pip install --quiet --no-build-isolation -c <(grep -o '^[^ ]*==[^ ]*' requirements.lock) -e '.[spark-connect]'
-	SPARK_CLUSTER=1 $(VENV)/python -m pytest -q -rP tests/spark/test_{first_read,cluster,submit,connect}.py -o timeout=0 -o faulthandler_timeout=0
+	SPARK_CLUSTER=1 $(VENV)/python -m pytest -q -rP tests/spark/test_{first_read,cluster,submit,connect,nodes}.py -o timeout=0 -o faulthandler_timeout=0
 
 # pytest is suspended at random moments, as on a machine that stalls; the programs under test continue.
 stall: foreign

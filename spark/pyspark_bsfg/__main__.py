@@ -85,7 +85,9 @@ def run(
 
     try:
         if "land" in only:
-            totals, restarts = land.run(spark, Order.of(settings, is_available_now=not is_following), stop, between)
+            totals, restarts = land.run_all(
+                spark, Order.all_of(settings, is_available_now=not is_following), stop, between
+            )
             found["land"] = asdict(totals) | {"restarts": restarts}
         if not stop.is_set():
             found.update(refresh.run())

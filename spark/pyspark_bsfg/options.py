@@ -57,8 +57,8 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to read: files, whose `paths` may be patterns, or a `node`. Offsets include both ends; times are those of
-    recording, since one time and before another. None means up to the end of the store."""
+    """What to read: files, whose `paths` may be patterns, or some `nodes`. Offsets include both ends; times are those
+    of recording, since one time and before another. None means up to the end of the store."""
 
     paths: tuple[str, ...]
     stream: str = TELEMETRY
@@ -70,7 +70,7 @@ class Options:
     partition_facts_max: int = PARTITION_FACTS_MAX
     when_released: WhenReleased = "skip"
     push_filters: bool = False
-    node: NodeOptions | None = None
+    nodes: tuple[NodeOptions, ...] = ()
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
@@ -103,7 +103,7 @@ class Options:
             partition_facts_max=_number(texts, "maxfactsperpartition", OFFSET_MAX) or PARTITION_FACTS_MAX,
             when_released="fail" if when_released == "fail" else "skip",
             push_filters=push_filters == "true",
-            node=_node(texts) if transport == "mqtt" else None,
+            nodes=_nodes(texts) if transport == "mqtt" else (),
         )
         _check_ends(texts, options)
         return options
@@ -127,6 +127,7 @@ _OF_FILE = {name.lower(): name for name in ("path", "paths")}
 _OF_NODE = {
     name.lower(): name
     for name in (
+        "nodes",
         "host",
         "port",
         "peer",
@@ -174,6 +175,33 @@ def _paths(texts: Mapping[str, str]) -> tuple[str, ...]:
         in_sql = "" if texts else "; in SQL: CREATE TEMPORARY VIEW facts USING bsfg OPTIONS (path '...')"
         raise OptionError("path is missing", f'name the store file: .load("/var/lib/bsfg/enterprise/facts.db"){in_sql}')
     return tuple(map(_local, given))
+
+
+def _nodes(texts: Mapping[str, str]) -> tuple[NodeOptions, ...]:
+    """The nodes, which share all other options: that of `peer`, or several of `nodes`. Raises OptionError."""
+    if "nodes" not in texts:
+        return (_node(texts),)
+    if misplaced := [name for name in ("host", "port", "peer") if name in texts]:
+        raise OptionError(
+            f"options nodes and {misplaced[0]}", "nodes has all of them: ZONE=HOST[:PORT], with blanks between"
+        )
+    found = []
+    for named in texts["nodes"].replace(",", " ").split():
+        peer, _, address = named.partition("=")
+        host, _, port = address.partition(":")
+        found.append(_node({**texts, "peer": peer, "host": host, **({"port": port} if port else {})}))
+    if len({one.peer for one in found}) < max(len(found), 1):
+        raise OptionError(f"nodes {texts['nodes']!r}", "name one or several zones, each once: ZONE=HOST[:PORT]")
+    return tuple(found)
+
+
+def by_node(given: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The options of each of some nodes, by zone; those given, under an empty name, if they have no `nodes`."""
+    texts = {key.lower(): value for key, value in given.items()}
+    if "nodes" not in texts:
+        return {"": dict(given)}
+    rest = {key: value for key, value in given.items() if key.lower() != "nodes"}
+    return {one.peer: rest | {"peer": one.peer, "host": one.host, "port": str(one.port)} for one in _nodes(texts)}
 
 
 def _node(texts: Mapping[str, str]) -> NodeOptions:
@@ -233,7 +261,7 @@ def _check_ends(texts: Mapping[str, str], options: Options) -> None:
             continue
         if f"{which}offsets" in texts:
             raise OptionError(f"{which}Timestamp and {which}Offsets", "give one of them")
-        if options.node is not None:
+        if options.nodes:
             # The protocol does not say when facts were recorded.
             raise OptionError(f"{which}Timestamp of transport mqtt", f"give {which}Offsets, or filter on ts")
 

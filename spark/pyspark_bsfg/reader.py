@@ -34,9 +34,9 @@ def exempt_imports() -> None:
 
 
 def usual_tasks(options: Options) -> int:
-    """How many tasks share many facts where the caller named no number: one for each core of this host, or as many as a
-    node gives connections."""
-    return len(os.sched_getaffinity(0)) if options.node is None else NODE_PARTITIONS
+    """How many tasks share many facts where the caller named no number: one for each core of this host, or as many as
+    the nodes give connections."""
+    return NODE_PARTITIONS * len(options.nodes) or len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)

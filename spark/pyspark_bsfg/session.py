@@ -92,7 +92,8 @@ def facts(
     if (context := getattr(spark, "sparkContext", None)) is not None:  # Spark Connect does not tell; the source chooses
         is_node = options.get("transport") == "mqtt"
         tasks = context.defaultParallelism
-        chosen["numPartitions"] = min(tasks, NODE_PARTITIONS) if is_node else tasks
+        nodes = str(options.get("nodes", "")).count("=") or 1
+        chosen["numPartitions"] = min(tasks, NODE_PARTITIONS * nodes) if is_node else tasks
     chosen |= options
     hint = "" if is_pushing or where is None else f"; where is not pushed down until {PUSH_DOWN}=true"
     log.info("facts are read with %s%s", " ".join(f"{key}={value}" for key, value in chosen.items()), hint)

@@ -43,8 +43,12 @@ class BsfgDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
         from pyspark_bsfg.streaming.options import StreamOptions
         from pyspark_bsfg.streaming.reader import BsfgStreamReader, Refused
+        from pyspark_bsfg.streaming.several import SeveralReader
 
         try:
-            return BsfgStreamReader(StreamOptions.of(dict(self.options)), schema)
+            options = StreamOptions.of(dict(self.options))
+            if len(options.read.nodes) < 2:
+                return BsfgStreamReader(options, schema)
+            return SeveralReader({name: BsfgStreamReader(one, schema) for name, one in options.by_node().items()})
         except SparkError as error:  # Spark 4.3 would end in an UnboundLocalError
             return Refused(error)

@@ -14,7 +14,11 @@ from tests.spark.making import QUICK_JVM
 
 JAVA_MAJOR_MIN = 17
 # A cluster, and sessions of their own: some minutes, `make spark-cluster-test`.
-collect_ignore = [] if os.environ.get("SPARK_CLUSTER") else ["test_cluster.py", "test_connect.py", "test_first_read.py"]
+collect_ignore = (
+    []
+    if os.environ.get("SPARK_CLUSTER")
+    else [f"test_{one}.py" for one in ("cluster", "connect", "first_read", "nodes")]
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,7 +9,7 @@ import os
 import random
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from tests.spark.jobs import oracle
 from tests.spark.jobs.oracle import Told
 from tests.spark.jobs.test_jobs import rolled
 from tests.spark.making import BAD, NOON_NS, SECOND_NS
-from tests.spark.served import ENTERPRISE, READER, Served, served, store_path
+from tests.spark.served import ENTERPRISE, READER, served, store_path
 from tests.spark.test_submit import ENVIRONMENT, QUICK_JVM, SPARK_HOME
 
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(900)]
@@ -127,18 +127,16 @@ def bare_python(folder: Path) -> Path:
     return script
 
 
-def submitted(folder: Path, address: str, python: Path, enterprise: Served) -> Child:
-    """spark-submit of the job, as documented."""
+def submitted(
+    folder: Path, address: str, python: Path, job: str, at: Mapping[str, str], certificates: Mapping[str, Path]
+) -> Child:
+    """spark-submit of a job, as documented."""
     archive = folder / "bsfg.zip"
     assert pack.main(["--libraries", str(archive)]) == 0
     with ZipFile(archive) as packed:
         packed.extractall(folder / "bsfg")
-    (folder / "job.py").write_text(JOB.replace("TASKS", str(TASKS)))
-    mine = enterprise.broker.identity(READER)
-    files = {"caFile": mine.ca_file, "certFile": mine.cert_file, "keyFile": mine.key_file}
-    options = enterprise.options(endingOffsets=FACTS + 1) | {
-        name: f"spark-files:{file.name}" for name, file in files.items()
-    }
+    (folder / "job.py").write_text(job)
+    options = dict(at) | {name: f"spark-files:{file.name}" for name, file in certificates.items()}
     source = "".join(f"{name} = '{value}'\n" for name, value in options.items() if name != "endingOffsets")
     (folder / "jobs.toml").write_text(
         f"[source]\n{source}"
@@ -157,7 +155,7 @@ def submitted(folder: Path, address: str, python: Path, enterprise: Served) -> C
     }
     command = [
         "env", "-C", folder, SPARK_HOME / "bin" / "spark-submit", "--master", address, "--driver-java-options", QUICK_JVM,
-        "--archives", f"{archive}#bsfg", "--files", ",".join(map(str, files.values())),
+        "--archives", f"{archive}#bsfg", "--files", ",".join(map(str, certificates.values())),
         *(part for name, value in settings.items() for part in ("--conf", f"{name}={value}")),
         folder / "job.py", folder / "asked.json",
     ]  # fmt: skip
@@ -180,8 +178,13 @@ def test_a_cluster_reads_a_live_node_while_a_worker_dies(tmp_path: Path) -> None
     with (
         served(tmp_path, slowly) as enterprise,
         cluster(tmp_path, python) as (address, workers),
-        submitted(tmp_path, address, python, enterprise) as job,
+        ExitStack() as running,
     ):
+        mine = enterprise.broker.identity(READER)
+        files = {"caFile": mine.ca_file, "certFile": mine.cert_file, "keyFile": mine.key_file}
+        options = enterprise.options(endingOffsets=FACTS + 1)
+        text = JOB.replace("TASKS", str(TASKS))
+        job = running.enter_context(submitted(tmp_path, address, python, text, options, files))
         job.start()
         job.wait_ready((tmp_path / "reading").exists, 180)
         # The planner's connection, and one of each executor's first task, which reads for seconds.

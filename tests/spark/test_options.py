@@ -11,6 +11,7 @@ from pyspark_bsfg.options import Options
 from pyspark_bsfg.schema import FACTS, arrow_schema
 
 NODE = {"transport": "mqtt", "host": "h", "peer": "p", "cafile": "a", "certfile": "b", "keyfile": "c"}
+NODES = {name: value for name, value in NODE.items() if name not in {"host", "peer"}}
 
 
 def test_options_are_read_in_any_case() -> None:
@@ -77,6 +78,12 @@ def test_paths_in_every_form_that_spark_hands_over(given: dict[str, str], paths:
         ({"transport": "mqtt", "path": "a"}, "option path is not of transport mqtt"),
         ({"transport": "mqtt", "host": "x"}, "mqtt without peer, caFile, certFile, keyFile"),
         (NODE | {"peer": "Enterprise!"}, "peer 'Enterprise!'; the zone to read from"),
+        (NODE | {"nodes": "north=a"}, "options nodes and host"),
+        (NODES | {"nodes": "north"}, "mqtt without host"),
+        (NODES | {"nodes": " "}, "name one or several zones"),
+        (NODES | {"nodes": "north=a north=b"}, "each once"),
+        (NODES | {"nodes": "North!=a"}, "peer 'North!'; the zone to read from"),
+        (NODES | {"nodes": "north=a:x"}, "port 'x'"),
         (NODE | {"port": "65536"}, "port '65536'.*65535"),
         (NODE | {"requesttimeout": "0"}, "requestTimeout '0'"),
     ],

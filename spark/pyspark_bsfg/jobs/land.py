@@ -14,9 +14,11 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -28,6 +30,7 @@ from pyspark_bsfg.jobs.settings import Settings, stream_options
 from pyspark_bsfg.landing.files import FilesSink
 from pyspark_bsfg.landing.lander import Lander, Totals
 from pyspark_bsfg.landing.manifest import Format
+from pyspark_bsfg.options import by_node
 from pyspark_bsfg.schema import TABLE
 from pyspark_bsfg.session import check
 from pyspark_bsfg.streaming.options import StreamOptions
@@ -55,10 +58,13 @@ class Order:
     every_s: float = 10.0
 
     @classmethod
-    def of(cls, settings: Settings, *, is_available_now: bool) -> Order:
-        """From the TOML."""
+    def all_of(cls, settings: Settings, *, is_available_now: bool) -> list[Order]:
+        """From the TOML: one, or one for each of several nodes, which has a checkpoint of its own."""
         land = settings.land
-        return cls(settings.source, land.table, land.checkpoint, land.format, is_available_now, land.every_s)
+        return [
+            cls(options, land.table, checkpoint_of(land.checkpoint, node), land.format, is_available_now, land.every_s)
+            for node, options in by_node(settings.source).items()
+        ]
 
     def declarations(self, stream: str) -> Order:
         """The order for another stream of the same store, from its oldest fact to now, into `<table>_declared`. It has
@@ -75,9 +81,45 @@ class Order:
         )
 
 
+def checkpoint_of(checkpoint: Path, node: str) -> Path:
+    """The checkpoint of one of several nodes."""
+    return checkpoint.with_name(f"{checkpoint.name}_{node}") if node else checkpoint
+
+
 def declared_of(folder: Path) -> Path:
     """The table of declarations of a table of facts."""
     return folder.with_name(f"{folder.name}_declared")
+
+
+def run_all(
+    spark: SparkSession, orders: Sequence[Order], stop: threading.Event, between: Callable[[Totals], None]
+) -> tuple[Totals, int]:
+    """Land several streams side by side, as `run` does each; one that fails ends no other. Facts that several nodes
+    have held land once. Raises JobRefused for those that failed, when the others have ended."""
+    if len(orders) == 1:
+        return run(spark, orders[0], stop, between)
+    latest: dict[Path, Totals] = {}
+    with ThreadPoolExecutor(len(orders)) as pool:
+        running = [
+            pool.submit(run, spark, order, stop, partial(latest.__setitem__, order.checkpoint)) for order in orders
+        ]
+        while wait(running, POLL_S).not_done:
+            between(_sum(latest.values()))
+    failed = [
+        f"{order.options['peer']}: {error}"
+        for order, one in zip(orders, running, strict=True)
+        if (error := one.exception())
+    ]
+    if failed:
+        raise JobRefused("; ".join(failed), "the facts of the other nodes are landed")
+    return _sum(one.result()[0] for one in running), sum(one.result()[1] for one in running)
+
+
+def _sum(totals: Iterable[Totals]) -> Totals:
+    found = Totals()
+    for one in totals:
+        found = Totals(**{name: value + getattr(one, name) for name, value in asdict(found).items()})
+    return found
 
 
 def run(

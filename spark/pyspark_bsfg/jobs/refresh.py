@@ -59,7 +59,7 @@ class Refresh:
         self._only = only
         self._report = report
         self._is_fewer_accepted = is_fewer_accepted
-        self._declared: Bounds | None = None
+        self._declared: dict[Path, Bounds] = {}
 
     def run(self) -> dict[str, Any]:
         """Run the jobs in `only` that have a section. Returns what each did."""
@@ -117,17 +117,20 @@ class Refresh:
     def _land_declarations(self, stream: str) -> None:
         """Bring the table of declarations up to date. If the node cannot be reached or has no such stream, the report
         uses the declarations that are landed. Raises JobRefused."""
-        order = Order.of(self._settings, is_available_now=True)
+        for order in Order.all_of(self._settings, is_available_now=True):
+            self._land_declarations_of(order, stream)
+
+    def _land_declarations_of(self, order: Order, stream: str) -> None:
         asked = StreamOptions.of(stream_options(order.options, order.checkpoint)).read
         if asked.stream == stream:
             return
         try:
             with places(asked)[0].opened() as source:
                 held = source.bounds(stream)
-            if held != self._declared:
+            if held != self._declared.get(order.checkpoint):
                 self._report("gaps: declarations")
                 land.run(self._spark, order.declarations(stream), threading.Event())
-                self._declared = held
+                self._declared[order.checkpoint] = held
         except (*UNREACHABLE, PySparkException) as error:
             log.warning("losses that sources have declared are not up to date: %s", error)
 

@@ -91,6 +91,8 @@ class Lander:
         assert binding.start is not None, "the source wrote it before it planned a batch"
         start, end = batch_offsets(self._checkpoint, batch)
         start = start or binding.start
+        with self._place.opened() as source:
+            source.bounds(self._stream)  # one that is away must not hold the table and the cores from other jobs
         with exclusive(self._folder):
             if end.offset <= start.offset:
                 # The store was restored: facts may come again, at other offsets.

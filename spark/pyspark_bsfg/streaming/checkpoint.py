@@ -118,13 +118,13 @@ def batch_offsets(folder: Path, batch: int) -> tuple[StreamOffset | None, Stream
     return start, _logged(folder, batch)
 
 
-def last_committed(folder: Path) -> StreamOffset | None:
-    """The end of the last finished batch, by Spark's logs; None before the first."""
+def last_committed(folder: Path, node: str = "") -> StreamOffset | None:
+    """The end of the last finished batch, by Spark's logs; None before the first. `node`: of several."""
     try:
         done = [int(path.name) for path in (folder / "commits").iterdir() if path.name.isdigit()]
     except FileNotFoundError:
         return None
-    return _logged(folder, max(done)) if done else None
+    return _logged(folder, max(done), node) if done else None
 
 
 def query_id(folder: Path) -> str | None:
@@ -136,11 +136,11 @@ def query_id(folder: Path) -> str | None:
     return found
 
 
-def _logged(folder: Path, batch: int) -> StreamOffset:
+def _logged(folder: Path, batch: int, node: str = "") -> StreamOffset:
     path = folder / "offsets" / str(batch)
     try:
         lines = path.read_text("utf-8").splitlines()[HEADER_LINES:]
         (offset,) = (json.loads(line) for line in lines)
-        return StreamOffset.of(offset)
+        return StreamOffset.of(offset.get(node, {"life": "", "offset": 0}) if node else offset)
     except (OSError, ValueError) as error:
         raise JobRefused(f"{path} is not the offset of one bsfg source: {error}", "use a new checkpoint") from error

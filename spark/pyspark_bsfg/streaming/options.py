@@ -7,7 +7,7 @@ are parsed by `pyspark_bsfg.options`, as for a batch read. An unknown option is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from agent.message import CONSUMER
@@ -25,6 +25,7 @@ INSTEAD = {
     "whenreleased": "failOnDataLoss",
     "pushfilters": "nothing: a stream reads each fact once",
 }
+NODES = "bsfg-nodes"  # a folder in the checkpoint, with one for each of several nodes
 OURS = {
     name.lower(): name
     for name in (
@@ -78,6 +79,18 @@ class StreamOptions:
         options._check()
         return options
 
+    def by_node(self) -> dict[str, StreamOptions]:
+        """The options for each of several nodes, by zone: with a file of its own in the checkpoint."""
+        nodes = f"{self.checkpoint}/{NODES}"
+        return {
+            node.peer: replace(
+                self,
+                read=replace(self.read, nodes=(node,)),
+                checkpoint=f"{nodes}/{node.peer}" if self.checkpoint else "",
+            )
+            for node in self.read.nodes
+        }
+
     def _check(self) -> None:
         if self.consumer and not CONSUMER.fullmatch(self.consumer):
             raise OptionError(f"consumer {self.consumer!r}", f"a consumer's name matches {CONSUMER.pattern}")
@@ -89,6 +102,10 @@ class StreamOptions:
         if not self.consumer and (self.start == "cursor" or self.since_unix_ms is not None):
             named = "startingOffsets cursor" if self.start == "cursor" else "startingTimestamp"
             raise OptionError(f"{named} without a consumer", "name one: option consumer")
+        if isinstance(self.start, int) and len(self.read.nodes) > 1:
+            raise OptionError(
+                f"startingOffsets {self.start} of several nodes", "each has its own; it is earliest or latest"
+            )
         if self.takes_over and self.start != "cursor":
             raise OptionError(
                 "takeOver without startingOffsets=cursor", "a query that takes over goes on at the cursor"

@@ -96,14 +96,15 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         arrow_schema(schema)  # a wrong column is refused in planning, not in a task
         stores = places(options.read)
         if len(stores) != 1:
-            raise OptionError(f"readStream of {len(stores)} stores", "a query for each: their offsets are their own")
+            hint = "a query for each, or nodes of transport mqtt: their offsets are their own"
+            raise OptionError(f"readStream of {len(stores)} stores", hint)
         self.options = options
         self.schema = schema
         self.place = self._polled = stores[0]
-        if (node := options.read.node) is not None:
+        for node in options.read.nodes:
             # The stream asks again by itself, and says meanwhile that it waits: not after all attempts of a task.
             hasty = replace(node, attempts=1, request_timeout_s=min(node.request_timeout_s, POLL_TIMEOUT_S))
-            [self._polled] = places(replace(options.read, node=hasty))
+            [self._polled] = places(replace(options.read, nodes=(hasty,)))
         self._target: StreamOffset | None = None
         self._held: Bounds | None = None
         self._is_bound = False
@@ -129,22 +130,25 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises FactsGone if facts are lost and the options do not allow that; with AvailableNow also if the store cannot
         be reached."""
         after = StreamOffset.of(start)
-        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         deadline, pause = time.monotonic() + IDLE_WAIT_S, threading.Event()
         while True:
-            held = self._reached(after)
-            if held is not None:
-                step = next_step(after, held, rows_max, self._target, self.options.on_restored)
-                if step.lost is not None:
-                    self._on_lost(step.lost)
-                if step.end.offset < after.offset:
-                    log.warning("%s was restored: it is read again after offset %s", self.place, step.end.offset)
-                self._planned = step.end
-                if step.end != after:
-                    return step.end.to_json()
-            if self._target is not None or time.monotonic() >= deadline:
-                return after.to_json()
+            end = self.step(after, limit)
+            if end not in {None, after} or self._target is not None or time.monotonic() >= deadline:
+                return (end or after).to_json()
             pause.wait(POLL_S if isinstance(self.place, StoreFile) else POLL_NODE_S)
+
+    def step(self, after: StreamOffset, limit: ReadLimit) -> StreamOffset | None:
+        """The end of the next batch, as of now; None if the store cannot be reached. Raises as `latestOffset`."""
+        if (held := self._reached(after)) is None:
+            return None
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        step = next_step(after, held, rows_max, self._target, self.options.on_restored)
+        if step.lost is not None:
+            self._on_lost(step.lost)
+        if step.end.offset < after.offset:
+            log.warning("%s was restored: it is read again after offset %s", self.place, step.end.offset)
+        self._planned = step.end
+        return step.end
 
     @briefly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,19 +26,21 @@ from agent.errors import BsfgError
 from pyspark_bsfg.errors import OptionError
 from pyspark_bsfg.streaming.checkpoint import last_committed, query_id, read_binding
 from pyspark_bsfg.streaming.offsets import StreamOffset
-from pyspark_bsfg.streaming.options import StreamOptions
+from pyspark_bsfg.streaming.options import NODES, StreamOptions
 from pyspark_bsfg.transports import Place, places
 
 log = logging.getLogger(__name__)
 
 
 class Receipts(StreamingQueryListener):
-    """Confirms the query of one checkpoint; events of other queries are ignored."""
+    """Confirms the query of one checkpoint; events of other queries are ignored. `node`: of several, each of which has
+    a `Receipts` of its own."""
 
-    def __init__(self, place: Place, consumer: str, checkpoint: Path) -> None:
+    def __init__(self, place: Place, consumer: str, checkpoint: Path, node: str = "") -> None:
         self._place = place
         self.consumer = consumer
         self.checkpoint = checkpoint
+        self._node, self._binding = node, checkpoint / NODES / node if node else checkpoint
         self.confirmed: StreamOffset | None = None
         self._lock = threading.Lock()  # events come in a thread of Spark's
 
@@ -62,13 +64,13 @@ class Receipts(StreamingQueryListener):
         """Confirm all batches that have a commit entry. Returns whether that succeeded or there was nothing new."""
         with self._lock:
             try:
-                done = last_committed(self.checkpoint)
+                done = last_committed(self.checkpoint, self._node)
                 if done is None or done == self.confirmed or not done.offset:
                     return True
-                binding = read_binding(self.checkpoint)
+                binding = read_binding(self._binding)
                 assert binding is not None, "the source wrote it before it planned a batch"
                 with self._place.opened() as source:
-                    source.confirm(self.consumer, done.offset, done.life, binding.claim(self.checkpoint))
+                    source.confirm(self.consumer, done.offset, done.life, binding.claim(self._binding))
             except (BsfgError, OSError) as error:
                 log.warning("consumer %s is not confirmed: %s", self.consumer, error)
                 return False
@@ -77,16 +79,22 @@ class Receipts(StreamingQueryListener):
 
 
 @contextmanager
-def confirming(spark: SparkSession, options: Mapping[str, str]) -> Iterator[Receipts]:
+def confirming(spark: SparkSession, options: Mapping[str, str]) -> Iterator[Sequence[Receipts]]:
     """While the block runs, confirm the batches of the query with these options as they are finished, and once more at
     the end. Raises SparkError for wrong options."""
     asked = StreamOptions.of(options)
     if not asked.consumer:
         raise OptionError("there is no consumer to confirm", "name one: option consumer")
-    receipts = Receipts(places(asked.read)[0], asked.consumer, Path(asked.checkpoint))
-    spark.streams.addListener(receipts)
+    names = [node.peer for node in asked.read.nodes] if len(asked.read.nodes) > 1 else [""]
+    receipts = [
+        Receipts(place, asked.consumer, Path(asked.checkpoint), name)
+        for place, name in zip(places(asked.read), names, strict=True)
+    ]
+    for one in receipts:
+        spark.streams.addListener(one)
     try:
         yield receipts
     finally:
-        spark.streams.removeListener(receipts)
-        receipts.confirm()
+        for one in receipts:
+            spark.streams.removeListener(one)
+            one.confirm()

@@ -27,8 +27,8 @@ __all__ = [
 
 def places(options: Options) -> Sequence[Place]:
     """The stores that some options name, at least one. Raises StoreUnreadable for a pattern without a file."""
-    if options.node is None:
+    if not options.nodes:
         return files(options.paths)
     from pyspark_bsfg.transports.mqtt_node import MqttNode  # loads cryptography and paho, which a file does not need
 
-    return [MqttNode(options.node)]
+    return [MqttNode(node) for node in options.nodes]

@@ -1,0 +1,136 @@
+"""Several nodes as one stream: real stores, no JVM and no broker."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from agent.fact_store import FactStore
+from pyspark_bsfg.errors import OptionError, StoreUnreadable
+from pyspark_bsfg.jobs.land import Order
+from pyspark_bsfg.jobs.settings import Settings
+from pyspark_bsfg.options import NODE_PARTITIONS
+from pyspark_bsfg.source import BsfgDataSource
+from pyspark_bsfg.streaming import reader as reading
+from pyspark_bsfg.streaming import several as module
+from pyspark_bsfg.streaming.checkpoint import last_committed
+from pyspark_bsfg.streaming.options import StreamOptions
+from pyspark_bsfg.streaming.several import SeveralReader
+from tests.spark.making import AT_ONCE, DEFINITIONS
+from tests.spark.streaming.test_stream_reader import append, stream
+
+FILES = {"caFile": "ca.pem", "certFile": "own.pem", "keyFile": "own.key"}
+NODES = {"transport": "mqtt", "nodes": "south=b:1883, north=a"} | FILES
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in (reading, module):
+        monkeypatch.setattr(one, "IDLE_WAIT_S", 0.0)
+    monkeypatch.setattr(module, "ASK_AGAIN_S", 0.0)
+
+
+def grown(folder: Path, facts: int) -> None:
+    """A store with so many facts more; fact n has the value n."""
+    folder.mkdir(exist_ok=True)
+    with FactStore.open(folder / "facts.db", folder.name, settings=AT_ONCE) as store:
+        store.appends.define(DEFINITIONS).result()
+        append(store, facts)
+
+
+def several(folder: Path, *names: str) -> SeveralReader:
+    """As the process has it that Spark starts for a query."""
+    return SeveralReader({name: stream(folder / name, minPartitions=2, columns="offset zone value") for name in names})
+
+
+def batch(reader: Any, start: dict[str, Any], limit: int = 100) -> tuple[dict[str, Any], list[tuple[str, float]]]:
+    """The end of the next batch, and its facts, from pickled copies."""
+    end = reader.latestOffset(json.loads(json.dumps(start)), ReadMaxRows(limit))
+    found = []
+    for part in cloudpickle.loads(cloudpickle.dumps(reader.partitions(start, end))):
+        for rows in cloudpickle.loads(cloudpickle.dumps(reader)).read(part):
+            found += [(row["zone"], row["value"]) for row in rows.to_pylist()]
+    return end, sorted(found)
+
+
+def facts(zone: str, first: int, last: int) -> list[tuple[str, float]]:
+    """So many facts of a zone."""
+    return [(zone, float(n)) for n in range(first, last + 1)]
+
+
+def test_each_node_has_its_offset_and_delays_no_other(tmp_path: Path) -> None:
+    """A batch has facts of all nodes, shared out; a node that is away keeps its offset while the others go on, and
+    gives every fact when it is back; one that is added begins at its first fact, and the offset of one that is taken
+    out stays. Spark's progress has each."""
+    for name, count in (("south", 30), ("north", 20)):
+        grown(tmp_path / name, count)
+    reader = several(tmp_path, "south", "north")
+    start = reader.initialOffset()
+    assert list(start) == ["north", "south"]
+    at, found = batch(reader, start, 20)
+    assert found == facts("north", 1, 10) + facts("south", 1, 10)
+    away = (tmp_path / "north").rename(tmp_path / "away")
+    at, found = batch(reader, at, 20)
+    assert found == facts("south", 11, 20)
+    assert {name for name, said in reader.reportLatestOffset().items() if "unreachable_since" in said} == {"north"}  # type: ignore[union-attr]
+    away.rename(tmp_path / "north")
+    grown(tmp_path / "west", 5)
+    reader = several(tmp_path, "west", "north")
+    at, found = batch(reader, at)
+    assert found == facts("north", 11, 20)
+    assert list(at) == ["north", "south", "west"]
+    at, found = batch(reader, at)
+    assert found == facts("west", 1, 5)
+    at, found = batch(several(tmp_path, "north", "south", "west"), at)
+    assert found == facts("south", 21, 30)
+    assert batch(reader, at) == (at, [])
+    (tmp_path / "west").rename(tmp_path / "gone")
+    with pytest.raises(StoreUnreadable):  # it would read the others alone, and look complete
+        several(tmp_path, "west", "north").initialOffset()
+    ending = several(tmp_path, "north", "south")
+    ending.prepareForTriggerAvailableNow()
+    (tmp_path / "south").rename(tmp_path / "gone-too")
+    with pytest.raises(StoreUnreadable):
+        ending.latestOffset(at, ReadMaxRows(9))
+
+
+def test_each_node_has_its_part_of_the_checkpoint(tmp_path: Path) -> None:
+    """What is confirmed to a node follows from its own offset in Spark's logs, and its lease is in a file of its own; a
+    node that a batch does not have yet has nothing confirmed."""
+    given = NODES | {"consumer": "analytics.lake", "checkpointLocation": str(tmp_path)}
+    by_node = StreamOptions.of(given).by_node()
+    assert {
+        name: (one.read.nodes[0].host, one.read.nodes[0].port, one.checkpoint) for name, one in by_node.items()
+    } == {
+        "south": ("b", 1883, f"{tmp_path}/bsfg-nodes/south"),
+        "north": ("a", 8883, f"{tmp_path}/bsfg-nodes/north"),
+    }
+    with pytest.raises(OptionError, match="of several nodes; each has its own"):
+        StreamOptions.of(given | {"startingOffsets": "7"})
+    reader = BsfgDataSource(given).streamReader(BsfgDataSource(given).schema())
+    assert isinstance(reader, SeveralReader)
+    for name in ("offsets", "commits"):
+        (tmp_path / name).mkdir()
+        logged = json.dumps({"north": {"life": "ab", "offset": 7}})
+        (tmp_path / name / "0").write_text(f"v1\n{{}}\n{logged}\n")
+    assert last_committed(tmp_path, "north") == ("ab", 7)
+    assert last_committed(tmp_path, "west") == ("", 0)
+
+
+def test_the_land_job_has_a_query_for_each_node() -> None:
+    """Each with a checkpoint of its own, into one table."""
+    source = "".join(f"{name} = '{value}'\n" for name, value in NODES.items())
+    settings = Settings.of(f"[source]\n{source}[land]\ntable = '/t/facts'\ncheckpoint = '/t/cp'\n")
+    orders = Order.all_of(settings, is_available_now=True)
+    said = [(one.options["peer"], one.options["host"], str(one.checkpoint), str(one.folder)) for one in orders]
+    assert said == [("south", "b", "/t/cp_south", "/t/facts"), ("north", "a", "/t/cp_north", "/t/facts")]
+    assert all("nodes" not in one.options for one in orders)
+
+
+def test_a_batch_read_of_several_nodes_has_tasks_for_each() -> None:
+    """As many as all of them give connections."""
+    reader: Any = BsfgDataSource(NODES).reader(BsfgDataSource(NODES).schema())
+    assert reading.usual_tasks(reader.options) == 2 * NODE_PARTITIONS
