@@ -195,7 +195,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             FACTS * (len(numbers) - len(fresh)),
         )
         self.received.update(fresh)
-        self.position = max(self.position or 0, *numbers)
+        self.position = max(numbers)
         for n in fresh:
             self.ends[n] = len(self.values) + FACTS
             self.values += range(FACTS * n + 1, FACTS * n + FACTS + 1)
