@@ -112,8 +112,8 @@ def test_each_of_two_brokers_has_its_own_peers_and_the_status_all(tmp_path: Path
         refreshing = asyncio.create_task(node._collector.run())
         await wait_until_async(lambda: node._collector._turns, "a refresh")
         refreshing.cancel()
-        assert [*node._collector._lags] == [(peer.zone, stream) for peer in peers for stream in peer.pulls]
         shown = node._collector.snapshot()
+        assert [*node._collector._lags] == [(peer.zone, stream) for peer in peers for stream in peer.pulls]
         ends = {one.name: one.end_offset for one in store.streams()}
         assert {one.name: (one.zone, one.stream, ends[one.stream] - one.behind_facts) for one in shown.consumers} == (
             FRONTIERS

@@ -38,6 +38,7 @@ from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import (
     EPOCH_CHECK_S,
     HOLE_PAGES_MAX,
+    OPENING_S,
     RANGES_KEPT_MAX,
     REFUSED_MAX,
     RETRY_S,
@@ -409,6 +410,36 @@ async def test_facts_that_a_restore_lost_are_asked_for_until_every_stream_is_com
             await comparer.run()
     assert compared == ["one", "two"] * 2
     assert slept_s == [EPOCH_CHECK_S / 2, RETRY_S, *[EPOCH_CHECK_S] * 3]
+
+
+@pytest.mark.parametrize("chance, due_s", [(0.0, 60.0), (0.5, 330.0), (1.0, 600.0)])
+async def test_every_start_compares_within_ten_minutes(
+    chance: float, due_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a lost disk has taken is known to no table. Nodes that start together do not compare together."""
+    store: Any = SimpleNamespace(zone="idmz", former_epochs=(), artifacts=None, inbound=None)
+    settings = AntiEntropySettings("plant-a", ("one",), frozenset({"plant-a"}), every_hours=24)
+    requester: Any = Mock(peer_zone="plant-a")
+    comparer = AntiEntropy(requester, store, settings, COMPARISON_ERRORS, chance=lambda: chance, judge=Mock())
+    now_s, compared = 0.0, list[float]()
+
+    async def compare(_stream: str, *, repair: bool) -> None:
+        assert repair
+        compared.append(now_s)
+
+    async def sleep(wait_s: float) -> None:
+        nonlocal now_s
+        now_s += wait_s
+        if now_s > 2 * OPENING_S[1]:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(comparer, "compare", compare)
+    monkeypatch.setattr(anti_entropy, "time", SimpleNamespace(monotonic=lambda: now_s))
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "sleep", sleep)
+        with pytest.raises(asyncio.CancelledError):
+            await comparer.run()
+    assert compared == [due_s]
 
 
 async def test_a_comparison_is_bound_to_one_epoch(tmp_path: Path) -> None:
