@@ -81,7 +81,7 @@ class PeerSettings:
     requests, `answer_bytes_per_second_max` bytes of answers (0 is no limit). Other peers are not delayed by it.
     `hold_bytes_max` sealed bytes, and `hold_hours_max` hours of facts, may wait for its confirmation (0: as long as the
     stream's settings allow); beyond that it loses the oldest. `share_bytes` of the store are kept for the facts that it
-    appends or that are pulled from it (0: an equal part of half of what is left).
+    appends or that are pulled from it (0: an equal part of a quarter of what is left).
     """
 
     zone: str

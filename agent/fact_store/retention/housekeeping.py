@@ -27,7 +27,7 @@ from agent.fact_store.retention.fullness import WARN_PERCENT, Limit, Share, Spac
 from agent.fact_store.retention.holding import Backlog, alone_forfeited, bytes_forfeited
 from agent.fact_store.retention.reclaim import Reclaimer
 from agent.fact_store.retention.retention import TTL_PIECES, Reason, Release, StreamOffsets, decide_release
-from agent.fact_store.retention.shares import COMMON, excess_bytes, file_bytes_of, limit_for, reserved_bytes, shares_of
+from agent.fact_store.retention.shares import excess_bytes, file_bytes_of, limit_for, reserved_bytes, shares_of
 from agent.fact_store.sqlite import QUERIES, Transaction, disk_free
 from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 
@@ -288,7 +288,7 @@ class Housekeeping:
 
     def _is_stream_near(self, stream: StreamState) -> bool:
         bytes_max = self._policy(stream.name).bytes_max
-        near_percent = WARN_PERCENT // COMMON if self.holds else WARN_PERCENT
+        near_percent = WARN_PERCENT // 2 if self.holds else WARN_PERCENT
         return bytes_max > 0 and 100 * (stream.bytes_total - stream.released_bytes) >= near_percent * bytes_max
 
     def settle(self, *, is_durable: bool) -> None:

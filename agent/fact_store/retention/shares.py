@@ -1,17 +1,17 @@
 """The share of the room that each zone has which writes here. Core: no IO.
 
-Zones write by appending, or by being pulled. Half of the room belongs to them in equal shares, less what an operator
-gave to some; the other half to whoever needs it. A zone within its share may use all of the room; one beyond it leaves
-free what the others have not used of theirs. So no zone is refused, and no fact is released, because of what another
-one writes.
+Zones write by appending, or by being pulled. A quarter of the room belongs to them in equal shares, less what an
+operator gave to some; the rest to whoever needs it. A zone within its share may use all of the room; one beyond it
+leaves free what the others have not used of theirs. So no zone is refused, and no fact is released, because of what
+another one writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-COMMON = 2
-"""One part in so many of the room is common."""
+DIVIDED = 4
+"""One part in so many of the room is divided. More would leave room unused above a zone that writes nothing."""
 
 
 def file_bytes_of(sealed_bytes: int) -> int:
@@ -20,11 +20,11 @@ def file_bytes_of(sealed_bytes: int) -> int:
 
 
 def shares_of(given: Mapping[str, int], room_bytes: int) -> dict[str, int]:
-    """The share of each zone that writes, in bytes. `given`: what the operator gave it; 0 for an equal part of half of
-    what is left."""
+    """The share of each zone that writes, in bytes. `given`: what the operator gave it; 0 for an equal part of a
+    quarter of what is left."""
     equal = [zone for zone, size in given.items() if not size]
     left = max(0, room_bytes - sum(given.values()))
-    part = left // COMMON // max(1, len(equal))
+    part = left // DIVIDED // max(1, len(equal))
     return {zone: size or part for zone, size in given.items()}
 
 

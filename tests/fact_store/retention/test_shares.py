@@ -24,15 +24,15 @@ HOLDS = {"evil": ZoneLimit(writes=frozenset({ORDERS})), "plant": ZoneLimit(write
 @pytest.mark.parametrize(
     "given, shares",
     [
-        ({"own": 0}, {"own": 500}),
-        ({"own": 0, "a": 0, "b": 0, "c": 0}, dict.fromkeys(("own", "a", "b", "c"), 125)),
-        ({"own": 0, "a": 200, "b": 0}, {"own": 200, "a": 200, "b": 200}),
+        ({"own": 0}, {"own": 250}),
+        ({"own": 0, "a": 0, "b": 0, "c": 0}, dict.fromkeys(("own", "a", "b", "c"), 62)),
+        ({"own": 0, "a": 200, "b": 0}, {"own": 100, "a": 200, "b": 100}),
         ({"own": 0, "a": 1200}, {"own": 0, "a": 1200}),
         ({}, {}),
     ],
 )
-def test_half_of_what_is_left_is_divided(given: dict[str, int], shares: dict[str, int]) -> None:
-    """What an operator gave counts first; the others have equal parts of half of the rest of 1,000 bytes."""
+def test_a_quarter_of_what_is_left_is_divided(given: dict[str, int], shares: dict[str, int]) -> None:
+    """What an operator gave counts first; the others have equal parts of a quarter of the rest of 1,000 bytes."""
     assert shares_of(given, 1000) == shares
 
 
