@@ -177,7 +177,11 @@ class Printed(logging.Handler):
     """Prints what the source says of itself, between the troubles."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        fields = {name: value for name, value in vars(record).items() if name in {"action", "why", "count", "statuses"}}
+        fields = {
+            name: value
+            for name, value in vars(record).items()
+            if name in {"action", "why", "count", "statuses", "step"}
+        }
         print(f"    {time_text(int(record.created * 1e9))} {fields}")
 
 
