@@ -280,11 +280,14 @@ class SourceSupervisor:
             await self._stop.wait()
             numbering.cancel()
             lives.cancel()
+        was_away = self._state is State.WAITING
         self._become(Event.STOP)
         try:
             async with timeout(DRAIN_S):
                 if self._source is not None:
                     await self._source.finish()
+                    if not was_away and self._end_outage():
+                        await self._source.finish()  # it is complete up to a later time now
                     if self._source.events is not None:
                         await self._source.events.end()
                 await self._recorder.end()
@@ -488,6 +491,15 @@ class SourceSupervisor:
             self._source.take_missed()  # there was nothing before
         elif self._delivery is not None and not self._delivery.is_value_expected:
             self._returned(self._outage, self._source, self._delivery)
+
+    def _end_outage(self) -> bool:
+        """End an outage in which values have come, although the source has not returned: no fact would name what is
+        missing before them. True if there was one."""
+        outage, source, delivery = self._outage, self._source, self._delivery
+        if outage is None or source is None or delivery is None or delivery.is_value_expected:
+            return False
+        self._returned(outage, source, delivery)
+        return True
 
     def _got_value(self, _: int) -> None:
         """Called for the first good value of this life. The source may still be building other subscriptions."""

@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from agent.columns import SampleColumns
 from agent.ingest.completeness import Stored
 from agent.ingest.errors import SourceLost
 from agent.ingest.lifecycle import Newest
@@ -69,3 +70,21 @@ async def test_a_source_that_does_not_return_stays_complete_up_to_then(
     async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=BEFORE) as running:
         await wait_until_async(lambda: running.store.of("plant/x"), "the bad sample")
     assert (store.complete, reasons(store)) == ({}, [])
+
+
+async def test_a_stop_between_the_first_value_and_the_return_declares_the_gap(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Otherwise the store would hold values after a loss that no fact names, until a next process."""
+    is_first = asyncio.Event()
+
+    async def run(source: ModbusSource, _: Callable[[], None]) -> None:
+        await source._delivery.deliver(SampleColumns.of([Sample(1, source.now_ns(), 2.0)]), source.now_ns())
+        is_first.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ModbusSource, "run", run)
+    store = FakeStore()
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=BEFORE):
+        await is_first.wait()
+    assert reasons(store) == ["agent_stopped"]
