@@ -43,6 +43,8 @@ _COMMANDS = {
     "latest": "agent.cli.facts.latest:latest",
     "page": "agent.cli.health.page:page",
     "fleet": "agent.cli.health.page:fleet",
+    "top": "agent.cli.health.page:top",
+    "diag": "agent.cli.health.diag:diag",
     "sql": "agent.cli.facts.sql:sql",
     "store": "agent.cli.groups:store",
     "pki": "agent.cli.groups:pki",

@@ -1,1 +1,1 @@
-"""Commands that show how nodes are: `status`, `page`, `fleet`."""
+"""Commands that show how nodes are: `status`, `page`, `fleet`, `top`, `diag`."""

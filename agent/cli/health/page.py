@@ -1,9 +1,11 @@
-"""`bsfg page` serves the page, /healthz and /metrics of a node; `bsfg fleet` prints the zones below it."""
+"""`bsfg page` serves the page, /healthz and /metrics of a node; `bsfg fleet` prints the zones below it, `bsfg top`
+both, live."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -14,6 +16,9 @@ from agent.cli import config_option, json_option
 from agent.cli.node_settings import load_settings
 from agent.cli.run import set_up_logging
 from agent.cli.table import lines
+from agent.escaping import printable
+
+TOP_S = 2.0
 
 
 @click.command()
@@ -71,3 +76,39 @@ def fleet(config_file: Path, words: tuple[str, ...], everything: bool, as_json: 
         for row in shown[:1] if shown and shown[0].alert else ():
             click.echo(f"{row.zone}: -> {row.hint}")
     sys.exit(1 if any(row.alert for row in rows) else 0)
+
+
+@click.command()
+@config_option
+def top(config_file: Path) -> None:
+    """Show the state of the node and of the zones below, live, until Ctrl-C."""
+    from agent import local_socket
+    from agent.cli.health.status import text
+    from agent.cli.terminal import unwrapped
+    from agent.fact_store import StoreError, StoreReader
+    from agent.page.fleet import fleet_rows, fleet_sentence
+    from agent.page.health_tail import HealthTail
+
+    node = load_settings(config_file).node
+    tail: HealthTail | None = None
+    while True:
+        try:
+            tail = tail or HealthTail(StoreReader(node.store_file))
+            tail.read()
+            rows = fleet_rows(tail.zones.values(), time.time_ns() // 1_000_000)
+            below = [fleet_sentence(rows)] if len(rows) > 1 else []
+            below += [
+                f"  {row.level.value:<7} {row.zone}: {row.what}" for row in rows if row.what and row.zone != node.zone
+            ]
+        except StoreError as error:
+            tail, below = None, [str(error)]
+        try:
+            shown = text(local_socket.ask_status(node.state_dir))
+        except local_socket.NodeSilent as error:
+            shown = f"{error}; {error.hint}"
+        size = shutil.get_terminal_size()
+        lines_shown = [time.strftime("%H:%M:%S"), *shown.splitlines(), "", *below][: size.lines - 1]
+        screen = unwrapped(sys.stdout)
+        screen.write("\x1b[H\x1b[2J" + "\n".join(printable(line)[: size.columns] for line in lines_shown) + "\n")
+        screen.flush()
+        time.sleep(TOP_S)

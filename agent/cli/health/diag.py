@@ -1,0 +1,120 @@
+"""`bsfg diag`: one file for support. It shows what would be in it, and asks before it writes.
+
+Nothing secret is in it: no key, no password, no certificate, no fact. Settings are those of node.toml with the values
+of names that could hold a secret taken out.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import re
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import click
+
+from agent import __version__
+from agent.cli import config_option
+from agent.cli.node_settings import load_settings
+
+COMMAND_S = 60.0
+LOG_LINES = 2_000
+PEERS_MAX = 5  # a test takes up to a minute
+SECRET = re.compile(
+    r"(?i)^(\s*[\w-]*(?:password|secret|token|passphrase|user_name|smtp_user|webhook_url)[\w-]*\s*=\s*).*$",
+    re.MULTILINE,
+)
+
+
+def without_secrets(text: str) -> str:
+    """Settings whose values that could be secret are hidden; the names of files stay."""
+    return SECRET.sub(lambda found: found[0] if "_file" in found[1] else f'{found[1]}"hidden"', text)
+
+
+@click.command()
+@config_option
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="The file.  [default: bsfg-diag-ZONE-TIME.tar.gz]"
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def diag(config_file: Path, out: Path | None, yes: bool) -> None:
+    """Write one file for support: settings without secrets, status, checks, store statistics, log, versions, peer
+    tests."""
+    settings = load_settings(config_file)
+    zone = settings.node.zone
+    parts = _parts(config_file, zone, [peer.zone for peer in settings.peer[:PEERS_MAX]])
+    click.echo("The file for support will have:")
+    for name, (about, _) in parts.items():
+        click.echo(f"  {name:<16} {about}")
+    click.echo("It has no key, no password, no certificate and no fact.")
+    if not yes and not click.confirm("Write it?"):
+        sys.exit(1)
+    file = out or Path(f"bsfg-diag-{zone}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz")
+    with tarfile.open(file, "x:gz") as tar:
+        for name, (_, read) in parts.items():
+            data = read().encode(errors="replace")
+            entry = tarfile.TarInfo(f"bsfg-diag/{name}")
+            entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o640
+            tar.addfile(entry, io.BytesIO(data))
+    file.chmod(0o600)
+    click.echo(f"{file}: {file.stat().st_size / 1000:,.0f} kB")
+
+
+def _parts(config_file: Path, zone: str, peers: list[str]) -> dict[str, tuple[str, Callable[[], str]]]:
+    """By name: what it is, and what reads it."""
+
+    def bsfg(*words: str) -> Callable[[], str]:
+        return lambda: _output([sys.executable, "-m", "agent.cli", *words, "--config", str(config_file)])
+
+    log = [
+        "journalctl",
+        "-u",
+        f"bsfg@{zone}",
+        "-u",
+        f"bsfg-page@{zone}",
+        "-n",
+        str(LOG_LINES),
+        "--no-pager",
+        "-o",
+        "short-iso",
+    ]
+    tests = {f"peer-{peer}.txt": (f"bsfg peer test {peer}", bsfg("peer", "test", peer)) for peer in peers}
+    return tests | {
+        "node.toml": ("the settings, without secrets", lambda: without_secrets(_text(config_file))),
+        "check.txt": ("bsfg check", bsfg("check")),
+        "status.json": ("bsfg status --all --json", bsfg("status", "--all", "--json")),
+        "fleet.json": ("bsfg fleet --json: the zones below", bsfg("fleet", "--json")),
+        "store.json": ("bsfg store stats --json: counts and sizes", bsfg("store", "stats", "--json")),
+        "peers.txt": ("bsfg peer list", bsfg("peer", "list")),
+        "log.txt": (f"the last {LOG_LINES:,} log lines of node and page", lambda: _output(log)),
+        "versions.json": ("versions of the program, Python, the system", _versions),
+    }
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8", "replace")
+    except OSError as error:
+        return f"{error}\n"
+
+
+def _output(words: list[str]) -> str:
+    """What a command prints, and its exit status."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_S, check=False, errors="replace")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{error}\n"
+    return f"{done.stdout}{done.stderr}[exit status {done.returncode}]\n"
+
+
+def _versions() -> str:
+    packages = {one.metadata["Name"]: one.version for one in metadata.distributions()}
+    found = {"bsfg": __version__, "python": sys.version, "system": platform.platform(), "packages": packages}
+    return json.dumps(found, indent=1, sort_keys=True)

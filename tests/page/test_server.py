@@ -1,0 +1,111 @@
+"""The page as a process: hostile visitors cost nobody else, another user serves it, and TLS with users guards it."""
+
+import http.client
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from agent.demo.processes import Child
+from agent.health.snapshot import NodeSnapshot
+from agent.page.access import user_line
+from agent.page.server import CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS_MAX
+from agent.replication import pki
+from tests.page.conftest import store_with
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.system
+
+
+@contextmanager
+def served(folder: Path, more: str = "", before: tuple[str, ...] = ()) -> Iterator[tuple[Child, int]]:
+    """A page over the store in `folder`, and its port."""
+    (folder / "node.toml").write_text(f'[node]\nzone = "idmz"\n[page]\nlisten_port = 0\n{more}')
+    words = [*before, sys.executable, "-m", "agent.cli", "page", "--config", folder / "node.toml"]
+    with Child("page", words, folder / "page.log") as page:
+        page.start()
+        yield page, int(page.wait_line("page: ").rstrip("/").rpartition(":")[2])
+
+
+def get(port: int, path: str = "/help", **headers: str) -> tuple[int, bytes]:
+    """An answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    try:
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_hostile_visitors(tmp_path: Path, healthy: NodeSnapshot) -> None:
+    """A thousand connections that send half a request, or ask and never read, take places from each other and not from
+    a reader; another host is refused; the process holds no more than its places."""
+    with store_with(tmp_path, healthy), served(tmp_path) as (page, port), ExitStack() as stack:
+        assert get(port)[0] == 200
+        for n in range(1000):
+            visitor = stack.enter_context(socket.socket())
+            visitor.connect(("127.0.0.1", port))
+            visitor.sendall(b"GET /help HT" if n % 2 else b"GET /live?page=/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert get(port)[0] == 200
+        wait_until(lambda: _sockets(page.pid) < CONNECTIONS_MAX + 20, "the places to be the limit")
+        assert _sockets(page.pid) < CONNECTIONS_OF_ADDRESS_MAX + 40
+        assert get(port, Host="evil.example")[0] == 400
+        assert get(port, "/zone/%3Cscript%3E")[0] == 404
+    assert "Traceback" not in page.log_text()
+
+
+def _sockets(pid: int) -> int:
+    return sum("socket" in str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir() if one.is_symlink())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start it as another user")
+def test_another_user_of_the_group_serves_it(healthy: NodeSnapshot) -> None:
+    """It reads the store that the node has open, and can write nothing there."""
+    folder = Path(
+        subprocess.run(
+            ["mktemp", "-d", "/tmp/bsfg-page-XXXX"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    )
+    folder.chmod(0o755)
+    try:
+        with store_with(folder, healthy):
+            state = folder / "state"
+            state.chmod(0o750)
+            for path in (state, *state.iterdir()):
+                os.chown(path, 65_533, 65_532)
+            (folder / "page.log").touch()
+            other = ("setpriv", "--reuid=65534", "--regid=65534", "--groups=65532")
+            with served(folder, before=other) as (page, port):
+                assert b"idmz is broken: the node does not answer" in get(port, "/zone/idmz")[1]
+                assert b"line1" in get(port, "/zone/idmz")[1], "from the health in the store"
+                assert "page_" in page.log_text()
+                done = subprocess.run([*other, "touch", str(state / "x")], capture_output=True, check=False)
+                assert done.returncode != 0
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_tls_and_users(tmp_path: Path, healthy: NodeSnapshot) -> None:
+    """With a certificate and a file of users: no answer without TLS, 401 without a password, the page with one."""
+    pki.create_authority(tmp_path / "pki", datetime.now(UTC))
+    issued = pki.issue_broker(tmp_path / "pki", "localhost", ("localhost",), datetime.now(UTC))
+    (tmp_path / "users").write_text(user_line("ann", "secret"))
+    more = f'cert_file = "{issued.cert_file}"\nkey_file = "{issued.key_file}"\nusers_file = "users"\n'
+    with store_with(tmp_path, healthy), served(tmp_path, more) as (_, port):
+        context = ssl.create_default_context(cafile=str(issued.ca_file))
+        for login, status in (("", 401), ("Basic YW5uOnNlY3JldA==", 200), ("Basic YW5uOndyb25n", 401)):
+            connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=60)
+            connection.request("GET", "/help", headers={"Authorization": login})
+            assert connection.getresponse().status == status
+            connection.close()
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            get(port)
