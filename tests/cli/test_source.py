@@ -112,7 +112,7 @@ def test_on_a_running_node(meter: Program, plc: Program, bsfg: Bsfg, tmp_path: P
         wait_until(lambda: [one["tags_good"] for one in listed(bsfg)] == [40, 26], "good tags")
         wait_until(lambda: all(one["last_value_unix_ms"] for one in listed(bsfg)), "stored values")
         shown = bsfg("source", "list").stdout
-        assert re.search(r"plc +opcua +\S+ +connected +40 +40 +0 +0 +[\d.]+ s ago", shown), shown
+        assert re.search(r"plc +opcua +\S+ +connected +40 +40 +0 +0 +255 +[\d.]+ s ago", shown), shown
         for name in ("plc", "meter"):
             assert bsfg("source", "test", name).returncode == 0
             assert bsfg("source", "read", name).returncode == 0
