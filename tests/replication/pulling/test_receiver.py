@@ -258,6 +258,7 @@ def test_the_trail_is_named_until_a_page_has_come() -> None:
     refused = FetchFailed(driver.core.open_fetch_id or 0, "life_unknown", "it was restored", is_retryable=True)
     assert kinds(driver(refused)) == [Fetch]
     assert driver.fetches[-1].trail == (old, at(30))
+    assert driver.fetches[-1].must_claim_history, "an old copy must know it before it sends other facts than are held"
 
 
 def test_a_log_that_was_put_back_is_read_on_from_where_it_is_the_same() -> None:
