@@ -366,7 +366,9 @@ class Receiver(Generic[Content]):
         if event.code == UnprovenAnswer.code:
             self._unproven = event.reason  # no answer yet (0052): the peer's own may still come before the time-out
         elif event.code == "life_unknown" and not self._open.names_trail:
-            self._is_answering = False  # the peer may be an old copy: claim what we hold of it before it sends its facts
+            self._is_answering = (
+                False  # the peer may be an old copy: claim what we hold of it before it sends its facts
+            )
             self._ask_anew(now_ms)
         elif event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch:
             self._note_epoch(event.epoch)
