@@ -388,8 +388,7 @@ class OpcuaSource:
             is_proof=values > 0 or clock_moved,
             more=header.more or (self._publisher is not None and self._publisher.is_early(header)),
         )
-        if one.since_ns != arrived.since.time_ns:
-            one.set_back_ns = self._clock.set_back_ns
+        one.note_complete(arrived.since, self._clock.set_back_ns)
         status = publication.status_change
         if status is not None and quality.is_bad(status) and status & quality.CODE_BITS not in quality.GONE:
             # The status of a deleted node ends nothing, and does not tell which node it is (python-opcua).

@@ -131,3 +131,21 @@ async def test_a_server_clock_before_1970_dates_a_loss_as_any_other() -> None:
     for sent_ns in (-101 * S, -100 * S, -99 * S):
         subscription.liveness.note_answer(0.0, sent_ns, None, is_proof=True, more=False)
     assert source.complete == Moment(-100 * S)
+
+
+async def test_what_is_complete_is_a_time_of_the_clock_before_it_was_set_ahead() -> None:
+    """It is one of the answer before. A clock that is set back dates it anew."""
+    source, _ = await made(FakeStore())
+    (one,) = source._subscriptions
+    for number, (shown_s, complete) in enumerate(
+        [(100, None), (101, Moment(100 * S)), (3_701, Moment(101 * S)), (3_702, Moment(3_701 * S, -3_599 * S))]
+    ):
+        shown = Change(HEARTBEAT_HANDLE, str(number), 0, shown_s * S, shown_s * S)
+        source._note_publication(HEADER._replace(publish_time_ns=shown_s * S), publication(shown))
+        if complete is not None:
+            assert one.since.time_ns == complete.time_ns
+            assert abs(one.since.set_back_ns - complete.set_back_ns) < 2 * S
+    back = Change(HEARTBEAT_HANDLE, "back", 0, 102 * S, 102 * S)
+    source._note_publication(HEADER._replace(publish_time_ns=102 * S), publication(back))
+    assert one.since.time_ns == 100 * S
+    assert abs(one.since.set_back_ns) < 2 * S

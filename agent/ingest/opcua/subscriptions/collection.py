@@ -218,6 +218,7 @@ class Subscriptions:
         one = Subscription(self.session, self._settings, self._limits, self._clock.now_ns, self._calls)
         one.clock_least_ns, one.set_back_ns = self._clock.least_ns(), self._clock.set_back_ns
         await one.open()
+        one.liveness.seen_set_back_ns = one.set_back_ns
         self._by_id[one.id] = one
         self.publisher.begin(one.id)
         await one.watch_clock()

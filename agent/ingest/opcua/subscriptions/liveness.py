@@ -24,6 +24,7 @@ class Liveness:
         self.complete_ns = 0  # all values up to this time are delivered; 0: not known yet
         self.has_clock = True  # until the server refuses to monitor its clock
         self.sampling_ns = 0  # the longest interval at which an item is sampled, as the server revised it
+        self.seen_set_back_ns = 0  # by how much the clock had been set back at the last answer
         self._clock: object = None
         self._clock_moves = 0
         self._has_shown_clock = False

@@ -181,6 +181,13 @@ class Subscription:
         """`since_ns` with the set-backs of the clock."""
         return Moment(self.since_ns, self.set_back_ns)
 
+    def note_complete(self, before: Moment, set_back_ns: int) -> None:
+        """An answer was taken in, and the clock is set back by `set_back_ns` in all. What is complete is a time of the
+        answer before, unless the clock was set back since."""
+        if self.since_ns != before.time_ns:
+            self.set_back_ns = set_back_ns if self.since_ns < before.time_ns else self.liveness.seen_set_back_ns
+        self.liveness.seen_set_back_ns = set_back_ns
+
     def sampling_ms(self, handle: int, point: TagPoint) -> float:
         """The revised sampling interval of an item."""
         return self.items.sampling_ms.get(handle, self.asked_ms(point))
