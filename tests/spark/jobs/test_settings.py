@@ -57,7 +57,8 @@ def test_declarations_are_landed_by_the_side() -> None:
     """Their stream has a table, a checkpoint and a consumer of its own, starts at its oldest fact, and is of the same
     store with the same options."""
     text = LEAST.replace("[land]", 'Consumer = "local.lake"\nstartingTimestamp = 5\nminPartitions = 3\n[land]')
-    order = Order.of(Settings.of(text), is_available_now=False).declarations("facts.operational")
+    (landed,) = Order.all_of(Settings.of(text), is_available_now=False)
+    order = landed.declarations("facts.operational")
     asked = StreamOptions.of(stream_options(order.options, order.checkpoint))
     assert (asked.read.stream, asked.read.paths) == ("facts.operational", ("/store/facts.db",))
     assert (asked.consumer, asked.start, asked.since_unix_ms) == ("local.lake.declared", "cursor", None)
