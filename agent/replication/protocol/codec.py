@@ -93,11 +93,11 @@ def answer_parts(answer: Answer, attachment: list[bytes]) -> list[bytes]:
     return [_LENGTH.pack(len(header)) + header, *attachment]
 
 
-def encode_error(store_zone: str, epoch: str, operation: str, code: str, message: str) -> bytes:
+def encode_error(store_zone: str, epoch: str, operation: str, code: str, message: str, life: str = "") -> bytes:
     """The bytes of an error answer; `retryable` and `hint` come from the table."""
     row = ERRORS[code]
     body = ErrorBody(code=code, message=message[:1000], retryable=row.retryable, hint=row.hint)
-    answer = ErrorAnswer(store_zone=store_zone, epoch=epoch, operation=operation[:64], error=body)
+    answer = ErrorAnswer(store_zone=store_zone, epoch=epoch, operation=operation[:64], error=body, life=life)
     header = _OBJECT_START + b'"status":"error",' + msgspec.json.encode(answer)[1:]
     return _LENGTH.pack(len(header)) + header
 

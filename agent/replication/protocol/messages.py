@@ -869,10 +869,12 @@ class ErrorBody(Part, frozen=True):
 
 
 class ErrorAnswer(AnswerBody, frozen=True):
-    """The request was not carried out. `operation` repeats the requested operation, as far as it could be read."""
+    """The request was not carried out. `operation` repeats the requested operation, as far as it could be read. `life`:
+    of the answering process."""
 
     operation: Annotated[str, msgspec.Meta(max_length=64)]
     error: ErrorBody
+    life: LifeOrNone = ""
 
 
 Answer = (

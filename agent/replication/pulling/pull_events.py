@@ -152,7 +152,7 @@ class PageArrived(Generic[Content]):
 class FetchFailed:
     """A fetch failed: refused by the peer, not delivered by the broker, or answered with something unreadable.
 
-    `epoch` is the peer's present epoch, if an answer named it.
+    `epoch` is the peer's present epoch and `life` the life of the answering process, if an answer named them.
     """
 
     fetch_id: int
@@ -160,6 +160,7 @@ class FetchFailed:
     reason: str
     is_retryable: bool
     epoch: str | None = None
+    life: str = ""
 
 
 @dataclass(frozen=True, slots=True)

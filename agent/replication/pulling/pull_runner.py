@@ -229,7 +229,7 @@ class PullRunner:
             if isinstance(answer, ErrorAnswer):
                 error = answer.error
                 reason = f"{error.code}: {advice(error.message, error.hint)}"
-                return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch)
+                return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch, answer.life)
             page = check_page(answer, sealed, settings.peer_zone, settings.stream, self._start_check)
         except UnprovenAnswer as error:
             return FetchFailed(fetch_id, error.code, str(error), error.retryable)

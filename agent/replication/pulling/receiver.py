@@ -263,8 +263,8 @@ class Receiver(Generic[Content]):
             if is_newest:
                 reason = f"page starts at {page.first_offset}, asked for after {last_of(self._accepted).offset}"
                 self._back_off("page_not_at_position", reason, now_ms, jitter)
-        if is_newest and self._twins and self.asking in {Asking.HOLDING, Asking.BACKOFF}:
-            self._block(NoteKind.PEER_REFUSES, f"{self._twins}: does its node run twice? Stop one.", now_ms)
+        if is_newest:
+            self._block_twins(now_ms)
 
     def _note_epoch(self, epoch: str) -> None:
         """The peer answers in an epoch. A claim was about the one before."""
@@ -363,6 +363,8 @@ class Receiver(Generic[Content]):
         self.counters.unproven += event.code == UnprovenAnswer.code
         if self._open is None or event.fetch_id != self._open.fetch_id:
             return
+        if event.life and event.code != UnprovenAnswer.code:
+            self._note_life(event.life, now_ms)
         if event.code == UnprovenAnswer.code:
             self._unproven = event.reason  # no answer yet (0052): the peer's own may still come before the time-out
         elif event.code == "life_unknown" and not self._open.names_trail:
@@ -387,6 +389,13 @@ class Receiver(Generic[Content]):
             self._back_off(event.code, event.reason, now_ms, jitter)
         else:
             self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)
+        self._block_twins(now_ms)
+
+    def _block_twins(self, now_ms: int) -> None:
+        """While two machines answer, each answer is followed by a pause, whatever it is: errors of one would else be
+        asked about at the other without end."""
+        if self._twins and self.asking in {Asking.HOLDING, Asking.BACKOFF}:
+            self._block(NoteKind.PEER_REFUSES, f"{self._twins}: does its node run twice? Stop one.", now_ms)
 
     def _tick(self, now_ms: int, jitter: float) -> None:
         if self._open is not None and now_ms >= self._open.deadline_ms:

@@ -239,7 +239,7 @@ class Server:
             case Refuse(code, message):
                 self._refusals[code] += 1
                 own = self._store.zone, self._context.epoch
-                refusal = encode_error(*own, operation, code, message)
+                refusal = encode_error(*own, operation, code, message, self._context.store.life.hex())
                 self._send(caller, [refusal], known)
                 self._telemetry.fail(span, code)
             case (answer, attachment, facts, waited_ns):

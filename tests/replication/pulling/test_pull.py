@@ -241,7 +241,7 @@ def test_two_machines_that_serve_under_one_name(
     """A gateway and a copy of it with a store of its own both answer every request: the receiver keeps running, logs
     both epochs in a line or two instead of two thousand, and continues with the one that remains; nothing is stored
     twice."""
-    often = replace(IMPATIENT, blocked_ms=300)
+    often = replace(IMPATIENT, blocked_ms=300, twins_ms=3_000)
 
     async def scenario() -> None:
         plant, copy = (Node.open(broker, "plant-a", tmp_path / name) for name in ("plant", "copy"))

@@ -330,6 +330,23 @@ def test_two_machines_that_answer_in_turn_are_asked_rarely() -> None:
     assert driver.core.lost_reason is None
 
 
+def test_two_machines_that_refuse_in_turn_are_named() -> None:
+    """Each refuses what the other has been asked: the peer is asked again after a pause, not at once for ever."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    noted = []
+    for epoch in (TWO, ONE, TWO, ONE):
+        if driver.core.asking is Asking.BLOCKED:
+            break
+        driver(Tick(), PATIENCE.restart_ms)
+        newest = driver.core.open_fetch_id or 0
+        noted = driver(FetchFailed(newest, "epoch_changed", "another", is_retryable=True, epoch=epoch, life=epoch))
+    assert driver.core.asking is Asking.BLOCKED
+    assert [
+        (ONE in one.reason, TWO in one.reason) for one in noted if getattr(one, "kind", "") is NoteKind.PEER_REFUSES
+    ] == [(True, True)]
+
+
 def test_another_epoch_is_named_from_then_on() -> None:
     """The peer has begun another epoch: its log goes on, and so does the pull. Facts of the peer are claimed."""
     driver = Driver(ONE, 10)
