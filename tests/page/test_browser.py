@@ -3,6 +3,7 @@
 With PAGE_PICTURES=1 the pictures of the README and the documents are made anew.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from agent.demo.processes import Child
 from agent.demo.scenario import RunningZones, run_zones
 from tests.page.zones import Zones, gateway, with_trouble
 from tests.support.chromium import AXE, Chromium, chromium
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -70,18 +72,22 @@ def test_the_page_opens_and_values_change(zones: RunningZones, browser: Chromium
 def test_a_trend_is_zoomed_by_dragging(zones: RunningZones, browser: Chromium) -> None:
     """A tag of the plant has a curve at the enterprise; dragging over it shows a part, and its address holds the
     view."""
+    from selenium.common.exceptions import StaleElementReferenceException
     from selenium.webdriver import ActionChains
+
+    def dragged() -> bool:
+        with contextlib.suppress(StaleElementReferenceException):  # a newer picture has taken its place
+            picture = browser.driver.find_element("css selector", ".trend svg")
+            hand = ActionChains(browser.driver).move_to_element_with_offset(picture, 100, 0).click_and_hold()
+            hand.move_by_offset(150, 0).release().perform()
+        return "from=" in browser.driver.current_url
 
     browser.open(address(zones, "/tags?q=pressure_01"))
     browser.wait_text("plant/pressure_01")
     browser.run("document.querySelector('tbody th a').click()")
     browser.wait_text("least to greatest".upper())
-    picture = browser.driver.find_element("css selector", ".trend svg")
     assert browser.run("return document.querySelectorAll('.trend path').length") > 0
-    ActionChains(browser.driver).move_to_element_with_offset(picture, 100, 0).click_and_hold().move_by_offset(
-        150, 0
-    ).release().perform()
-    assert "from=" in browser.driver.current_url
+    wait_until(dragged, "a part of the trend")
     browser.wait_text("samples".upper())
     assert browser.complaints() == []
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.demo.processes import Child
+from agent.demo.processes import Child, accepts
 from agent.health.snapshot import NodeSnapshot
 from agent.page.access import user_line
 from agent.page.server import CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS_MAX
@@ -32,7 +32,9 @@ def served(folder: Path, more: str = "", before: tuple[str, ...] = ()) -> Iterat
     words = [*before, sys.executable, "-m", "agent.cli", "page", "--config", folder / "node.toml"]
     with Child("page", words, folder / "page.log") as page:
         page.start()
-        yield page, int(page.wait_line("page: ").rstrip("/").rpartition(":")[2])
+        port = int(page.wait_line("page: ").rstrip("/").rpartition(":")[2])
+        wait_until(lambda: accepts(port), "the page to be served")
+        yield page, port
 
 
 def get(port: int, path: str = "/help", **headers: str) -> tuple[int, bytes]:

@@ -24,6 +24,7 @@ def test_what_it_does_rightly_is_taken(site: Site) -> None:
     assert page["omitted"], "its own facts are left out"
     name = f"{EVIL}.second"
     page = attacker.ask(EVIL, IDMZ, "FetchFacts", consumer_name=name, stream=STREAM, limit=100)
+    assert page["status"] == "ok", page
     confirmed = attacker.ask(EVIL, IDMZ, "ConfirmReceipt", consumer_name=name, offset=1, life=page["life"])
     assert confirmed["cursor_advanced_to"] == 1
     assert attacker.ask(EVIL, IDMZ, "GetCursor", consumer_name=name)["frontier"] == 1

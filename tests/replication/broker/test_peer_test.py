@@ -169,7 +169,7 @@ def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
         return result.exit_code, result.output
 
     assert call("list")[1].startswith("plant-a")
-    assert json.loads(call("list", "--json")[1])["pulls"] == [STREAM]
+    assert json.loads(call("list", "--json")[1])["pulls"] == [STREAM, "health"]
     code, said = call("test", "plant-a")
     assert code == 1
     assert "ok      tls           TLSv1.3, CN=broker private" in said

@@ -51,13 +51,18 @@ async def test_by_hand(broker: Mosquitto, tmp_path: Path) -> None:
                 with contextlib.suppress(PeerAbsent):
                     await plant.link.require().publish_request(topic, b"", None, b"", 10)
                     is_subscribed = True
-        for request in requests:
-            await asyncio.to_thread(subprocess.run, request, timeout=LIMIT_S, check=True)
-        printed, _ = await asyncio.wait_for(waiting.communicate(), LIMIT_S)
-        (length,) = struct.unpack_from("<I", printed)
-        header = json.loads(printed[4 : 4 + length])
+        fetch, confirm = requests
+        await asyncio.to_thread(subprocess.run, fetch, timeout=LIMIT_S, check=True)
+        assert waiting.stdout is not None
+        async with asyncio.timeout(LIMIT_S):
+            (length,) = struct.unpack("<I", await waiting.stdout.readexactly(4))
+            header = json.loads(await waiting.stdout.readexactly(length))
         assert (header["status"], header["end_offset"]) == ("ok", 1)
-        assert printed[4 + length :].startswith(sealed(plant.store)[0])
+        (last,) = header["lives"]
+        named = [word.replace("LIFE", last["life"]) for word in confirm]
+        await asyncio.to_thread(subprocess.run, named, timeout=LIMIT_S, check=True)
+        printed, _ = await asyncio.wait_for(waiting.communicate(), LIMIT_S)
+        assert printed.startswith(sealed(plant.store)[0])
         (consumer,) = plant.store.consumers.all()
         assert consumer.frontier == 1
     plant.store.close()

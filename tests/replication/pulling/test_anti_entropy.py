@@ -363,7 +363,7 @@ def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
     flip(tmp_path / "idmz.db", before[5])
     (tmp_path / "state").mkdir()
     (tmp_path / "idmz.db").rename(tmp_path / "state" / "facts.db")
-    config = write_node_toml(tmp_path, broker, "idmz", f'zone = "plant-a"\npulls = ["{STREAM}"]')
+    config = write_node_toml(tmp_path, broker, "idmz", f'zone = "plant-a"\nhealth = false\npulls = ["{STREAM}"]')
     page = Path(__file__).resolve().parents[3] / "docs" / "operate" / "integrity.md"
     lines = re.findall(r"^bsfg peer .*$", page.read_text("utf-8"), re.MULTILINE)
     assert len(lines) == 3
