@@ -85,6 +85,7 @@ EXPLAINED_BY_THEIR_NAME = {
     "cpu_share",
     "released_share",
     "in_flight",
+    "plants",
 }
 
 

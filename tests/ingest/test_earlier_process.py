@@ -44,6 +44,20 @@ async def test_the_time_without_a_process_is_declared(monkeypatch: pytest.Monkey
     assert gaps(store)[0][0] == "1970-01-01T00:00:01Z"
 
 
+async def test_a_process_that_was_killed_in_its_first_seconds_leaves_a_gap(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has stored values, but not yet up to when its source was complete: the gap begins at the newest of them."""
+    lives(monkeypatch)
+    monkeypatch.setattr(StoredBefore, "completeness", lambda *_: {})
+    store = FakeStore()
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=BEFORE) as run:
+        await run.wait_good("plant/x", 0)
+        await wait_until_async(lambda: gaps(store), "the gap")
+    assert reasons(store) == ["agent_stopped"]
+    assert gaps(store)[0][0] == "1970-01-01T00:00:03Z"
+
+
 async def test_a_value_of_an_earlier_process_is_the_last_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A quiet source records nothing after a restart; its last value is the one in the store, not none."""
 

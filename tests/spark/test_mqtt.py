@@ -20,6 +20,7 @@ from pyspark_bsfg import FACTS, BsfgDataSource, columns
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, NodeUnavailable, OptionError, StreamUnknown
 from pyspark_bsfg.options import Options
 from pyspark_bsfg.reader import PruningReader
+from pyspark_bsfg.streaming.reader import NO_CLAIM
 from pyspark_bsfg.transports import Asked, mqtt_node, places, range_pages
 from tests.signing import signers
 from tests.spark import making
@@ -153,12 +154,12 @@ def test_a_consumer_is_registered_and_confirmed_over_mqtt(enterprise: Served) ->
         bounds = source.bounds(TELEMETRY)
         name = "analytics.landing"
         assert source.cursor(name) is None
-        assert source.register(name, TELEMETRY, "oldest") == 0
-        source.confirm(name, 7, bounds.life)
-        source.confirm(name, 3, bounds.life)
-        assert source.cursor(name) == source.register(name, TELEMETRY, "oldest") == 7
+        assert source.register(name, TELEMETRY, "oldest", NO_CLAIM).frontier == 0
+        source.confirm(name, 7, bounds.life, NO_CLAIM)
+        source.confirm(name, 3, bounds.life, NO_CLAIM)
+        assert source.cursor(name) == source.register(name, TELEMETRY, "oldest", NO_CLAIM).frontier == 7
         with pytest.raises(ConsumerRefused, match=r"enterprise at 127.0.0.1") as refused:
-            source.register("landing", TELEMETRY, "oldest")
+            source.register("landing", TELEMETRY, "oldest", NO_CLAIM)
         assert refused.value.code == "consumer_not_yours"
         asked = Asked(TELEMETRY, bounds.offsets, "11" * 16)
         with pytest.raises(FactsGone, match="older copy"):

@@ -102,6 +102,7 @@ async def test_no_value_is_good_before_the_time_arrives(clock: WallClock, tmp_pa
             await wait_quality(node, 0)
             for sample in await rows(node, SAMPLES):
                 assert sample["quality"] == (CLOCK_UNCERTAIN if sample["source_time_ns"] < BUILT_NS else 0)
+            await wait_until_async(lambda: rows(node, CHANGES), "the fact of the change")
             (change,) = [json.loads(one["object_json"]) for one in await rows(node, CHANGES)]
             assert change["believed"]
             assert abs(change["offset_ms"] / 1000 + began_s) < 2
