@@ -174,6 +174,15 @@ class Site:
         assert isinstance(answer, local_socket.Appended), answer
         return message_id
 
+    def forget_consumers(self, zone: str, at: str = IDMZ) -> None:
+        """Remove the consumers of a zone, of which it may have only so many."""
+        state = self.folder / at / "state"
+        known = asyncio.run(local_socket.ask(state, local_socket.ListConsumers()))
+        assert isinstance(known, local_socket.Consumers), known
+        for consumer in known.consumers:
+            if consumer.zone == zone:
+                asyncio.run(local_socket.ask(state, local_socket.RemoveConsumer(consumer.name, force=True, now=True)))
+
     @staticmethod
     def noise(seed: int, size: int) -> str:
         """A text that does not compress."""

@@ -14,6 +14,7 @@ def test_what_it_does_rightly_is_taken(site: Site) -> None:
     lease are those of the page."""
     attacker = site.attacker
     site.fresh_evil()
+    site.forget_consumers(EVIL)
     attacker.append(EVIL, STREAM, [message(1), message(2, "null")])
     site.wait_fact("evil-2")
     held = attacker.ask(EVIL, IDMZ, "GetBounds", stream=STREAM)
