@@ -27,13 +27,9 @@ BAD_OBJECT_DELETED = 0x803F_0000
 BAD_MONITORED_ITEM_ID_INVALID = 0x8042_0000
 BAD_USER_ACCESS_DENIED = 0x801F_0000
 BAD_NOT_READABLE = 0x803A_0000
-BAD_DATA_ENCODING_INVALID = 0x8038_0000
-BAD_DATA_ENCODING_UNSUPPORTED = 0x8039_0000
-BAD_MONITORING_MODE_INVALID = 0x8041_0000
 BAD_FILTER_INVALID = 0x8043_0000
 BAD_FILTER_UNSUPPORTED = 0x8044_0000
 BAD_FILTER_NOT_ALLOWED = 0x8045_0000
-BAD_DEADBAND_FILTER_INVALID = 0x808E_0000
 BAD_SECURITY_MODE_INSUFFICIENT = 0x80E6_0000
 BAD_DEVICE_FAILURE = 0x808B_0000
 TAG_REMOVED = status_codes.TAG_REMOVED
@@ -62,18 +58,6 @@ DENIED = frozenset({BAD_USER_ACCESS_DENIED, BAD_NOT_READABLE, BAD_SECURITY_MODE_
 """The codes of a notification when this user may not read the value, or not over this connection. The server may allow
 it at any time. An item that it does not sample (node-opcua, with an interval of 0) then stays silent until the value
 changes."""
-
-NO_ITEM = (
-    GONE
-    | DENIED
-    | {
-        *(BAD_INDEX_RANGE_INVALID, BAD_DATA_ENCODING_INVALID, BAD_DATA_ENCODING_UNSUPPORTED),
-        *(BAD_MONITORING_MODE_INVALID, BAD_FILTER_INVALID, BAD_FILTER_UNSUPPORTED, BAD_FILTER_NOT_ALLOWED),
-        *(BAD_DEADBAND_FILTER_INVALID, BAD_TOO_MANY_MONITORED_ITEMS),
-    }
-)
-"""The codes that are recorded for a tag without a monitored item: its node does not exist, or the server refused the
-item (OPC 10000-4, 5.13.2.4)."""
 
 
 def is_bad(quality: int) -> bool:

@@ -33,7 +33,6 @@ TYPE = re.compile(
 )
 STRING_BYTES_MAX = 250  # of one read
 EXPONENT_MAX = 10  # SunSpec Information Model, sunssf: -10 to 10
-EXPONENT_NONE = -0x8000  # the same: not implemented
 SHARED_MAX = 1_024  # types kept; beyond it a type may be made twice
 
 _FORMATS = {

@@ -36,7 +36,6 @@ from agent.status_codes import is_good
 if TYPE_CHECKING:
     import apsw
 
-DEFINITIONS_PAGE = 2**32
 _TABLES = dict(named_statements(Path(__file__).with_name("tables.sql").read_text("utf-8")))
 
 
