@@ -142,6 +142,7 @@ BAD = dict.fromkeys(["another key", "another zone", "not yet valid", "no key", "
 def test_a_bad_new_key_keeps_the_old_one(site: Site, case: str) -> None:
     """The reload is refused with the reason, which the status keeps; facts continue to flow, signed with the former
     key."""
+    site.assert_honest_flow()
     key_file, cert_file = (site.folder / "signers" / f"{PLANT}.{kind}" for kind in ("key", "pem"))
     before, mode = (key_file.read_bytes(), cert_file.read_bytes()), key_file.stat().st_mode
     other = site.folder / "other"

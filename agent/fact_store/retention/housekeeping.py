@@ -332,7 +332,7 @@ class Housekeeping:
 
     def _release(self, transaction: Transaction, stream: StreamState, full: Limit | None, *, may_drop: bool) -> None:
         """Release what the settings allow, and record a loss. `full`: the limit below which the room must fall. Without
-        `may_drop`, no unconfirmed fact is dropped for that."""
+        `may_drop`, no unconfirmed fact is dropped for that; callers give it only for streams that drop their oldest."""
         decision = decide_release(self._offsets(transaction.catalog, stream, full, may_drop=may_drop))
         if decision is None:
             return
@@ -372,7 +372,7 @@ class Housekeeping:
             expired=before(ttl_ms) if ttl_ms else None,
             overdue=before(ttl_ms + ttl_ms / TTL_PIECES) if ttl_ms else None,
             excess=None if full is None else self._excess_offset(stream, full),
-            may_drop=may_drop and policy.on_full == "drop_oldest",
+            may_drop=may_drop,
             forfeited=self._forfeited(catalog, stream, frontiers, full, before),
         )
 
