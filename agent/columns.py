@@ -303,14 +303,18 @@ class Unpacked(NamedTuple):
         """The values of some facts, by their positions in the batch."""
         if len(places) * _FEW > self.frame.facts:
             return list(map(self.all_values().__getitem__, places))
-        apart: dict[int, Sequence[Any]] = {}
+        columns: dict[int, Sequence[Any]] = {}
         makers = (self._floats, self._ints, lambda: list(map(bool, self.bools)), self._others)
+        ranks = [(0, 0)] * len(makers)  # by kind: the last place, and how many of the kind are before it
         found: list[Value] = []
         for place in places:
             kind = self.kinds[place]
-            if kind not in apart:
-                apart[kind] = makers[kind]()
-            found.append(apart[kind][self.kinds.count(kind, 0, place)])
+            if kind not in columns:
+                columns[kind] = makers[kind]()
+            last, rank = ranks[kind]
+            rank += self.kinds.count(kind, last, place) if last <= place else -self.kinds.count(kind, place, last)
+            ranks[kind] = place, rank
+            found.append(columns[kind][rank])
         return found
 
     def qualities_at(self, places: Sequence[int]) -> list[int]:

@@ -6,10 +6,13 @@ bridged by a line. Values that are not numbers have no picture.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import isfinite
 from statistics import median
+from typing import Any, cast
 
 from agent.page.words import number
 
@@ -18,6 +21,9 @@ COLUMNS = 600
 HEIGHT = 200.0
 GAP_INTERVALS = 5
 """A gap is so many usual intervals; a device that misses one poll makes none."""
+
+_Run = list[tuple[int, float, float]]
+"""By column: the least and the greatest value."""
 
 
 @dataclass(slots=True)
@@ -40,43 +46,60 @@ def trend_of(
 ) -> Trend:
     """The picture of samples in the order of their times."""
     trend = Trend(first_ms, last_ms, samples=len(times_ms))
-    scale = COLUMNS / max(1, last_ms - first_ms)
+    span_ms = max(1, last_ms - first_ms)
+    scale = COLUMNS / span_ms
     steps = [b - a for a, b in pairwise(times_ms)]
     gap_ms = max(GAP_INTERVALS * median(steps), 2 / scale) if steps else last_ms - first_ms
-    runs: list[dict[int, tuple[float, float]]] = [{}]
-    bad_from: int | None = None
-    before_ms = first_ms
-    for at_ms, value, quality in zip(times_ms, values, qualities, strict=True):
-        found = None if quality >> 30 >= BAD else number(float(value) if isinstance(value, bool) else value)
-        if at_ms - before_ms > gap_ms and bad_from is None:
-            trend.gaps.append(((before_ms - first_ms) * scale, (at_ms - before_ms) * scale))
-            runs.append({})
-        before_ms = at_ms
-        if found is None:
-            if bad_from is None:
-                bad_from = at_ms
-                runs.append({})
-            continue
-        if bad_from is not None:
-            trend.bad.append(((bad_from - first_ms) * scale, (at_ms - bad_from) * scale))
-            bad_from = None
-        column, run = int((at_ms - first_ms) * scale), runs[-1]
-        low, high = run.get(column, (found, found))
-        run[column] = min(low, found), max(high, found)
-    if bad_from is not None:
-        trend.bad.append(((bad_from - first_ms) * scale, (last_ms - bad_from) * scale))
-    elif last_ms - before_ms > gap_ms:
-        trend.gaps.append(((before_ms - first_ms) * scale, (last_ms - before_ms) * scale))
-    _draw(trend, [run for run in runs if run])
+    found = _numbers(values, qualities)
+    is_good = [value is not None for value in found]
+    cuts = [at for at, step in enumerate(steps) if (step > gap_ms and is_good[at]) or is_good[at] != is_good[at + 1]]
+    if times_ms and times_ms[0] - first_ms > gap_ms:
+        trend.gaps.append((0.0, (times_ms[0] - first_ms) * scale))
+    runs, start = list[_Run](), 0
+    for stop in (*(at + 1 for at in cuts), len(times_ms)) if times_ms else ():
+        end_ms = times_ms[stop] if stop < len(times_ms) else last_ms
+        from_ms = times_ms[stop - 1 if is_good[start] else start]
+        part = ((from_ms - first_ms) * scale, (end_ms - from_ms) * scale)
+        if not is_good[start]:
+            trend.bad.append(part)
+        else:
+            runs.append(_columns(times_ms, found, range(start, stop), first_ms, span_ms))
+            if end_ms - from_ms > gap_ms:
+                trend.gaps.append(part)
+        start = stop
+    if runs:
+        _draw(trend, runs)
     return trend
 
 
-def _draw(trend: Trend, runs: list[dict[int, tuple[float, float]]]) -> None:
+def _numbers(values: Sequence[object], qualities: Sequence[int]) -> Sequence[Any]:
+    """The values, None for a bad one. In C where all are good and finite: a day of a second's tag is in one picture."""
+    is_plain = set(map(type, values)) <= {float, int} and max(qualities, default=0) >> 30 < BAD
+    if is_plain and all(map(isfinite, cast("Sequence[float]", values))):
+        return values
+    return [
+        None if quality >> 30 >= BAD else number(float(value) if isinstance(value, bool) else value)
+        for value, quality in zip(values, qualities, strict=True)
+    ]
+
+
+def _columns(times_ms: Sequence[int], found: Sequence[Any], places: range, first_ms: int, span_ms: int) -> _Run:
+    """The least and the greatest value of each column that has one."""
+    run, at = _Run(), places.start
+    while at < places.stop:
+        column = (times_ms[at] - first_ms) * COLUMNS // span_ms
+        ends_ms = first_ms - (-(column + 1) * span_ms // COLUMNS)
+        upto = bisect_left(times_ms, ends_ms, at, places.stop)
+        part = found[at:upto]
+        run.append((column, min(part), max(part)))
+        at = upto
+    return run
+
+
+def _draw(trend: Trend, runs: list[_Run]) -> None:
     """The outline of each run: along the greatest values, and back along the least."""
-    if not runs:
-        return
-    trend.low = low = min(one[0] for run in runs for one in run.values())
-    trend.high = high = max(one[1] for run in runs for one in run.values())
+    trend.low = low = float(min(least for run in runs for _, least, _ in run))
+    trend.high = high = float(max(greatest for run in runs for _, _, greatest in run))
     scale = (HEIGHT - 8) / (high - low) if high > low else 0.0
     middle = HEIGHT / 2 if high == low else HEIGHT - 4
 
@@ -84,8 +107,8 @@ def _draw(trend: Trend, runs: list[dict[int, tuple[float, float]]]) -> None:
         return f"{middle - (value - low) * scale:.1f}"
 
     for run in runs:
-        columns = sorted(run)
-        there = [f"{column} {y(run[column][1])}" for column in columns]
-        back = [f"{column} {y(run[column][0])}" for column in reversed(columns)]
-        end = f"{columns[-1] + 0.8} {y(run[columns[-1]][1])}"  # so that a single column is seen
+        there = [f"{column} {y(greatest)}" for column, _, greatest in run]
+        back = [f"{column} {y(least)}" for column, least, _ in reversed(run)]
+        last, _, greatest = run[-1]
+        end = f"{last + 0.8} {y(greatest)}"  # so that a single column is seen
         trend.paths.append(f"M{'L'.join([*there, end, *back])}Z")

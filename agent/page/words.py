@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
-from math import isfinite
 from typing import Any
 
 from agent.health.verdict import duration
 
 UNKNOWN = "unknown"
+_FLOAT_MAX = sys.float_info.max  # an integer in JSON may be greater, and has no float
 _YEARS_MS = 4_102_444_800_000  # 2100: a later time is a broken clock, and datetime ends at 9999
 
 
 def number(value: object) -> float | None:
     """The value if it is a number; what another node recorded may be anything."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and isfinite(value) else None  # type: ignore[arg-type]
+    return float(value) if is_number and -_FLOAT_MAX <= value <= _FLOAT_MAX else None  # type: ignore[operator,arg-type]
 
 
 def text(value: object) -> str:

@@ -64,7 +64,10 @@ def test_whatever_a_zone_has_sent_is_a_row() -> None:
     """Wrong types, no verdict, health from the future: a row, and a zone without a verdict is broken."""
     for values in ({}, {"verdict": "x"}, {"verdict": 99, "reasons": "y", "alert": 1, "since_unix_ms": "never"}):
         assert zone_row(ZoneHealth("a", NOW_MS + 10**9, dict(values)), NOW_MS).level is Level.BROKEN
-    odd = {"verdict": 0, "reasons": [1, {"subject": 5}], "consumer/x/oldest_unconfirmed_age_s": "soon", "peer/b": 1}
+    odd = {
+        "verdict": 0, "reasons": [1, {"subject": 5}], "consumer/x/oldest_unconfirmed_age_s": "soon", "peer/b": 1,
+        "peer/c/s/lag_seconds": 10**400, "stream/s/hours_until_full": float("nan"),
+    }  # fmt: skip
     row = zone_row(ZoneHealth("a", NOW_MS, odd), NOW_MS)
     assert (row.level, row.behind_s, row.to_json()["level"]) == (Level.GOOD, None, "good")
 

@@ -18,10 +18,10 @@ def test_least_and_greatest_of_each_column() -> None:
 
 
 def test_a_gap_is_not_bridged() -> None:
-    """Ten minutes without samples of a tag that comes each second are a gap, and so is the time until the end."""
-    times = [*range(0, 600_000, 1000), *range(1_200_000, 1_800_000, 1000)]
+    """Ten minutes without samples of a tag that comes each second are a gap, and so is the time before and after."""
+    times = [*range(120_000, 600_000, 1000), *range(1_200_000, 1_800_000, 1000)]
     trend = trend_of(times, [2] * len(times), [0] * len(times), 0, 3_600_000)
-    assert [(round(x), round(width)) for x, width in trend.gaps] == [(100, 100), (300, 300)]
+    assert [(round(x), round(width)) for x, width in trend.gaps] == [(0, 20), (100, 100), (300, 300)]
     assert len(trend.paths) == 2
 
 
