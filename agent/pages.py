@@ -8,10 +8,11 @@ of its origin; both begin at 1, and 0 means "nothing yet". Ranges include both e
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from hashlib import blake2b
 from typing import Literal, NamedTuple, Protocol
 
-from agent.batch import Batch, Definitions, Header, Origin
+from agent.batch import DIGEST_BYTES, Batch, Definitions, Header, Origin
 from agent.lease import Lease
 
 Span = tuple[int, int]
@@ -187,6 +188,34 @@ class HeldRange:
     def of(cls, header: Header, digest: bytes) -> HeldRange:
         """The range of one batch."""
         return cls(header.first_sequence, header.last_sequence, header.previous_digest, digest)
+
+
+class HeldSum(NamedTuple):
+    """How many ranges of some lives of a zone are held in a stream, and the sum of a digest of each: two stores that
+    hold the same have the same sum, and a range more or less changes it without the others being read."""
+
+    ranges: int = 0
+    digest_sum: int = 0
+
+    @classmethod
+    def of(cls, life: bytes, ranges: Iterable[HeldRange]) -> HeldSum:
+        """The sum of the ranges of one life."""
+        digests = [
+            blake2b(life + first.to_bytes(8) + last.to_bytes(8) + before + end, digest_size=DIGEST_BYTES).digest()
+            for first, last, before, end in map(astuple, ranges)
+        ]
+        return cls(len(digests), sum(map(int.from_bytes, digests)) % _SUM_MODULUS)
+
+    def plus(self, other: HeldSum) -> HeldSum:
+        """The sum of the ranges of both."""
+        return HeldSum(self.ranges + other.ranges, (self.digest_sum + other.digest_sum) % _SUM_MODULUS)
+
+    def minus(self, other: HeldSum) -> HeldSum:
+        """The sum without these ranges."""
+        return HeldSum(self.ranges - other.ranges, (self.digest_sum - other.digest_sum) % _SUM_MODULUS)
+
+
+_SUM_MODULUS = 1 << 8 * DIGEST_BYTES
 
 
 class BatchEnd(NamedTuple):

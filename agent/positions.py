@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 LIFE_BYTES, NUMBER_BYTES = 16, 8
 TRAIL_MAX = 64
@@ -54,27 +54,62 @@ class Resolved(NamedTuple):
 UNKNOWN = Resolved("unknown")
 
 
-def drawn_life(before: Iterable[bytes], unix_ms: int, chance: bytes) -> bytes:
-    """The life of a process: its number is later than those of the store's own table, `before`; `chance` makes it one
-    that no other process has."""
-    number = max(unix_ms, 1 + max((int.from_bytes(one[:NUMBER_BYTES]) for one in before), default=0))
+def drawn_life(before: bytes, unix_ms: int, chance: bytes) -> bytes:
+    """The life of a process: its number is later than that of `before`, the highest of the store's own table (empty:
+    none); `chance` makes it one that no other process has."""
+    number = max(unix_ms, 1 + int.from_bytes(before[:NUMBER_BYTES]))
     return number.to_bytes(NUMBER_BYTES) + blake2b(chance, digest_size=LIFE_BYTES - NUMBER_BYTES).digest()
+
+
+LifeRow = tuple[bytes, int]
+"""A life, and the first offset that it stored."""
+
+
+class LifeRows(Protocol):
+    """The lives of one log, in order. There may be thousands, so they are read when they are needed."""
+
+    def first_offset(self, life: bytes) -> int | None:
+        """The first offset that a life stored; None if it is not in this log."""
+        ...
+
+    def starting(self, offset: int, limit: int) -> Sequence[LifeRow]:
+        """The life that stored the fact at an offset (the first one if none did), and those after it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LifeList:
+    """Lives in memory."""
+
+    lives: Sequence[LifeRow] = ()
+
+    def first_offset(self, life: bytes) -> int | None:
+        return next((first for known, first in self.lives if known == life), None)
+
+    def starting(self, offset: int, limit: int) -> Sequence[LifeRow]:
+        at = max(0, bisect_right(self.lives, offset, key=lambda one: one[1]) - 1)
+        return self.lives[at : at + limit]
 
 
 @dataclass(frozen=True, slots=True)
 class LogLives:
-    """The lives of one log: each with the first offset that it stored, in order; and where the log ends. `present` is
-    the life of this process."""
+    """The lives of one log, and where the log ends. `newest` is the last one, which nearly all readers ask for;
+    `present` the life of this process."""
 
-    lives: tuple[tuple[bytes, int], ...] = ()
+    rows: LifeRows = LifeList()
     end_offset: int = 0
     present: bytes = b""
     forked: frozenset[bytes] = frozenset()
+    newest: LifeRow | None = None
+
+    def _starting(self, offset: int, limit: int) -> Sequence[LifeRow]:
+        if self.newest is not None and offset >= self.newest[1]:
+            return [self.newest]
+        return self.rows.starting(offset, limit)
 
     def at(self, offset: int) -> bytes:
         """The life that stored the fact at an offset; empty for offset 0."""
-        index = bisect_right(self.lives, offset, key=lambda one: one[1])
-        return self.lives[index - 1][0] if index else b""
+        return next((life for life, first in self._starting(offset, 1) if first <= offset), b"")
 
     @property
     def end(self) -> Position:
@@ -83,22 +118,24 @@ class LogLives:
 
     def between(self, after_offset: int, until_offset: int) -> list[Position]:
         """The lives with facts after one offset up to another, each with its last offset there; at most TRAIL_MAX."""
-        found = list[Position]()
-        for index, (life, first) in enumerate(self.lives):
-            last = self.lives[index + 1][1] - 1 if index + 1 < len(self.lives) else self.end_offset
-            if last > after_offset and first <= until_offset and len(found) < TRAIL_MAX:
-                found.append(Position(life, min(last, until_offset)))
-        return found
+        rows = [one for one in self._starting(after_offset + 1, TRAIL_MAX + 1) if one[1] <= self.end_offset]
+        lasts = [first - 1 for _, first in rows[1:]] + [self.end_offset]
+        return [
+            Position(life, min(last, until_offset))
+            for (life, first), last in list(zip(rows, lasts, strict=False))[:TRAIL_MAX]
+            if last > after_offset and first <= until_offset
+        ]
 
     def resolve(self, position: Position, is_other: IsOther) -> Resolved:
         """What a position means here; see the table above."""
         if position == NOTHING_READ:
             return Resolved("exact")
-        places = [index for index, (life, _) in enumerate(self.lives) if life == position.life]
-        if not places:
+        is_newest = self.newest is not None and position.life == self.newest[0]
+        first = None if is_newest else self.rows.first_offset(position.life)
+        if first is None and not is_newest:
             return UNKNOWN
-        after = places[-1] + 1
-        end = self.lives[after][1] - 1 if after < len(self.lives) else self.end_offset
+        after = [] if first is None else self.rows.starting(first, 2)[1:]
+        end = after[0][1] - 1 if after else self.end_offset
         if position.offset > end:
             is_lost = position.life == self.present or position.life in self.forked
             return UNKNOWN if is_lost else Resolved("cut", end)

@@ -14,6 +14,7 @@ from agent.positions import (
     NOTHING_READ,
     TRAIL_MAX,
     UNKNOWN,
+    LifeList,
     LogLives,
     Position,
     Resolved,
@@ -27,7 +28,7 @@ from agent.positions import (
 
 A, B, C, OTHER = (bytes([number]) * 16 for number in range(1, 5))
 D, E = b"d" * 16, b"e" * 16
-LOG = LogLives(((A, 1), (B, 6), (C, 11)), 20, C)
+LOG = LogLives(LifeList(((A, 1), (B, 6), (C, 11))), 20, C)
 """A stored 1 to 5, B 6 to 10, and C, which still writes, 11 to 20; batches are of five facts, all with digest D."""
 
 
@@ -54,7 +55,7 @@ def test_what_a_position_means(position: Position, expected: Resolved) -> None:
 
 def test_a_position_beyond_a_forked_life_is_unknown() -> None:
     """There is no log in which it lies; within it the log is the one that was read."""
-    forked = LogLives(LOG.lives, LOG.end_offset, C, frozenset([B]))
+    forked = LogLives(LOG.rows, LOG.end_offset, C, frozenset([B]))
     found = [forked.resolve(Position(B, offset), lambda *_: False) for offset in (10, 11)]
     assert found == [Resolved("exact", 10), UNKNOWN]
 
@@ -65,7 +66,7 @@ def test_the_lives_of_a_page() -> None:
     assert (LOG.between(5, 10), LOG.between(20, 20)) == ([Position(B, 10)], [])
     assert [LOG.at(offset) for offset in (0, 1, 5, 6, 20)] == [b"", A, A, B, C]
     assert (LOG.end, LogLives().end) == (Position(C, 20), NOTHING_READ)
-    many = LogLives(tuple((bytes([n]) * 16, n) for n in range(1, 100)), 99)
+    many = LogLives(LifeList([(bytes([n]) * 16, n) for n in range(1, 100)]), 99)
     assert len(many.between(0, 99)) == TRAIL_MAX
 
 
@@ -105,10 +106,10 @@ def test_a_page_begins_where_the_trail_is_valid_furthest() -> None:
 
 def test_a_life_is_later_than_those_before_it() -> None:
     """Also where the clock was set back; two processes with one number differ."""
-    first = drawn_life([], 5_000, b"one")
+    first = drawn_life(b"", 5_000, b"one")
     assert len(first) == 16
-    assert drawn_life([first], 1_000, b"one") > first
-    assert drawn_life([], 5_000, b"two") != first
+    assert drawn_life(first, 1_000, b"one") > first
+    assert drawn_life(b"", 5_000, b"two") != first
 
 
 class _Fact(NamedTuple):
@@ -134,7 +135,7 @@ class _Store:
 
     @property
     def log(self) -> LogLives:
-        return LogLives(tuple(self.lives), len(self.facts), self.now)
+        return LogLives(LifeList(self.lives), len(self.facts), self.now)
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 60))

@@ -119,7 +119,6 @@ class FactStore:
         self._scrubber = Scrubber(path, writer, self._read, artifacts.sweep, witness)
         self._lock_descriptor = lock_descriptor
         self._is_closed = False
-        self._origins_seen: tuple[tuple[object, ...], list[bytes], frozenset[str]] = ((), [], frozenset())
 
     @classmethod
     def open(
@@ -253,7 +252,8 @@ class FactStore:
     def former_epochs(self) -> list[bytes]:
         """The known epochs of the store other than its present one, in the order in which they were recorded. Peers may
         hold facts of them that a restore has lost."""
-        return self._of_origins()[1]
+        own = self.origin
+        return [one.epoch for one in self.reader.origins_of(self.zone) if one != own]
 
     def read(
         self,
@@ -323,21 +323,12 @@ class FactStore:
 
     def held(self, stream: str) -> dict[Origin, tuple[HeldRange, ...]]:
         """The ranges of sequences of each origin that are held in a stream, or were held until their release, with the
-        digests at both ends of each range; from memory."""
-        catalog = self._writer.catalog
-        known = catalog.streams.get(stream)
-        ranges = (
-            {origin: catalog.held.get((known.id, number), ()) for origin, number in catalog.origins.items()}
-            if known
-            else {}
-        )
-        return {origin: found for origin, found in ranges.items() if found}
+        digests at both ends of each range."""
+        return self.reader.held(stream)
 
     def held_of(self, stream: str, origin: Origin) -> tuple[HeldRange, ...]:
-        """The ranges of one origin, as `held`."""
-        catalog = self._writer.catalog
-        known, number = catalog.streams.get(stream), catalog.origins.get(origin)
-        return catalog.held.get((known.id, number), ()) if known and number else ()
+        """The ranges of one origin, as `held`; a look-up in the calling thread."""
+        return self.reader.held_of(stream, origin)
 
     def is_nearly_full(self, stream: str) -> bool:
         """Whether a stream, the store or the disk is filled to 80 %. From memory."""
@@ -366,19 +357,7 @@ class FactStore:
 
     def signed_zones(self) -> frozenset[str]:
         """The zones of which a record was ever verified here, including this one if it has signed; from memory."""
-        return self._of_origins()[2]
-
-    def _of_origins(self) -> tuple[tuple[object, ...], list[bytes], frozenset[str]]:
-        """Own former epochs, and the zones that have signed. Each request asks for both, and a store may have thousands
-        of origins, so they are kept until there are more origins, which are never removed, or more that have signed."""
-        catalog, kept = self._writer.catalog, self._origins_seen
-        key = (catalog.origin, len(catalog.origins), len(catalog.proven))
-        if kept[0] != key:
-            own = catalog.origin
-            former = [one.epoch for one in catalog.origins if one.zone == own.zone and one != own]
-            signed = frozenset(one.zone for one, number in catalog.origins.items() if number in catalog.proven)
-            kept = self._origins_seen = key, former, signed
-        return kept
+        return self._writer.catalog.proven_zones
 
     def end_offset(self, stream: str) -> int:
         """Offset of the last durable fact of a stream, 0 if there is none; from memory."""
@@ -435,12 +414,12 @@ class FactStore:
         return self._writer.catalog.life
 
     def log(self, stream: str) -> LogLives:
-        """The lives of a stream's log; from memory."""
-        return self._writer.catalog.log(stream)
+        """The lives of a stream's log: the newest from memory, others are read when they are needed."""
+        return self._writer.catalog.log(stream, self.reader.lives(stream))
 
     def resolve(self, stream: str, position: Position) -> Resolved:
-        """What a position in a log of this stream means here. Read in the calling thread, except at the end of the log,
-        which is in memory."""
+        """What a position in a log of this stream means here. Read in the calling thread, except in the newest life and
+        at the end of the log, which are in memory."""
         catalog = self._writer.catalog
         known = catalog.streams.get(stream, StreamState(0, stream))
 
@@ -450,7 +429,7 @@ class FactStore:
                     return one.batch.digest != digest
             return self.reader.holds_other(stream, offset, digest)
 
-        return catalog.log(stream).resolve(position, is_other)
+        return catalog.log(stream, self.reader.lives(stream)).resolve(position, is_other)
 
     def peer_reads_more(self, peer: str, why: str) -> None:
         """Record an incident: a peer has read a log of this store that is not the one here, or further. Returns at
@@ -462,8 +441,8 @@ class FactStore:
         """Record an incident if a configured peer has read facts of this zone under an epoch (hex) that this store
         never had: then the state folder was lost or replaced. Records once for each peer in this life, and returns at
         once."""
-        own = {one.epoch.hex() for one in self._writer.catalog.origins if one.zone == self.zone}
-        if epoch in own or peer in self._epoch_named_by:
+        own = (self.epoch, *self.former_epochs)
+        if bytes.fromhex(epoch) in own or peer in self._epoch_named_by:
             return
         self._epoch_named_by.add(peer)
         detail = f"it has read epoch {epoch} of this zone, which this store never had: state_dir was lost or replaced,"

@@ -50,7 +50,7 @@ def append_samples(
 ) -> list[Appended | Refused]:
     """Seal and store the samples of appends to one stream; one outcome for each append."""
     definitions = transaction.catalog.own_definitions
-    link = transaction.catalog.link(stream)
+    link = transaction.link(stream)
 
     def seal(some: Sequence[AppendSamples]) -> list[Batch]:
         columns = _joined(some)
@@ -92,7 +92,7 @@ def append_messages(
     """Store the messages of appends of one zone to one stream that may be stored (admission.py); one outcome for each
     append."""
     refused = dict[int, Refused]()
-    link = transaction.catalog.link(stream)
+    link = transaction.link(stream)
 
     def seal(some: Sequence[Message]) -> list[Batch]:
         seal_part = partial(seal_messages, sign=transaction.sign)
@@ -157,15 +157,14 @@ def append_checkpoint(transaction: Transaction, date: str) -> None:
         return
     catalog = transaction.catalog
     for stream in list(catalog.streams.values()):
-        held = {origin: catalog.held.get((stream.id, number), ()) for origin, number in catalog.origins.items()}
-        for part, about in enumerate(checkpoint_objects(date, held)):
+        for part, about in enumerate(checkpoint_objects(date, transaction.newest_held(stream.id))):
             append_notice(transaction, stream.name, PREDICATE, about, f"{stream.name}:{date}:{part}")
 
 
 def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch], writer: str = "") -> int:
     """Store batches just sealed here; returns the offset of their first fact."""
     known = transaction.stream(stream)
-    ranges = transaction.catalog.held.get((known.id, transaction.catalog.own_origin), ())
+    ranges = transaction.held(known.id, transaction.catalog.own_origin)
     # `decide_insert` is not needed: this store's own history has no gaps, and the batches were sealed on its last link.
     # It would cost as much as sealing a fact.
     first, last = batches[0].header, batches[-1]

@@ -120,8 +120,8 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     for number in plan.unproven:
         transaction.add_unproven(stream.id, number)
     for origin in contradicted:
-        if origin in transaction.catalog.origins:  # a notice numbers no origin: it may name invented ones
-            transaction.add_contradicted(stream.id, transaction.catalog.origins[origin])
+        if (known := transaction.origin_number(origin)) is not None:  # a notice numbers none: it may name invented ones
+            transaction.add_contradicted(stream.id, known)
     is_again = restarts(transaction, page)
     transaction.set_peer_position(page.peer, stream, page.read, page.epoch, is_read_again=is_again)
     stored_facts = sum(batch.header.count for batch in plan.inserts)
@@ -180,8 +180,7 @@ def _is_apart(transaction: Transaction, page: ReceivedPage) -> Callable[[Batch],
     known = catalog.streams.get(page.stream)
     begins, ends = set[tuple[batch_format.Origin, int]](), set[tuple[batch_format.Origin, int]]()
     for origin in {batch.header.origin for batch in page.batches}:
-        number = catalog.origins.get(origin)
-        for one in catalog.held.get((known.id, number), ()) if known and number else ():
+        for one in transaction.held(known.id, transaction.origin_number(origin)) if known else ():
             begins.add((origin, one.first_sequence))
             ends.add((origin, one.last_sequence))
 
@@ -198,11 +197,11 @@ def _is_apart(transaction: Transaction, page: ReceivedPage) -> Callable[[Batch],
 
 def _no_more_epochs(transaction: Transaction, page: ReceivedPage) -> _NoRoom | None:
     """A zone that would have more epochs here than one that begins a new one each day for years."""
-    known = transaction.catalog.origins
     # Also of facts that are held under another name: their epoch is remembered.
-    new = {batch.header.origin for batch in page.batches} - known.keys()
+    origins = {batch.header.origin for batch in page.batches}
+    new = {origin for origin in origins if transaction.origin_number(origin) is None}
     for zone in {origin.zone for origin in new}:
-        count = sum(origin.zone == zone for origin in (*known, *new))
+        count = len(transaction.origins_of(zone)) + sum(origin.zone == zone for origin in new)
         if count > EPOCHS_OF_ZONE_MAX:
             hint = f"find out whether {page.peer} invents facts of {zone}, and take it from pulls or relays if it does"
             why = f"{zone} would have {count} epochs here, at most {EPOCHS_OF_ZONE_MAX}"
@@ -236,13 +235,11 @@ def _no_more_ranges(transaction: Transaction, page: ReceivedPage, plan: PagePlan
     known = catalog.streams.get(page.stream)
     grown = Counter[str]()
     for origin, ranges in plan.ranges.items():
-        number = catalog.origins.get(origin)
-        held = catalog.held.get((known.id, number), ()) if known and number else ()
+        held = transaction.held(known.id, transaction.origin_number(origin)) if known else ()
         grown[origin.zone] += len(ranges) - len(held)
     # A zone begins a range with its first batch in a stream, and with a gap: nearly no page does.
     for zone in (one for one, more in grown.items() if more > 0):
-        numbers = {number for origin, number in catalog.origins.items() if origin.zone == zone}
-        count = grown[zone] + sum(len(held) for (_, number), held in catalog.held.items() if number in numbers)
+        count = grown[zone] + transaction.range_count(zone)
         if count > RANGES_OF_ZONE_MAX:
             hint = f"find out why {page.peer} sends facts of {zone} with so many gaps, and take it from pulls or relays"
             why = f"facts of {zone} would be {count} separate ranges here, at most {RANGES_OF_ZONE_MAX}"
@@ -369,8 +366,8 @@ def _is_renamed(transaction: Transaction, plan: PagePlan, batch: Batch) -> bool:
 def _held(transaction: Transaction, plan: PagePlan, batch: Batch) -> tuple[HeldRange, ...]:
     """The ranges held of the origin of a batch, with the batches before it in the page."""
     header, catalog = batch.header, transaction.catalog
-    known, number = catalog.streams.get(header.stream), catalog.origins.get(header.origin)
-    stored = catalog.held.get((known.id, number), ()) if known and number else ()
+    known = catalog.streams.get(header.stream)
+    stored = transaction.held(known.id, transaction.origin_number(header.origin)) if known else ()
     return plan.ranges.get(header.origin, stored)
 
 
@@ -380,7 +377,7 @@ def _plan_batch(transaction: Transaction, plan: PagePlan, batch: Batch) -> bool:
     header, catalog = batch.header, transaction.catalog
     origin, offered = header.origin, HeldRange.of(header, batch.digest)
     known = catalog.streams.get(header.stream)
-    number = catalog.origins.get(origin)
+    number = transaction.origin_number(origin)
     ranges = _held(transaction, plan, batch)
     decision, stored = decide_insert(ranges, offered), None
     if isinstance(decision, Duplicate):

@@ -95,19 +95,15 @@ class Search:
     def _epochs_of(self, zone: str) -> dict[Origin, int]:
         """The newest epochs of a zone that have facts in the stream, with their numbers, newest first."""
         if zone not in self._epochs:
-            catalog = self._transaction.catalog
-            held = [
-                (at, one)
-                for one, at in catalog.origins.items()
-                if one.zone == zone and (self._stream, at) in catalog.held
-            ]
+            transaction = self._transaction
+            held = [(at, one) for one, at in transaction.origins_of(zone).items() if transaction.held(self._stream, at)]
             self._epochs[zone] = {one: at for at, one in sorted(held, reverse=True)[:EPOCHS_MAX]}
         return self._epochs[zone]
 
     def _names(self, batch: Batch, others: Mapping[Origin, int], held: Collection[HeldRange]) -> Iterator[Name]:
         """The names under which a batch may be held: those that recorded shifts give, else those of similar batches."""
         header, catalog = batch.header, self._transaction.catalog
-        number, shifts = catalog.origins.get(header.origin, 0), catalog.renamed
+        number, shifts = self._transaction.origin_number(header.origin) or 0, catalog.renamed
         # Most batches continue the newest epoch. For those, only recorded shifts are tried.
         is_searched = not held or any(at > number for at in others.values())
         for place, (other, at) in enumerate(others.items()):

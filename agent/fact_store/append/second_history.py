@@ -30,12 +30,11 @@ def may_have_two_histories(transaction: Transaction, plan: PagePlan, page: Recei
         return origin != present
     if catalog.peer_epochs.get((origin.zone, page.stream), origin.epoch) != origin.epoch:
         return True
-    numbers = catalog.origins
-    number = numbers.get(origin, 0)
+    number = transaction.origin_number(origin) or 0
     known = catalog.streams.get(page.stream)
     if known is not None and (known.id, number) in catalog.contradicted:
         return True
-    return any(one.zone == origin.zone and later > number for one, later in numbers.items())
+    return any(later > number for later in transaction.origins_of(origin.zone).values())
 
 
 def restarts(transaction: Transaction, page: ReceivedPage) -> bool:
@@ -61,10 +60,10 @@ def note_released(
     and those before them, can no longer be compared. If the origin is not known to have two histories, this is only
     stored, for the case that it has."""
     catalog = transaction.catalog
-    known, number = catalog.streams.get(header.stream), catalog.origins.get(header.origin)
+    known, number = catalog.streams.get(header.stream), transaction.origin_number(header.origin)
     if known is None or number is None or transaction.batch_at(known.id, number, sequence) is not None:
         return
-    for one in catalog.held.get((known.id, number), ()):
+    for one in transaction.held(known.id, number):
         if one.first_sequence <= sequence <= one.last_sequence:
             if has_two_histories:
                 _add_range(plan, header.origin, one, _sent_again(peer, _has_old_copy(header.origin)))
@@ -92,18 +91,16 @@ def _add_unproven_ranges(
     if known is None or not (catalog.unproven or plan.unproven):
         return
     is_restart = restarts(transaction, page)
-    held = {origin: number for origin, number in catalog.origins.items() if (known.id, number) in catalog.held}
-    begun = {origin.zone for origin in plan.ranges if origin not in held}
-    for origin, number in held.items():
-        if (known.id, number) not in catalog.unproven and number not in plan.unproven:
-            continue
+    begun = {origin.zone for origin in plan.ranges if not transaction.held(known.id, transaction.origin_number(origin))}
+    suspect = {number for stream, number in catalog.unproven if stream == known.id} | plan.unproven
+    for origin, number in transaction.origins_numbered(suspect):
         if is_restart or origin.zone in begun:
             sign = _has_old_copy(origin)
         elif origin in contradicted:
             sign = f"{contradicted[origin]} reports two histories of {origin}"
         else:
             continue
-        for one in catalog.held[known.id, number]:
+        for one in transaction.held(known.id, number):
             if transaction.batch_at(known.id, number, one.first_sequence) is None:
                 _add_range(plan, origin, one, _sent_again("a peer", sign))
 
@@ -112,7 +109,7 @@ def _add_former_ranges(transaction: Transaction, plan: PagePlan, page: ReceivedP
     """Report the peer's own facts held here if this page is the first of another copy of its log, and that copy has
     released what would show whether it has the same facts: it served these, and then continued from before them."""
     catalog, present = transaction.catalog, page.present
-    known, number = catalog.streams.get(page.stream), catalog.origins.get(present)
+    known, number = catalog.streams.get(page.stream), transaction.origin_number(present)
     if known is None or number is None:
         return
     if catalog.peer_epochs.get((page.peer, page.stream)) != present.epoch or not restarts(transaction, page):
@@ -125,7 +122,7 @@ def _add_former_ranges(transaction: Transaction, plan: PagePlan, page: ReceivedP
         f"{_has_old_copy(present)}, and has released what it recorded there under these sequences: it could not be"
         " compared with what is held here, and may have been other facts"
     )
-    for one in catalog.held.get((known.id, number), ()):
+    for one in transaction.held(known.id, number):
         _add_range(plan, present, one, why)
 
 

@@ -27,7 +27,7 @@ def find_contradiction(reader: StoreReader, catalog: Catalog, stream: str, last_
     if it is the last one here. Raises what StoreReader raises.
     """
     known = catalog.streams.get(stream)
-    ranges = catalog.held.get((known.id, catalog.own_origin), ()) if known else ()
+    ranges = reader.held_of(stream, catalog.origin) if known else ()
     own = (ranges[-1].last_sequence, ranges[-1].last_digest) if ranges else (0, b"")
     if last_held == own:
         return None
@@ -44,7 +44,7 @@ def lacks_batch(reader: StoreReader, catalog: Catalog, stream: str, signed: End)
     the digest that its record signs. False if what is held there was released or is damaged. Raises what StoreReader
     raises."""
     known, sequence = catalog.streams.get(stream), signed[0]
-    ranges = catalog.held.get((known.id, catalog.own_origin), ()) if known else ()
+    ranges = reader.held_of(stream, catalog.origin) if known else ()
     if not ranges or sequence > ranges[-1].last_sequence:
         return True
     page = reader.read_sequences(stream, catalog.origin, sequence, sequence, 1, 1)

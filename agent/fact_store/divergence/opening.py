@@ -233,8 +233,8 @@ def _load_and_begin(
     catalog = load(connection, path)
     with reading_tables(path):
         index = MessageIndex.load(connection)
-    why = None if is_new else _new_epoch_because(catalog, found, was_open=bool(was_open))
     transaction = Transaction(connection, catalog, index, found.now_unix_ms, catalog.age_ms, signer)
+    why = None if is_new else _new_epoch_because(transaction, found, was_open=bool(was_open))
     if why is not None:
         held, witness = witness_of(catalog), found.witness
         known = witness if witness is not None and witness.epoch == held.epoch else None
@@ -271,9 +271,10 @@ def _roll_back(connection: sqlite3.Connection) -> None:
         connection.execute(QUERIES["rollback"])
 
 
-def _new_epoch_because(catalog: Catalog, found: _Found, *, was_open: bool) -> str | None:
+def _new_epoch_because(transaction: Transaction, found: _Found, *, was_open: bool) -> str | None:
     """Why a new epoch is due; None if it is not. Raises StoreDamaged for a lost log unless the opening is
     unattended."""
+    catalog = transaction.catalog
     epoch = catalog.origin.epoch.hex()
     lost = log_lost_because(LogFound(was_open, found.has_header, found.has_commits_behind))
     if lost is not None and not found.is_unattended:
@@ -284,7 +285,7 @@ def _new_epoch_because(catalog: Catalog, found: _Found, *, was_open: bool) -> st
         log.error("log_lost", extra={"path": str(found.path), "reason": lost})
     elif found.is_unattended:
         lost = log_lost_earlier(found.path, epoch)
-    own = {one.epoch.hex() for one in catalog.origins if one.zone == catalog.origin.zone}
+    own = {one.epoch.hex() for one in transaction.origins_of(catalog.origin.zone)}
     old = restored_because(found.witness, own, witness_of(catalog))
     return "; ".join(why for why in (lost, old) if why is not None) or None
 

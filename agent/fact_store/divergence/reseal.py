@@ -55,9 +55,9 @@ def repeat_reseals(transaction: Transaction, reseals: Iterable[Reseal]) -> list[
     catalog, found = transaction.catalog, list[Resealed]()
     for one in reseals:
         state, old = catalog.streams.get(one.stream), Origin(catalog.origin.zone, one.epoch)
-        if state is None or old not in catalog.origins:
+        if state is None or (number := transaction.origin_number(old)) is None:
             continue
-        place = transaction.place(state.id, catalog.origins[old], one.first_sequence)
+        place = transaction.place(state.id, number, one.first_sequence)
         if place is None or place[-1] != one.digest:
             continue  # resealed in this copy, or another history of these sequences
         if _is_sound(transaction, state, old, place[0] - 1):
@@ -93,7 +93,7 @@ def _batches(
     transaction: Transaction, state: StreamState, origin: Origin, after: int
 ) -> Iterator[tuple[int, int, Batch | str]]:
     """Batches of an origin that begin after an offset: row, first offset, and the batch or what is wrong with it."""
-    for number, row in transaction.origin_rows(state.id, transaction.catalog.origins[origin], after):
+    for number, row in transaction.origin_rows(state.id, transaction.origin(origin), after):
         yield number, int(row[0]), parse_row(state.name, row)  # type: ignore[call-overload]
 
 
@@ -110,21 +110,21 @@ def _is_sound(transaction: Transaction, state: StreamState, origin: Origin, afte
         if link is not None and (link.next_sequence, link.digest) != (header.first_sequence, header.previous_digest):
             return False
         link = batch.link
-    held = transaction.catalog.held.get((state.id, transaction.catalog.origins[origin]), ())
+    held = transaction.held(state.id, transaction.origin(origin))
     return link is not None and (link.next_sequence - 1, link.digest) == (held[-1].last_sequence, held[-1].last_digest)
 
 
 def _seal_stream(
     transaction: Transaction, state: StreamState, old_origin: Origin, after: int, origin: Origin
 ) -> Resealed:
-    old, new = transaction.catalog.origins[old_origin], transaction.origin(origin)
+    old, new = transaction.origin(old_origin), transaction.origin(origin)
     link, first, last = Link(state.name, origin), 0, 0
     for number, first_offset, batch in _batches(transaction, state, old_origin, after):
         assert isinstance(batch, Batch)
         header = batch.header
         if not first:
             first = first_offset
-            transaction.set_held(state.id, old, tuple(_kept(transaction.catalog.held[state.id, old], header)))
+            transaction.set_held(state.id, old, tuple(_kept(transaction.held(state.id, old), header)))
             transaction.add_reseal(
                 Reseal(state.name, old_origin.epoch, header.first_sequence, batch.digest, origin.epoch)
             )

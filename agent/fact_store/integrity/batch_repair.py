@@ -42,7 +42,7 @@ def repair_batches(
     found = list[RepairedRange]()
     for batch, offset in zip(batches, places, strict=True):
         header = batch.header
-        origin = transaction.catalog.origins[header.origin]
+        origin = transaction.origin(header.origin)
         transaction.remove_damage(known.id, origin, header.first_sequence)
         if offset is None:
             continue
@@ -57,7 +57,7 @@ def _place(transaction: Transaction, stream: str, batch: Batch) -> int | None:
     """The offset at which a batch must be repaired; None if there is nothing to repair. Raises FactsRefused,
     ForkError."""
     header, known = batch.header, transaction.catalog.streams.get(stream)
-    origin = transaction.catalog.origins.get(header.origin)
+    origin = transaction.origin_number(header.origin)
     what = f"{stream} of {header.origin}: {header.first_sequence} to {header.last_sequence}"
     if known is None or origin is None:
         raise FactsRefused(f"{what} was never held here", "fetch it like any other batch")
@@ -80,7 +80,7 @@ def _place(transaction: Transaction, stream: str, batch: Batch) -> int | None:
 
 def _digest_by_chain(transaction: Transaction, stream: int, origin: int, last_sequence: int) -> bytes | None:
     """The digest of the batch that ends at a sequence, from its held range or its successor."""
-    for one in transaction.catalog.held.get((stream, origin), ()):
+    for one in transaction.held(stream, origin):
         if one.last_sequence == last_sequence:
             return one.last_digest
     return transaction.digest_before(stream, origin, last_sequence + 1)

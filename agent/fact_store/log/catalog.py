@@ -1,6 +1,7 @@
-"""The catalog: the writer's state in memory (ends, frontiers, held ranges), small enough to copy for every commit.
+"""The catalog: the writer's state in memory (ends, frontiers, trails), small enough to copy for every commit.
 
-It mirrors the tables except for the batches, and holds the newest batches of each stream (tail_cache.py). A transaction
+It mirrors the tables except for those that grow with the years (batches, definitions, origins, held ranges, lives), of
+which rows are read when they are needed, and holds the newest batches of each stream (tail_cache.py). A transaction
 changes a draft of it. When the commit is durable, the draft replaces the catalog in one assignment, so other threads
 read a consistent state without a lock; when the commit fails, the draft is dropped. Opening rebuilds it from the tables
 (recovery.py), with empty tail caches.
@@ -11,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent.batch import Definitions, Link, Origin
+from agent.batch import Definitions, Origin
 from agent.fact_store.log.records import ConsumerState, Reseal, StreamInfo
 from agent.fact_store.log.tail_cache import TailCache
-from agent.pages import HeldRange
-from agent.positions import LogLives, Trail
+from agent.positions import LifeRow, LifeRows, LogLives, Trail
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,10 @@ class StreamState:
 
 @dataclass(slots=True)
 class Catalog:
-    """The state of the whole store. Keys of `held` are stream and origin numbers; values are immutable."""
+    """The state of the whole store. Values are immutable."""
 
     origin: Origin
     streams: dict[str, StreamState] = field(default_factory=dict)
-    origins: dict[Origin, int] = field(default_factory=dict)
-    held: dict[tuple[int, int], tuple[HeldRange, ...]] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     zone_uses: dict[tuple[int, str], int] = field(default_factory=dict)
     """Sealed bytes here by number of stream and the zone that wrote them, of other zones than this one."""
@@ -54,9 +52,9 @@ class Catalog:
     """By peer and stream: how far the peer's log is stored here."""
     peer_epochs: dict[tuple[str, str], bytes] = field(default_factory=dict)
     life: bytes = b""
-    """The life of this process; in `lives` of each stream in which it has stored a fact."""
-    lives: Mapping[str, tuple[tuple[bytes, int], ...]] = field(default_factory=dict)
-    """By stream: each life with the first offset that it stored, in order. The mapping is replaced."""
+    """The life of this process; in `newest_lives` of each stream in which it has stored a fact."""
+    newest_lives: Mapping[str, LifeRow] = field(default_factory=dict)
+    """By stream. The mapping is replaced."""
     read_again: frozenset[tuple[str, str]] = frozenset()
     """Peers and streams where, since the first read, the peer has begun another epoch or its log was read again from
     before."""
@@ -71,8 +69,8 @@ class Catalog:
     the older origin are. The mapping is replaced."""
     leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Lease epochs by stream and producer; the mapping is replaced, so no commit copies it."""
-    proven: frozenset[int] = frozenset()
-    """Numbers of the origins of which a record was verified."""
+    proven_zones: frozenset[str] = frozenset()
+    """Zones of which a record was verified."""
     own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
     own_definitions: Definitions = field(default_factory=Definitions)
     """The tag definitions with which own samples are sealed; the id of the newest."""
@@ -82,10 +80,10 @@ class Catalog:
     def draft(self) -> Catalog:
         """A copy that may be changed."""
         return Catalog(
-            self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.consumers.copy(),
-            self.zone_uses.copy(), self.trails.copy(), self.peer_epochs.copy(), self.life, self.lives, self.read_again,
-            self.unproven, self.contradicted, self.reseals, self.renamed, self.leases, self.proven, self.own_origin,
-            self.own_definitions, self.own_definition_id, self.tails.copy(),
+            self.origin, self.streams.copy(), self.consumers.copy(), self.zone_uses.copy(), self.trails.copy(),
+            self.peer_epochs.copy(), self.life, self.newest_lives, self.read_again, self.unproven, self.contradicted,
+            self.reseals, self.renamed, self.leases, self.proven_zones, self.own_origin, self.own_definitions,
+            self.own_definition_id, self.tails.copy(),
         )  # fmt: skip
 
     @property
@@ -93,15 +91,8 @@ class Catalog:
         """The store's age in milliseconds when the newest mark was set (store_age.py)."""
         return max((stream.mark_ms or 0 for stream in self.streams.values()), default=0)
 
-    def log(self, stream: str) -> LogLives:
-        """The lives of a stream's log, in which positions are resolved."""
+    def log(self, stream: str, rows: LifeRows) -> LogLives:
+        """The lives of a stream's log, in which positions are resolved; `rows` reads those before the newest."""
         known = self.streams.get(stream)
-        return LogLives(self.lives.get(stream, ()), known.end_offset if known else 0, self.life)
-
-    def link(self, stream: str) -> Link:
-        """The link that the next batch of own facts continues."""
-        known = self.streams.get(stream)
-        held = self.held.get((known.id, self.own_origin), ()) if known else ()
-        if not held:
-            return Link(stream, self.origin)
-        return Link(stream, self.origin, held[-1].last_sequence + 1, held[-1].last_digest)
+        end_offset = known.end_offset if known else 0
+        return LogLives(rows, end_offset, self.life, newest=self.newest_lives.get(stream))

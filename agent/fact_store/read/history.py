@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from agent.fact_store.log import PageAssembly
-from agent.fact_store.sqlite import QUERIES, is_damage
+from agent.fact_store.sqlite import QUERIES, held_of, is_damage
 from agent.pages import BatchEnd, Hole, Page, Span, intersect, subtract
 
 Reason = Literal["expired", "damaged", "absent"]
@@ -33,7 +33,7 @@ class SequenceRequest(NamedTuple):
 def read_history(connection: sqlite3.Connection, asked: SequenceRequest) -> Page:
     """A page of whole batches from the one that holds the first sequence. Its holes lie within the requested
     sequences."""
-    held = _held(connection, asked.stream, asked.origin)
+    held = [one.span for one in held_of(connection.execute, asked.stream, asked.origin)]
     page = PageAssembly(
         asked.stream_name,
         asked.first_sequence - 1,
@@ -60,11 +60,6 @@ def batch_ends_at(connection: sqlite3.Connection, stream: int, origin: int, sequ
         if row is not None and isinstance(row[0], int) and isinstance(row[1], bytes) and row[0] >= sequence:
             found[row[0]] = row[1]
     return [BatchEnd(*one) for one in sorted(found.items())]
-
-
-def _held(connection: sqlite3.Connection, stream: int, origin: int) -> list[Span]:
-    rows: list[Span] = connection.execute(QUERIES["select_held_of"], (stream, origin)).fetchall()
-    return rows
 
 
 def _read_rows(connection: sqlite3.Connection, asked: SequenceRequest, page: PageAssembly, bad: list[Span]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Literal, NamedTuple
 
+from agent.batch import SEQUENCE_MAX
 from agent.fact_store.sqlite import QUERIES
 from agent.signing.records import key_id_in
 
@@ -30,14 +31,16 @@ class Proofs:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._since_ms: dict[bytes, int] = dict(connection.execute(QUERIES["select_compromised"]).fetchall())
-        self._proven = {origin for (origin,) in connection.execute(QUERIES["select_proven"])}
         self._last: dict[tuple[int, int], Proof] = {}
 
     def verified(self, stream: int, origin: int, sequence: int) -> Verified:
         """Whether the batch that holds a sequence is proven; stream and origin by number."""
-        if origin not in self._proven:
-            return "no"
         known = self._last.get((stream, origin))
+        if (
+            known is None
+            and (self._connection.execute(QUERIES["select_is_proven"], (origin,)).fetchone() or (0,))[0] == 0
+        ):
+            known = self._last[stream, origin] = Proof(1, SEQUENCE_MAX, "no")
         if known is None or not known.first_sequence <= sequence <= known.last_sequence:
             known = self._last[stream, origin] = self._read(stream, origin, sequence)
         return known.verified

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,14 +40,18 @@ from agent.fact_store.sqlite import (
     FILES,
     QUERIES,
     Connect,
+    StoredLives,
     check_known,
     connect,
     connect_reader,
     file_bytes,
+    held_of,
     holds_other,
     identity,
     load,
     one_state,
+    origins_of,
+    ranges_of,
     read_definitions,
     reading_tables,
 )
@@ -56,19 +59,21 @@ from agent.pages import (
     CERTIFICATES_OF_KEY_MAX,
     BatchEnd,
     DefinitionChain,
+    HeldRange,
     Hole,
     OriginRange,
     Page,
     SignedBatch,
     StoredBatch,
 )
-from agent.positions import LogLives, Position, Resolved
+from agent.positions import LifeRow, LifeRows, LogLives, Position, Resolved
 from agent.settings.store import StoreSettings, StreamSettings, ZoneLimit
 
 OFFSET_MAX = 2**63 - 2
 OFFSET_UNKNOWN = 2**48
 INCIDENTS_MAX = 1000
 ARTIFACTS_AT_ONCE = 1_000
+ORIGINS_KEPT_MAX = 10_000
 IDLE_MAX = 8  # connections kept for the next call; more concurrent callers open their own
 
 OnDamaged = Callable[[str, Hole, str, list[OriginRange]], None]  # stream, hole, reason, origins of its facts
@@ -218,7 +223,7 @@ class StoreReader:
             return known
         end_offset: int = connection.execute(QUERIES["select_end_offset"], (stream,)).fetchone()[0]
         if is_all and not page.batches:
-            held = connection.execute(QUERIES["select_held_count"], (stream,)).fetchone()[0]
+            held = connection.execute(QUERIES["select_held_count"], {"stream": stream}).fetchone()[0]
             if held != end_offset:
                 raise StoreDamaged(f"{self.path}: {page.stream} ends at {end_offset}, its held ranges end at {held}")
         return end_offset
@@ -297,7 +302,33 @@ class StoreReader:
 
     def log(self, stream: str) -> LogLives:
         """The lives of a stream's log. Which of them a process still writes cannot be seen from outside."""
-        return replace(self._catalog().log(stream), present=b"")
+        return LogLives(self.lives(stream), self.end_offset(stream))
+
+    def lives(self, stream: str) -> LifeRows:
+        """The lives of a stream's log, read one by one when they are needed."""
+        return _Lives(self, stream)
+
+    @contextmanager
+    def stored_lives(self, stream: str) -> Iterator[StoredLives]:
+        """The lives of a stream's log, on one connection."""
+        with self._reading() as connection:
+            yield StoredLives(connection.execute, self._stream(connection, stream) or 0)
+
+    def held(self, stream: str) -> dict[Origin, tuple[HeldRange, ...]]:
+        """The ranges of every origin that are held in a stream, or were held until their release."""
+        with self._reading() as connection:
+            return ranges_of(connection.execute(QUERIES["select_held_in"], (self._stream(connection, stream),)))
+
+    def held_of(self, stream: str, origin: Origin) -> tuple[HeldRange, ...]:
+        """The ranges of an origin that are held in a stream, or were held until their release."""
+        with self._reading() as connection:
+            number, of = self._stream(connection, stream), self._number(connection, origin)
+            return held_of(connection.execute, number, of) if number and of else ()
+
+    def origins_of(self, zone: str) -> list[Origin]:
+        """The origins of a zone, in the order in which they were recorded."""
+        with self._reading() as connection:
+            return list(origins_of(connection.execute, zone))
 
     def resolve(self, stream: str, position: Position) -> Resolved:
         """What a position in a log of this stream means here."""
@@ -305,7 +336,9 @@ class StoreReader:
 
     def end_offset(self, stream: str) -> int:
         """Offset of the last fact of a stream, 0 if there is none."""
-        return next((one.end_offset for one in self.streams() if one.name == stream), 0)
+        with self._reading() as connection:
+            number = self._stream(connection, stream)
+            return int(connection.execute(QUERIES["select_end_offset"], (number,)).fetchone()[0]) if number else 0
 
     def streams(self) -> list[StreamInfo]:
         """Every stream."""
@@ -359,7 +392,9 @@ class StoreReader:
 
     def origins(self) -> list[Origin]:
         """Every origin whose facts are held, this store first."""
-        return list(self._catalog().origins)
+        with self._reading() as connection:
+            rows = connection.execute(QUERIES["select_origins"]).fetchall()
+        return [Origin(zone, epoch) for _, zone, epoch in rows]
 
     def artifact_streams(self, digest: str) -> list[str]:
         """The streams with a held fact that refers to an artifact. Raises ArtifactRefused."""
@@ -464,17 +499,39 @@ class StoreReader:
             row = connection.execute(QUERIES["select_origin"], (origin.zone, origin.epoch)).fetchone()
             if row is None:
                 return None
-            self._numbers[origin] = row[0]
+            self._remember(row[0], origin)
         return self._numbers[origin]
 
     def _origin(self, connection: sqlite3.Connection, number: int) -> Origin:
         """Origin of a number. Raises StoreDamaged if the table has none."""
-        if number not in self._origins:
-            rows = connection.execute(QUERIES["select_origins"]).fetchall()
-            self._origins.update({found: Origin(zone, epoch) for found, zone, epoch in rows})
-        if number not in self._origins:
-            raise StoreDamaged(f"{self.path}: a batch is of origin {number}, which is not in the table")
-        return self._origins[number]
+        if (known := self._origins.get(number)) is None:
+            row = connection.execute(QUERIES["select_origin_by_number"], (number,)).fetchone()
+            if row is None:
+                raise StoreDamaged(f"{self.path}: a batch is of origin {number}, which is not in the table")
+            self._remember(number, known := Origin(*row))
+        return known
+
+    def _remember(self, number: int, origin: Origin) -> None:
+        if len(self._origins) >= ORIGINS_KEPT_MAX:
+            self._origins, self._numbers = {}, {}
+        self._origins[number], self._numbers[origin] = origin, number
+
+
+class _Lives:
+    """The lives of a stream's log, each read on a connection of its own (`positions.LifeRows`)."""
+
+    def __init__(self, reader: StoreReader, stream: str) -> None:
+        self._reader, self._stream = reader, stream
+
+    def first_offset(self, life: bytes) -> int | None:
+        """The first offset that a life stored."""
+        with self._reader.stored_lives(self._stream) as rows:
+            return rows.first_offset(life)
+
+    def starting(self, offset: int, limit: int) -> Sequence[LifeRow]:
+        """The life that stored the fact at an offset, and those after it."""
+        with self._reader.stored_lives(self._stream) as rows:
+            return rows.starting(offset, limit)
 
 
 class _MomentReader(StoreReader):

@@ -111,7 +111,7 @@ class Reclaimer:
         """Keep the record of the last batch of each held range among rows that are about to be deleted."""
         last_of = dict[tuple[int, int], int]()  # row, by origin and first sequence of the range
         for row, origin, sequence in self._execute(QUERIES["select_ends_to_release"], (stream.id, first_row, last_row)):
-            ranges = transaction.catalog.held.get((stream.id, origin), ())
+            ranges = transaction.held(stream.id, origin)
             at = bisect_right(ranges, sequence, key=lambda one: one.first_sequence) - 1
             assert at >= 0, f"a row of no held range: origin {origin}, {sequence}"
             last_of[origin, ranges[at].first_sequence] = row

@@ -51,23 +51,41 @@ WHERE id = ?;
 -- update_epoch: a new epoch has begun
 UPDATE store SET epoch = ?, new_epoch_because = NULL;
 
+-- insert_zone: number a new zone
+INSERT INTO zone (name) VALUES (?) RETURNING id;
+
+-- select_zone: the number of a zone
+SELECT id FROM zone WHERE name = ?;
+
 -- insert_origin: number a new origin
 INSERT INTO origin (zone, epoch) VALUES (?, ?) RETURNING id;
 
 -- select_origins: every origin with its number
-SELECT id, zone, epoch FROM origin ORDER BY id;
+SELECT id, zone, epoch FROM named_origin ORDER BY id;
 
 -- select_origin: the number of an origin
-SELECT id FROM origin WHERE zone = ? AND epoch = ?;
+SELECT origin.id FROM zone JOIN origin ON origin.zone = zone.id WHERE zone.name = ? AND origin.epoch = ?;
 
--- select_proven: the origins of which a record was ever verified
-SELECT id FROM origin WHERE proven_unix_ms IS NOT NULL;
+-- select_origin_by_number: the origin with a number
+SELECT zone, epoch FROM named_origin WHERE id = ?;
+
+-- select_origin_place: the zone's number and the epoch of an origin
+SELECT zone, epoch FROM origin WHERE id = ?;
+
+-- select_origins_of_zone: the origins of a zone with their numbers, in the order in which they were recorded
+SELECT origin.id, origin.epoch FROM zone JOIN origin ON origin.zone = zone.id WHERE zone.name = ? ORDER BY origin.id;
+
+-- select_is_proven: whether a record of an origin was ever verified
+SELECT is_proven FROM origin WHERE id = ?;
 
 -- select_proven_zones: the zones of which a record was ever verified
-SELECT DISTINCT zone FROM origin WHERE proven_unix_ms IS NOT NULL;
+SELECT name FROM zone WHERE is_proven;
 
 -- update_proven: a record of an origin is verified for the first time
-UPDATE origin SET proven_unix_ms = ? WHERE id = ?;
+UPDATE origin SET is_proven = 1 WHERE id = ?;
+
+-- update_proven_zone: a record of a zone is verified for the first time
+UPDATE zone SET is_proven = 1 WHERE id = (SELECT zone FROM origin WHERE id = ?);
 
 -- insert_signer: a certificate of a key that signs facts, or note that it came again; a trusted one stays trusted
 INSERT INTO signer (key_id, certificate, peer, seen_unix_ms) VALUES (:key_id, :certificate, :peer, :now)
@@ -216,7 +234,7 @@ WHERE stream = ? AND first_offset = ?;
 
 -- select_page_columns: the origins of batches between two offsets, from the columns
 SELECT origin.zone, origin.epoch, batch.first_sequence, batch.count
-FROM batch JOIN origin ON origin.id = batch.origin
+FROM batch JOIN named_origin AS origin ON origin.id = batch.origin
 WHERE batch.stream = :stream AND batch.first_offset >= :offset AND batch.first_offset <= :until_offset
 ORDER BY batch.first_offset LIMIT :limit;
 
@@ -239,8 +257,19 @@ WHERE stream = :stream
     AND first_offset > (SELECT released_offset FROM stream WHERE id = :stream)
 ORDER BY first_sequence;
 
--- select_held_of: the sequences of one origin that are held in a stream, or were before retention
-SELECT first_sequence, last_sequence FROM held WHERE stream = ? AND origin = ? ORDER BY first_sequence;
+-- select_held_in: the ranges of each origin that are held in a stream, or were before retention
+SELECT origin.zone, origin.epoch, first_sequence, last_sequence, first_previous_digest, last_digest
+FROM held JOIN named_origin AS origin ON origin.id = held.origin WHERE stream = ? ORDER BY held.origin, first_sequence;
+
+-- select_newest_held: the ranges of the newest origin of each zone in a stream
+SELECT origin.zone, origin.epoch, first_sequence, last_sequence, first_previous_digest, last_digest
+FROM held_before AS before JOIN held ON held.stream = before.stream AND held.origin = before.newest
+JOIN named_origin AS origin ON origin.id = before.newest
+WHERE before.stream = ? ORDER BY before.zone, first_sequence;
+
+-- select_held_of: the ranges of one origin that are held in a stream, or were before retention
+SELECT first_sequence, last_sequence, first_previous_digest, last_digest FROM held
+WHERE stream = ? AND origin = ? ORDER BY first_sequence;
 
 -- select_end_at_sequence: the batch of an origin that may hold a sequence, and its end, unless retention has released
 -- it
@@ -285,7 +314,7 @@ DELETE FROM damage WHERE stream = ? AND origin = ? AND first_sequence = ?;
 
 -- select_damage: the damaged batches of a stream
 SELECT origin.zone, origin.epoch, damage.first_sequence, damage.last_sequence
-FROM damage JOIN origin ON origin.id = damage.origin
+FROM damage JOIN named_origin AS origin ON origin.id = damage.origin
 WHERE damage.stream = ?
 ORDER BY origin.id, damage.first_sequence;
 
@@ -308,6 +337,10 @@ FROM stream LEFT JOIN batch AS last ON last.id = (
     SELECT batch.id FROM batch WHERE batch.stream = stream.id ORDER BY batch.first_offset DESC LIMIT 1
 ) WHERE stream.id = ?;
 
+-- select_last_identity: the origin of the last batch of a stream, its last sequence and its digest
+SELECT origin, first_sequence + count - 1, CAST(digest AS BLOB) FROM batch
+WHERE stream = ? ORDER BY first_offset DESC LIMIT 1;
+
 -- select_batch_streams: how many batches belong to no stream
 SELECT count(*) FROM batch WHERE NOT EXISTS (SELECT 1 FROM stream WHERE stream.id = batch.stream);
 
@@ -315,7 +348,32 @@ SELECT count(*) FROM batch WHERE NOT EXISTS (SELECT 1 FROM stream WHERE stream.i
 SELECT released_offset, released_bytes FROM stream WHERE id = ?;
 
 -- select_held_count: how many facts of a stream were ever stored here, which is its end
-SELECT coalesce(sum(last_sequence - first_sequence + 1), 0) FROM held WHERE stream = ?;
+SELECT
+    coalesce(sum(facts), 0)
+    + coalesce(
+        (
+            SELECT sum(last_sequence - first_sequence + 1) FROM held_before AS before
+            JOIN held ON held.stream = before.stream AND held.origin = before.newest
+            WHERE before.stream = :stream
+        ),
+        0
+    )
+FROM held_before WHERE stream = :stream;
+
+-- select_held_before: what is held of the origins of a zone but the newest
+SELECT newest, ranges, facts, digest_sum FROM held_before WHERE stream = ? AND zone = ?;
+
+-- insert_held_before: the same, changed
+INSERT INTO held_before (stream, zone, newest, ranges, facts, digest_sum) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (stream, zone) DO UPDATE SET
+    newest = excluded.newest, ranges = excluded.ranges, facts = excluded.facts, digest_sum = excluded.digest_sum;
+
+-- select_range_count: how many separate ranges of a zone are held, in all streams
+SELECT coalesce(sum(ranges), 0) + (
+    SELECT count(*) FROM zone JOIN held_before AS before ON before.zone = zone.id
+    JOIN held ON held.stream = before.stream AND held.origin = before.newest
+    WHERE zone.name = :zone
+) FROM zone JOIN held_before ON held_before.zone = zone.id WHERE zone.name = :zone;
 
 -- select_summaries: batches without their bodies, from the one that holds an offset up to another, oldest first
 SELECT
@@ -376,7 +434,7 @@ SELECT last_offset FROM batch WHERE stream = ? AND first_offset > ? AND bytes_to
 
 -- select_origins_between: origins and sequences of the facts after one offset and up to another
 SELECT origin.zone, origin.epoch, min(first_sequence), max(first_sequence + count - 1)
-FROM batch JOIN origin ON origin.id = batch.origin
+FROM batch JOIN named_origin AS origin ON origin.id = batch.origin
 WHERE stream = ? AND first_offset > ? AND first_offset <= ?
 GROUP BY origin.id ORDER BY origin.id;
 
@@ -385,7 +443,7 @@ UPDATE stream SET released_offset = ?, released_bytes = ? WHERE id = ?;
 
 -- select_released_rows: some batches that may be deleted, the oldest first, with their writer and size
 SELECT batch.id, bytes_total, coalesce(writer, zone), length(body) + length(digest)
-FROM batch JOIN origin ON origin.id = batch.origin
+FROM batch JOIN named_origin AS origin ON origin.id = batch.origin
 WHERE stream = ? AND first_offset <= ? ORDER BY first_offset LIMIT ?;
 
 -- delete_batch: one batch that retention has released
@@ -604,7 +662,7 @@ INSERT INTO reseal (stream, origin, first_sequence, digest, new_origin) VALUES (
 
 -- select_reseals: all reseals, in the order in which they were made
 SELECT s.name, o.epoch, r.first_sequence, r.digest, n.epoch FROM reseal r JOIN stream s ON s.id = r.stream
-JOIN origin o ON o.id = r.origin JOIN origin n ON n.id = r.new_origin ORDER BY r.id;
+JOIN named_origin AS o ON o.id = r.origin JOIN named_origin AS n ON n.id = r.new_origin ORDER BY r.id;
 
 -- select_likenesses: the columns by which the first and the last batches of an origin are recognised
 SELECT * FROM (
@@ -625,9 +683,20 @@ SELECT stream, origin, new_origin, shift FROM renamed;
 -- insert_life: a process stores its first fact of a stream
 INSERT INTO life (stream, first_offset, life) VALUES (?, ?, ?);
 
--- select_lives: the lives of each stream, in order
-SELECT stream.name, life.life, life.first_offset FROM life JOIN stream ON stream.id = life.stream
-ORDER BY life.stream, life.first_offset;
+-- select_newest_lives: the last life of each stream
+SELECT stream.name, life.life, life.first_offset FROM stream
+JOIN life ON life.stream = stream.id AND life.first_offset = (
+    SELECT max(first_offset) FROM life WHERE life.stream = stream.id
+);
+
+-- select_life: the first offset that a life stored in a stream
+SELECT first_offset FROM life WHERE stream = ? AND life = ?;
+
+-- select_lives_from: the life that stored an offset, and those after it
+SELECT life, first_offset FROM life
+WHERE stream = :stream AND first_offset >= coalesce(
+    (SELECT max(first_offset) FROM life WHERE stream = :stream AND first_offset <= :offset), 0
+) ORDER BY first_offset LIMIT :limit;
 
 -- select_at_offset: the batch that may hold an offset, unless retention has released it
 SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch

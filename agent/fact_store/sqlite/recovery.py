@@ -30,9 +30,9 @@ from agent.fact_store.log import (
     next_state,
 )
 from agent.fact_store.sqlite.connection import reading_tables
+from agent.fact_store.sqlite.growing_rows import held_of, zone_number
 from agent.fact_store.sqlite.queries import QUERIES
 from agent.lease import Lease
-from agent.pages import HeldRange
 from agent.positions import Position, drawn_life
 
 FIRST_ORIGIN = 1  # number of a new store in the table `origin`
@@ -50,7 +50,8 @@ def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_m
     if is_new:
         epoch = os.urandom(EPOCH_BYTES)
         connection.execute(QUERIES["insert_store"], (zone, epoch, FORMAT, now_unix_ms))
-        number = connection.execute(QUERIES["insert_origin"], (zone, epoch)).fetchone()[0]
+        number = zone_number(connection.execute, zone)
+        number = connection.execute(QUERIES["insert_origin"], (number, epoch)).fetchone()[0]
         if number != FIRST_ORIGIN:
             raise StoreDamaged(f"{path} holds facts, but the record of its zone and epoch is missing")
     return is_new
@@ -101,14 +102,10 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
             *(number, name, end_offset, bytes_total, released_offset, released_bytes),
             *(mark_ms, mark_unix_ms or 0, bool(is_backlog)),
         )
-    for number, zone, epoch in _rows(connection, "select_origins"):
-        catalog.origins[Origin(zone, epoch)] = number
-    if catalog.origin not in catalog.origins:
+    own = connection.execute(QUERIES["select_origin"], (catalog.origin.zone, catalog.origin.epoch)).fetchone()
+    if own is None:
         raise StoreDamaged(f"{path}: the store's own origin is missing")
-    catalog.own_origin = catalog.origins[catalog.origin]
-    for stream, origin, *ends in _rows(connection, "select_held"):
-        held = catalog.held.get((stream, origin), ())
-        catalog.held[stream, origin] = (*held, HeldRange(*ends))
+    catalog.own_origin = own[0]
     for number, count, digest in _rows(connection, "select_own_definition"):
         if count <= OWN_DEFINITIONS_MAX:
             catalog.own_definition_id, catalog.own_definitions = number, Definitions(count, digest)
@@ -119,7 +116,7 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.peer_epochs[peer, stream] = epoch
     _load_lives(connection, catalog)
     catalog.zone_uses = {(stream, zone): size for stream, zone, size in _rows(connection, "select_zone_uses")}
-    catalog.proven = frozenset(origin for (origin,) in _rows(connection, "select_proven"))
+    catalog.proven_zones = frozenset(zone for (zone,) in _rows(connection, "select_proven_zones"))
     catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))
     catalog.contradicted = frozenset((stream, origin) for stream, origin in _rows(connection, "select_contradicted"))
     catalog.reseals = tuple(Reseal(*row) for row in _rows(connection, "select_reseals"))
@@ -132,15 +129,12 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
 
 
 def _load_lives(connection: sqlite3.Connection, catalog: Catalog) -> None:
-    """Load the lives of each stream, and draw that of this process. It stays in memory until a stream grows, so an
+    """Load the last life of each stream, and draw that of this process. It stays in memory until a stream grows, so an
     opening that stores nothing leaves no trace."""
-    lives = dict[str, tuple[tuple[bytes, int], ...]]()
-    for stream, life, first_offset in _rows(connection, "select_lives"):
-        lives[stream] = (*lives.get(stream, ()), (life, first_offset))
-    catalog.lives = lives
+    catalog.newest_lives = {stream: (life, first) for stream, life, first in _rows(connection, "select_newest_lives")}
     chance = os.urandom(16) + time.time_ns().to_bytes(16) + os.getpid().to_bytes(8)
-    own = {life for of_stream in lives.values() for life, _ in of_stream}
-    catalog.life = drawn_life(own, time.time_ns() // 1_000_000, chance)
+    highest = max((life for life, _ in catalog.newest_lives.values()), default=b"")
+    catalog.life = drawn_life(highest, time.time_ns() // 1_000_000, chance)
 
 
 def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
@@ -160,34 +154,32 @@ def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
 
 
 def _check(connection: sqlite3.Connection, catalog: Catalog, path: Path) -> None:
-    """Raise StoreDamaged if tables that are written in one transaction contradict each other."""
-    numbers, held = set(catalog.origins.values()), dict[int, int]()
-    for (stream, origin), ranges in catalog.held.items():
-        if origin not in numbers:
-            raise StoreDamaged(f"{path}: facts of origin {origin} are held, but the origin is missing")
-        held[stream] = held.get(stream, 0) + sum(one.last_sequence - one.first_sequence + 1 for one in ranges)
-    released = {state.id for state in catalog.streams.values() if state.released_offset}
-    for (stream, origin), ranges in catalog.held.items():
-        where = f"{path}: stream {stream}, origin {origin}"
-        if any(left.last_sequence + 1 >= right.first_sequence for left, right in pairwise(ranges)):
-            raise StoreDamaged(f"{where}: ranges of held sequences overlap or are adjacent")
-        last = ranges[-1]
-        row = connection.execute(QUERIES["select_batch_at_sequence"], (stream, origin, last.last_sequence)).fetchone()
-        if row is None:
-            continue  # released by retention
-        first_sequence, count, digest, _ = row
-        last_sequence = first_sequence + count - 1
-        if last_sequence < last.last_sequence and stream in released:
-            continue  # this batch came late, after the last one, which was released
-        if (last_sequence, digest) != (last.last_sequence, last.last_digest):
-            raise StoreDamaged(f"{where}: the last batch differs from the held range")
+    """Raise StoreDamaged if tables that are written in one transaction contradict each other. Of the ranges of each
+    stream only those of the origin that wrote the last batch are read: they show a lost or foreign end."""
     for state in catalog.streams.values():
-        if held.get(state.id, 0) != state.end_offset:
-            found = held.get(state.id, 0)
+        row = connection.execute(QUERIES["select_last_identity"], (state.id,)).fetchone()
+        if row is not None:
+            _check_last(connection, state.id, row, path)
+        (found,) = connection.execute(QUERIES["select_held_count"], {"stream": state.id}).fetchone()
+        if found != state.end_offset:
             raise StoreDamaged(f"{path}: {state.name} ends at {state.end_offset}, its held ranges end at {found}")
     for consumer in catalog.consumers.values():
         if consumer.frontier > catalog.streams[consumer.stream].end_offset:
             raise StoreDamaged(f"{path}: consumer {consumer.name} confirmed {consumer.frontier}, beyond the log")
+
+
+def _check_last(connection: sqlite3.Connection, stream: int, last: tuple[Any, ...], path: Path) -> None:
+    """Compare the last batch of a stream with the held ranges of its origin."""
+    origin, last_sequence, digest = last
+    where = f"{path}: stream {stream}, origin {origin}"
+    if connection.execute(QUERIES["select_origin_place"], (origin,)).fetchone() is None:
+        raise StoreDamaged(f"{path}: facts of origin {origin} are held, but the origin is missing")
+    ranges = held_of(connection.execute, stream, origin)
+    if any(left.last_sequence + 1 >= right.first_sequence for left, right in pairwise(ranges)):
+        raise StoreDamaged(f"{where}: ranges of held sequences overlap or are adjacent")
+    around = [one for one in ranges if one.first_sequence <= last_sequence <= one.last_sequence]
+    if not around or (around[0].last_sequence == last_sequence and around[0].last_digest != digest):
+        raise StoreDamaged(f"{where}: the last batch differs from the held range")
 
 
 def _rows(connection: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin, Sign, parse
+from agent.batch import DIGEST_BYTES, Batch, Definitions, Link, Origin, Sign, parse
 from agent.columns import BatchError
 from agent.fact_store.log import (
     Catalog,
@@ -26,6 +26,7 @@ from agent.fact_store.log import (
     parse_row,
 )
 from agent.fact_store.sqlite.definitions import read_definitions
+from agent.fact_store.sqlite.growing_rows import StoredLives, held_of, origins_of, ranges_of, zone_number
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
 from agent.pages import (
@@ -33,9 +34,11 @@ from agent.pages import (
     KEYS_OF_ZONE_MAX,
     DefinitionChain,
     HeldRange,
+    HeldSum,
     OriginRange,
     SignerCertificate,
 )
+from agent.pages import count as count_of
 from agent.positions import Position, Resolved, extended
 from agent.signing.records import KEY_ID_BYTES, RecordSigner, sign_record
 
@@ -83,6 +86,8 @@ class Transaction:
         self.now_unix_ms = now_unix_ms
         self._execute = connection.execute
         self._executemany = connection.executemany
+        self._origins: dict[Origin, int] = {}
+        self._held: dict[tuple[int, int], tuple[HeldRange, ...]] = {}
 
     @property
     def sign(self) -> Sign | None:
@@ -169,7 +174,48 @@ class Transaction:
     def resolve(self, stream: str, position: Position) -> Resolved:
         """What a position in a stream's log means here."""
         known = self.catalog.streams.get(stream)
-        return self.catalog.log(stream).resolve(position, partial(holds_other, self._execute, known))
+        log = self.catalog.log(stream, StoredLives(self._execute, known.id if known else 0))
+        return log.resolve(position, partial(holds_other, self._execute, known))
+
+    def origin_number(self, origin: Origin) -> int | None:
+        """The number of an origin; None if none of its facts was ever held."""
+        if origin not in self._origins:
+            row = self._execute(QUERIES["select_origin"], (origin.zone, origin.epoch)).fetchone()
+            if row is None:
+                return None
+            self._origins[origin] = row[0]
+        return self._origins[origin]
+
+    def origins_of(self, zone: str) -> dict[Origin, int]:
+        """The origins of a zone with their numbers, in the order in which they were recorded."""
+        return origins_of(self._execute, zone)
+
+    def held(self, stream: int, origin: int | None) -> tuple[HeldRange, ...]:
+        """The ranges of an origin that are held in a stream, or were before retention; both by number."""
+        if origin is None:
+            return ()
+        if (stream, origin) not in self._held:
+            self._held[stream, origin] = held_of(self._execute, stream, origin)
+        return self._held[stream, origin]
+
+    def newest_held(self, stream: int) -> dict[Origin, tuple[HeldRange, ...]]:
+        """The ranges of the newest origin of each zone in a stream."""
+        return ranges_of(self._execute(QUERIES["select_newest_held"], (stream,)))
+
+    def origins_numbered(self, numbers: Iterable[int]) -> list[tuple[Origin, int]]:
+        """The origins with these numbers, which exist."""
+        rows = ((self._execute(QUERIES["select_origin_by_number"], (one,)).fetchone(), one) for one in sorted(numbers))
+        return [(Origin(*row), number) for row, number in rows]
+
+    def link(self, stream: str) -> Link:
+        """The link that the next batch of own facts continues."""
+        known, origin = self.catalog.streams.get(stream), self.catalog.origin
+        held = self.held(known.id, self.catalog.own_origin) if known else ()
+        return Link(stream, origin, held[-1].last_sequence + 1, held[-1].last_digest) if held else Link(stream, origin)
+
+    def range_count(self, zone: str) -> int:
+        """How many separate ranges of a zone are held, in all streams."""
+        return int(self._execute(QUERIES["select_range_count"], {"zone": zone}).fetchone()[0])
 
     def damaged(self, stream: int) -> list[tuple[str, bytes, int, int]]:
         """Zone, epoch, first and last sequence of the batches of a stream that were found damaged and are not
@@ -203,9 +249,10 @@ class Transaction:
 
     def origin(self, origin: Origin) -> int:
         """The number of an origin; assigned if it has none."""
-        if (known := self.catalog.origins.get(origin)) is None:
-            known = self._execute(QUERIES["insert_origin"], (origin.zone, origin.epoch)).fetchone()[0]
-            self.catalog.origins[origin] = known
+        if (known := self.origin_number(origin)) is None:
+            zone = zone_number(self._execute, origin.zone)
+            known = self._execute(QUERIES["insert_origin"], (zone, origin.epoch)).fetchone()[0]
+            self._origins[origin] = known
         return known
 
     def add_batches(
@@ -250,16 +297,15 @@ class Transaction:
             marked = replace(stream, mark_ms=self.age_ms, mark_unix_ms=self.now_unix_ms, is_backlog=is_backlog)
             values = (stream.id, stream.end_offset + 1, stream.bytes_total, self.age_ms, self.now_unix_ms, is_backlog)
             self._execute(QUERIES["insert_mark"], values)
-        lives = self.catalog.lives.get(stream.name, ())
-        if not lives or lives[-1][0] != self.catalog.life:
+        lives = self.catalog.newest_lives
+        if stream.name not in lives or lives[stream.name][0] != self.catalog.life:
             self._execute(QUERIES["insert_life"], (stream.id, stream.end_offset + 1, self.catalog.life))
-            lives = (*lives, (self.catalog.life, stream.end_offset + 1))
-            self.catalog.lives = {**self.catalog.lives, stream.name: lives}
+            self.catalog.newest_lives = {**lives, stream.name: (self.catalog.life, stream.end_offset + 1)}
         self.catalog.streams[stream.name] = replace(marked, end_offset=end_offset, bytes_total=bytes_total)
         tails = self.catalog.tails
         tails[stream.id] = tails.get(stream.id, TailCache()).extended(batches, end_offset)
-        for index in verified:
-            self._note_proven(batches[index].header.origin)
+        for origin in {batches[index].header.origin for index in verified}:
+            self._note_proven(origin)
         self.batches_added += len(batches)
         return stream.end_offset + 1
 
@@ -317,9 +363,12 @@ class Transaction:
 
     def _note_proven(self, origin: Origin) -> None:
         """Record that a record of an origin was verified. Writes only the first time."""
-        if (number := self.catalog.origins[origin]) not in self.catalog.proven:
-            self._execute(QUERIES["update_proven"], (self.now_unix_ms, number))
-            self.catalog.proven |= {number}
+        number = self.origin(origin)
+        if not self._execute(QUERIES["select_is_proven"], (number,)).fetchone()[0]:
+            self._execute(QUERIES["update_proven"], (number,))
+        if origin.zone not in self.catalog.proven_zones:
+            self._execute(QUERIES["update_proven_zone"], (number,))
+            self.catalog.proven_zones |= {origin.zone}
 
     def add_repaired(self, stream: int, first_offset: int, batch: Batch) -> None:
         """Add a batch that is served in place of the damaged one at an offset."""
@@ -329,7 +378,7 @@ class Transaction:
 
     def set_held(self, stream: int, origin: int, ranges: tuple[HeldRange, ...]) -> None:
         """Set the held ranges of an origin. Writes only the difference."""
-        before = self.catalog.held.get((stream, origin), ())
+        before = self.held(stream, origin)
         gone = {one.first_sequence for one in before} - {one.first_sequence for one in ranges}
         for first_sequence in gone:
             self._execute(QUERIES["delete_held"], (stream, origin, first_sequence))
@@ -338,7 +387,34 @@ class Transaction:
                 QUERIES["insert_held"],
                 (stream, origin, one.first_sequence, one.last_sequence, one.first_previous_digest, one.last_digest),
             )
-        self.catalog.held[stream, origin] = ranges
+        self._held[stream, origin] = ranges
+        self._set_held_before(stream, origin, before, ranges)
+
+    def _set_held_before(
+        self, stream: int, origin: int, before: tuple[HeldRange, ...], ranges: tuple[HeldRange, ...]
+    ) -> None:
+        """Keep what is held of all origins of a zone but the newest, whose own ranges have just changed."""
+        zone, epoch = self._place_of(origin)
+        row = self._execute(QUERIES["select_held_before"], (stream, zone)).fetchone()
+        newest, count, facts, digest_sum = row or (origin, 0, 0, bytes(DIGEST_BYTES))
+        if row and newest == origin:
+            return
+        held = HeldSum(count, int.from_bytes(digest_sum))
+        if newest != origin:
+            newest_epoch = self._place_of(newest)[1]
+            if epoch > newest_epoch:  # what was the newest is now one of the others
+                added_epoch, added, newest = newest_epoch, self.held(stream, newest), origin
+            else:
+                added_epoch, added = epoch, ranges
+            held = held.minus(HeldSum.of(epoch, before)).plus(HeldSum.of(added_epoch, added))
+            facts += count_of(one.span for one in added) - count_of(one.span for one in before)
+        values = (stream, zone, newest, held.ranges, facts, held.digest_sum.to_bytes(DIGEST_BYTES))
+        self._execute(QUERIES["insert_held_before"], values)
+
+    def _place_of(self, origin: int) -> tuple[int, bytes]:
+        """The number of an origin's zone, and its epoch."""
+        place: tuple[int, bytes] = self._execute(QUERIES["select_origin_place"], (origin,)).fetchone()
+        return place
 
     def add_definitions(self, chain: DefinitionChain) -> int:
         """Store definitions whose digests the caller has compared, as far as they are not stored; a stored one that is
@@ -475,9 +551,9 @@ class Transaction:
         self._execute(QUERIES["update_new_epoch_because"], (why,))
 
     def set_epoch(self, origin: Origin) -> None:
-        """Make this origin, which is numbered already, the store's own."""
+        """Make this origin the store's own."""
         self._execute(QUERIES["update_epoch"], (origin.epoch,))
-        self.catalog.origin, self.catalog.own_origin = origin, self.catalog.origins[origin]
+        self.catalog.origin, self.catalog.own_origin = origin, self.origin(origin)
 
     def reseal(self, row: int, origin: int, batch: Batch) -> None:
         """Overwrite a batch by its resealed form under the new epoch. Allowed only while a new epoch is due."""

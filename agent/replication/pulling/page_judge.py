@@ -121,7 +121,7 @@ class PageJudge(MessageJudge):
 def is_held(store: ReceivingStore, stream: str, batch: Batch) -> bool:
     """Whether a batch is held and proven here, or directly precedes such a batch, which names its digest."""
     header = batch.header
-    for held in store.held(stream).get(header.origin, ()):
+    for held in store.held_of(stream, header.origin):
         if held.first_sequence == header.last_sequence + 1 and held.first_previous_digest == batch.digest:
             return store.is_proven(stream, header.origin, held.first_sequence)
         if _is_inside(store, stream, batch, held):

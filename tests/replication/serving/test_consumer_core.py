@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.lease import NO_LEASE, Lease, LeaseClaim
-from agent.positions import LogLives
+from agent.positions import LifeList, LogLives
 from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
@@ -75,7 +75,7 @@ class Shell:
     @property
     def log(self) -> LogLives:
         """One life, which still writes."""
-        return LogLives(((bytes.fromhex(LIFE), 1),), self.end_offset, bytes.fromhex(LIFE))
+        return LogLives(LifeList([(bytes.fromhex(LIFE), 1)]), self.end_offset, bytes.fromhex(LIFE))
 
     def run(self, steps: Steps) -> Outcome:
         """Run until the core says how the request ends."""

@@ -17,7 +17,7 @@ import pytest
 from agent.batch import Origin
 from agent.lease import Lease, LeaseClaim
 from agent.pages import Page
-from agent.positions import LogLives, Position, Resolved
+from agent.positions import LifeList, LogLives, Position, Resolved
 from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
@@ -117,7 +117,7 @@ class Store:
         self.asked.append(("peer_reads_more", zone, why))
 
     def log(self, _: str) -> LogLives:
-        return LogLives(((self.life, 1),), self.end, self.life)
+        return LogLives(LifeList([(self.life, 1)]), self.end, self.life)
 
     def resolve(self, stream: str, position: Position) -> Resolved:
         self.disk_reads.append(("resolve", threading.current_thread()))

@@ -8,7 +8,7 @@ import pytest
 
 from agent.batch import Definitions, Link, Origin, parse, seal_samples
 from agent.pages import DefinitionChain, LackingDefinitions, Page, StoredBatch
-from agent.positions import LogLives
+from agent.positions import LifeList, LogLives
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.definition_fetch import DefinitionFetch
 from agent.replication.protocol.errors import DefinitionsUnavailable
@@ -34,7 +34,7 @@ class Rotten:
 
     def log(self, _stream: str) -> LogLives:
         """Its log has one life."""
-        return LogLives(((bytes(16), 1),), 20)
+        return LogLives(LifeList([(bytes(16), 1)]), 20)
 
     def read(self, *_limits: object, **_until: object) -> Page:
         """The batch, as the disk gives it back."""

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from agent.batch import DIGEST_BYTES, Origin
 from agent.lease import NO_LEASE, Denied, Lease, decide_lease
 from agent.pages import Hole, Page, StoredBatch
-from agent.positions import LogLives, Position, Resolved, Trail, extended
+from agent.positions import LifeList, LogLives, Position, Resolved, Trail, extended
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
 from agent.replication.protocol.messages import Answer, Confirm, FetchAnswer, FetchFacts
@@ -103,7 +103,7 @@ class Log:
     def lives(self) -> LogLives:
         """A log of this pair has one life."""
         life = bytes.fromhex(self.epoch)
-        return LogLives(((life, 1),) if self.ends else (), self.end_offset, life)
+        return LogLives(LifeList([(life, 1)] if self.ends else []), self.end_offset, life)
 
     def resolve(self, position: Position) -> Resolved:
         """What a position means in this log."""

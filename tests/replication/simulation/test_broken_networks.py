@@ -128,7 +128,8 @@ def lives_have_no_end(patch: pytest.MonkeyPatch) -> None:
     """A store in which a position of an earlier life is valid up to the end of the log."""
 
     def resolve(log: LogLives, position: Position, *_: object) -> Resolved:
-        is_known = any(life == position.life for life, _ in log.lives)
+        is_newest = log.newest is not None and log.newest[0] == position.life
+        is_known = is_newest or log.rows.first_offset(position.life) is not None
         return Resolved("exact", min(position.offset, log.end_offset)) if is_known else UNKNOWN
 
     patch.setattr(LogLives, "resolve", resolve)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from agent.lease import NO_LEASE, Denied, Lease, LeaseClaim, decide_lease
-from agent.positions import LogLives, Position
+from agent.positions import LifeList, LogLives, Position
 from agent.replication.pulling.page_check import check_page
 from agent.replication.pulling.pull_events import (
     Asking,
@@ -42,7 +42,7 @@ from tests.sim import first_seed, patient, scaled
 PATIENCE = ReceiverSettings(wait_ms=400, answer_timeout_ms=100, backoff_ms_min=20, backoff_ms_max=200, blocked_ms=2_000)
 STREAM, EPOCH = "facts.telemetry", "1" * 32
 READ = Position(bytes.fromhex(EPOCH), 10)
-LOG = LogLives(((READ.life, 1),), 10, READ.life)
+LOG = LogLives(LifeList([(READ.life, 1)]), 10, READ.life)
 PULL = PullSettings("plant-a", STREAM, "idmz.facts.telemetry", frozenset({"plant-a"}))
 FAULTS_END_MS, END_MS = 20_000, 40_000
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.positions import LogLives
+from agent.positions import LifeList, LogLives
 from pyspark_bsfg.errors import FactsGone, OptionError
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.streaming.offsets import StreamOffset, first_offset, next_step, parts
@@ -41,7 +41,7 @@ class Log:
 
     def held(self, read: StreamOffset) -> Bounds:
         """What the store says to a reader at a position."""
-        log = LogLives(tuple(self.lives), self.end)
+        log = LogLives(LifeList(self.lives), self.end)
         here = log.resolve(read.position, lambda *_: False)
         resolved = None if here.how == "unknown" else here.offset
         return Bounds(log.end.life.hex(), self.released + 1, self.end, resolved=resolved)

@@ -17,15 +17,26 @@ CREATE TABLE store (
     is_open INTEGER NOT NULL DEFAULT 0 CHECK (is_open IN (0, 1))
 ) STRICT;
 
--- The stores that first recorded the facts held here. This store is the origin with its present epoch.
--- proven_unix_ms: when a record of this origin was first verified.
+-- The zones that first recorded the facts held here. is_proven: a record of this zone was verified.
+CREATE TABLE zone (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    is_proven INTEGER NOT NULL DEFAULT 0 CHECK (is_proven IN (0, 1))
+) STRICT;
+
+-- The stores that first recorded the facts held here. This store is the origin with its present epoch. A zone has
+-- thousands in ten years, so a row is small and is read when it is needed. is_proven: as above, of this origin.
 CREATE TABLE origin (
     id INTEGER PRIMARY KEY,
-    zone TEXT NOT NULL,
+    zone INTEGER NOT NULL REFERENCES zone (id),
     epoch BLOB NOT NULL CHECK (length(epoch) = 16),
-    proven_unix_ms INTEGER,
+    is_proven INTEGER NOT NULL DEFAULT 0 CHECK (is_proven IN (0, 1)),
     UNIQUE (zone, epoch)
 ) STRICT;
+
+CREATE VIEW named_origin AS
+SELECT origin.id, zone.name AS zone, origin.epoch, origin.is_proven
+FROM origin JOIN zone ON zone.id = origin.zone;
 
 -- Certificates (DER) of the keys that signed batches held here; they are passed on with them. key_id is a hint.
 -- peer: the peer that sent it and the zone of the key ("idmz/plant"); empty for a trusted certificate and our own.
@@ -218,6 +229,18 @@ CREATE TABLE held (
     PRIMARY KEY (stream, origin, first_sequence)
 ) STRICT, WITHOUT ROWID;
 
+-- What is held in a stream of all origins of a zone but the one with the highest epoch (newest): how many ranges and
+-- facts, and the sum of a digest of each range. An append in the newest changes nothing here.
+CREATE TABLE held_before (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    zone INTEGER NOT NULL REFERENCES zone (id),
+    newest INTEGER NOT NULL REFERENCES origin (id),
+    ranges INTEGER NOT NULL,
+    facts INTEGER NOT NULL,
+    digest_sum BLOB NOT NULL CHECK (length(digest_sum) = 16),
+    PRIMARY KEY (stream, zone)
+) STRICT, WITHOUT ROWID;
+
 -- The last signed batch of each held range of an origin among the released batches: its record proves to a peer that was
 -- restored that it had more. signed_digest is what the record signs.
 CREATE TABLE released_record (
@@ -348,7 +371,8 @@ CREATE TABLE life (
     stream INTEGER NOT NULL REFERENCES stream (id),
     first_offset INTEGER NOT NULL CHECK (first_offset > 0),
     life BLOB NOT NULL CHECK (length(life) = 16),
-    PRIMARY KEY (stream, first_offset)
+    PRIMARY KEY (stream, first_offset),
+    UNIQUE (stream, life)
 ) STRICT, WITHOUT ROWID;
 
 -- Up to when the facts of a source are complete on that source's clock: all of them are held, or a held fact declares

@@ -1,0 +1,61 @@
+"""Rows of the tables that grow with the years: origins, held ranges and lives. Read one by one when they are needed, so
+that neither an opening nor a request costs more for what it does not concern.
+
+Each function takes the `execute` of a connection: the writer's within its transaction, or a reader's.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from agent.batch import Origin
+from agent.fact_store.sqlite.queries import QUERIES
+from agent.pages import HeldRange
+from agent.positions import LifeRow
+
+Execute = Callable[..., sqlite3.Cursor]
+
+
+def zone_number(execute: Execute, zone: str) -> int:
+    """The number of a zone; assigned if it has none. Within the writer's transaction."""
+    known = execute(QUERIES["select_zone"], (zone,)).fetchone()
+    number: int = (known or execute(QUERIES["insert_zone"], (zone,)).fetchone())[0]
+    return number
+
+
+def origins_of(execute: Execute, zone: str) -> dict[Origin, int]:
+    """The origins of a zone with their numbers, in the order in which they were recorded."""
+    return {Origin(zone, epoch): number for number, epoch in execute(QUERIES["select_origins_of_zone"], (zone,))}
+
+
+def held_of(execute: Execute, stream: int, origin: int) -> tuple[HeldRange, ...]:
+    """The ranges of an origin that are held in a stream, or were before retention."""
+    return tuple(HeldRange(*row) for row in execute(QUERIES["select_held_of"], (stream, origin)).fetchall())
+
+
+def ranges_of(rows: Iterable[tuple[Any, ...]]) -> dict[Origin, tuple[HeldRange, ...]]:
+    """Rows of origins and their ranges, by origin."""
+    found = dict[Origin, list[HeldRange]]()
+    for zone, epoch, *ends in rows:
+        found.setdefault(Origin(zone, epoch), []).append(HeldRange(*ends))
+    return {origin: tuple(ranges) for origin, ranges in found.items()}
+
+
+class StoredLives:
+    """The lives of a stream's log (`positions.LifeRows`)."""
+
+    def __init__(self, execute: Execute, stream: int) -> None:
+        self._execute, self._stream = execute, stream
+
+    def first_offset(self, life: bytes) -> int | None:
+        """The first offset that a life stored."""
+        row = self._execute(QUERIES["select_life"], (self._stream, life)).fetchone()
+        return row[0] if row else None
+
+    def starting(self, offset: int, limit: int) -> Sequence[LifeRow]:
+        """The life that stored the fact at an offset, and those after it."""
+        asked = {"stream": self._stream, "offset": offset, "limit": limit}
+        rows: list[LifeRow] = self._execute(QUERIES["select_lives_from"], asked).fetchall()
+        return rows

@@ -1,0 +1,64 @@
+"""Rows of the tables that grow with the years: what is kept of all origins but the newest equals what is held."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.fact_store import FactStore
+from agent.pages import HeldRange, HeldSum, count
+from tests.fact_store.making import IN_MEMORY, TELEMETRY, Elsewhere
+
+ZONES = ("mill", "plant")
+
+
+def recounted(path: Path) -> dict[tuple[str, bytes], tuple[HeldSum, int]]:
+    """By zone and newest epoch: the sum and the facts of all others, from the ranges themselves."""
+    with closing(sqlite3.connect(path)) as found:
+        rows = found.execute(
+            "SELECT o.zone, o.epoch, h.first_sequence, h.last_sequence, h.first_previous_digest, h.last_digest"
+            " FROM held h JOIN named_origin o ON o.id = h.origin ORDER BY 1, 2, 3"
+        ).fetchall()
+    newest = {zone: epoch for zone, epoch, *_ in rows}
+    sums = {(zone, epoch): (HeldSum(), 0) for zone, epoch in newest.items()}
+    for zone, epoch, *ends in rows:
+        one, at = HeldRange(*ends), (zone, newest[zone])
+        if epoch != newest[zone]:
+            sums[at] = sums[at][0].plus(HeldSum.of(epoch, [one])), sums[at][1] + count([one.span])
+    return sums
+
+
+def kept(path: Path) -> dict[tuple[str, bytes], tuple[HeldSum, int]]:
+    """The same from the table."""
+    with closing(sqlite3.connect(path)) as found:
+        rows = found.execute(
+            "SELECT o.zone, o.epoch, b.ranges, b.digest_sum, b.facts"
+            " FROM held_before b JOIN named_origin o ON o.id = b.newest"
+        ).fetchall()
+    return {(zone, epoch): (HeldSum(n, int.from_bytes(total)), facts) for zone, epoch, n, total, facts in rows}
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(st.sampled_from(ZONES), st.integers(1, 4), st.integers(0, 4)), max_size=20))
+def test_the_sums_are_those_of_what_is_held(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
+) -> None:
+    """In whatever order batches of the origins of two zones come, with gaps that are filled later: each change of a
+    range changes the sum in the same transaction."""
+    path = tmp_path_factory.mktemp("sums") / "idmz.db"
+    origins = {(zone, life): Elsewhere(zone, epoch=bytes([life]) * 16) for zone in ZONES for life in range(1, 5)}
+    sealed = {name: [origin.seal(2) for _ in range(5)] for name, origin in origins.items()}
+    with FactStore.open(path, "idmz", settings=IN_MEMORY) as store:
+        for offset, (zone, life, batch) in enumerate(steps, 1):
+            origins[zone, life].put(store, [sealed[zone, life][batch]], offset)
+        end_offset = store.end_offset(TELEMETRY)
+    assert {at: one for at, one in kept(path).items() if at[0] != "idmz"} == recounted(path)
+    with FactStore.open(path, "idmz", settings=IN_MEMORY) as store:  # which compares the end with the sums
+        assert (
+            store.end_offset(TELEMETRY)
+            == end_offset
+            == sum(count(one.span for one in ranges) for ranges in store.held(TELEMETRY).values())
+        )
