@@ -1,5 +1,5 @@
 """One real chain from device to table, whose parts are not ours where that is possible: an OPC UA server on node-opcua,
-a Modbus device on libmodbus, two nodes of ours, Mosquitto, and Spark.
+a Modbus device on libmodbus, two nodes of ours, Mosquitto, Chromium, and Spark.
 
 It is the only test of `make test` that starts servers. What each part does under faults is in the tests marked `system`
 (`make test-long`).
@@ -25,8 +25,10 @@ from tests.foreign.modbus.device import HOST, LIBMODBUS, ModbusDevice, modbus_de
 from tests.foreign.server import NODE_OPCUA, ForeignServer
 from tests.replication.nodes import write_node_toml
 from tests.spark.making import QUICK_JVM
+from tests.support.chromium import chromium
 from tests.waiting import LIMIT_S, wait_until
 
+SPARK_S_MAX, CHAIN_S_MAX = 200, 500  # twenty times what they take
 PLANT, ENTERPRISE, LAKE = "plant-a", "enterprise", "lake"
 TELEMETRY = "facts.telemetry"
 COUNTERS = ("first", "second")  # at the server; a fact for each change
@@ -69,7 +71,8 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
         sections = {
             PLANT: f'zone = "{ENTERPRISE}"\nexports = ["{TELEMETRY}"]\n' + sources(tmp_path, server, device),
             ENTERPRISE: f'zone = "{PLANT}"\npulls = ["{TELEMETRY}"]\n'
-            f'[[peer]]\nbroker = "site"\nzone = "{LAKE}"\nexports = ["{TELEMETRY}"]\n',
+            f'[[peer]]\nbroker = "site"\nzone = "{LAKE}"\nexports = ["{TELEMETRY}"]\n'
+            "[page]\nlisten_port = 0\n",
         }
         nodes = {}
         for zone, lines in sections.items():
@@ -127,7 +130,7 @@ def land(chain: Chain) -> dict[str, list[int]]:
     )
     command = [sys.executable, "-m", "pyspark_bsfg", settings]
     environment = os.environ | {"JAVA_TOOL_OPTIONS": QUICK_JVM}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=SPARK_S_MAX)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = dataset(table, format="parquet", partitioning="hive").to_table().sort_by("offset").to_pylist()
     found: dict[str, list[int]] = {}
@@ -137,6 +140,22 @@ def land(chain: Chain) -> dict[str, list[int]]:
     return found
 
 
+def look(chain: Chain) -> None:
+    """See the plant on the page of the enterprise, in Chromium: its sources, and a value that changes."""
+    config = chain.folder / ENTERPRISE / "node.toml"
+    words = [sys.executable, "-m", "agent.cli", "page", "--config", config]
+    with Child("page", words, chain.folder / "page.log") as page, chromium() as browser:
+        page.start()
+        address = page.wait_line("page: ").removeprefix("page: ")
+        browser.open(f"{address}zone/{PLANT}")
+        browser.wait_text("2 of 2 sources deliver", "press", "meter")
+        browser.open(f"{address}tags?q=first")
+        browser.wait_text("f/first")
+        browser.wait_text("f/first", no=browser.text)
+        assert browser.complaints() == []
+
+
+@pytest.mark.timeout(CHAIN_S_MAX)
 def test_every_value_of_the_devices_is_in_the_table_once(chain: Chain) -> None:
     """Two tags of each source, through the broker, a killed broker and a killed node: what the table has of each tag is
     what the server recorded, and what the device counted, in order, without a hole and without a double."""
@@ -146,6 +165,7 @@ def test_every_value_of_the_devices_is_in_the_table_once(chain: Chain) -> None:
     chain.nodes[ENTERPRISE].kill()
     chain.nodes[ENTERPRISE].start()
     chain.wait_level(chain.end(ENTERPRISE) + 20)
+    look(chain)
     landed = land(chain)
     assert set(landed) == {*(f"tag:f/{name}" for name in COUNTERS), *(f"tag:m/{register}" for register in REGISTERS)}
     for register in REGISTERS:

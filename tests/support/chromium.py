@@ -3,7 +3,10 @@
 import base64
 import contextlib
 import json
+import os
 import shutil
+import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,15 @@ from typing import Any
 import pytest
 from selenium import webdriver
 from selenium.common.exceptions import JavascriptException, StaleElementReferenceException
+from selenium.webdriver.remote.remote_connection import RemoteConnection
 
 from tests.waiting import wait_until
 
 AXE = Path(__file__).resolve().parents[2] / "build/foreign/axe/node_modules/axe-core/axe.min.js"
 HEIGHT_MAX = 2400
+COMMAND_S_MAX = 60
+"""For any answer of the browser. Selenium alone waits two minutes for one that hangs, tries four times to end it, and
+leaves it running."""
 
 
 class Chromium:
@@ -95,10 +102,16 @@ def chromium() -> Iterator[Chromium]:
     options.binary_location = program
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(argument)
-    window = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    try:
-        found = Chromium(window)
-        found.look(1280)
-        yield found
-    finally:
-        window.quit()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        options.add_argument(f"--user-data-dir={profile}")
+        service = webdriver.ChromeService(driver, popen_kw={"start_new_session": True})
+        window = webdriver.Chrome(options=options, service=service)
+        try:
+            assert isinstance(window.command_executor, RemoteConnection)
+            window.command_executor.client_config.timeout = COMMAND_S_MAX
+            found = Chromium(window)
+            found.look(1280)
+            yield found
+        finally:
+            os.killpg(service.process.pid, signal.SIGKILL)  # the driver and its browser
+            service.process.wait()
