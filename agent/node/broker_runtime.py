@@ -14,17 +14,14 @@ from functools import partial
 
 from agent.concurrency import TaskGroup
 from agent.fact_store import FactStore
-from agent.message import HEALTH_STREAM
 from agent.node import compare
 from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.node.trust import RestoreProof
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pulling import (
-    QUIET_WAIT_MS,
     SPREAD_MS,
     SPREAD_OF_PULL_MS,
-    WAIT_MS,
     LatestSeed,
     PageJudge,
     Puller,
@@ -136,10 +133,8 @@ class BrokerRuntime:
             bandwidth = self.bandwidths.get(peer.zone)
             for stream in peer.pulls:
                 start = peer.start_of(stream)
-                is_quiet = stream == HEALTH_STREAM and len(peer.pulls) > 1
                 receiver = ReceiverSettings(
                     start="oldest" if start == "oldest" else "end",
-                    wait_ms=QUIET_WAIT_MS if is_quiet else WAIT_MS,
                     spread_ms=max(SPREAD_MS, SPREAD_OF_PULL_MS * count),
                 )
                 settings = PullSettings(peer.zone, stream, f"{self._zone}.{stream}", origins, receiver=receiver)

@@ -16,7 +16,7 @@ from agent.batch import Batch, Definitions, Origin, seal_samples
 from agent.batch import Link as Chain
 from agent.message import TagDefinition
 from agent.replication.mqtt import Incoming, Link
-from agent.replication.protocol.codec import answer_parts, decode_request
+from agent.replication.protocol.codec import answer_parts, decode_request, encode_heartbeat
 from agent.replication.protocol.messages import (
     Answer,
     DefinitionRun,
@@ -26,6 +26,7 @@ from agent.replication.protocol.messages import (
     GetDefinitions,
     LogPosition,
 )
+from agent.replication.protocol.pacing import HEARTBEAT_MS
 from agent.replication.protocol.topics import request_topic
 from bench.common.testbed import ASKING, BrokerAccess
 from bench.common.worker_io import Options, broker_access, emit
@@ -58,6 +59,13 @@ class Plant:
         self._chain = batch.link
         if (waiting := self._waiting.get(STREAM)) is not None:
             self._answer(*waiting[:2])
+
+    def heartbeat(self) -> None:
+        """Name the requests that wait."""
+        waiting = [incoming for _, incoming, _ in self._waiting.values()]
+        if waiting and waiting[0].response_topic is not None:
+            named = encode_heartbeat(one.correlation or b"" for one in waiting)
+            self.link.require().publish_answer(waiting[0].response_topic, named, b"")
 
     def _arrived(self, incoming: Incoming) -> None:
         request = decode_request(incoming.payload)
@@ -146,7 +154,9 @@ async def _plants(options: Options) -> None:
     for plant in some:
         plant.append(1)
     links = (_connected(plant, number * CONNECT_EVERY_S) for number, plant in enumerate(some))
-    async with running(*links, _load(some, options["facts_per_plant"], is_loaded, lags_ns)) as stopped:
+    async with running(
+        *links, _heartbeats(some), _load(some, options["facts_per_plant"], is_loaded, lags_ns)
+    ) as stopped:
         for plant in some:
             await plant.link.wait_up()
         emit("READY")
@@ -163,6 +173,14 @@ def _as_zone(broker: BrokerAccess, zone: str) -> BrokerAccess:
 async def _connected(plant: Plant, after_s: float) -> None:
     await asyncio.sleep(after_s)
     await plant.link.run()
+
+
+async def _heartbeats(some: list[Plant]) -> None:
+    """Those of a plant at the interval of a node; the plants are spread over it."""
+    while True:
+        for plant in some:
+            await asyncio.sleep(HEARTBEAT_MS / 1000 / len(some))
+            plant.heartbeat()
 
 
 async def _load(some: list[Plant], facts: int, is_loaded: asyncio.Event, lags_ns: list[int]) -> None:

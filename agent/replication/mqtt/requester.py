@@ -21,7 +21,7 @@ from agent.concurrency import timeout
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, accept_every_message
-from agent.replication.protocol.codec import encode_request
+from agent.replication.protocol.codec import decode_heartbeat, encode_request
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError, UnprovenAnswer
 from agent.replication.protocol.messages import CHANGING, Answer, ErrorAnswer, FetchFacts, Request
 from agent.replication.protocol.pacing import backoff_ms
@@ -36,6 +36,11 @@ RETRY_MS_MIN, RETRY_MS_MAX = 250, 2_000
 
 OnAnswer = Callable[[ArrivedAnswer], None]
 _T = TypeVar("_T")
+
+
+class _OpenRequest(NamedTuple):
+    on_answer: OnAnswer
+    on_heartbeat: Callable[[], None]
 
 
 class Reply(NamedTuple):
@@ -57,12 +62,15 @@ class Requester:
         own_zone = link.access.zone
         self._request_topic = request_topic(peer_zone, own_zone)
         self._response_topic = response_topic(peer_zone, own_zone, link.instance)
-        self._open: OrderedDict[bytes, OnAnswer] = OrderedDict()
+        self._open: OrderedDict[bytes, _OpenRequest] = OrderedDict()
         link.route(self._response_topic, self._answered)
 
-    def send(self, request: Request, on_answer: OnAnswer, expiry_s: int) -> asyncio.Future[None]:
+    def send(
+        self, request: Request, on_answer: OnAnswer, expiry_s: int, on_heartbeat: Callable[[], None] = lambda: None
+    ) -> asyncio.Future[None]:
         """Send a request that the broker drops after `expiry_s` seconds. `on_answer` is called with the answer, once,
-        and before that with any answer that turns out to be unproven when opened.
+        and before that with any answer that turns out to be unproven when opened; `on_heartbeat` whenever the peer says
+        that the request waits there.
 
         The future completes when the broker has acknowledged the request, or fails with a TransportError.
         """
@@ -73,7 +81,7 @@ class Requester:
         acknowledged = self.link.require().publish_request(
             self._request_topic, payload, self._response_topic, correlation, expiry_s
         )
-        self._open[correlation] = on_answer
+        self._open[correlation] = _OpenRequest(on_answer, on_heartbeat)
         if len(self._open) > REQUESTS_KNOWN_MAX:
             self._open.popitem(last=False)
         return acknowledged
@@ -108,19 +116,22 @@ class Requester:
     def _answered(self, incoming: Incoming) -> None:
         # A retained message is not an answer to anything: the broker repeats it at each subscription.
         correlation = incoming.correlation or b""
-        on_answer = None if incoming.is_retained else self._open.pop(correlation, None)
-        if on_answer is None:
+        found = None if incoming.is_retained else self._open.pop(correlation, None)
+        if found is not None:
+            refuses = partial(self._refuses, found)
+            found.on_answer(ArrivedAnswer(incoming.payload, self._place(correlation), refuses))
+        elif correlation or incoming.is_retained or not (named := decode_heartbeat(incoming.payload)):
             self.link.count_unsolicited()
         else:
-            refuses = partial(self._refuses, on_answer)
-            on_answer(ArrivedAnswer(incoming.payload, self._place(correlation), refuses))
+            for waiting in (self._open[one] for one in named if one in self._open):
+                waiting.on_heartbeat()
 
     def _refuses(
-        self, on_answer: OnAnswer, place: MessagePlace, answer: bytes | memoryview, proof: MessageProof | None
+        self, request: _OpenRequest, place: MessagePlace, answer: bytes | memoryview, proof: MessageProof | None
     ) -> str | None:
         why = self._refuses_answer(place, answer, proof)
         if why is not None:
-            self._open[place.correlation] = on_answer  # the peer's own answer may still come (0052)
+            self._open[place.correlation] = request  # the peer's own answer may still come (0052)
         return why
 
     def _place(self, correlation: bytes) -> MessagePlace:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -35,6 +36,8 @@ HEADER_BYTES_MAX = 1024 * 1024
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Above any recommended packet size of a broker."""
 
+HEARTBEAT_BYTES_MAX = 4096
+
 _LENGTH = struct.Struct("<I")
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 _T = TypeVar("_T")
@@ -53,6 +56,10 @@ class _AnswerHead(_RequestHead):
     status: Literal["ok", "error"]
 
 
+class _Heartbeat(msgspec.Struct):
+    waiting: list[str]
+
+
 _HeadT = TypeVar("_HeadT", bound=_RequestHead)
 
 _ANY_VERSION = msgspec.json.Decoder(_Version)
@@ -61,6 +68,7 @@ _ANSWER_HEAD = msgspec.json.Decoder(_AnswerHead)
 _REQUESTS: dict[str, msgspec.json.Decoder[Any]] = {operation_of(each): msgspec.json.Decoder(each) for each in REQUESTS}
 _ANSWERS: dict[str, msgspec.json.Decoder[Any]] = {operation_of(each): msgspec.json.Decoder(each) for each in ANSWERS}
 _ERROR = msgspec.json.Decoder(ErrorAnswer)
+_HEARTBEAT = msgspec.json.Decoder(_Heartbeat)
 _OBJECT_START = f'{{"protocol":"{PROTOCOL}","version":"{VERSION}",'.encode()
 
 
@@ -100,6 +108,21 @@ def encode_error(store_zone: str, epoch: str, operation: str, code: str, message
     answer = ErrorAnswer(store_zone=store_zone, epoch=epoch, operation=operation[:64], error=body, life=life)
     header = _OBJECT_START + b'"status":"error",' + msgspec.json.encode(answer)[1:]
     return _LENGTH.pack(len(header)) + header
+
+
+def encode_heartbeat(correlations: Iterable[bytes]) -> bytes:
+    """The bytes of a heartbeat: the fetches that wait, by the correlation of their requests."""
+    return msgspec.json.encode(_Heartbeat([correlation.hex() for correlation in correlations]))
+
+
+def decode_heartbeat(payload: bytes) -> list[bytes]:
+    """The correlations that a heartbeat names; none if it is not one. Nothing proves it: all that it can do is to keep
+    a requester waiting, for the time of its request."""
+    try:
+        named = _HEARTBEAT.decode(payload if len(payload) <= HEARTBEAT_BYTES_MAX else b"").waiting
+        return [bytes.fromhex(correlation) for correlation in named]
+    except (ValueError, RecursionError):  # every msgspec error is a ValueError
+        return []
 
 
 def decode_answer(payload: bytes | memoryview) -> tuple[Answer | ErrorAnswer, list[bytes]]:

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 DOUBLINGS_MAX = 16
 
+HEARTBEAT_MS = 5_000
+"""Between two heartbeats of a server to a requester of which fetches wait."""
+
 BYTES_MIN, BYTES_START, BYTES_MAX = 16 * 1024, 256 * 1024, 1_000_000
 """The largest fits into the packet that our brokers let through, 1 MiB, with its header."""
 QUICK_MS = 50

@@ -5,10 +5,8 @@ from agent.replication.pulling.latest_seed import LatestSeed
 from agent.replication.pulling.message_judge import MessageJudge, TrustPolicy
 from agent.replication.pulling.page_judge import EvidenceFolder, PageJudge
 from agent.replication.pulling.pull_events import (
-    QUIET_WAIT_MS,
     SPREAD_MS,
     SPREAD_OF_PULL_MS,
-    WAIT_MS,
     Asking,
     ReceiverSettings,
 )

@@ -54,12 +54,6 @@ STORING_TRANSITIONS: dict[Storing, frozenset[Storing]] = {
 }
 
 
-WAIT_MS, QUIET_WAIT_MS = 6_000, 30_000
-"""A peer that died without a word is noticed when both the wait and `answer_timeout_ms` are over, within ten seconds.
-That is also how late facts are whose answer was lost. A request takes 0.3 ms of processor time, so an idle node with
-1,000 peers needs 5 % of a core for these, and 1 % for the second stream of each, which only says that nothing is new
-and waits longer: its peer's death shows in the first."""
-
 SPREAD_MS, SPREAD_OF_PULL_MS = 250, 3
 """So that pages do not all come at once; the second for each pull of a node, so that 2,000 of them are asked within six
 seconds, in which a busy core can answer, and their waits do not all end at once from then on."""
@@ -70,11 +64,12 @@ class ReceiverSettings:
     """Times in ms, and limits, of a receiver."""
 
     start: Literal["oldest", "end"] = "oldest"
-    wait_ms: int = WAIT_MS
-    """How long a fetch waits at the peer."""
+    wait_ms: int = 30_000
+    """How long a fetch waits at the peer. A consumer whose node is gone counts as in sync for as long."""
     answer_timeout_ms: int = 3_000
-    """Time for the answer beyond `wait_ms`; each failure doubles it, up to eightfold. After both times a peer that was
-    killed while our fetch waited there is asked again. A later answer is used all the same."""
+    """Time for the answer beyond `wait_ms`, and for a heartbeat beyond HEARTBEAT_MS; each failure doubles it, up to
+    eightfold. A peer that was killed while our fetch waited there is asked again 8 s after its last heartbeat, which is
+    also how late facts are whose answer was lost. A later answer is used all the same."""
     backoff_ms_min: int = 250
     backoff_ms_max: int = 5_000
     """Requests are small packets, so the back-off stays short and a peer that returns is found within seconds."""
@@ -248,11 +243,12 @@ Effect = Fetch | Append[Content] | Note
 
 @dataclass(frozen=True, slots=True)
 class OpenFetch:
-    """A request whose answer is awaited until `deadline_ms`."""
+    """A request whose answer is awaited until `deadline_ms`, which each heartbeat moves, up to `last_ms`."""
 
     fetch_id: int
     sent_ms: int
     deadline_ms: int
+    last_ms: int
     wait_ms: int
     names_trail: bool = False
 

@@ -132,6 +132,7 @@ class Puller:
         self._checks_open = 0
         self._group: TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
         self._facts_stored = 0
         self._facts_duplicate = 0
         self._uncompared = dict[OriginRange, None]()  # ordered by when they were last named
@@ -181,18 +182,33 @@ class Puller:
                 async with TaskGroup() as self._group:
                     while True:
                         runner.handle(await self._events.get(), _now_ms(), self._chance())
-                        self._set_timer(runner.core.deadline_ms)
+                        self._set_timer()
         finally:
             runner.spans.stopped()
             self._checker = self._group = None
             if self._timer is not None:
                 self._timer.cancel()
 
-    def _set_timer(self, deadline_ms: int | None) -> None:
+    def _set_timer(self) -> None:
+        """Have a tick at the core's deadline. A timer that is due earlier stays and is set again then: most deadlines
+        are moved before they come."""
+        deadline_ms = self._runner.core.deadline_ms
+        if deadline_ms is None:
+            return
         if self._timer is not None:
+            if self._timer_ms <= deadline_ms:
+                return
             self._timer.cancel()
-        if deadline_ms is not None:
-            self._timer = self._loop.call_at(deadline_ms / 1000 + 0.001, self.happened, Tick())
+        self._timer_ms = deadline_ms
+        self._timer = self._loop.call_at(deadline_ms / 1000 + 0.001, self._timer_due)
+
+    def _timer_due(self) -> None:
+        self._timer = None
+        deadline_ms = self._runner.core.deadline_ms
+        if deadline_ms is not None and deadline_ms <= _now_ms():
+            self.happened(Tick())
+        else:
+            self._set_timer()
 
     # ----------------------------------------------------------------------------------------- what the runner asks for
 
@@ -211,7 +227,12 @@ class Puller:
                 runner.send_failed(fetch_id, error)
 
         try:
-            sending = self._requester.send(request, lambda arrived: self._answered(fetch_id, arrived), expiry_s)
+            sending = self._requester.send(
+                request,
+                lambda arrived: self._answered(fetch_id, arrived),
+                expiry_s,
+                lambda: runner.core.still_waits(fetch_id, _now_ms()),
+            )
         except TransportError as error:
             runner.send_failed(fetch_id, error)
         else:

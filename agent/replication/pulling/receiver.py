@@ -17,12 +17,13 @@ an argument (`jitter`, 0 to 1).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Generic
 
 from agent.pages import BatchEnd
 from agent.positions import NOTHING_READ, Position, Trail, continues, extended, last_of
 from agent.replication.protocol.errors import UnprovenAnswer
-from agent.replication.protocol.pacing import PageSize, backoff_ms
+from agent.replication.protocol.pacing import HEARTBEAT_MS, PageSize, backoff_ms
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.replication.pulling.pull_events import (
     ASKING_TRANSITIONS,
@@ -174,6 +175,13 @@ class Receiver(Generic[Content]):
         effects.sort(key=lambda effect: isinstance(effect, Append))  # send the request first: it travels while we store
         return effects
 
+    def still_waits(self, fetch_id: int, now_ms: int) -> None:
+        """The peer says that this fetch waits there: its answer may take until after the next heartbeat. A fetch that
+        no heartbeat names was lost, or its answer was, or the peer is gone."""
+        if (fetch := self._open) is not None and fetch.fetch_id == fetch_id:
+            next_ms = now_ms + HEARTBEAT_MS + self._settings.answer_timeout_ms
+            self._open = replace(fetch, deadline_ms=max(fetch.deadline_ms, min(next_ms, fetch.last_ms)))
+
     # ----------------------------------------------------------------------------------------------------------- asking
 
     def _ask_next(self, now_ms: int) -> None:
@@ -188,9 +196,12 @@ class Receiver(Generic[Content]):
         self._last_fetch_id += 1
         self._unproven = ""
         wait_ms = settings.wait_ms if self._is_answering else 0  # a peer that may be absent should answer at once
-        timeout_ms = wait_ms + (settings.answer_timeout_ms << min(self._failures, 3))
+        answer_ms = settings.answer_timeout_ms << min(self._failures, 3)
         names_trail = self._names_trail and self._is_placed
-        self._open = OpenFetch(self._last_fetch_id, now_ms, now_ms + timeout_ms, wait_ms, names_trail)
+        deadline_ms = now_ms + min(wait_ms, HEARTBEAT_MS) + answer_ms
+        self._open = OpenFetch(
+            *(self._last_fetch_id, now_ms, deadline_ms, now_ms + wait_ms + answer_ms, wait_ms, names_trail)
+        )
         # What is stored, not what is merely accepted.
         confirm = self._log_end or last_of(self._stored)
         must_confirm = self.epoch is not None and confirm.offset > self.frontier

@@ -201,6 +201,8 @@ class Park(Effect[Parked]):
     stream: str
     after_offset: int
     until_ms: int
+    answer_to: str
+    correlation: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ The connection is replaced by one that records what is published; everything abo
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,7 +17,7 @@ from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import REQUESTS_KNOWN_MAX, Reply, Requester
 from agent.replication.mqtt.transport import Connection
 from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, accept_every_message
-from agent.replication.protocol.codec import ANSWER_BYTES_MAX, encode_error
+from agent.replication.protocol.codec import ANSWER_BYTES_MAX, encode_error, encode_heartbeat
 from agent.replication.protocol.errors import (
     ConnectionLost,
     MalformedMessage,
@@ -219,6 +220,21 @@ async def test_a_fetch_has_the_time_that_it_may_wait_for_facts(monkeypatch: pyte
         assert sent.expiry_s == 21
         scene.deliver(sent, answer_of())
         assert (await asking).answer.store_zone == "plant-a"
+
+
+async def test_a_heartbeat_reaches_the_requests_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no correlation of its own. A repeated or retained one, and anything else without a correlation, reaches no
+    request that it does not name."""
+    async with play(monkeypatch) as scene:
+        heard, waits = list[int](), FetchFacts(consumer_name="idmz.x", limit=1, wait_ms=20_000)
+        for number in range(3):
+            scene.requester.send(waits, lambda _: pytest.fail("no answer"), 5, partial(heard.append, number))
+        first, _, third = scene.connection.published
+        named = encode_heartbeat([first.correlation, third.correlation, bytes(16)])
+        for payload, is_retained in ((named, False), (named, True), (b"[]", False), (b"\0" * 5_000, False)):
+            scene.deliver(first, payload, correlation=b"", is_retained=is_retained)
+        assert heard == [0, 2]
+        assert scene.unsolicited == 3
 
 
 async def test_the_oldest_open_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -183,6 +183,7 @@ class HandPeer:
         self.requests: list[FetchFacts] = []
         self.expires_s: list[int] = []
         self.on_answer: list[Callable[[ArrivedAnswer], None]] = []
+        self.on_heartbeat: list[Callable[[], None]] = []
         self.sent: list[asyncio.Future[None]] = []
         self.is_down = False
         self.link = SimpleNamespace(watch=self._watch)
@@ -192,13 +193,18 @@ class HandPeer:
         on_up()
 
     def send(
-        self, request: FetchFacts, on_answer: Callable[[ArrivedAnswer], None], expiry_s: int
+        self,
+        request: FetchFacts,
+        on_answer: Callable[[ArrivedAnswer], None],
+        expiry_s: int,
+        on_heartbeat: Callable[[], None],
     ) -> asyncio.Future[None]:
         if self.is_down:
             raise ConnectionLost("broker", "cut")
         self.requests.append(request)
         self.expires_s.append(expiry_s)
         self.on_answer.append(on_answer)
+        self.on_heartbeat.append(on_heartbeat)
         self.sent.append(asyncio.get_running_loop().create_future())
         return self.sent[-1]
 
@@ -801,6 +807,22 @@ async def test_only_a_page_begins_a_pull() -> None:
         await scene.answer(Peer().page(1, 10))
         assert scene.puller.begun.is_set()
         assert scene.puller.statistics().last_answer_ms is not None
+
+
+async def test_a_heartbeat_moves_the_deadline_and_costs_no_event() -> None:
+    """The timer stays as it was; when it is due it is set for the deadline of then."""
+    async with pulling() as scene:
+        pull, timer = scene.puller, scene.puller._timer
+        first_ms = pull._runner.core.deadline_ms
+        pull._runner.core._open = replace(pull._runner.core._open, last_ms=2**50)  # type: ignore[type-var]
+        scene.peer.on_heartbeat[-1]()
+        moved_ms = pull._runner.core.deadline_ms
+        assert first_ms is not None
+        assert moved_ms is not None
+        assert moved_ms > first_ms
+        assert (pull._timer, pull._timer_ms, pull._events.qsize()) == (timer, first_ms, 0)
+        pull._timer_due()
+        assert (pull._timer_ms, pull._events.qsize()) == (moved_ms, 0)
 
 
 async def test_answers_leave_room_for_all_other_events() -> None:

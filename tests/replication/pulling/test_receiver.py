@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent.pages import BatchEnd
 from agent.positions import NOTHING_READ, Position, last_of
-from agent.replication.protocol.pacing import backoff_ms
+from agent.replication.protocol.pacing import HEARTBEAT_MS, backoff_ms
 from agent.replication.pulling.pull_events import (
     Append,
     Appended,
@@ -101,6 +101,23 @@ def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
     driver(Tick(), 1_500)
     driver(Tick(), 200)
     assert driver.fetches[-1].wait_ms == 0
+
+
+def test_a_long_wait_lasts_as_long_as_heartbeats_name_it() -> None:
+    """The first is due with the server's interval, each moves the deadline, and none beyond the wait. Of another fetch
+    it moves nothing."""
+    driver = Driver(ONE, 10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
+    driver(LinkUp())
+    driver.answer(page(0, 0, frontier=10))
+    sent_ms, fetch_id = driver.now_ms, driver.fetches[-1].fetch_id
+    assert driver.core.deadline_ms == sent_ms + HEARTBEAT_MS + 3_000
+    driver.core.still_waits(fetch_id - 1, sent_ms + 4_000)
+    assert driver.core.deadline_ms == sent_ms + HEARTBEAT_MS + 3_000
+    driver.core.still_waits(fetch_id, sent_ms + 4_000)
+    assert driver.core.deadline_ms == sent_ms + 4_000 + HEARTBEAT_MS + 3_000
+    driver.core.still_waits(fetch_id, sent_ms + 29_000)
+    assert driver.core.deadline_ms == sent_ms + 33_000
+    assert kinds(driver(Tick(), 33_000)) == [NoteKind.PEER_LOST]
 
 
 def test_an_unproven_answer_counts_as_none() -> None:

@@ -238,7 +238,7 @@ def test_a_fetch_that_lost_its_place_gets_no_answer() -> None:
     outcome = shell.run(CORE.fetch(fetch(after=at(30), wait_ms=500), 0))
     assert outcome == Drop(DropReason.SUPERSEDED)
     assert shell.kinds == [Park]
-    assert shell.acts[-1] == Park(NAME, "idmz", STREAM, 30, 500)
+    assert shell.acts[-1] == Park(NAME, "idmz", STREAM, 30, 500, "", b"12345678")
 
 
 @pytest.mark.parametrize("after", [2, 3])

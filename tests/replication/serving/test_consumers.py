@@ -7,7 +7,7 @@ yet.
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from agent.batch import Origin
 from agent.lease import Lease, LeaseClaim
 from agent.pages import Page
 from agent.positions import LifeList, LogLives, Position, Resolved
+from agent.replication.protocol.codec import encode_heartbeat
 from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
@@ -28,6 +29,7 @@ from agent.replication.protocol.messages import (
     OriginHead,
     UnregisterConsumer,
 )
+from agent.replication.protocol.pacing import HEARTBEAT_MS
 from agent.replication.protocol.token_bucket import SAVED_MS_MAX
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.limits import CONFIRM_COMMITS_PER_SECOND
@@ -373,6 +375,31 @@ async def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> N
         assert page_of(outcome).runs() == [(21, 25)]
         assert isinstance(outcome, Reply)
         assert outcome.waited_ns > 0
+
+
+async def test_waiting_fetches_are_named_until_none_waits() -> None:
+    """One heartbeat to each requester at each interval; none without a fetch that waits."""
+    async with play() as (_, consumers):
+        context, sent, due = consumers._context, list[tuple[object, ...]](), list[Callable[[], object]]()
+        context.send = lambda *what: sent.append(what)  # type: ignore[method-assign, assignment]
+
+        def call_later(delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
+            if delay_s == HEARTBEAT_MS / 1000:
+                due.append(callback)
+            return lambda: None
+
+        context.call_later = call_later  # type: ignore[method-assign]
+        task = asyncio.create_task(consumers.fetch(ONE, fetch(after=at(20), wait_ms=60_000)))
+        assert await stands(task)
+        heartbeat = ("idmz", ONE.answer_to, encode_heartbeat([ONE.correlation]), b"")
+        for count in (1, 2):
+            due.pop()()
+            assert sent == [heartbeat] * count
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        due.pop()()
+        assert (sent, due) == ([heartbeat] * 2, [])
 
 
 async def test_a_wait_that_ends_gives_an_empty_page() -> None:

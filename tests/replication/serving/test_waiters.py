@@ -2,18 +2,24 @@
 
 import asyncio
 
+from agent.replication.serving.consumer_effects import Park
 from agent.replication.serving.operations.consumers import Waiters, end_wait
 
 FACTS, OTHER = "facts.telemetry", "facts.operational"
 ONE, TWO = ("idmz", "a"), ("idmz", "b")
 
 
+def park(stream: str = FACTS, answer_to: str = "topic", correlation: bytes = b"") -> Park:
+    """A fetch to be parked."""
+    return Park("idmz.a", "idmz", stream, 0, 0, answer_to, correlation)
+
+
 async def test_growth_of_the_own_stream_ends_a_wait() -> None:
     """A commit wakes the fetches that wait for its streams, and no others."""
     waiters, loop = Waiters(), asyncio.get_running_loop()
     one, two = loop.create_future(), loop.create_future()
-    waiters.add(ONE, FACTS, one)
-    waiters.add(TWO, OTHER, two)
+    waiters.add(ONE, park(), one)
+    waiters.add(TWO, park(OTHER), two)
     waiters.wake({FACTS: 7})
     assert (one.done(), two.done()) == (True, False)
     assert one.result() is False
@@ -26,8 +32,8 @@ async def test_a_newer_fetch_ends_the_older_one() -> None:
     """A second fetch of a consumer supersedes the first; removing the first afterwards does not remove the second."""
     waiters, loop = Waiters(), asyncio.get_running_loop()
     older, newer = loop.create_future(), loop.create_future()
-    waiters.add(ONE, FACTS, older)
-    waiters.add(ONE, FACTS, newer)
+    waiters.add(ONE, park(), older)
+    waiters.add(ONE, park(), newer)
     assert older.result() is True
     waiters.remove(ONE, older)
     assert waiters.count("idmz") == 1
@@ -40,9 +46,18 @@ async def test_a_newer_fetch_ends_the_older_one() -> None:
 async def test_another_instance_ends_a_wait() -> None:
     """A lease that is taken supersedes the parked fetch of the instance that held it, once."""
     waiters, parked = Waiters(), asyncio.get_running_loop().create_future()
-    waiters.add(ONE, FACTS, parked)
+    waiters.add(ONE, park(), parked)
     waiters.supersede(ONE)
     waiters.supersede(ONE)
     end_wait(parked)  # its time-out arrives later and changes nothing
     assert parked.result() is True
     assert waiters.count() == 0
+
+
+async def test_a_heartbeat_names_the_fetches_of_one_requester() -> None:
+    """All fetches of an instance of a zone are named in one message, whatever their streams; those of another instance
+    in another."""
+    waiters, loop = Waiters(), asyncio.get_running_loop()
+    for number, topic in enumerate(["one", "two", "one"]):
+        waiters.add(("idmz", str(number)), park(answer_to=topic, correlation=bytes([number])), loop.create_future())
+    assert waiters.requesters() == {("idmz", "one"): [b"\0", b"\2"], ("idmz", "two"): [b"\1"]}

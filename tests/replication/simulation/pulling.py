@@ -163,6 +163,9 @@ class Pull:
             come = partial(self._answered, life, fetch_id, arrived, version, served, is_forged=is_forged)
             world.carry(machine, node, come)
 
+        def heartbeat(machine: Node) -> None:
+            world.carry(machine, node, partial(self._still_waits, life, fetch_id))
+
         def refused() -> None:
             if self._is_alive(life):
                 self._runner.send_failed(fetch_id, TransportError(peer.zone, "no machine serves there now", ""))
@@ -171,7 +174,8 @@ class Pull:
             if world.now_ms - sent_ms > expiry_s * 1_000:
                 return  # the broker has dropped it
             if machine.serving is not None:
-                machine.serving.request(node, place.instance, payload, place.correlation, partial(answer, machine))
+                answers = partial(answer, machine), partial(heartbeat, machine)
+                machine.serving.request(node, place.instance, payload, place.correlation, *answers)
             elif machine is peer and not any(one.serving for one in world.machines(peer.zone)):
                 world.carry(peer, node, refused)
 
@@ -180,6 +184,10 @@ class Pull:
 
     def _is_alive(self, life: int) -> bool:
         return life == self.node.life and self.node.is_up and self._is_linked
+
+    def _still_waits(self, life: int, fetch_id: int) -> None:
+        if self._is_alive(life):
+            self._runner.core.still_waits(fetch_id, self.node.receiver_now_ms())
 
     def _answered(
         self,

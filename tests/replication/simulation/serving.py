@@ -20,7 +20,7 @@ from agent.lease import Lease, LeaseClaim
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.node.trust import RestoreProof
 from agent.replication.mqtt.carrier import Incoming
-from agent.replication.protocol.codec import decode_answer, decode_request
+from agent.replication.protocol.codec import decode_answer, decode_heartbeat, decode_request
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.protocol.messages import FetchAnswer, FetchFacts, Request
 from agent.replication.protocol.topics import request_topic, response_topic
@@ -108,6 +108,7 @@ class Serving:
         self.now = Asked(node, "", None)
         """The request of the coroutine that is being stepped."""
         self._answers: dict[bytes, Send] = {}
+        self._heartbeats: dict[bytes, Callable[[], None]] = {}
         self._arrived: dict[str, Callable[[Incoming], None]] = {}
         self._asked = self.now
         exports = dict.fromkeys(node.world.zones, frozenset({STREAM}))
@@ -120,10 +121,18 @@ class Serving:
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]
 
-    def request(self, requester: Node, instance: str, payload: bytes, correlation: bytes, send: Send) -> None:
+    def request(
+        self,
+        requester: Node,
+        instance: str,
+        payload: bytes,
+        correlation: bytes,
+        send: Send,
+        on_heartbeat: Callable[[], None] = lambda: None,
+    ) -> None:
         """A request of `requester` has arrived, of the life that `instance` names."""
         zone = self.node.zone
-        self._answers[correlation] = send
+        self._answers[correlation], self._heartbeats[correlation] = send, on_heartbeat
         self._asked = Asked(requester, instance, _decoded(payload))
         topic, answer_to = request_topic(zone, requester.zone), response_topic(zone, requester.zone, instance)
         self._arrived[topic](Incoming(topic, payload, answer_to, correlation, EXPIRY_S, is_retained=False))
@@ -134,6 +143,10 @@ class Serving:
     outgoing_bytes = 0
 
     def publish_answer(self, _topic: str, payload: bytes, correlation: bytes) -> None:
+        if not correlation:
+            for named in decode_heartbeat(payload):
+                self._heartbeats[named]()
+            return
         with contextlib.suppress(MalformedMessage):  # from a server broken on purpose; the receiver refuses the page
             answer, _ = decode_answer(split_answer(payload)[0])
             if isinstance(answer, FetchAnswer):

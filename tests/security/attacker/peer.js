@@ -8,6 +8,7 @@ const { ZEROS, definitionsDigest, sealMessages, sealSample, spoiled } = require(
 
 const CONNECT_MS = 10000;
 const EXPIRY_S = 30;
+const HEARTBEAT_MS = 5000;
 const COMMON = { protocol: 'bsfg.replication', version: '1.0' };
 
 // A log that a peer serves: batches end to end, each continuing the chain of its origin unless told otherwise.
@@ -189,7 +190,10 @@ class Peer {
         const request = JSON.parse(payload.toString('utf8'));
         this.requests.push({ asking, ...request });
         if (this.requests.length > 1000) this.requests.shift();
-        const [header, attachment] = await this.answer(request);
+        const waiting = Buffer.from(JSON.stringify({ waiting: [properties.correlationData.toString('hex')] }));
+        const unnamed = { ...properties, correlationData: Buffer.alloc(0) };
+        const heartbeats = setInterval(() => this.publish(unnamed, waiting), HEARTBEAT_MS).unref();
+        const [header, attachment] = await this.answer(request).finally(() => clearInterval(heartbeats));
         const patch = this.patches.find((one) => one.operation === request.operation && one.times !== 0);
         let data = attachment;
         if (patch) {

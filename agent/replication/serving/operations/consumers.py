@@ -1,7 +1,7 @@
 """FetchFacts, ConfirmReceipt, GetCursor and UnregisterConsumer: carries out what the consumer core decides.
 
 A fetch that finds nothing is parked until its stream grows or its `wait_ms` have passed; a newer fetch of the same
-consumer replaces it.
+consumer replaces it. While fetches are parked, each requester gets a heartbeat that names its own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from functools import partial
 from typing import Any
 
 from agent.pages import Consumer
+from agent.replication.protocol.codec import encode_heartbeat
 from agent.replication.protocol.errors import ERRORS
 from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetCursor, UnregisterConsumer
+from agent.replication.protocol.pacing import HEARTBEAT_MS
 from agent.replication.serving import consumer_effects as effects
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.consumer_core import ConsumerCore
@@ -43,6 +45,7 @@ class Consumers:
         self._waiters = Waiters()
         self._bootstraps = BootstrapSpans(context.telemetry)
         self._reported_ms: dict[tuple[str, str], int] = {}
+        self._are_heartbeats_due = False
         self._hastening = set[str]()  # zones that wait for their next commit
 
     def parked(self) -> int:
@@ -214,7 +217,8 @@ class Consumers:
         wait_ms = max(0, effect.until_ms - began_ns // 1_000_000)
         store.consumers.seen(effect.name, is_at_end=True, waits_ms=wait_ms)
         ended = context.future()
-        waiters.add(key, effect.stream, ended)
+        waiters.add(key, effect, ended)
+        self._begin_heartbeats()
         # The log may have grown since the core looked, when the writer saw no fetch to wake.
         if store.end_offset(effect.stream) > effect.after_offset:
             end_wait(ended)
@@ -226,6 +230,19 @@ class Consumers:
             waiters.remove(key, ended)
         return Parked(is_superseded, context.now_ns() - began_ns)
 
+    def _begin_heartbeats(self) -> None:
+        if not self._are_heartbeats_due:
+            self._are_heartbeats_due = True
+            self._context.call_later(HEARTBEAT_MS / 1000, self._send_heartbeats)
+
+    def _send_heartbeats(self) -> None:
+        """Name the parked fetches to their requesters: one message to each, however many streams it reads."""
+        for (zone, answer_to), correlations in self._waiters.requesters().items():
+            self._context.send(zone, answer_to, encode_heartbeat(correlations), b"")
+        self._are_heartbeats_due = False
+        if self._waiters.has_any():
+            self._begin_heartbeats()
+
 
 class Waiters:
     """The parked fetches of one server. Used only in the event loop's thread.
@@ -235,7 +252,7 @@ class Waiters:
     """
 
     def __init__(self) -> None:
-        self._waits: dict[Key, tuple[str, asyncio.Future[bool]]] = {}
+        self._waits: dict[Key, tuple[effects.Park, asyncio.Future[bool]]] = {}
         self._by_zone: Counter[str] = Counter()
 
     def count(self, zone: str | None = None) -> int:
@@ -246,16 +263,23 @@ class Waiters:
         """Whether any fetch waits. May be called from any thread."""
         return bool(self._waits)
 
-    def add(self, key: Key, stream: str, ended: asyncio.Future[bool]) -> None:
-        """Park a fetch of a stream; `ended` is resolved when the wait is over."""
+    def requesters(self) -> dict[tuple[str, str], list[bytes]]:
+        """The correlations of the parked fetches, by zone and the topic of its answers."""
+        found = dict[tuple[str, str], list[bytes]]()
+        for park, _ in self._waits.values():
+            found.setdefault((park.zone, park.answer_to), []).append(park.correlation)
+        return found
+
+    def add(self, key: Key, park: effects.Park, ended: asyncio.Future[bool]) -> None:
+        """Park a fetch; `ended` is resolved when the wait is over."""
         self.supersede(key)
-        self._waits[key] = stream, ended
+        self._waits[key] = park, ended
         self._by_zone[key[0]] += 1
 
     def wake(self, ends: Mapping[str, int]) -> None:
         """End the waits for these streams, which have grown."""
-        for stream, ended in self._waits.values():
-            if stream in ends:
+        for park, ended in self._waits.values():
+            if park.stream in ends:
                 end_wait(ended)
 
     def supersede(self, key: Key) -> None:
