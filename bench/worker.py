@@ -25,6 +25,8 @@ ROLES = {
     "blobs-out": "bench.replication.bare_loop:send_blobs",
     "blobs-in": "bench.replication.bare_loop:receive_blobs",
     "grow": "bench.store.growth:grow",
+    "lives-fill": "bench.store.lives:fill",
+    "lives-measure": "bench.store.lives:measure",
     "ids": "bench.store.ids:ids",
     "opcua-server": "bench.ingest.opcua_server:serve",
     "opcua-agent": "bench.ingest.opcua_clients:agent",

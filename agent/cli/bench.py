@@ -143,6 +143,7 @@ _benchmark(
     [
         _facts(5_000_000),
         _option("--gigabytes", click.FloatRange(min=0), 0, "Fill the store up to this size before opening it."),
+        _option("--lives", click.IntRange(min=0), 0, "Instead: what so many lives of a thousand zones cost."),
         _SEED,
     ],
 )

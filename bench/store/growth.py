@@ -6,7 +6,8 @@ outside of the timed part. With each stretch, some of its bytes are appended to 
 which shows whether the disk became slower. The first tenth of the stretches is compared with the last.
 
 Then the process is killed with -9 during an append and the store is opened: once with a cold page cache, then warm.
-`--gigabytes` first fills the store to that size with values that cannot be compressed.
+`--gigabytes` first fills the store to that size with values that cannot be compressed. `--lives` measures something
+else: what years of restarts cost (lives.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from bench.common.data_sets import runs
 from bench.common.measuring import Report, files_bytes, machine, median, open_file, peak_rss_mib, rounded
 from bench.common.testbed import SERVING, scratch_folder, start_worker
 from bench.common.worker_io import Options, emit
+from bench.store import lives as store_lives
 from bench.store.append import (
     BATCH_FACTS,
     SETTINGS,
@@ -57,8 +59,10 @@ class _Part:
         return self.facts_per_s / self.raw_facts_per_s
 
 
-def run(facts: int, gigabytes: float, seed: int, below: Path | None) -> Report:
-    """Grow a store to `facts` facts (and `gigabytes`), kill its writer, open it again."""
+def run(facts: int, gigabytes: float, lives: int, seed: int, below: Path | None) -> Report:
+    """Grow a store to `facts` facts (and `gigabytes`), kill its writer, open it again; or measure one with `lives`."""
+    if lives:
+        return store_lives.run(lives, below)
     with scratch_folder(below) as folder:
         described = machine(folder)
         file_path = folder / "store" / "facts.db"

@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from agent.batch import Origin
 from agent.cli.bench import bench
+from agent.fact_store import FactStore
 from agent.health.flash import BURST_FACTS
 from bench.common import data_sets, measuring
+from bench.store import lives
 from tests.support.samples import check_sample
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,6 +121,20 @@ def test_without_json_a_benchmark_prints_lines(tmp_path: Path) -> None:
     assert printed.startswith("growth")
     assert "ratio" in printed
     assert "machine" in printed.splitlines()[-1]
+
+
+def test_a_store_accepts_the_lives_of_the_benchmark(tmp_path: Path) -> None:
+    """What it writes agrees with itself: the store opens with it, and the newest life of a zone goes on."""
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        store._writer.submit("lives", lambda transaction: lives.add_lives(transaction, range(1_000, 3_500))).result()
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        assert store.end_offset(lives.STREAM) == 2_500 * lives.FACTS_OF_LIFE
+        batch = lives._sealed(0, 3_500)
+        held = store.held_of(lives.STREAM, batch.header.origin)
+        assert held == ()
+        assert store.log(lives.STREAM).at(1) == lives._life(lives.ZONES, 1)
+        before = Origin("plant-0000", lives._life(0, 3))
+        assert store.held_of(lives.STREAM, before)[0].last_digest == batch.header.previous_digest
 
 
 @pytest.mark.parametrize("data_set", ["A", "B"])
