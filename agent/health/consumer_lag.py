@@ -1,5 +1,5 @@
 """Core: how far the consumers of a store, and the pulls of a node, are behind in time, and which consumers catch up,
-from samples of the last minutes.
+from samples of the last minutes; and how long appends took in that time.
 
 Source times do not measure lag: a zone that reads a year of history is not a year late, a relay that fills up holds
 facts that were old on arrival, and a device's clock may be hours off. Lag is the time for which a fact has been in this
@@ -14,12 +14,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import sub
+
+from agent.health.snapshot import Latency
 
 ENDS_MAX = 600
 """Ten minutes at one sample a second. Beyond that the store's precision of a minute is enough."""
 SAMPLES_MAX = 60
 """A minute: long enough for the largest page on a slow line, short enough to notice a reader that has stopped."""
+WINDOW_S, APPENDS_MIN = 600, 100
+"""Appends are judged by those of ten minutes, and not by fewer than can have a slowest hundredth."""
 _SPAN_S_MIN = 0.5
 """A shorter time gives no usable rate."""
 
@@ -57,6 +62,22 @@ class PullLag:
         lag_s = now_s - self._since_s
         self.lag_s_max = max(self.lag_s_max, lag_s)
         return lag_s
+
+
+class AppendWindow:
+    """The durations of the appends of the last minutes, from the histogram since the start."""
+
+    def __init__(self) -> None:
+        self._totals: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=12)  # when, counts of the histogram
+
+    def sample(self, now_s: float, latency: Latency) -> float | None:
+        """The bound of the fastest 99 % now; None while they are too few."""
+        if not self._totals or now_s - self._totals[-1][0] >= WINDOW_S / 10:
+            self._totals.append((now_s, latency.counts))
+        while len(self._totals) > 1 and self._totals[1][0] <= now_s - WINDOW_S:
+            self._totals.popleft()
+        recent = replace(latency, counts=tuple(map(sub, latency.counts, self._totals[0][1])))
+        return recent.quantile_s(0.99) if recent.count >= APPENDS_MIN else None
 
 
 class LagSamples:

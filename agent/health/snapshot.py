@@ -399,6 +399,8 @@ class RequestStatus:
     append_latency: Annotated[
         Latency, Histogram("bsfg_append_latency_seconds", "From the request to durable storage.")
     ] = Latency()
+    append_p99_s: float | None = None
+    """Of the last ten minutes; None after a few appends only."""
 
 
 @dataclass(frozen=True, slots=True)

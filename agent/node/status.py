@@ -21,7 +21,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, StoreError, StoreSpace
-from agent.health.consumer_lag import LagSamples, PullLag
+from agent.health.consumer_lag import AppendWindow, LagSamples, PullLag
 from agent.health.snapshot import (
     BrokerStatus,
     CatchUpStatus,
@@ -100,6 +100,7 @@ class StatusCollector:
         self._lags: dict[tuple[str, str], PullLag] = {}
         self._from_disk = _FromDisk()
         self._lag_samples = LagSamples()
+        self._appends = AppendWindow()
         self._unreadable: dict[str, str] = {}  # what could not be read last time, and why
         self._turns = 0
         self._since: dict[str, int] = {}
@@ -239,11 +240,13 @@ class StatusCollector:
     def _requests(self) -> RequestStatus:
         counted = self._store.statistics()
         asked = [each.server.statistics().requests for each in self._runtimes.values()]
+        latency = _status(Latency, counted.append_latency, bounds_s=BOUNDS_S)
         return _status(
             *(RequestStatus, counted),
             fetches_total=sum(requests.get("FetchFacts", 0) for requests in asked),
             append_failures_total=counted.appends_failed,
-            append_latency=_status(Latency, counted.append_latency, bounds_s=BOUNDS_S),
+            append_latency=latency,
+            append_p99_s=self._appends.sample(self._clock_s(), latency),
         )
 
     def _serving(self) -> ServingStatus:

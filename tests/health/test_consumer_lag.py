@@ -2,7 +2,8 @@
 
 import pytest
 
-from agent.health.consumer_lag import ENDS_MAX, SAMPLES_MAX, LagSamples, PullLag, ReadRate
+from agent.health.consumer_lag import APPENDS_MIN, ENDS_MAX, SAMPLES_MAX, AppendWindow, LagSamples, PullLag, ReadRate
+from agent.health.snapshot import Latency
 
 STREAM = "facts.telemetry"
 
@@ -122,3 +123,15 @@ def test_consumers_of_two_streams_are_measured_by_their_own() -> None:
     lag.sample(5, {STREAM: 110, "facts.alarms": 50}, {})
     assert [lag.age_s(stream, 50, 6) for stream in (STREAM, "facts.alarms")] == [None, 1.0]
     assert [lag.age_s(STREAM, offset, 6) for offset in (100, 110)] == [2.0, 1.0]
+
+
+def test_appends_are_judged_by_those_of_ten_minutes() -> None:
+    """One slow append of the first few says nothing; a slow minute is seen, and is forgotten ten minutes later."""
+    window, fast, slow = AppendWindow(), 0, 0
+    found = []
+    for minute in range(30):
+        fast, slow = fast + APPENDS_MIN // 4, slow + {1: 1, 12: 4}.get(minute, 0)
+        found.append(window.sample(minute * 60.0, Latency((fast, slow, 0), bounds_s=(0.1, 1.0))))
+    assert found[:4] == [None] * 4
+    assert [minute for minute, p99_s in enumerate(found) if p99_s == 1.0] == list(range(12, 22))
+    assert set(found[4:]) == {0.1, 1.0}
