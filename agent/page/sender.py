@@ -12,7 +12,9 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from email.message import EmailMessage
+from email.utils import formatdate, make_msgid
 from string import Template
 from typing import Any
 
@@ -46,10 +48,18 @@ def body_of(template: str, notice: Notice, own_zone: str) -> str:
 def mail_of(settings: NotifySettings, notice: Notice, own_zone: str) -> EmailMessage:
     """The mail for a notice. What a zone wrote cannot end a header."""
     mail = EmailMessage()
+    mail["Date"], mail["Message-ID"] = formatdate(), make_msgid(domain=f"{own_zone}.bsfg")
     mail["From"], mail["To"] = settings.mail_from, ", ".join(settings.mail_to)
     mail["Subject"] = " ".join(f"[bsfg] {notice.subject}".split())[:200]
     mail.set_content(f"{notice.subject}\n\n{notice.hint}\n\nsince {moment(notice.since_unix_ms)}, seen by {own_zone}\n")
     return mail
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The library follows a redirect by a GET without the notice, and calls that delivered."""
+
+    def redirect_request(self, *_: object) -> None:
+        """None: the answer is an error."""
 
 
 class Sender:
@@ -59,6 +69,7 @@ class Sender:
         self._settings, self._own_zone = settings, own_zone
         self.core = NoticeCore(settings.after_s, settings.repeat_hours, frozenset(settings.zones))
         self._queue: deque[Notice] = deque(maxlen=QUEUE_MAX)
+        self._thread = ThreadPoolExecutor(1)  # not of those that read the store for the page
 
     async def run(self, watch: Watch) -> None:
         """Look, and send what is due, until cancelled."""
@@ -68,7 +79,7 @@ class Sender:
                 self._queue.extend(self.core.decide(watch.rows(), watch.looked_unix_ms))
             if self._queue and time.monotonic() >= next_s:
                 try:
-                    await asyncio.to_thread(self._send, self._queue[0])
+                    await asyncio.get_running_loop().run_in_executor(self._thread, self._send, self._queue[0])
                 except (OSError, ValueError, smtplib.SMTPException) as error:
                     log.warning("notice_not_sent", extra={"receiver": self._settings.name, "why": str(error)})
                     next_s, wait_s = time.monotonic() + wait_s, min(2 * wait_s, RETRY_S_MAX)
@@ -85,7 +96,7 @@ class Sender:
             request = urllib.request.Request(  # noqa: S310 the settings admit http and https only
                 settings.webhook_url, body, {"Content-Type": "application/json"}
             )
-            with urllib.request.urlopen(request, timeout=SEND_S):  # noqa: S310 as above
+            with urllib.request.build_opener(_NoRedirect).open(request, timeout=SEND_S):
                 return
         password = settings.smtp_password_file.read_text("utf-8").strip() if settings.smtp_password_file else ""
         smtp: Any = smtplib.SMTP_SSL if settings.smtp_security == "tls" else smtplib.SMTP

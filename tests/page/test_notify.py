@@ -105,13 +105,18 @@ def test_rules(settings: dict[str, Any], fields: list[str]) -> None:
 
 @contextmanager
 def receiver(answers: list[int]) -> Iterator[tuple[str, list[Any]]]:
-    """A web server that answers with these statuses, and what was posted to it."""
+    """A web server that answers with these statuses, and what was posted to it; it redirects to itself."""
     posted: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(answers.pop(0))
+            self.send_header("Location", "/")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -129,13 +134,13 @@ def receiver(answers: list[int]) -> Iterator[tuple[str, list[Any]]]:
 
 @pytest.mark.system
 async def test_a_receiver_that_fails_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer of 500 is no delivery: the notice is sent again, and once."""
+    """An answer of 500 is no delivery, nor is a redirect: the notice is sent again, and once."""
     monkeypatch.setattr(tested, "RETRY_S", 0.01)
     monkeypatch.setattr(tested, "LOOK_S", 0.01)
     watch = Watch(IdentitySettings("enterprise", tmp_path))
     watch.looked_unix_ms = 1
     monkeypatch.setattr(watch, "rows", lambda: [row("plant")])
-    with receiver([500, 500, 200]) as (url, posted):
+    with receiver([500, 302, 200]) as (url, posted):
         sending = asyncio.create_task(Sender(NotifySettings("n", after_s=0, webhook_url=url), "enterprise").run(watch))
         await wait_until_async(lambda: len(posted) == 3, "the third post")
         watch.looked_unix_ms = 2
