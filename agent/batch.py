@@ -23,7 +23,7 @@ import hashlib
 import re
 import struct
 import threading  # tidy: for codec contexts kept per thread; nothing here starts or awaits one
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -62,7 +62,10 @@ from agent.message import (
     Envelope,
     Fact,
     Message,
+    TagDefinition,
     Value,
+    sample_message,
+    sample_message_id,
     wrong_json,
 )
 
@@ -334,6 +337,19 @@ def open_messages(batch: Batch) -> list[Message]:
     if wrong := wrong_json(objects_json):
         raise BatchError(f"object_json: {wrong}")
     return [Message(Envelope(*row[:9]), Fact(*row[9:])) for row in zip(*spread, strict=True)]
+
+
+def batch_messages(batch: Batch, tags: Sequence[TagDefinition]) -> Iterator[Message]:
+    """The facts of a batch as messages, in order. `tags`: the definitions that it names, at least. Raises
+    BatchError."""
+    header = batch.header
+    if header.kind is Kind.MESSAGES:
+        yield from open_messages(batch)
+        return
+    origin = header.origin
+    for sequence, sample in enumerate(open_samples(batch).rows(), header.first_sequence):
+        message_id = sample_message_id(header.stream, origin.zone, origin.epoch, sequence)
+        yield sample_message(tags[sample.tag - 1], sample, message_id, origin.zone)
 
 
 def verify(batch: Batch) -> None:

@@ -153,11 +153,6 @@ _benchmark(
     [_option("--ids", click.IntRange(min=40_000), 1_000_000, "Messages to append."), _SEED],
 )
 _benchmark(
-    "store.producers",
-    "A thousand producers that each await their own message, compared with as many bare futures and one fsync for all.",
-    [_option("--producers", click.IntRange(min=1), 1000, "Number of producer tasks."), _seconds(10.0)],
-)
-_benchmark(
     "store.sql",
     "An hour of one tag in SQL over sealed batches, compared with a flat table in plain SQLite.",
     [_facts(2_000_000), _repeats(5), _SEED],

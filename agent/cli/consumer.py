@@ -17,6 +17,7 @@ from agent import local_socket
 from agent.cli import config_option, json_option, table
 from agent.cli.local_node import answer_s_option, ask, start_option, to_option
 from agent.cli.node_settings import load_settings
+from agent.message import LOCAL_ZONE
 from agent.pages import Start
 
 _COLUMNS = ("consumer", "stream", "zone", "state", "frontier", "behind", "holds back", "hours", "last seen", "lease")
@@ -45,13 +46,13 @@ def list_(config_file: Path, as_json: bool) -> None:
 @consumer.command()
 @config_option
 @click.option("--stream", required=True, help="The stream that the consumer reads. It cannot be changed later.")
-@click.option("--zone", help="The zone that the consumer belongs to.  [default: this node's zone]")
+@click.option("--zone", help="The zone that the consumer belongs to.  [default: local, this machine]")
 @start_option
 @click.argument("name")
 @json_option
 def add(config_file: Path, stream: str, zone: str | None, start: Start, name: str, as_json: bool) -> None:
     """Register the consumer NAME. From now on facts are kept for it. An existing consumer does not change."""
-    request = local_socket.RegisterConsumer(name, stream, start, zone)
+    request = local_socket.RegisterConsumer(name, stream, start, zone or LOCAL_ZONE)
     answer = ask(load_settings(config_file), request, local_socket.Registered)
     if as_json:
         click.echo(json.dumps({"consumer": name, "stream": answer.stream, "frontier": answer.frontier}))

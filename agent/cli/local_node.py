@@ -9,14 +9,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from agent import local_socket
+from agent.client import Client
 from agent.pages import Start
 from agent.settings.node import NodeSettings
 
-_RequestT = TypeVar("_RequestT", bound=local_socket.Request)
-_AnswerT = TypeVar("_AnswerT", bound=local_socket.Answer)
-AnswerWithoutNode = Callable[[NodeSettings, _RequestT], Coroutine[Any, Any, local_socket.Answer]]
+_RequestT = TypeVar("_RequestT", bound=local_socket.AnyRequest)
+_AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
+AnswerWithoutNode = Callable[[NodeSettings, _RequestT], Coroutine[Any, Any, local_socket.Reply]]
 
 ANSWER_S = 10.0  # twice the default acks_timeout of a stream
 LOCKED_S = 10.0
@@ -59,7 +61,7 @@ answer_s_option = click.option(
 )
 
 
-async def answer_from_store(settings: NodeSettings, request: local_socket.Request) -> local_socket.Answer:
+async def answer_from_store(settings: NodeSettings, request: local_socket.AnyRequest) -> local_socket.Reply:
     """Answer a request while no node runs. Raises NoNode for one that only a node can answer."""
     if isinstance(request, local_socket.NODE_REQUESTS):  # the store is not opened: a starting node needs its lock
         raise local_socket.NoNode
@@ -84,9 +86,18 @@ def ask(
     return local_socket.accepted(asyncio.run(_answer(settings, request, waits_ms, without_node)), kind)
 
 
+def node_client(settings: NodeSettings) -> Client:
+    """The node as applications see it, or its store where none runs."""
+
+    async def ask_node(request: local_socket.AnyRequest, waits_ms: int) -> local_socket.Reply:
+        return await _answer(settings, request, waits_ms, answer_from_store)
+
+    return Client(settings.node.state_dir, ask_node=ask_node)
+
+
 async def _answer(
     settings: NodeSettings, request: _RequestT, waits_ms: int, without_node: AnswerWithoutNode[_RequestT]
-) -> local_socket.Answer:
+) -> local_socket.Reply:
     """Raises StoreLocked where another process holds the store for LOCKED_S without serving the socket."""
     deadline = time.monotonic() + LOCKED_S
     while True:

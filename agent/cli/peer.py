@@ -22,6 +22,7 @@ from agent.cli import config_option, json_option
 from agent.cli.health.status import everything_option
 from agent.cli.local_node import ask
 from agent.cli.node_settings import load_settings
+from agent.client import Client
 from agent.errors import BsfgError
 from agent.health.brief import SHOWN_MAX
 from agent.settings.node import NodeSettings
@@ -178,7 +179,7 @@ def _lines(zone: str, one: local_socket.ComparedStream) -> Iterator[str]:
 def _state(settings: NodeSettings) -> dict[str, str]:
     """Whether each peer is connected, by zone, from the running node; empty when no node runs."""
     try:
-        found = local_socket.ask_status(settings.node.state_dir, everything=True)
+        found = Client(settings.node.state_dir).status(everything=True)
     except BsfgError:
         return {}
     states: dict[str, str] = {}

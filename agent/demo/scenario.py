@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agent.client import Client, NodeSilent
 from agent.demo import layout
 from agent.demo.layout import TELEMETRY
 from agent.demo.mosquitto import Mosquitto
@@ -31,7 +32,6 @@ from agent.demo.processes import Child, free_port
 from agent.demo.view import View
 from agent.errors import BsfgError
 from agent.fact_store import StoreReader
-from agent.local_socket import NodeSilent, ask_status
 
 _POLL_S = 0.25
 _SPARK_S_MAX = 240.0
@@ -107,7 +107,7 @@ class RunningZones:
     def status(self, zone: str) -> dict[str, Any] | None:
         """The status of a node, or None when it does not answer."""
         try:
-            return ask_status(self.folder / zone / "state")
+            return Client(self.folder / zone / "state").status()
         except NodeSilent:
             return None
 

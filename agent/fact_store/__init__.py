@@ -40,7 +40,6 @@ from agent.fact_store.log import (
     UnknownConsumer,
     check_digest,
 )
-from agent.fact_store.producers import Producers
 from agent.fact_store.read import INCIDENTS_MAX, ConsumerSpace, StoreReader, StoreSpace, Verified
 from agent.fact_store.sqlite import FILES, check_known, connect_reader, named_statements, private_files
 from agent.fact_store.store import FactStore

@@ -117,10 +117,10 @@ class Appends:
     ) -> Future[list[AppendOutcome]]:
         """As `append_message`, for several messages in one commit. Each has its own outcome, and its own precondition
         if any are given."""
-        self.check_append(stream, messages, acks, preconditions)
-        return self.append_checked(stream, messages, acks, preconditions)
+        self._check(stream, messages, acks, preconditions)
+        return self._append(stream, messages, acks, preconditions)
 
-    def check_append(
+    def _check(
         self,
         stream: str,
         messages: Sequence[Message],
@@ -149,15 +149,14 @@ class Appends:
             if ack_terms(self._writer.policy(stream), acks).is_answered_unstored:
                 raise AcksRefused("acks none is answered before the precondition is decided", "use acks local")
 
-    def append_checked(
+    def _append(
         self,
         stream: str,
         messages: Sequence[Message],
         acks: Acks | None = None,
         preconditions: Sequence[Precondition | None] = (),
     ) -> Future[list[AppendOutcome]]:
-        """`append_messages` without the checks: the caller has made them with `check_append`. Raises AcksRefused,
-        StoreBusy at once."""
+        """Append messages that were checked. Raises AcksRefused, StoreBusy at once."""
         keys, contents = [message_key(one, self._zone) for one in messages], [content_digest(one) for one in messages]
         size = sum(len(one.fact.object_json) + _MESSAGE_BYTES for one in messages)
         terms = ack_terms(self._writer.policy(stream), acks)

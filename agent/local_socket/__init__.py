@@ -1,36 +1,27 @@
-"""The node's local socket: applications and commands on the same machine append, confirm and administer through it.
+"""The node's local socket: the replication protocol for programs of the same machine, and what only they may ask for.
 
-`messages` has the requests and answers, `client` sends requests. `serving` answers them and is imported by itself.
+`messages` has what the protocol lacks, `client` sends requests. `serving` answers them and is imported by itself.
 """
 
-from agent.local_socket.client import NodeSilent, accepted, ask, ask_status, read_status
+from agent.local_socket.client import AnyRequest, Reply, accepted, ask
 from agent.local_socket.messages import (
     NODE_REQUESTS,
-    AcquireLease,
-    Answer,
-    Appended,
-    AppendFact,
     BackfillQueued,
     BackfillSource,
     BeginEpoch,
     Compared,
     ComparedStream,
     ComparePeer,
-    Confirmed,
-    ConfirmReceipt,
     ConsumerEntry,
     Consumers,
     EpochBegan,
     LatestRows,
-    LeaseAcquired,
     ListConsumers,
     ListSources,
-    ObjectPut,
-    PutObject,
+    NodeStatus,
     ReadLatest,
     ReadSource,
-    ReadTail,
-    Refused,
+    ReadStatus,
     RegisterConsumer,
     Registered,
     Reload,
@@ -44,6 +35,5 @@ from agent.local_socket.messages import (
     SourceRead,
     SourceRetried,
     TagValue,
-    Tail,
 )
 from agent.local_socket.transport import SOCKET, LocalError, NoNode, StateFolderUnusable

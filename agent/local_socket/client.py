@@ -1,72 +1,62 @@
-"""Sends requests to the node that runs on a state folder, through its local socket: one request, one answer.
-
-NodeSilent      no node answers there (the operator starts it)
-"""
+"""Sends requests to the node that runs on a state folder, through its local socket: one request, one answer."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from agent.concurrency import timeout
-from agent.errors import BsfgError
-from agent.local_socket.messages import Answer, NodeStatus, ReadStatus, Refused, Request
+from agent.local_socket.messages import ANSWER_DECODERS, Request
 from agent.local_socket.transport import (
     ANSWER_BYTES_MAX,
+    REQUEST_BYTES_MAX,
     LocalError,
     StateFolderUnusable,
     framed,
     read_length,
     socket_address,
 )
-from agent.message import MessageError, check_depth
+from agent.replication.protocol import messages as protocol
+from agent.replication.protocol.codec import decode_answer, encode_request
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import ErrorAnswer
 
 ANSWER_S_MAX = 30.0
-_ANSWER = msgspec.json.Decoder(Answer)
-_AnswerT = TypeVar("_AnswerT", bound=Answer)
+AnyRequest = Request | protocol.Request
+_AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
 
-class NodeSilent(BsfgError):
-    """No node answers on a state folder."""
+class Reply(NamedTuple):
+    """An answer and what is attached to it."""
 
-    hint = "is it running? `bsfg run --config FILE`, or `systemctl status bsfg@ZONE`"
-
-
-async def read_status(state_dir: Path, *, everything: bool = False) -> bytes:
-    """The status of the node as JSON. Raises NodeSilent."""
-    try:
-        answer = accepted(await ask(state_dir, ReadStatus(everything)), NodeStatus)
-    except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise NodeSilent(f"no node runs on {state_dir}") from error
-    except (LocalError, StateFolderUnusable) as error:
-        raise NodeSilent(f"no answer from the node on {state_dir}: {error}") from error
-    return bytes(answer.status)
+    answer: msgspec.Struct
+    batches: list[bytes]
 
 
-def ask_status(state_dir: Path, *, everything: bool = False) -> dict[str, Any]:
-    """As `read_status`, for a program without an event loop."""
-    found: dict[str, Any] = msgspec.json.decode(asyncio.run(read_status(state_dir, everything=everything)))
-    return found
-
-
-def accepted(answer: Answer, kind: type[_AnswerT]) -> _AnswerT:
+def accepted(reply: Reply, kind: type[_AnswerT]) -> _AnswerT:
     """The answer, which must be of this kind. Raises LocalError if the request was refused."""
-    if isinstance(answer, Refused):
-        raise LocalError(answer.message, answer.hint)
-    assert isinstance(answer, kind), answer
-    return answer
+    if isinstance(reply.answer, ErrorAnswer):
+        error = reply.answer.error
+        raise LocalError(error.message, error.hint, error.code)
+    if not isinstance(reply.answer, kind):
+        raise LocalError(f"the node answered with {type(reply.answer).__name__}")
+    return reply.answer
 
 
-async def ask(state_dir: Path, request: Request, waits_ms: int = 0) -> Answer:
+async def ask(state_dir: Path, request: AnyRequest, waits_ms: int = 0, instance: str = "") -> Reply:
     """Ask the node that runs on this state folder. `waits_ms` is the time for which the request itself may wait for
-    others (acks).
+    others (facts, acks); `instance` the one that holds the leases.
 
     Raises FileNotFoundError or ConnectionRefusedError when no node runs, StateFolderUnusable when the folder cannot be
-    entered, and LocalError when the node ends before it answers or does not answer in time.
+    entered, MalformedMessage for a request that is too large, and LocalError when the node ends before it answers or
+    does not answer in time.
     """
+    payload = encode_request(request, REQUEST_BYTES_MAX)
+    if instance:
+        payload = b'{"instance":' + msgspec.json.encode(instance) + b"," + payload[1:]
     try:
         with socket_address(state_dir) as address:
             reader, writer = await asyncio.open_unix_connection(address, limit=ANSWER_BYTES_MAX)
@@ -75,14 +65,16 @@ async def ask(state_dir: Path, request: Request, waits_ms: int = 0) -> Answer:
     except OSError as error:
         raise StateFolderUnusable(f"{state_dir}: {error.strerror}") from error
     try:
-        writer.write(framed(request))
+        writer.write(framed(payload))
         async with timeout(ANSWER_S_MAX + waits_ms / 1000):
             length = min(await read_length(reader), ANSWER_BYTES_MAX)
-            payload = await reader.readexactly(length)
-            check_depth("answer", payload)
-            answer: Answer = _ANSWER.decode(payload)
-            return answer
-    except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError, MessageError) as error:
+            answer = await reader.readexactly(length)
+            return Reply(*decode_answer(answer, ANSWER_DECODERS, ANSWER_BYTES_MAX))
+    except MalformedMessage as error:
+        raise LocalError(
+            f"the node's answer cannot be read: {error}", "update the older of the two programs"
+        ) from error
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
         raise LocalError(
             "the node ended before it answered", "ask again; the same message_id is stored once"
         ) from error

@@ -1,56 +1,28 @@
-"""Requests and answers of the local socket, as they go over it in JSON: `operation` and the fields here, bytes as
-base64.
+"""What programs of this machine ask a node for besides `agent.replication.protocol`: its consumers, sources and status.
 
-Requests that peers make too have the same names as in `agent.replication`. Those declare more: an asking zone, a store
-epoch and a consumer's lease, none of which a program on this machine has.
+The socket carries the replication protocol; its connections have these operations more. They are encoded in the same
+way, with bytes as base64.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from agent.lease import LeaseClaim
-from agent.message import Envelope, Fact
+from agent.message import LOCAL_ZONE
 from agent.pages import Hole, Start
-from agent.replication.protocol.messages import AppendedEntry
-from agent.settings.store import Acks
-
-
-class AppendFact(msgspec.Struct, frozen=True, tag="AppendFact", tag_field="operation"):
-    """Append one message to a stream. The same message_id with the same content is stored once and answered with its
-    offset."""
-
-    stream: str
-    envelope: Envelope
-    fact: Fact
-    acks: Acks | None = None
-    # Conditions: no newer lease is in force under this producer's name, and no fact about the subject is newer than
-    # base_offset.
-    producer: str | None = None
-    lease_epoch: int | None = None
-    base_offset: int | None = None
-    known_stream: bool = False
-    """Refuse a stream that the store does not have; otherwise the first fact begins it."""
-
-
-class AcquireLease(msgspec.Struct, frozen=True, tag="AcquireLease", tag_field="operation"):
-    """A new lease epoch for a producer, durable. Appends of the producer with a lower epoch are fenced from now on."""
-
-    stream: str
-    producer: str
+from agent.replication.protocol.codec import decoders
 
 
 class RegisterConsumer(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field="operation"):
-    """Register a consumer, durably. One that exists on the same stream is left as it is."""
+    """Register a consumer before its first FetchFacts, durably. One that exists on the same stream is left as it
+    is."""
 
     consumer_name: str
     stream: str
     start: Start = "oldest"
-    zone: str | None = None  # None: this zone
-    is_fetching: bool = False  # facts are read next, so the consumer counts as seen
-    claim: LeaseClaim | None = None  # of the instance that reads; None: the name is enough
+    zone: str = LOCAL_ZONE
 
 
 class ListConsumers(msgspec.Struct, frozen=True, tag="ListConsumers", tag_field="operation"):
@@ -127,53 +99,11 @@ class ReadLatest(msgspec.Struct, frozen=True, tag="ReadLatest", tag_field="opera
     first: int = 0
 
 
-class ReadTail(msgspec.Struct, frozen=True, tag="ReadTail", tag_field="operation"):
-    """At most `limit` facts of a stream after an offset; without one, the last."""
-
-    stream: str
-    after_offset: int | None = None
-    limit: int = 10
-
-
-class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
-    """Facts up to `offset` (from `first_offset`, if given) are durable at the consumer. `life`: that of the position at
-    `offset` in the log that was read, 32 hex digits; what of it is not in this log is not confirmed."""
-
-    consumer_name: str
-    offset: int
-    first_offset: int | None = None
-    life: str | None = None
-    claim: LeaseClaim | None = None
-
-
-class PutObject(msgspec.Struct, frozen=True, tag="PutObject", tag_field="operation"):
-    """The next bytes of an artifact of `size` bytes, at most 256 KiB. Without data: ask how many bytes are here."""
-
-    digest: str
-    size: int
-    offset: int = 0
-    data: bytes = b""
-
-
-class Appended(AppendedEntry, frozen=True, omit_defaults=False, tag="AppendFact", tag_field="operation"):
-    """The outcome: applied, noop_already_applied, conflicting_duplicate (nothing changed, `offset` is the other
-    message's), superseded (nothing changed, `offset` is the newer fact's), rejected_fenced (nothing changed,
-    `lease_epoch` is in force), or queued (not yet stored as `acks` asks; `warning` says why)."""
-
-
-class LeaseAcquired(msgspec.Struct, frozen=True, tag="AcquireLease", tag_field="operation"):
-    """The lease epoch to append with."""
-
-    lease_epoch: int
-
-
 class Registered(msgspec.Struct, frozen=True, tag="RegisterConsumer", tag_field="operation"):
-    """The consumer's stream and confirmed frontier; the lease in force after the claim, and who holds it."""
+    """The consumer's stream and confirmed frontier."""
 
     stream: str
     frontier: int
-    lease_epoch: int = 0
-    lease_holder: str = ""
 
 
 class ConsumerEntry(msgspec.Struct, frozen=True):
@@ -306,7 +236,7 @@ class BackfillQueued(msgspec.Struct, frozen=True, tag="BackfillSource", tag_fiel
 class NodeStatus(msgspec.Struct, frozen=True, tag="ReadStatus", tag_field="operation"):
     """The verdict and the snapshot (`agent/health/brief.py`)."""
 
-    status: msgspec.Raw
+    health: msgspec.Raw
 
 
 class LatestRows(msgspec.Struct, frozen=True, tag="ReadLatest", tag_field="operation"):
@@ -317,41 +247,8 @@ class LatestRows(msgspec.Struct, frozen=True, tag="ReadLatest", tag_field="opera
     holes: list[tuple[str, Hole]]
 
 
-class Tail(msgspec.Struct, frozen=True, tag="ReadTail", tag_field="operation"):
-    """The streams of the store, the end of the one asked for, and its facts as `bsfg tail` prints them. An entry with a
-    `reason` is a hole, of `first_offset` to `last_offset`."""
-
-    streams: list[str]
-    end_offset: int
-    entries: list[dict[str, Any]]
-
-
-class Confirmed(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
-    """The frontier after the confirmation, durable before it was answered."""
-
-    cursor_advanced_to: int
-
-
-class ObjectPut(msgspec.Struct, frozen=True, tag="PutObject", tag_field="operation"):
-    """`received` bytes are here; send on from there. `is_complete`: all are here, match the digest and are durable."""
-
-    received: int
-    is_complete: bool
-
-
-class Refused(msgspec.Struct, frozen=True, tag="error", tag_field="operation"):
-    """The request was not carried out. `code`: that of the protocol, for a lease."""
-
-    message: str
-    hint: str = ""
-    code: str = ""
-
-
 Request = (
-    AppendFact
-    | AcquireLease
-    | PutObject
-    | RegisterConsumer
+    RegisterConsumer
     | ListConsumers
     | RemoveConsumer
     | BeginEpoch
@@ -361,20 +258,16 @@ Request = (
     | ListSources
     | ReadSource
     | BackfillSource
-    | ConfirmReceipt
     | ReadStatus
     | ReadLatest
-    | ReadTail
 )
-NODE_REQUESTS = (Reload, RetrySource, ListSources, ReadSource, BackfillSource, ReadStatus, ReadLatest, ReadTail)
+NODE_REQUESTS = (Reload, RetrySource, ListSources, ReadSource, BackfillSource, ReadStatus, ReadLatest)
 """Only a running node can answer these. The others can be answered from the store too."""
-LOOKING_REQUESTS = (ListSources, ListConsumers, ReadStatus, ReadLatest, ReadTail)
-"""These change nothing, so members of the node's group may make them. The others are for its user and root."""
+LOOKING_REQUESTS = (ListSources, ListConsumers, ReadStatus, ReadLatest)
+"""These change nothing, so members of the node's group may make them, as all of the protocol that change nothing. The
+others are for its user and root."""
 Answer = (
-    Appended
-    | LeaseAcquired
-    | ObjectPut
-    | Registered
+    Registered
     | Consumers
     | Removed
     | EpochBegan
@@ -384,9 +277,9 @@ Answer = (
     | SourceEntries
     | SourceRead
     | BackfillQueued
-    | Confirmed
     | NodeStatus
     | LatestRows
-    | Tail
-    | Refused
 )
+
+
+REQUEST_DECODERS, ANSWER_DECODERS = decoders(get_args(Request)), decoders(get_args(Answer))

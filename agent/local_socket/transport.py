@@ -1,5 +1,8 @@
-"""The path of the local socket, and how a message is framed on it: a little-endian u32 length and that many bytes of
-JSON.
+"""The node's socket as a carrier of `agent.replication.protocol`: its path, and how a message is framed on it.
+
+A request or an answer is a little-endian u32, its length, and the bytes that the protocol's codec makes. A connection
+has one request at a time. The JSON object of a request may name the `instance` that asks, which holds the leases of its
+consumers; without it the connection is the instance. Besides the protocol's operations there are those of `messages`.
 
 The socket is in the state folder, and the operating system says who connects: the node's user and root may ask for
 everything, members of the node's group may look (`LOOKING_REQUESTS`).
@@ -18,22 +21,21 @@ from asyncio import StreamReader
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from agent.errors import BsfgError
 
 SOCKET = "bsfg.sock"
-REQUEST_BYTES_MAX = 1024 * 1024  # the largest message is 256 KiB, base64 makes it 350
+REQUEST_BYTES_MAX = 1024 * 1024  # a message has 256 KiB at most; a broker's packets would be smaller
 ANSWER_BYTES_MAX = 16 * 1024 * 1024  # everything about a node with five thousand peers
 _LENGTH = struct.Struct("<I")
 
 
 class LocalError(BsfgError):
-    """The node refused the request, or ended before it answered."""
+    """The node refused the request, or ended before it answered. `code`: of the protocol's error table."""
 
-    def __init__(self, text: str, hint: str = "") -> None:
+    def __init__(self, text: str, hint: str = "", code: str = "") -> None:
         super().__init__(text)
         self.hint = hint
+        self.code = code
 
 
 class NoNode(LocalError):
@@ -60,10 +62,9 @@ def socket_address(state_dir: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def framed(message: msgspec.Struct) -> bytes:
-    """The message as JSON with its length in front."""
-    encoded = msgspec.json.encode(message)
-    return _LENGTH.pack(len(encoded)) + encoded
+def framed(payload: bytes) -> bytes:
+    """A message with its length in front."""
+    return _LENGTH.pack(len(payload)) + payload
 
 
 async def read_length(reader: StreamReader) -> int:

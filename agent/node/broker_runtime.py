@@ -14,9 +14,9 @@ from functools import partial
 
 from agent.concurrency import TaskGroup
 from agent.fact_store import FactStore
+from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.node import compare
 from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
-from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.node.trust import RestoreProof
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pulling import (

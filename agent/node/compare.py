@@ -13,7 +13,7 @@ from typing import Any
 from agent import local_socket
 from agent.fact_store import FactStore
 from agent.local_socket.serving import RequestHandler, open_store
-from agent.node.store_errors import COMPARISON_ERRORS
+from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
 from agent.node.trust import TrustFiles
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import Identity
@@ -82,7 +82,7 @@ async def compare(known: Mapping[str, AntiEntropy], request: local_socket.Compar
     return local_socket.Compared([_answer_of(one) for one in found])
 
 
-async def compare_alone(settings: NodeSettings, request: local_socket.ComparePeer) -> local_socket.Answer:
+async def compare_alone(settings: NodeSettings, request: local_socket.ComparePeer) -> local_socket.Reply:
     """Compare while no node runs: open the store, connect to the broker, compare. Raises BsfgError."""
     peer = next((peer for peer in settings.peer if peer.zone == request.zone and peer.pulls), None)
     with open_store(settings) as store:

@@ -1,5 +1,4 @@
-"""Answers those who may look at a node and change nothing: latest values and the end of a stream, over the local
-socket.
+"""Answers those who may look at a node and change nothing, over the local socket: its status and latest values.
 
 Commands of the node's group do not open the store's file: the node reads for them, one request at a time and as far as
 any reader. A search is kept for its further pages.
@@ -20,9 +19,8 @@ from agent.fact_store import FactStore
 from agent.health.brief import encode_health
 from agent.health.snapshot import NodeSnapshot
 from agent.health.verdict import Verdict
-from agent.local_socket import LatestRows, ReadLatest, ReadTail, Tail
+from agent.local_socket import LatestRows, ReadLatest
 from agent.node.latest import peer_latest
-from agent.pages import Hole
 from agent.query.latest import (
     DEPTH_FACTS,
     LatestRecord,
@@ -32,10 +30,9 @@ from agent.query.latest import (
     merge_peer_records,
     tags_matching,
 )
-from agent.query.scan import Scanner, fact_messages
+from agent.query.scan import Scanner
 
 ANSWER_BYTES = 700_000  # below the socket's limit with one more row of any size
-TAIL_FACTS_MAX = 10_000
 KEPT_S = 10.0
 Judge = Callable[[], tuple[NodeSnapshot, Verdict]]
 
@@ -77,26 +74,6 @@ class Looking:
         if others:
             rows = merge_peer_records(rows, others, now_ns, query.fresh_ms)
         return LatestRows([dict(row) for row in rows], more=False, holes=scanner.counters.holes)
-
-    async def tail(self, request: ReadTail) -> Tail:
-        """The facts after an offset, or the last ones, that fit into an answer. Raises the store's errors."""
-        async with self._turn:
-            return await asyncio.to_thread(self._tail, request)
-
-    def _tail(self, request: ReadTail) -> Tail:
-        reader = self._store.reader
-        end, limit = reader.end_offset(request.stream), min(request.limit, TAIL_FACTS_MAX)
-        after = max(0, end - limit) if request.after_offset is None else request.after_offset
-        found = fact_messages(reader, request.stream, after, min(limit, max(0, end - after)))
-        entries = _fitting(_entry(one) for one in found)
-        return Tail(sorted(info.name for info in reader.streams()), end, entries)
-
-
-def _entry(one: dict[str, Any] | Hole) -> dict[str, Any]:
-    """A fact as it is printed, or a hole."""
-    if isinstance(one, Hole):
-        return {"first_offset": one.first_offset, "last_offset": one.last_offset, "reason": one.reason}
-    return one
 
 
 def _fitting(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:

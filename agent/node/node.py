@@ -34,7 +34,7 @@ from agent.node import compare
 from agent.node.broker_runtime import BrokerRuntime, SharedParts
 from agent.node.clock import NodeClock
 from agent.node.health_recorder import HealthRecorder
-from agent.node.latest import facts_at_peers
+from agent.node.latest import facts_at_peers, latest_lookup, peer_latest
 from agent.node.looking import Looking
 from agent.node.reload import Reloader
 from agent.node.reload_plan import ReloadPlan
@@ -163,6 +163,7 @@ class Node:
             handler = RequestHandler(
                 *(self._store, self._compare, self._ingest, self._reload),
                 reading=Looking(self._store, state_dir, self._collector.judge),
+                look_up=latest_lookup(self._store.reader, self._queue_depth, partial(peer_latest, state_dir)),
             )
             local = start(serve(handler, state_dir), name="local")
             reloading = start(self._reloader.run(), name="reload")

@@ -11,11 +11,11 @@ import time
 
 import msgspec
 
+from agent.client import AsyncClient, NodeSilent
 from agent.fact_store import StoreError
 from agent.health.samples import health_samples
 from agent.health.snapshot import NodeSnapshot
 from agent.health.verdict import Verdict, assess
-from agent.local_socket import NodeSilent, read_status
 from agent.message import HEALTH_PREFIX
 from agent.page.facts import Facts
 from agent.page.fleet import ZoneRow, fleet_rows
@@ -57,7 +57,7 @@ class Watch:
         before_ms = self.looked_unix_ms
         self.looked_unix_ms = _now_ms()
         try:
-            body = await read_status(self.node.state_dir, everything=True)
+            body = await AsyncClient(self.node.state_dir).status(everything=True)
             snapshot = msgspec.json.decode(body, type=NodeSnapshot)
         except (NodeSilent, msgspec.MsgspecError) as error:
             self.silent = str(error)

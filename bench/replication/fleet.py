@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agent.client import Client, NodeSilent
 from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child, ProcessFailed
-from agent.local_socket import NodeSilent, ask_status
 from bench.common.measuring import Latency, Report, files_bytes, machine, process_cpu_ns, rounded, rss_mib
 from bench.common.testbed import ASKING, Testbed, Worker, scratch_folder
 from bench.replication.endpoints import STREAM
@@ -62,7 +62,7 @@ def _measure(bed: Testbed, zones: list[str], seconds: float) -> dict[str, Any]:
         time.sleep(settle_s)
         found["loaded_cores"] = _cores(seconds, node=node, broker=bed.broker)
         begun = time.monotonic()
-        ask_status(state)
+        Client(state).status()
         found["status_s"] = rounded(time.monotonic() - begun)
         for worker in (*workers, alone):
             os.kill(worker.pid, signal.SIGUSR1)
@@ -97,14 +97,14 @@ def _node(bed: Testbed, zones: list[str]) -> Child:
 
 def _counts(state: Path) -> dict[str, int]:
     try:
-        found: dict[str, int] = ask_status(state)["counts"]
+        found: dict[str, int] = Client(state).status()["counts"]
     except NodeSilent:
         return {}
     return found
 
 
 def _is_named(state: Path, zone: str) -> bool:
-    return any(zone in one["subject"] and "no answer" in one["text"] for one in ask_status(state)["reasons"])
+    return any(zone in one["subject"] and "no answer" in one["text"] for one in Client(state).status()["reasons"])
 
 
 def _cores(seconds: float, **parts: Child) -> dict[str, float]:

@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent import local_socket
+from agent.client import AsyncClient, Client, NodeSilent
 from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child, ProcessFailed
 from agent.fact_store import FactStore, StoreReader
-from agent.local_socket import NodeSilent, ask_status
-from agent.message import Envelope, Fact
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pulling import Puller
 from bench.common.measuring import Latency, Report, files_bytes, machine, peak_rss_mib, process_cpu_ns, rounded
@@ -93,7 +91,7 @@ def _append_for(attacked: Attacked, file: Path, seconds: float) -> dict[int, int
         due_ns += int(INTERVAL_S * 1e9)
         time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
         started_ns = time.monotonic_ns()
-        begun_ns[asyncio.run(_append(attacked.state_dir, secrets.token_hex(8), b"1"))] = started_ns
+        begun_ns[asyncio.run(_append(attacked.state_dir, secrets.token_hex(8), 1))] = started_ns
     deadline = time.monotonic() + SETTLE_S
     with closing(StoreReader(file)) as reader:
         while reader.end_offset(STREAM) < max(begun_ns):
@@ -179,23 +177,20 @@ def _node_toml(broker: Mosquitto) -> str:
 
 def _is_connected(state_dir: Path) -> bool:
     try:
-        return all(one["connected"] for one in ask_status(state_dir)["brokers"])
+        return all(one["connected"] for one in Client(state_dir).status()["brokers"])
     except NodeSilent:
         return False
 
 
 async def _append_backlog(state_dir: Path) -> None:
-    content = b'"' + b"x" * BACKLOG_BYTES + b'"'
     for number in range(BACKLOG_MESSAGES):
-        await _append(state_dir, f"backlog-{number}", content)
+        await _append(state_dir, f"backlog-{number}", "x" * BACKLOG_BYTES)
 
 
-async def _append(state_dir: Path, message_id: str, content: bytes) -> int:
+async def _append(state_dir: Path, message_id: str, value: object) -> int:
     """The offset of a message that is durable at the node."""
-    envelope = Envelope(message_id, SERVING, "*", time.time_ns() // 1_000_000)
-    request = local_socket.AppendFact(STREAM, envelope, Fact("order:line1/77", "step_completed", content))
-    answer = await local_socket.ask(state_dir, request)
-    assert isinstance(answer, local_socket.Appended), answer
+    node = AsyncClient(state_dir)
+    answer = await node.append("order:line1/77", "step_completed", value, message_id=message_id, stream=STREAM)
     return answer.offset
 
 

@@ -1,1 +1,1 @@
-"""Benchmarks of one store in one process: append, growth, ids, producers, retention, sql."""
+"""Benchmarks of one store in one process: append, growth, ids, retention, sql."""

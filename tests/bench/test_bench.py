@@ -31,7 +31,6 @@ SMALL = {
     for _, name, *options in COMMANDS
 } | {
     "ids": ["ids", "--ids", "40000"],
-    "producers": ["producers", "--producers", "50", "--seconds", "0.5"],
     "retention": ["retention", "--facts", "50000", "--seconds", "0.2"],
 }
 

@@ -43,12 +43,12 @@ def test_a_command_waits_for_a_store_that_another_process_holds(
     held = iter([True, True, False])
     count = 0
 
-    async def without_node(_: NodeSettings, __: local_socket.ListConsumers) -> local_socket.Answer:
+    async def without_node(_: NodeSettings, __: local_socket.ListConsumers) -> local_socket.Reply:
         nonlocal count
         count += 1
         if next(held):
             raise StoreLocked("pid 1 has it")
-        return local_socket.Consumers([])
+        return local_socket.Reply(local_socket.Consumers([]), [])
 
     def ask() -> local_socket.Consumers:
         return local_node.ask(settings, local_socket.ListConsumers(), local_socket.Consumers, without_node=without_node)

@@ -9,11 +9,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from agent import local_socket
 from agent.cli import bsfg, peer
-from agent.cli.facts import append, fetch, peer_requests
+from agent.cli.facts import append, peer_requests
+from agent.client import Client
 from agent.node.latest import record_of, save_peer_latest
-from agent.replication.protocol.messages import PeerLatest
+from agent.positions import Position
+from agent.replication.protocol.messages import AppendAnswer, AppendedEntry, AppendFact, PeerLatest
 from tests.replication.serving.test_latest import value
 
 
@@ -33,9 +34,9 @@ def test_an_append_waits_as_long_as_its_stream(monkeypatch: pytest.MonkeyPatch) 
     """The node may wait for consumers for so long before it answers."""
     waited = []
 
-    def ask(_settings: object, request: local_socket.AppendFact, *_: object, waits_ms: int) -> Any:
+    def ask(_settings: object, request: AppendFact, *_: object, waits_ms: int) -> Any:
         waited.append((request.stream, waits_ms))
-        return local_socket.Appended(1, "applied")
+        return AppendAnswer(store_zone="a", epoch="", outcomes=[AppendedEntry(offset=1, outcome="applied")])
 
     monkeypatch.setattr(append, "ask", ask)
     for stream in ("facts.a", "facts.b", "facts.c"):
@@ -71,8 +72,8 @@ def test_latest_values_of_a_zone_from_a_peer(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_peer_with_one_connected_stream_is_connected(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of its three streams that is; the trouble is told where none is."""
     pulls = [{"zone": "plant-b", "connected": n == place, "trouble": "timeout"} for n in range(3)]
-    monkeypatch.setattr(peer.local_socket, "ask_status", lambda *_, **__: {"peers": pulls})
-    settings: Any = SimpleNamespace(node=SimpleNamespace(state_dir=None))
+    monkeypatch.setattr(Client, "status", lambda *_, **__: {"peers": pulls})
+    settings: Any = SimpleNamespace(node=SimpleNamespace(state_dir=Path()))
     assert peer._state(settings) == {"plant-b": "not connected timeout" if place is None else "connected"}
 
 
@@ -89,13 +90,14 @@ def test_facts_that_differ_in_their_object_are_two() -> None:
 
 def test_a_confirmation_names_its_first_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """The node is asked for the part that the operator names, from the frontier if he names no beginning."""
-    asked = []
+    asked, here = [], Position(b"life", 9)
 
-    def ask(_settings: object, request: local_socket.ConfirmReceipt, *_: object) -> Any:
-        asked.append(request)
-        return local_socket.Confirmed(9)
+    def confirm(_: Client, *words: object) -> int:
+        asked.append(words)
+        return 9
 
-    monkeypatch.setattr(fetch, "ask", ask)
+    monkeypatch.setattr(Client, "position", lambda *_: here)
+    monkeypatch.setattr(Client, "confirm", confirm)
     for words in (["9"], ["9", "--first-offset", "4"]):
         assert CliRunner().invoke(bsfg, ["confirm", "--consumer", "mes", *words]).exit_code == 0
-    assert asked == [local_socket.ConfirmReceipt("mes", 9, first) for first in (None, 4)]
+    assert asked == [("mes", here, first) for first in (None, 4)]

@@ -9,9 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import bsfg
-from agent.cli.store import stats
+from agent.client import Client, NodeSilent
 from agent.fact_store import StoreReader
-from agent.local_socket import NodeSilent
 from tests.fact_store.making import TELEMETRY, done, plant, samples
 
 HOUR_MS = 3_600_000
@@ -32,12 +31,12 @@ def config(tmp_path: Path) -> Path:
 def line_of(config: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any] | None) -> str | None:
     """The line, where the node answers this."""
 
-    def ask(_: Path) -> dict[str, Any]:
+    def ask(_: Client) -> dict[str, Any]:
         if answer is None:
             raise NodeSilent("no answer")
         return answer
 
-    monkeypatch.setattr(stats, "ask_status", ask)
+    monkeypatch.setattr(Client, "status", ask)
     shown = CliRunner().invoke(bsfg, ["store", "stats", "--config", str(config)])
     assert shown.exit_code == 0, shown.output
     as_json = CliRunner().invoke(bsfg, ["store", "stats", "--config", str(config), "--json"])

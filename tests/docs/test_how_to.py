@@ -51,13 +51,14 @@ def said_by(said: dict[str, str], part: str) -> str:
 
 def test_every_page_is_typed() -> None:
     """A page without a test could show what does not work; those about Spark are in tests/spark, the first gateway in
-    tests/appliance."""
+    tests/appliance, the program in tests/client."""
     assert {page.stem for page in PAGES.glob("*.md")} == {
         *TYPED,
         "first-gateway",
         "jobs",
         "analyse",
         "spark-for-kafka-users",
+        "program",
     }
 
 

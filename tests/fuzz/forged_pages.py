@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent import batch
 from agent.fact_store import FactStore
+from agent.local_socket.serving.store_errors import COMPARISON_ERRORS, STORE_ERRORS
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
-from agent.node.store_errors import COMPARISON_ERRORS, STORE_ERRORS
 from agent.replication.mqtt import Link, Requester
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.protocol.errors import ERRORS, ReplicationError

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.fact_store import FactStore
+from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.node.latest import latest_lookup
-from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt import Link
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.protocol.codec import decode_answer

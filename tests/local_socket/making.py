@@ -8,17 +8,46 @@ from typing import Any
 import msgspec
 
 from agent import local_socket
+from agent.local_socket.messages import ANSWER_DECODERS
 from agent.local_socket.transport import socket_address
 from agent.message import Envelope, Fact
+from agent.replication.protocol import messages
+from agent.replication.protocol.codec import decode_answer
 
+STREAM = "facts.operational"
 FACT = Fact("batch:B-1", "step_completed", b'{"step":"mash"}')
 
 
-def request(message_id: str = "m1", fact: Fact = FACT, zone: str = "plant-a", **asked: Any) -> local_socket.AppendFact:
+def request(
+    message_id: str = "m1",
+    fact: Fact = FACT,
+    zone: str = "plant-a",
+    stream: str = STREAM,
+    acks: Any = None,
+    **asked: Any,
+) -> messages.AppendFact:
     """A well-formed append."""
-    return local_socket.AppendFact(
-        "facts.operational", Envelope(message_id, zone, "idmz", 1_700_000_000_000), fact, **asked
-    )
+    new = messages.NewFact(subject=fact.subject, predicate=fact.predicate, object=msgspec.Raw(fact.object_json))
+    message = messages.NewMessage(envelope=Envelope(message_id, zone, "idmz", 1_700_000_000_000), fact=new, **asked)
+    return messages.AppendFact(stream=stream, messages=[message], acks=acks)
+
+
+async def answer_to(folder: Path, asked: local_socket.AnyRequest) -> Any:
+    """What the node there answers."""
+    return (await local_socket.ask(folder, asked)).answer
+
+
+async def appended(folder: Path, *asked: messages.AppendFact) -> list[tuple[str, int]]:
+    """Outcome and offset of each append."""
+    answers = [await answer_to(folder, one) for one in asked]
+    return [(entry.outcome, entry.offset) for answer in answers for entry in answer.outcomes]
+
+
+async def refusal_of(folder: Path, asked: local_socket.AnyRequest) -> messages.ErrorBody:
+    """Why the node there does not carry out a request."""
+    answer = await answer_to(folder, asked)
+    assert isinstance(answer, messages.ErrorAnswer), answer
+    return answer.error
 
 
 async def connected(folder: Path, limit: int = 1 << 16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -27,12 +56,12 @@ async def connected(folder: Path, limit: int = 1 << 16) -> tuple[asyncio.StreamR
         return await asyncio.open_unix_connection(address, limit=limit)
 
 
-async def raw(folder: Path, payload: bytes) -> local_socket.Answer:
+async def raw(folder: Path, payload: bytes) -> Any:
     """Send these bytes as a client might, and read the answer."""
     reader, writer = await connected(folder)
     writer.write(payload)
     (length,) = struct.unpack("<I", await reader.readexactly(4))
-    answer: local_socket.Answer = msgspec.json.decode(await reader.readexactly(length), type=local_socket.Answer)
+    answer, _ = decode_answer(await reader.readexactly(length), ANSWER_DECODERS)
     writer.close()
     return answer
 
@@ -40,3 +69,8 @@ async def raw(folder: Path, payload: bytes) -> local_socket.Answer:
 def framed(payload: bytes) -> bytes:
     """With the length in front."""
     return struct.pack("<I", len(payload)) + payload
+
+
+def worded(operation: str, more: bytes = b"") -> bytes:
+    """A request in JSON."""
+    return b'{"protocol":"bsfg.replication","version":"1.0","operation":"%s"%s}' % (operation.encode(), more)

@@ -13,7 +13,8 @@ from agent.local_socket import client
 from agent.local_socket.serving import RequestHandler, server
 from agent.local_socket.serving.server import CONNECTIONS_MAX
 from agent.local_socket.transport import socket_address
-from tests.local_socket.making import connected, framed, raw, request
+from agent.replication.protocol.messages import ErrorAnswer
+from tests.local_socket.making import answer_to, appended, connected, framed, raw, request, worded
 from tests.support.served_store import served_store
 from tests.waiting import LIMIT_S, wait_until_async
 
@@ -23,17 +24,17 @@ from tests.waiting import LIMIT_S, wait_until_async
     [
         framed(b"{}"),
         framed(b"\xff"),
-        framed(b'{"operation":"Drop"}'),
+        framed(worded("Drop")),
         framed(b"[" * 5000),
-        framed(b'{"operation":"ListConsumers","x":' + b"[" * 100_000),
+        framed(worded("ListConsumers", b',"x":' + b"[" * 100_000)),
         struct.pack("<I", 2**31),
     ],
 )
 async def test_bytes_that_are_no_request_are_refused(tmp_path: Path, payload: bytes) -> None:
     """Garbage, unknown operations, deep nesting and a huge length get an answer, and the next client is served."""
     async with served_store(tmp_path):
-        assert isinstance(await raw(tmp_path, payload), local_socket.Refused)
-        assert isinstance(await local_socket.ask(tmp_path, request()), local_socket.Appended)
+        assert isinstance(await raw(tmp_path, payload), ErrorAnswer)
+        assert (await appended(tmp_path, request()))[0][0] == "applied"
 
 
 def test_without_a_node_asking_fails_at_once(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ async def test_a_state_folder_may_be_deeper_than_a_sockets_path(tmp_path: Path) 
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
     async with served_store(deep):
-        assert isinstance(await local_socket.ask(deep, request()), local_socket.Appended)
+        assert (await appended(deep, request()))[0][0] == "applied"
 
 
 async def test_a_request_that_is_too_long_gets_one_answer_and_the_end(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ async def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
             writer.write(struct.pack("<I", 100)[: n % 5])
             writers.append((reader, writer))
         for n in range(3):
-            assert isinstance(await local_socket.ask(tmp_path, request(f"m{n}")), local_socket.Appended)
+            assert (await appended(tmp_path, request(f"m{n}")))[0][0] == "applied"
         assert await writers[0][0].read() == b"", "the oldest has lost its place"
         for _, writer in writers:
             writer.close()
@@ -100,31 +101,29 @@ async def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
 class SlowAnswers(RequestHandler):
     """Answers `ListConsumers` when it is told to, everything else at once."""
 
-    def __init__(self, store: FactStore, asked: list[local_socket.Request], go_on: asyncio.Event) -> None:
+    def __init__(self, store: FactStore, asked: list[local_socket.AnyRequest], go_on: asyncio.Event) -> None:
         super().__init__(store)
         self.asked, self.go_on = asked, go_on
 
-    async def answer(self, request: local_socket.Request) -> local_socket.Answer:
+    async def answer(self, request: local_socket.AnyRequest, instance: str = "") -> local_socket.Reply:
         if isinstance(request, local_socket.ListConsumers):
             self.asked.append(request)
             await self.go_on.wait()
-        return await super().answer(request)
+        return await super().answer(request, instance)
 
 
 async def test_a_request_under_way_keeps_its_place(tmp_path: Path) -> None:
     """Clients whose requests are being carried out are never disconnected for a new one, which waits for a place."""
-    asked, go_on = list[local_socket.Request](), asyncio.Event()
+    asked, go_on = list[local_socket.AnyRequest](), asyncio.Event()
     handler = partial(SlowAnswers, asked=asked, go_on=go_on)
     async with served_store(tmp_path, handler), asyncio.TaskGroup() as group:
-        asking = [
-            group.create_task(local_socket.ask(tmp_path, local_socket.ListConsumers())) for _ in range(CONNECTIONS_MAX)
-        ]
+        asking = [group.create_task(answer_to(tmp_path, local_socket.ListConsumers())) for _ in range(CONNECTIONS_MAX)]
         await wait_until_async(lambda: len(asked) == CONNECTIONS_MAX, "all places to be taken")
-        next_one = group.create_task(local_socket.ask(tmp_path, request()))
+        next_one = group.create_task(appended(tmp_path, request()))
         await asyncio.wait([next_one], timeout=0.2)
         assert not next_one.done()
         go_on.set()
-        assert isinstance(await next_one, local_socket.Appended)
+        assert await next_one == [("applied", 1)]
         assert {type(one) for one in await asyncio.gather(*asking)} == {local_socket.Consumers}
 
 
@@ -132,10 +131,10 @@ async def test_few_clients_wait_for_a_place(tmp_path: Path, monkeypatch: pytest.
     """While requests are carried out in all places, so many clients wait; more are disconnected at once."""
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
     monkeypatch.setattr(server, "WAITING_MAX", 1)
-    asked, go_on = list[local_socket.Request](), asyncio.Event()
+    asked, go_on = list[local_socket.AnyRequest](), asyncio.Event()
     handler = partial(SlowAnswers, asked=asked, go_on=go_on)
     async with served_store(tmp_path, handler), asyncio.TaskGroup() as group:
-        first = group.create_task(local_socket.ask(tmp_path, local_socket.ListConsumers()))
+        first = group.create_task(answer_to(tmp_path, local_socket.ListConsumers()))
         await wait_until_async(lambda: asked, "the first request")
         _, waiting = await connected(tmp_path)
         reader, writer = await connected(tmp_path)
@@ -149,22 +148,22 @@ async def test_few_clients_wait_for_a_place(tmp_path: Path, monkeypatch: pytest.
 async def test_a_request_that_waits_for_others_has_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the time for an answer, that for which the request itself may wait."""
     monkeypatch.setattr(client, "ANSWER_S_MAX", 0.0)
-    asked, go_on = list[local_socket.Request](), asyncio.Event()
+    asked, go_on = list[local_socket.AnyRequest](), asyncio.Event()
     handler = partial(SlowAnswers, asked=asked, go_on=go_on)
     async with served_store(tmp_path, handler), asyncio.TaskGroup() as group:
         asking = group.create_task(local_socket.ask(tmp_path, local_socket.ListConsumers(), waits_ms=20_000))
         await wait_until_async(lambda: asked, "the request")
         go_on.set()
-        assert isinstance(await asking, local_socket.Consumers)
+        assert isinstance((await asking).answer, local_socket.Consumers)
         with pytest.raises(local_socket.LocalError, match="did not answer"):
-            await local_socket.ask(tmp_path, local_socket.ListConsumers())
+            await answer_to(tmp_path, local_socket.ListConsumers())
 
 
 async def test_an_answer_that_nests_too_deeply_is_no_answer(tmp_path: Path) -> None:
     """Another program at the socket cannot end a command with a traceback."""
 
     async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(framed(b'{"operation":"ListConsumers","x":' + b"[" * 100_000))
+        writer.write(framed(worded("ListConsumers", b',"x":' + b"[" * 100_000)))
         writer.close()
 
     with socket_address(tmp_path) as address:
@@ -177,9 +176,9 @@ async def test_an_answer_that_nests_too_deeply_is_no_answer(tmp_path: Path) -> N
 class LongAnswers(RequestHandler):
     """Answers that fill the buffers of a client that does not read them."""
 
-    async def answer(self, request: local_socket.Request) -> local_socket.Answer:  # noqa: ARG002 the handler's signature
+    async def answer(self, request: local_socket.AnyRequest, instance: str = "") -> local_socket.Reply:  # noqa: ARG002 the handler's signature
         """A megabyte."""
-        return local_socket.Refused("x" * 1_000_000)
+        return local_socket.Reply(local_socket.SourceRetried("x" * 1_000_000), [])
 
 
 async def test_clients_that_left_take_no_place(tmp_path: Path) -> None:
@@ -187,9 +186,9 @@ async def test_clients_that_left_take_no_place(tmp_path: Path) -> None:
     and the next client gets the place of the oldest of these."""
     async with served_store(tmp_path), asyncio.timeout(LIMIT_S):
         for _ in range(CONNECTIONS_MAX + server.WAITING_MAX + 5):
-            assert isinstance(await local_socket.ask(tmp_path, local_socket.ListConsumers()), local_socket.Consumers)
+            assert isinstance(await answer_to(tmp_path, local_socket.ListConsumers()), local_socket.Consumers)
         silent = [await connected(tmp_path) for _ in range(CONNECTIONS_MAX)]
-        assert isinstance(await local_socket.ask(tmp_path, local_socket.ListConsumers()), local_socket.Consumers)
+        assert isinstance(await answer_to(tmp_path, local_socket.ListConsumers()), local_socket.Consumers)
         assert await silent[0][0].read() == b""
     for _, writer in silent:
         writer.close()
@@ -202,10 +201,10 @@ async def test_unread_answers_do_not_keep_others_out(tmp_path: Path) -> None:
         clients = []
         for _ in range(CONNECTIONS_MAX):
             client = await connected(tmp_path, limit=1024)
-            client[1].write(framed(b'{"operation":"ListConsumers"}'))
+            client[1].write(framed(worded("ListConsumers")))
             clients.append(client)
-        answer = await local_socket.ask(tmp_path, local_socket.ListConsumers())
-        assert isinstance(answer, local_socket.Refused)
+        answer = await answer_to(tmp_path, local_socket.ListConsumers())
+        assert isinstance(answer, local_socket.SourceRetried)
     for reader, writer in clients:
         assert len(await reader.read()) < 1_000_000
         writer.close()

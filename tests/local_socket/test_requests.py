@@ -1,102 +1,132 @@
 """The local socket: each answer is what the store did, and wrong requests are refused."""
 
 import asyncio
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 
 from agent import local_socket
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import UnknownConsumer
 from agent.ingest import SourceStatistics, State, TagReading
 from agent.local_socket.serving import RequestHandler
 from agent.message import Fact
+from agent.replication.protocol.messages import (
+    AcquireLease,
+    ConfirmReceipt,
+    ErrorAnswer,
+    FetchFacts,
+    GetLatest,
+    PutObject,
+)
 from agent.settings.store import StreamSettings
-from tests.local_socket.making import request
+from tests.local_socket.making import STREAM, answer_to, appended, refusal_of, request
 from tests.support.served_store import served_store
+from tests.waiting import wait_until_async
+
+
+def fetch(consumer: str, limit: int = 100, **asked: Any) -> FetchFacts:
+    """A fetch, of all that is there."""
+    return FetchFacts(consumer_name=consumer, stream=STREAM, limit=limit, **asked)
+
+
+def asked_for(folder: Path, consumer: str) -> bool:
+    """Whether the store has a consumer."""
+    with closing(StoreReader(folder / "facts.db")) as reader:
+        return any(one.name == consumer for one in reader.consumers())
 
 
 async def test_a_message_is_stored_once_and_a_different_one_refused(tmp_path: Path) -> None:
     """Same id and content: the first offset again. Same id, other content: refused, and the log has not grown."""
     async with served_store(tmp_path) as store:
-        assert await local_socket.ask(tmp_path, request()) == local_socket.Appended(1, "applied")
-        assert await local_socket.ask(tmp_path, request()) == local_socket.Appended(1, "noop_already_applied")
         other = request(fact=Fact("batch:B-1", "step_completed", b"{}"))
-        assert await local_socket.ask(tmp_path, other) == local_socket.Appended(1, "conflicting_duplicate")
-        assert store.end_offset("facts.operational") == 1
+        assert await appended(tmp_path, request(), request(), other) == [
+            *(("applied", 1), ("noop_already_applied", 1), ("conflicting_duplicate", 1))
+        ]
+        assert store.end_offset(STREAM) == 1
+
+
+async def test_a_message_may_be_larger_than_one_of_a_peer(tmp_path: Path) -> None:
+    """No broker limits it: 256 KiB, as the store does."""
+    large = Fact("batch:B-1", "step_completed", b'"%s"' % (b"x" * (256 * 1024 - 2)))
+    larger = Fact("batch:B-1", "step_completed", b'"%s"' % (b"x" * 256 * 1024))
+    async with served_store(tmp_path):
+        assert await appended(tmp_path, request(fact=large)) == [("applied", 1)]
+        assert "object_json" in (await refusal_of(tmp_path, request("m2", fact=larger))).message
 
 
 async def test_a_lease_fences_the_instance_before(tmp_path: Path) -> None:
     """AcquireLease gives rising epochs; an append with an older one is answered with the epoch in force; a precondition
     that cannot be decided is refused by its field."""
     async with served_store(tmp_path) as store:
-        acquire = local_socket.AcquireLease("facts.operational", "mes")
-        assert [await local_socket.ask(tmp_path, acquire) for _ in "ab"] == [
-            local_socket.LeaseAcquired(1),
-            local_socket.LeaseAcquired(2),
-        ]
-        fenced = await local_socket.ask(tmp_path, request(producer="mes", lease_epoch=1))
-        assert fenced == local_socket.Appended(0, "rejected_fenced", lease_epoch=2)
-        assert await local_socket.ask(tmp_path, request(producer="mes", lease_epoch=2)) == local_socket.Appended(
-            1, "applied"
-        )
+        acquire = AcquireLease(stream=STREAM, producer="mes")
+        assert [(await answer_to(tmp_path, acquire)).lease_epoch for _ in "ab"] == [1, 2]
+        (fenced,) = (await answer_to(tmp_path, request(producer="mes", lease_epoch=1))).outcomes
+        assert (fenced.outcome, fenced.lease_epoch) == ("rejected_fenced", 2)
+        assert await appended(tmp_path, request(producer="mes", lease_epoch=2)) == [("applied", 1)]
         for wrong, why in ((request(base_offset=1), "base_offset"), (request(producer="mes"), "lease_epoch")):
-            answer = await local_socket.ask(tmp_path, wrong)
-            assert isinstance(answer, local_socket.Refused)
-            assert why in answer.message
-        assert store.end_offset("facts.operational") == 1
+            assert why in (await refusal_of(tmp_path, wrong)).message
+        assert store.end_offset(STREAM) == 1
 
 
-async def test_a_consumer_that_reads_the_file_is_in_sync_at_the_end_only(tmp_path: Path) -> None:
-    """A program that says it fetches next is seen, another is not. It is in sync where it has confirmed all; one that
-    begins before is behind, and what it holds back has an age."""
+async def test_a_consumer_is_in_sync_at_the_end_only(tmp_path: Path) -> None:
+    """A program that fetches is seen, one that was only registered is not. It is in sync where its
+    fetch reached the end; one that has read less is behind, and what it holds back has an age."""
     async with served_store(tmp_path):
-        await local_socket.ask(tmp_path, request())
-        for name, start, fetches in (
-            ("local.behind", "oldest", True),
-            ("local.end", "end", True),
-            ("local.other", "end", False),
-        ):
-            asked = local_socket.RegisterConsumer(name, "facts.operational", start=start, is_fetching=fetches)  # type: ignore[arg-type]
-            await local_socket.ask(tmp_path, asked)
-        answer = await local_socket.ask(tmp_path, local_socket.ListConsumers())
-        assert isinstance(answer, local_socket.Consumers)
-        behind, end, other = answer.consumers
-        assert [(one.name, one.in_sync, one.behind_facts) for one in (behind, end)] == [
-            ("local.behind", False, 1),
-            ("local.end", True, 0),
+        await appended(tmp_path, request(), request("m2"))
+        await answer_to(tmp_path, local_socket.RegisterConsumer("local.other", STREAM, "end"))
+        for name, start in (("local.behind", "oldest"), ("local.end", "end")):
+            await answer_to(tmp_path, fetch(name, limit=1, start=start))
+        behind, end, other = (await answer_to(tmp_path, local_socket.ListConsumers())).consumers
+        assert [(one.name, one.zone, one.in_sync, one.behind_facts) for one in (behind, end)] == [
+            ("local.behind", "local", False, 2),
+            ("local.end", "local", True, 0),
         ]
         assert (bool(behind.seen_unix_ms), other.seen_unix_ms, other.in_sync) == (True, None, False)
         assert behind.held_hours is not None
         assert (end.held_bytes, end.held_hours) == (0, None)
 
 
-async def test_a_consumer_is_registered_and_confirms(tmp_path: Path) -> None:
-    """Registering twice is once; a confirmation moves the frontier, one beyond the log is refused and moves nothing."""
-    async with served_store(tmp_path):
-        await local_socket.ask(tmp_path, request())
-        register = local_socket.RegisterConsumer("local.mes", "facts.operational")
-        assert await local_socket.ask(tmp_path, register) == local_socket.Registered("facts.operational", 0)
-        assert await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", 1)) == local_socket.Confirmed(
-            1
-        )
-        refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", 2))
-        assert isinstance(refused, local_socket.Refused)
-        assert "2" in refused.message
-        assert await local_socket.ask(tmp_path, register) == local_socket.Registered("facts.operational", 1)
+async def test_a_consumer_is_registered_once_and_confirms_a_range(tmp_path: Path) -> None:
+    """Registering twice is once. Confirming offset 2 alone leaves the frontier before the missing offset 1; confirming
+    1 then moves it to 2. Nothing of another log is confirmed."""
+    async with served_store(tmp_path) as store:
+        await appended(tmp_path, *(request(f"m{number}") for number in range(3)))
+        register = local_socket.RegisterConsumer("local.mes", STREAM)
+        assert await answer_to(tmp_path, register) == local_socket.Registered(STREAM, 0)
+        life = store.life.hex()
+        for first, last, of, frontier in ((2, 2, life, 0), (1, 3, "0" * 32, 0), (1, 1, life, 2)):
+            confirm = ConfirmReceipt(consumer_name="local.mes", offset=last, first_offset=first, life=of)
+            assert (await answer_to(tmp_path, confirm)).cursor_advanced_to == frontier
+        assert await answer_to(tmp_path, register) == local_socket.Registered(STREAM, 2)
 
 
-async def test_a_range_is_confirmed_as_a_range(tmp_path: Path) -> None:
-    """Confirming offset 2 alone leaves the frontier before the missing offset 1; confirming 1 then moves it to 2."""
+async def test_a_fetch_waits_for_facts_and_the_newer_one_wins(tmp_path: Path) -> None:
+    """A fetch at the end is answered by the next commit. A second one of the same consumer takes its place, and the
+    first is told so."""
+    async with served_store(tmp_path), asyncio.TaskGroup() as group:
+        first = group.create_task(refusal_of(tmp_path, fetch("local.mes", wait_ms=60_000)))
+        await wait_until_async(lambda: asked_for(tmp_path, "local.mes"), "the first fetch")
+        second = group.create_task(answer_to(tmp_path, fetch("local.mes", wait_ms=60_000)))
+        assert (await first).code == "busy"
+        await appended(tmp_path, request())
+        assert [(begin, end) for begin, end, _ in (await second).batches] == [(1, 1)]
+
+
+async def test_two_instances_of_a_consumer_fence_each_other(tmp_path: Path) -> None:
+    """The instance is what the request names, on any connection; the older of two is fenced."""
     async with served_store(tmp_path):
-        for number in range(3):
-            await local_socket.ask(tmp_path, request(f"m{number}"))
-        await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
-        for first, last, frontier in ((2, 2, 0), (1, 1, 2)):
-            answer = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", last, first))
-            assert answer == local_socket.Confirmed(frontier)
+        claimed, leases = fetch("local.mes", lease=0), list[int]()
+        for instance in ("one", "two", "two"):
+            reply = await local_socket.ask(tmp_path, claimed, instance=instance)
+            leases.append(reply.answer.lease)  # type: ignore[attr-defined]
+        assert leases == [leases[0], leases[0] + 1, leases[0] + 1]
+        late = await local_socket.ask(tmp_path, fetch("local.mes", lease=leases[0]), instance="one")
+        assert isinstance(late.answer, ErrorAnswer)
+        assert late.answer.error.code == "fenced"
 
 
 @pytest.mark.parametrize(
@@ -106,94 +136,69 @@ async def test_a_range_is_confirmed_as_a_range(tmp_path: Path) -> None:
         (request(message_id=""), "message_id"),
         (request(fact=Fact("B-1", "step_completed", b"{}")), "subject"),
         (request(fact=Fact("batch:B-1", "Step", b"{}")), "predicate"),
-        (request(fact=Fact("batch:B-1", "step", b'{"b":1,"a":2}')), "canonical"),
-        (local_socket.RegisterConsumer("M E S", "facts.operational"), "consumer_name"),
+        (local_socket.RegisterConsumer("M E S", STREAM), "consumer_name"),
         (local_socket.RegisterConsumer("local.mes", "facts/operational"), "stream"),
-        (local_socket.RegisterConsumer("mes", "facts.operational"), "local.mes"),
-        (local_socket.RegisterConsumer("local.mes", "facts.operational", start=-1), "start"),
-        (local_socket.ConfirmReceipt("nobody", 1), "nobody"),
+        (local_socket.RegisterConsumer("mes", STREAM), "local.mes"),
+        (local_socket.RegisterConsumer("local.mes", STREAM, start=-1), "start"),
+        (ConfirmReceipt(consumer_name="local.nobody", offset=1, life="0" * 32), "no consumer 'local.nobody'"),
+        (fetch("mes"), "local.<name>"),
+        (GetLatest(stream=STREAM), "not served"),
     ],
 )
-async def test_a_request_that_breaks_a_rule_is_refused(tmp_path: Path, wrong: local_socket.Request, why: str) -> None:
-    """The answer names the wrong field, nothing is stored, and the next request is served."""
+async def test_a_request_that_breaks_a_rule_is_refused(tmp_path: Path, wrong: Any, why: str) -> None:
+    """The answer names the wrong field, nothing is stored, and the next request is served. What happened and what to do
+    are two fields without a common text."""
     async with served_store(tmp_path) as store:
-        refused = await local_socket.ask(tmp_path, wrong)
-        assert isinstance(refused, local_socket.Refused)
+        refused = await refusal_of(tmp_path, wrong)
         assert why in refused.message + refused.hint
-        assert store.end_offset("facts.operational") == 0
-        assert isinstance(await local_socket.ask(tmp_path, request()), local_socket.Appended)
+        assert refused.hint not in refused.message or not refused.hint
+        assert store.end_offset(STREAM) == 0
+        assert await appended(tmp_path, request()) == [("applied", 1)]
 
 
 async def test_another_zones_consumer_cannot_be_confirmed_here(tmp_path: Path) -> None:
     """Otherwise its facts would be released although that zone does not have them."""
     async with served_store(tmp_path) as store:
-        await local_socket.ask(tmp_path, request())
-        await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", "facts.operational", "oldest"))
-        refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("idmz.ops", 1))
-        assert isinstance(refused, local_socket.Refused)
-        assert "'idmz'" in refused.message
+        await appended(tmp_path, request())
+        await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", STREAM, "oldest"))
+        confirm = ConfirmReceipt(consumer_name="idmz.ops", offset=1, life=store.life.hex())
+        assert (await refusal_of(tmp_path, confirm)).code == "consumer_not_yours"
         assert [consumer.frontier for consumer in store.consumers.all()] == [0]
-
-
-async def test_an_offset_of_another_log_confirms_nothing(tmp_path: Path) -> None:
-    """A program that read before the store was restored would release facts that it never saw."""
-    async with served_store(tmp_path) as store:
-        await local_socket.ask(tmp_path, request())
-        await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
-        for life, frontier in (("0" * 32, 0), (store.life.hex(), 1)):
-            answer = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", 1, life=life))
-            assert answer == local_socket.Confirmed(frontier)
 
 
 async def test_a_consumer_is_removed_as_asked(tmp_path: Path) -> None:
     """One that is active by force only; its deletion begins, or is done at once. The answer shows it as it was."""
     async with served_store(tmp_path) as store:
         for name in ("local.mes", "local.scada"):
-            asked = local_socket.RegisterConsumer(name, "facts.operational", is_fetching=True)
-            await local_socket.ask(tmp_path, asked)
-        refused = await local_socket.ask(tmp_path, local_socket.RemoveConsumer("local.mes"))
-        assert isinstance(refused, local_socket.Refused)
+            await answer_to(tmp_path, fetch(name))
+        await refusal_of(tmp_path, local_socket.RemoveConsumer("local.mes"))
         for name, now, state in (("local.mes", False, "deletion started"), ("local.scada", True, "deleted")):
-            removed = await local_socket.ask(tmp_path, local_socket.RemoveConsumer(name, force=True, now=now))
-            assert isinstance(removed, local_socket.Removed)
+            removed = await answer_to(tmp_path, local_socket.RemoveConsumer(name, force=True, now=now))
             assert (removed.state, removed.was.name) == (state, name)
         assert [consumer.name for consumer in store.consumers.all()] == ["local.mes"]
 
 
-async def test_an_artifact_of_a_program_counts_as_ours(tmp_path: Path) -> None:
-    """Its unreferenced bytes are within the quota of this zone."""
+async def test_an_artifact_of_a_program_counts_as_local(tmp_path: Path) -> None:
+    """Its unreferenced bytes are within a quota of their own."""
     async with served_store(tmp_path) as store:
-        put = local_socket.PutObject("sha256:" + "0" * 64, 8, 0, b"some")
-        assert await local_socket.ask(tmp_path, put) == local_socket.ObjectPut(4, is_complete=False)
-        assert store.artifacts.unreferenced().keys() == {"plant-a"}
-
-
-async def test_a_refusal_carries_its_hint_once(tmp_path: Path) -> None:
-    """What happened and what to do are two fields without a common text."""
-    async with served_store(tmp_path):
-        refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("nobody", 1))
-        assert refused == local_socket.Refused("no consumer 'nobody'", UnknownConsumer.hint)
+        put = await answer_to(tmp_path, PutObject(digest="sha256:" + "0" * 64, size=8, data=b"some"))
+        assert (put.received, put.is_complete) == (4, False)
+        assert store.artifacts.unreferenced().keys() == {"local"}
 
 
 async def test_acks_through_the_socket(tmp_path: Path) -> None:
     """The request's acks reach the store; `queued` has its warning, and acks that the write class forbids are
     refused."""
-    streams = [
-        StreamSettings("facts.operational", write_class="local", acks_timeout_ms=1),
-        StreamSettings("b", acks_timeout_ms=1),
-    ]
+    streams = [StreamSettings(STREAM, write_class="local", acks_timeout_ms=1), StreamSettings("b", acks_timeout_ms=1)]
     with FactStore.open(tmp_path / "facts.db", "plant-a", streams=streams) as store:
         handler = RequestHandler(store)
-        refused = await handler.answer(msgspec.structs.replace(request(), acks="all"))
-        assert isinstance(refused, local_socket.Refused)
-        assert "write class is local" in refused.message
-        queued = await handler.answer(msgspec.structs.replace(request(), stream="b", acks="all"))
-        assert isinstance(queued, local_socket.Appended)
-        assert (queued.outcome, queued.offset) == ("queued", 1)
-        assert "none is registered" in queued.warning
-        assert await handler.answer(
-            msgspec.structs.replace(request("m2"), stream="b", acks="none")
-        ) == local_socket.Appended(0, "queued")
+        refused: Any = (await handler.answer(request(acks="all"))).answer
+        assert "write class is local" in refused.error.message
+        queued: Any = (await handler.answer(request(stream="b", acks="all"))).answer
+        assert [(entry.outcome, entry.offset) for entry in queued.outcomes] == [("queued", 1)]
+        assert "none is registered" in queued.outcomes[0].warning
+        unsure: Any = (await handler.answer(request("m2", stream="b", acks="none"))).answer
+        assert [(entry.outcome, entry.offset) for entry in unsure.outcomes] == [("queued", 0)]
 
 
 STATISTICS = SourceStatistics(
@@ -205,6 +210,11 @@ STATISTICS = SourceStatistics(
     state=State.CONNECTED,
     tags_bad=3,
 )
+
+
+def answered(handler: RequestHandler, asked: local_socket.Request) -> Any:
+    """The answer of a handler."""
+    return asyncio.run(handler.answer(asked)).answer
 
 
 def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
@@ -231,22 +241,22 @@ def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
 
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         handler = RequestHandler(store, sources=Sources())
-        found = asyncio.run(handler.answer(local_socket.RetrySource("plc")))
+        found = answered(handler, local_socket.RetrySource("plc"))
         assert found == local_socket.SourceRetried("waiting")
-        refused = asyncio.run(handler.answer(local_socket.RetrySource("plx")))
-        assert isinstance(refused, local_socket.Refused)
-        assert "no source 'plx'" in refused.message
-        alone = asyncio.run(RequestHandler(store).answer(local_socket.RetrySource("plc")))
-        assert isinstance(alone, local_socket.Refused)
-        assert "no node runs" in alone.message
-        filling = asyncio.run(handler.answer(local_socket.BackfillSource("plc", 5, 9)))
+        refused = answered(handler, local_socket.RetrySource("plx"))
+        assert isinstance(refused, ErrorAnswer)
+        assert "no source 'plx'" in refused.error.message
+        alone = answered(RequestHandler(store), local_socket.RetrySource("plc"))
+        assert isinstance(alone, ErrorAnswer)
+        assert "no node runs" in alone.error.message
+        filling = answered(handler, local_socket.BackfillSource("plc", 5, 9))
         assert filling == local_socket.BackfillQueued(1)
-        (entry,) = asyncio.run(handler.answer(local_socket.ListSources())).sources  # type: ignore[union-attr]
+        (entry,) = answered(handler, local_socket.ListSources()).sources
         assert (entry.state, entry.tags_bad, entry.last_value_unix_ms) == ("waiting", 3, None)
         assert entry.trouble == "SourceLost: gone"
-        read = asyncio.run(handler.answer(local_socket.ReadSource("plc", ["a/b", "a/c"])))
+        read = answered(handler, local_socket.ReadSource("plc", ["a/b", "a/c"]))
         values = [local_socket.TagValue("a/b", "NaN", 0, ""), local_socket.TagValue("a/c", None, 0x80340000, "no")]
         assert read == local_socket.SourceRead(values)
-        alone = asyncio.run(RequestHandler(store).answer(local_socket.ListSources()))
-        assert isinstance(alone, local_socket.Refused)
+        alone = answered(RequestHandler(store), local_socket.ListSources())
+        assert isinstance(alone, ErrorAnswer)
     assert asked == ["plc", "plx", ("plc", 5, 9), ("plc", ["a/b", "a/c"])]

@@ -1,5 +1,5 @@
-"""What a member of the group sees through the node: the latest values and the last facts, of a store with two streams,
-two plants, two holes, and values that a peer has reported."""
+"""What a member of the group sees through the node: the latest values of a store with two streams, two plants, two
+holes, and values that a peer has reported."""
 
 import time
 from pathlib import Path
@@ -8,13 +8,13 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from agent.local_socket.messages import ReadLatest, ReadTail
+from agent.local_socket.messages import ReadLatest
 from agent.message import time_text
 from agent.node import looking as tested
 from agent.node.latest import save_peer_latest
 from agent.node.looking import Looking
 from agent.replication.protocol.messages import LatestEntry, PeerLatest
-from tests.support.relay_store import ALARMS, BASE_NS, MINUTE_NS, TELEMETRY, opened, placed, relay_store
+from tests.support.relay_store import ALARMS, BASE_NS, MINUTE_NS, TELEMETRY, opened, relay_store
 
 
 def reported(zone: str, subject: str, at_ns: int) -> LatestEntry:
@@ -56,19 +56,3 @@ async def test_the_latest_values_are_chosen_and_paged(tmp_path: Path, monkeypatc
         assert set(await shown(zone="plant-b")) == {key for key in everything if key[0] == "plant-b"}
         assert set(await shown(tag_glob="line1/temp")) == {key for key in everything if key[1] == "tag:line1/temp"}
         assert (await shown(stream=ALARMS, zone="plant-a"))["plant-a", "tag:line1/temp"][0] == 3.0
-
-
-async def test_the_last_facts_lead_around_the_holes(tmp_path: Path) -> None:
-    """The last ones, those after an offset, and as many as were asked for, of either stream."""
-    with opened(relay_store(tmp_path)) as store:
-        looking = Looking(store, tmp_path, Mock())
-        for asked, expected in (
-            (ReadTail(TELEMETRY, limit=3), [22, 23, 24]),
-            (ReadTail(TELEMETRY, 10, 6), [11, 12, (13, 14), 15, 16, 17, 18]),
-            (ReadTail(ALARMS), [offset for offset, _, _ in placed(ALARMS)]),
-            (ReadTail(ALARMS, 6), []),
-        ):
-            found = await looking.tail(asked)
-            assert (found.streams, found.end_offset) == ([ALARMS, TELEMETRY], {TELEMETRY: 24, ALARMS: 6}[asked.stream])
-            places = [one.get("offset", (one.get("first_offset"), one.get("last_offset"))) for one in found.entries]
-            assert places == expected, asked

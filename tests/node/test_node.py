@@ -59,9 +59,9 @@ def test_a_node_waits_for_a_command(tmp_path: Path) -> None:
 
 async def test_a_command_waits_for_a_node_that_starts(tmp_path: Path) -> None:
     """While a node holds the store and does not serve its socket yet, a command waits, and is answered by the node."""
-    settings, tries = settings_of(tmp_path), list[local_socket.Request]()
+    settings, tries = settings_of(tmp_path), list[local_socket.AnyRequest]()
 
-    async def alone(own: NodeSettings, request: local_socket.Request) -> local_socket.Answer:
+    async def alone(own: NodeSettings, request: local_socket.AnyRequest) -> local_socket.Reply:
         tries.append(request)
         return await answer_from_store(own, request)
 
@@ -93,14 +93,14 @@ class DrainingIngest:
     """A source that still commits when the node stops: it sends a request to the node's local socket before it ends."""
 
     def __init__(self, folder: Path) -> None:
-        self.answers: list[local_socket.Answer] = []
+        self.answers: list[object] = []
         self._folder = folder
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
         """Drain once stopped."""
         await self._stopped.wait()
-        self.answers.append(await local_socket.ask(self._folder, local_socket.ListConsumers()))
+        self.answers.append((await local_socket.ask(self._folder, local_socket.ListConsumers())).answer)
 
     def stop(self) -> None:
         """Begin to drain."""

@@ -13,7 +13,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from agent import local_socket
 from agent.config import ConfigFile
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
@@ -28,6 +27,7 @@ from agent.node.reload import Reloader
 from agent.node.status import StatusCollector
 from agent.node.trust import TrustFiles
 from agent.replication.mqtt.link import LinkStatistics
+from agent.replication.protocol.messages import ConfirmReceipt
 from agent.replication.pulling.anti_entropy import AntiEntropyStatistics
 from agent.replication.pulling.catch_up import CatchUp
 from agent.replication.pulling.pull_events import Asking, ReceiverCounters
@@ -257,7 +257,8 @@ def test_samples_without_acknowledgement_are_counted(tmp_path: Path) -> None:
 async def test_requests_at_the_local_socket_are_counted(tmp_path: Path) -> None:
     """A confirmation at the local socket is counted."""
     with with_a_consumer_behind(tmp_path) as store:
-        await RequestHandler(store).answer(local_socket.ConfirmReceipt("mes", 1))
+        store.consumers.register("local.mes", "local", STREAM, "oldest").result()
+        await RequestHandler(store).answer(ConfirmReceipt(consumer_name="local.mes", offset=1, life=store.life.hex()))
         assert collector_of(store, tmp_path).snapshot().requests.confirms_total == 1
 
 

@@ -14,10 +14,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
+from agent.client import AsyncClient, NodeSilent
 from agent.health.brief import encode_health
 from agent.health.snapshot import NodeSnapshot, SourceStatus
 from agent.health.verdict import assess
-from agent.local_socket import NodeSilent
 from agent.message import Sample, TagDefinition
 from agent.page import watch as watch_module
 from agent.page.access import Users, user_line
@@ -73,12 +73,12 @@ def site(tmp_path: Path, healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch)
     made = Site(tmp_path)
     made.snapshot = at(healthy, 0)
 
-    async def read_status(_: Path, *, everything: bool) -> bytes:
+    async def read_status(_: AsyncClient, *, everything: bool) -> bytes:
         if made.snapshot is None:
             raise NodeSilent("no node runs")
         return encode_health(made.snapshot, assess(made.snapshot), everything=everything)
 
-    monkeypatch.setattr(watch_module, "read_status", read_status)
+    monkeypatch.setattr(AsyncClient, "status", read_status)
     monkeypatch.setattr(watch_module, "_now_ms", lambda: NOW_MS + 1000)
     with store_with(tmp_path, made.snapshot) as store:
         number = store.appends.define([TagDefinition("tag:press/<b>force", source="press")]).result()[0]

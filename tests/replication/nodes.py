@@ -15,12 +15,12 @@ from agent.cli import bsfg
 from agent.config import ConfigFile
 from agent.fact_store.store import FactStore
 from agent.local_socket.serving import open_store
+from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.message import Sample, TagDefinition
 from agent.node.compare import access_of, identity_of
 from agent.node.latest import latest_lookup, peer_latest
 from agent.node.node import Node as WholeNode
 from agent.node.start import Start
-from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester

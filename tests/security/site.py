@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from agent import batch, local_socket
+from agent.client import Client, NodeSilent
 from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child
 from agent.fact_store import ConsumerState, StoreReader
-from agent.local_socket import NodeSilent, ask_status
-from agent.message import Envelope, Fact
+from agent.message import parse_json
 from tests.security.attacker import Attacker
 from tests.sim import IS_LONG
 from tests.waiting import wait_until
@@ -115,7 +115,7 @@ class Site:
     def status(self, zone: str) -> dict[str, Any]:
         """The status of a node; empty when it does not answer."""
         try:
-            return ask_status(self.folder / zone / "state")
+            return Client(self.folder / zone / "state").status()
         except NodeSilent:
             return {}
 
@@ -167,17 +167,15 @@ class Site:
         """Append a message as an application of the zone. Returns its id."""
         self._numbers += 1
         message_id = f"{zone}-{self._numbers}"
-        envelope = Envelope(message_id, zone, "*", 1_700_000_000_000 + self._numbers)
-        fact = Fact("order:line1/1", "step_completed", content)
-        request = local_socket.AppendFact(stream, envelope, fact)
-        answer = asyncio.run(local_socket.ask(self.folder / zone / "state", request))
-        assert isinstance(answer, local_socket.Appended), answer
+        value = parse_json("content", content)
+        node = Client(self.folder / zone / "state")
+        node.append("order:line1/1", "step_completed", value, message_id=message_id, stream=stream)
         return message_id
 
     def forget_consumers(self, zone: str, at: str = IDMZ) -> None:
         """Remove the consumers of a zone, of which it may have only so many."""
         state = self.folder / at / "state"
-        known = asyncio.run(local_socket.ask(state, local_socket.ListConsumers()))
+        known = asyncio.run(local_socket.ask(state, local_socket.ListConsumers())).answer
         assert isinstance(known, local_socket.Consumers), known
         for consumer in known.consumers:
             if consumer.zone == zone:

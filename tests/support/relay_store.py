@@ -31,7 +31,7 @@ RUNS = {
 }
 FRONTIERS = {
     "enterprise.facts.telemetry": ("enterprise", TELEMETRY, 20),
-    "idmz.mes": ("idmz", TELEMETRY, 9),
+    "local.mes": ("local", TELEMETRY, 9),
     "spark.facts.telemetry": ("spark", TELEMETRY, 14),
     "enterprise.facts.alarms": ("enterprise", ALARMS, 2),
 }

@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from agent import batch, local_socket
+from agent import batch
+from agent.client import AsyncClient, NodeSilent
 from agent.fact_store.read.reader import StoreReader
-from agent.message import Envelope, Fact
+from agent.local_socket import LocalError, StateFolderUnusable
 from tests.waiting import wait_until_async
 
 LIMIT_S = 90.0  # of one append, retries included: a frozen or killed node comes back before
@@ -76,13 +77,16 @@ class Producer:
         """Append once. Returns whether a message was acknowledged."""
         state_dir, zone, to_zone, stream = self._place
         message_id, object_json = f"{zone}-{number}", b'{"n":%d}' % number
-        envelope = Envelope(message_id, zone, to_zone, 1_700_000_000_000 + number)
-        request = local_socket.AppendFact(stream, envelope, Fact("order:line1/77", "step_completed", object_json))
+        node = AsyncClient(state_dir)
         try:
-            answer = await local_socket.ask(state_dir, request)
-        except (FileNotFoundError, ConnectionRefusedError, local_socket.LocalError, local_socket.StateFolderUnusable):
+            answer = await node.append(
+                *("order:line1/77", "step_completed", {"n": number}),
+                message_id=message_id,
+                stream=stream,
+                to_zone=to_zone,
+            )
+        except (NodeSilent, LocalError, StateFolderUnusable):
             return False
-        assert isinstance(answer, local_socket.Appended), answer
         assert answer.outcome in {"applied", "noop_already_applied"}, answer
         self.answers_lost += answer.outcome == "noop_already_applied"
         self.acknowledged.append(Acknowledged(message_id, object_json, answer.offset))

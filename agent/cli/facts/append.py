@@ -14,14 +14,23 @@ from pathlib import Path
 from typing import get_args
 
 import click
+import msgspec
 
-from agent import local_socket
 from agent.append_contract import STORED
 from agent.cli import config_option, json_option
-from agent.cli.local_node import answer_s_option, ask, to_option
+from agent.cli.local_node import answer_s_option, ask, node_client, to_option
 from agent.cli.node_settings import load_settings
-from agent.message import Envelope, Fact, canonical_json, parse_json
-from agent.replication.protocol.messages import AppendedEntry
+from agent.local_socket import LocalError
+from agent.message import Envelope, canonical_json, parse_json
+from agent.replication.protocol.messages import (
+    AcquireLease,
+    AppendAnswer,
+    AppendedEntry,
+    AppendFact,
+    LeaseAnswer,
+    NewFact,
+    NewMessage,
+)
 from agent.settings.node import NodeSettings
 from agent.settings.store import Acks, StreamSettings
 
@@ -90,18 +99,18 @@ def append(
         causation_id=causation_id,
         object_media_type=media_type,
     )
-    request = local_socket.AppendFact(
-        stream,
-        envelope,
-        Fact(subject, predicate, content),
-        acks,
-        producer,
-        lease_epoch,
-        base_offset,
-        known_stream=not new_stream and stream not in _configured(settings),
+    message = NewMessage(
+        envelope=envelope,
+        fact=NewFact(subject=subject, predicate=predicate, object=msgspec.Raw(content)),
+        producer=producer,
+        lease_epoch=lease_epoch,
+        base_offset=base_offset,
     )
+    request = AppendFact(stream=stream, messages=[message], acks=acks)
     if peer is None:
-        answer: AppendedEntry = _append_here(settings, request)
+        if not new_stream and stream not in _configured(settings):
+            _check_stream(settings, stream)
+        answer = _append_here(settings, request)
     else:
         from agent.cli.facts.peer_requests import append_fact  # MQTT is slow to import
 
@@ -134,7 +143,8 @@ def lease(config_file: Path, stream: str, peer: str | None, answer_s: float, pro
     """Take and print a new lease epoch for PRODUCER. From now on, appends with a lower epoch are refused."""
     settings = load_settings(config_file)
     if peer is None:
-        epoch = ask(settings, local_socket.AcquireLease(stream, producer), local_socket.LeaseAcquired).lease_epoch
+        epoch = ask(settings, AcquireLease(stream=stream, producer=producer), LeaseAnswer).lease_epoch
+        assert epoch is not None  # no lease_after was named
     else:
         from agent.cli.facts.peer_requests import acquire_lease  # MQTT is slow to import
 
@@ -148,9 +158,17 @@ def _configured(settings: NodeSettings) -> set[str]:
     return {"facts.operational", *(stream.name for stream in settings.stream), *of_peers}
 
 
-def _append_here(settings: NodeSettings, request: local_socket.AppendFact) -> AppendedEntry:
+def _check_stream(settings: NodeSettings, stream: str) -> None:
+    """Raise LocalError for a stream that the store does not have."""
+    known = [entry.name for entry in node_client(settings).streams()]
+    if stream not in known:
+        hint = f"there are: {', '.join(known) or 'none'}; to begin it: --new-stream, or a [[stream]] in node.toml"
+        raise LocalError(f"there is no stream {stream!r}", hint)
+
+
+def _append_here(settings: NodeSettings, request: AppendFact) -> AppendedEntry:
     named = [stream for stream in settings.stream if stream.name == request.stream] or [StreamSettings(request.stream)]
-    return ask(settings, request, local_socket.Appended, waits_ms=named[0].acks_timeout_ms)
+    return ask(settings, request, AppendAnswer, waits_ms=named[0].acks_timeout_ms).outcomes[0]
 
 
 def _content_id(subject: str, predicate: str, content: bytes) -> str:

@@ -18,13 +18,13 @@ from typing import Any
 
 import click
 
-from agent import local_socket
 from agent.cli import config_option, json_option
-from agent.cli.local_node import ask, start_option
+from agent.cli.local_node import node_client, start_option
 from agent.cli.node_settings import load_settings
+from agent.client import FetchedFact
 from agent.fact_store import StoreForbidden, StoreReader
 from agent.pages import Hole, Start
-from agent.query.scan import StreamUnknown, fact_messages
+from agent.query.scan import StreamUnknown, fact_messages, shown_fact
 
 FOLLOW_S = 0.2
 
@@ -43,18 +43,21 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: in
     settings = load_settings(config_file)
     with contextlib.closing(StoreReader(settings.node.store_file)) as reader:
         known = _streams(reader)
-        register = local_socket.RegisterConsumer(consumer, stream, start, is_fetching=True)
-        registered = ask(settings, register, local_socket.Registered)
-        if stream not in known:  # not refused: a consumer may exist before the first fact
-            undo = f"bsfg consumer remove {consumer} --force --now"
-            click.echo(
-                f"{_unknown_stream(known, stream)}; consumer {consumer} waits for its first fact ({undo}, if that was a mistake)",
-                err=True,
-            )
-        damaged = False
-        for message in fact_messages(reader, registered.stream, registered.frontier, limit):
-            _print(message, registered.stream)
-            damaged |= isinstance(message, Hole) and message.reason == "damaged"
+    node, after, damaged = node_client(settings), None, False
+    while limit > 0:
+        page = node.fetch(consumer, stream, limit=limit, start=start, after=after)
+        for part in page.in_order():
+            _print(_shown(part), stream)
+        damaged |= any(hole.reason == "damaged" for hole in page.holes)
+        if not page.more or page.position == after:
+            break
+        after, limit = page.position, limit - len(page.facts)
+    if stream not in known:  # not refused: a consumer may exist before the first fact
+        undo = f"bsfg consumer remove {consumer} --force --now"
+        click.echo(
+            f"{_unknown_stream(known, stream)}; consumer {consumer} waits for its first fact ({undo}, if that was a mistake)",
+            err=True,
+        )
     sys.exit(1 if damaged else 0)
 
 
@@ -67,8 +70,8 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: in
 def confirm(config_file: Path, consumer: str, first_offset: int | None, offset: int, as_json: bool) -> None:
     """Confirm that the consumer has stored everything up to OFFSET. The frontier never moves back."""
     settings = load_settings(config_file)
-    answer = ask(settings, local_socket.ConfirmReceipt(consumer, offset, first_offset), local_socket.Confirmed)
-    advanced = answer.cursor_advanced_to
+    node = node_client(settings)
+    advanced = node.confirm(consumer, node.position(consumer, offset), first_offset)
     click.echo(json.dumps({"cursor_advanced_to": advanced}) if as_json else f"cursor advanced to {advanced}")
 
 
@@ -86,10 +89,10 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:
         try:
             reader = stack.enter_context(contextlib.closing(StoreReader(settings.node.store_file)))
         except StoreForbidden as error:
-            from agent.cli.facts.through_node import NodeTail
+            from agent.cli.facts.through_node import facts_of, streams_of
 
-            through_node = NodeTail(settings, stream, limit, error)
-            known, end, read = through_node.streams, through_node.end_offset, through_node.facts
+            ends = streams_of(settings, error)
+            known, end, read = list(ends), ends.get(stream, 0), partial(facts_of, settings, stream)
         else:
             known, end, read = _streams(reader), reader.end_offset(stream), partial(fact_messages, reader, stream)
         stack.enter_context(contextlib.suppress(KeyboardInterrupt, BrokenPipeError))
@@ -113,6 +116,10 @@ def _streams(reader: StoreReader) -> list[str]:
 
 def _unknown_stream(known: Sequence[str], stream: str) -> str:
     return f"bsfg: no stream {stream!r} yet; there are: {', '.join(known) or 'none'}"
+
+
+def _shown(part: FetchedFact | Hole) -> dict[str, Any] | Hole:
+    return part if isinstance(part, Hole) else shown_fact(part.offset, part.envelope, part.fact)
 
 
 def _print(message: dict[str, Any] | Hole, stream: str) -> int:

@@ -35,6 +35,7 @@ from agent.fact_store import (
     check_digest,
 )
 from agent.local_socket.serving import RequestHandler, open_store
+from agent.replication.protocol.messages import PUT_BYTES_MAX, PutAnswer, PutObject
 from agent.settings.node import NodeSettings
 
 Send = Callable[[int, bytes], Awaitable[tuple[int, bool]]]
@@ -75,19 +76,19 @@ def put(config_file: Path, peer: str | None, answer_s: float, file: Path) -> Non
 def _put_here(settings: NodeSettings, source: BufferedReader, digest: str, size: int) -> None:
     """Send the artifact to the running node, or into the store where no node runs."""
 
-    def send_to(ask: Callable[[local_socket.Request], Awaitable[local_socket.Answer]]) -> Send:
+    def send_to(ask: Callable[[PutObject], Awaitable[local_socket.Reply]]) -> Send:
         async def send(offset: int, data: bytes) -> tuple[int, bool]:
-            request = local_socket.PutObject(digest, size, offset, data)
-            answer = local_socket.accepted(await ask(request), local_socket.ObjectPut)
+            request = PutObject(digest=digest, size=size, offset=offset, data=data)
+            answer = local_socket.accepted(await ask(request), PutAnswer)
             return answer.received, answer.is_complete
 
         return send
 
     try:
-        asyncio.run(feed(source, send_to(partial(local_socket.ask, settings.node.state_dir)), CHUNK_BYTES_MAX))
+        asyncio.run(feed(source, send_to(partial(local_socket.ask, settings.node.state_dir)), PUT_BYTES_MAX))
     except (FileNotFoundError, ConnectionRefusedError):
         with open_store(settings) as store:
-            asyncio.run(feed(source, send_to(RequestHandler(store).answer), CHUNK_BYTES_MAX))
+            asyncio.run(feed(source, send_to(RequestHandler(store).answer), PUT_BYTES_MAX))
 
 
 async def feed(source: BufferedReader, send: Send, chunk_bytes: int) -> None:

@@ -11,9 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import click
-import msgspec
 
-from agent import local_socket
 from agent.cli.peer import broker_of, named_peer
 from agent.node import access_of, command_judge, identity_of, record_of, requests_signer
 from agent.query.latest import LatestRecord
@@ -34,19 +32,10 @@ Feed = Callable[[Callable[[int, bytes], Awaitable[tuple[int, bool]]], int], Awai
 
 
 def append_fact(
-    settings: NodeSettings, peer: str, request: local_socket.AppendFact, answer_s: float
+    settings: NodeSettings, peer: str, request: messages.AppendFact, answer_s: float
 ) -> messages.AppendedEntry:
     """Append one message at the node of `peer` and return its outcome."""
-    fact = request.fact
-    message = messages.NewMessage(
-        envelope=request.envelope,
-        fact=messages.NewFact(subject=fact.subject, predicate=fact.predicate, object=msgspec.Raw(fact.object_json)),
-        producer=request.producer,
-        lease_epoch=request.lease_epoch,
-        base_offset=request.base_offset,
-    )
-    asked = messages.AppendFact(stream=request.stream, messages=[message], acks=request.acks)
-    (outcome, *more) = _ask(settings, peer, asked, messages.AppendAnswer, answer_s).outcomes
+    (outcome, *more) = _ask(settings, peer, request, messages.AppendAnswer, answer_s).outcomes
     if more:
         raise MalformedMessage(f"{peer} answered {1 + len(more)} outcomes for one message")
     return outcome

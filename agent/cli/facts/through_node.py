@@ -6,13 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import msgspec
+
 from agent import local_socket
 from agent.cli.local_node import ask
+from agent.client import Client, NodeSilent
 from agent.fact_store import StoreForbidden
 from agent.pages import Hole
+from agent.query.scan import shown_fact
+from agent.replication.protocol.messages import LIMIT_MAX
 from agent.settings.node import NodeSettings
 
-_AnswerT = TypeVar("_AnswerT", bound=local_socket.Answer)
+_AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
 
 def latest_rows(
@@ -31,32 +36,24 @@ def latest_rows(
             return
 
 
-class NodeTail:
-    """Reads the end of a stream, as `StoreReader` and `fact_messages` do."""
+def streams_of(settings: NodeSettings, forbidden: StoreForbidden) -> dict[str, int]:
+    """The end of each stream, by name. Raises LocalError, and `forbidden` if no node runs."""
+    try:
+        return {entry.name: entry.end_offset for entry in Client(settings.node.state_dir).streams()}
+    except (NodeSilent, local_socket.StateFolderUnusable) as error:
+        raise forbidden from error
 
-    def __init__(self, settings: NodeSettings, stream: str, limit: int, forbidden: StoreForbidden) -> None:
-        self._settings, self._stream, self._limit, self._forbidden = settings, stream, limit, forbidden
-        self._page = self._read(None)
-        self.streams = self._page.streams
-        self.end_offset = self._page.end_offset
 
-    def facts(self, after: int, limit: int) -> Iterator[dict[str, Any] | Hole]:
-        """At most `limit` facts after an offset, and the holes among them."""
-        while limit > 0:
-            page = self._read(after)
-            for entry in page.entries:
-                hole = Hole(**entry) if "reason" in entry else None
-                yield hole or entry
-                after = entry["last_offset"] if hole else entry["offset"]
-                limit -= 1
-                if limit == 0:
-                    return
-            if not page.entries:
-                return
-
-    def _read(self, after: int | None) -> local_socket.Tail:
-        request = local_socket.ReadTail(self._stream, after, self._limit)
-        return _asked(self._settings, request, local_socket.Tail, self._forbidden)
+def facts_of(settings: NodeSettings, stream: str, after: int, limit: int) -> Iterator[dict[str, Any] | Hole]:
+    """At most `limit` facts after an offset, and the holes among them. Raises LocalError."""
+    node = Client(settings.node.state_dir)
+    while limit > 0:
+        page = node.read(stream, after, min(limit, LIMIT_MAX))
+        for part in page.in_order():
+            yield part if isinstance(part, Hole) else shown_fact(part.offset, part.envelope, part.fact)
+        if not page.more:
+            return
+        after, limit = page.position.offset, limit - len(page.facts)
 
 
 def _asked(

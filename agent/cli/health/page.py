@@ -82,9 +82,9 @@ def fleet(config_file: Path, words: tuple[str, ...], everything: bool, as_json: 
 @config_option
 def top(config_file: Path) -> None:
     """Show the state of the node and of the zones below, live, until Ctrl-C."""
-    from agent import local_socket
     from agent.cli.health.status import text
     from agent.cli.terminal import unwrapped
+    from agent.client import Client, NodeSilent
     from agent.fact_store import StoreError, StoreReader
     from agent.page.fleet import fleet_rows, fleet_sentence
     from agent.page.health_tail import HealthTail
@@ -103,8 +103,8 @@ def top(config_file: Path) -> None:
         except StoreError as error:
             tail, below = None, [str(error)]
         try:
-            shown = text(local_socket.ask_status(node.state_dir))
-        except local_socket.NodeSilent as error:
+            shown = text(Client(node.state_dir).status())
+        except NodeSilent as error:
             shown = f"{error}; {error.hint}"
         size = shutil.get_terminal_size()
         lines_shown = [time.strftime("%H:%M:%S"), *shown.splitlines(), "", *below][: size.lines - 1]

@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.store.readers import lasting_readers
+from agent.client import Client
 from agent.config import ConfigError, load_sections
 from agent.escaping import printable
 from agent.health.problems import Level
@@ -38,7 +38,7 @@ def status(config_file: Path, everything: bool, as_json: bool) -> None:
     node = sections.node
     if node is None:
         raise ConfigError(config_file, sections.problems)
-    found = local_socket.ask_status(node.state_dir, everything=everything)
+    found = Client(node.state_dir).status(everything=everything)
     if any(reason["problem"] == "log_held" for reason in found["reasons"]):
         found["store"]["log_held_by"] = lasting_readers(node.store_file)
     click.echo(json.dumps(found) if as_json else text(found))

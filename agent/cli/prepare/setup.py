@@ -24,9 +24,9 @@ from agent.cli.prepare.node_file import NodeFile
 from agent.cli.prepare.site import HERE, Site
 from agent.cli.prepare.source_steps import SourceSteps
 from agent.cli.prepare.steps import SetupFailed, Steps, has_systemd
+from agent.client import Client, NodeSilent
 from agent.config import ConfigError, load_sections
 from agent.ingest import TagMapError
-from agent.local_socket import NodeSilent, ask_status
 from agent.message import ZONE
 
 VALUES_S = 60.0
@@ -210,6 +210,6 @@ class Setup:
         sections = load_sections(self.file)
         assert sections.node is not None
         try:
-            return ask_status(sections.node.state_dir)
+            return Client(sections.node.state_dir).status()
         except NodeSilent:
             return None

@@ -76,7 +76,7 @@ async def _through_node(node: NodeSettings, source: SourceSettings, tags: Sequen
     for first in range(0, len(names), TAGS_PER_REQUEST):
         request = local_socket.ReadSource(source.name, names[first : first + TAGS_PER_REQUEST])
         try:
-            answer = await local_socket.ask(node.node.state_dir, request, READ_MS_MAX)
+            answer = (await local_socket.ask(node.node.state_dir, request, READ_MS_MAX)).answer
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         if not isinstance(answer, local_socket.SourceRead):

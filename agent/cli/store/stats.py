@@ -17,9 +17,9 @@ from agent.batch import Origin
 from agent.cli import config_option, json_option
 from agent.cli.node_settings import load_settings
 from agent.cli.store.store_file import file_option, open_reader
+from agent.client import Client, NodeSilent
 from agent.fact_store import StoreReader
 from agent.health.flash import BYTES_PER_BYTE, BYTES_PER_COMMIT, written_bytes_per_s, years_text
-from agent.local_socket import NodeSilent, ask_status
 from agent.message import time_text
 from agent.query.statistics import Statistics, statistics
 
@@ -49,7 +49,7 @@ def _measured(config_file: Path, origin: Origin) -> dict[str, Any] | None:
     it has just started."""
     settings = load_settings(config_file)
     try:
-        answer = ask_status(settings.node.state_dir)
+        answer = Client(settings.node.state_dir).status()
     except NodeSilent:
         return None
     if (answer["zone"], answer["epoch"]) != (origin.zone, origin.epoch.hex()):  # another node has the port

@@ -18,30 +18,35 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agent.append_contract import Precondition, check_from_zone
 from agent.errors import BsfgError
 from agent.fact_store import (
-    ConsumerFenced,
-    ConsumerNotYours,
     FactStore,
-    LeaseUnknown,
-    Producers,
     StoreError,
     UnknownConsumer,
     is_in_sync,
     private_files,
 )
 from agent.local_socket import messages
+from agent.local_socket.client import AnyRequest, Reply
 from agent.local_socket.messages import Answer, Compared, ComparePeer, ConsumerEntry, Request
+from agent.local_socket.serving.operations import LocalOperations
+from agent.local_socket.serving.store_errors import REFUSAL_CODES
 from agent.local_socket.transport import LocalError, NoNode, StateFolderUnusable
-from agent.message import CONSUMER, LOCAL_ZONE, Message, MessageError, check_name, json_value
+from agent.message import CONSUMER, LOCAL_ZONE, MessageError, check_name, json_value
+from agent.replication.protocol.errors import ERRORS
+from agent.replication.protocol.messages import ErrorAnswer, ErrorBody, RequestBody
+from agent.replication.serving import LookUp, Refuse
 from agent.settings.node import NodeSettings
 from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, read_compromises
 
 log = logging.getLogger(__name__)
 
-_LEASE_CODES: dict[type[BsfgError], str] = {ConsumerFenced: "fenced", LeaseUnknown: "lease_unknown"}
+NO_INSTANCE = "command"
+"""The instance of a request that names none: a command, which ends with its answer."""
+
+_HINTS = {"unknown_consumer": UnknownConsumer.hint}
+"""What a person at this machine does; the protocol's hints are for peers."""
 
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
 Reload = Callable[[], Awaitable[messages.Reloaded]]
@@ -128,13 +133,10 @@ class Reading(Protocol):
     async def latest(self, request: messages.ReadLatest) -> messages.LatestRows:
         """Latest values. Raises a BsfgError."""
 
-    async def tail(self, request: messages.ReadTail) -> messages.Tail:
-        """The end of a stream. Raises a BsfgError."""
-
 
 class RequestHandler:
     """Carries out requests on a store that this process owns. `compare` reaches peers; it is None in a process without
-    links to peers, `sources` in one that reads none, and `reload` and `reading` in one that is no node."""
+    links to peers, `sources` in one that reads none, and `reload`, `reading` and `look_up` in one that is no node."""
 
     def __init__(
         self,
@@ -143,40 +145,43 @@ class RequestHandler:
         sources: Sources | None = None,
         reload: Reload | None = None,
         reading: Reading | None = None,
+        look_up: LookUp | None = None,
     ) -> None:
+        self._operations = LocalOperations(store, look_up)
         self._reading = reading
         self._reload = reload
         self._store = store
-        self._producers = Producers(store.appends)
         self._compare = compare
         self._sources = sources
 
-    async def answer(self, request: Request) -> Answer:
-        """The answer to a request. An error of the store or of a check becomes `Refused`."""
+    async def answer(self, request: AnyRequest, instance: str = "") -> Reply:
+        """The answer to a request. An error of the store or of a check becomes an `ErrorAnswer`."""
+        operation = str(request.__struct_config__.tag)
         try:
-            return await self._carry_out(request)
+            if isinstance(request, RequestBody):
+                outcome = await self._operations.answer(request, instance or NO_INSTANCE)
+                if not isinstance(outcome, Refuse):
+                    return outcome
+                hint = _HINTS.get(outcome.code, ERRORS[outcome.code].hint)
+                return self.refused(operation, outcome.code, outcome.message, hint)
+            return Reply(await self._carry_out(request), [])
         except BsfgError as error:
+            code = REFUSAL_CODES.get(
+                type(error), "store_unavailable" if isinstance(error, StoreError) else "bad_request"
+            )
             why = error.why if isinstance(error, StoreError) else str(error)
-            return messages.Refused(why, error.hint, _LEASE_CODES.get(type(error), ""))
+            return self.refused(operation, code, why, error.hint)
+
+    def refused(self, operation: str, code: str, why: str, hint: str = "") -> Reply:
+        """The answer to a request that is not carried out."""
+        store = self._store
+        body = ErrorBody(code=code, message=why[:1000], retryable=ERRORS[code].retryable, hint=hint[:1000])
+        where = {"store_zone": store.zone, "epoch": store.epoch.hex(), "life": store.life.hex()}
+        return Reply(ErrorAnswer(operation=operation[:64], error=body, **where), [])
 
     async def _carry_out(self, request: Request) -> Answer:
         store = self._store
         match request:
-            case messages.AppendFact():
-                _check_stream(store, request)
-                message = Message(request.envelope, request.fact)
-                check_from_zone(message, store.zone)  # a local program acts for this zone only (decision 0023)
-                asked = Precondition(request.producer, request.lease_epoch, request.base_offset)
-                outcome = await self._producers.append_message(
-                    request.stream, message, acks=request.acks, precondition=asked
-                )
-                return messages.Appended.of(outcome)
-            case messages.AcquireLease():
-                acquiring = store.appends.acquire_lease(request.stream, request.producer)
-                return messages.LeaseAcquired(await asyncio.wrap_future(acquiring))
-            case messages.PutObject(digest, size, offset, data):
-                held = await asyncio.to_thread(store.artifacts.put_chunk, store.zone, digest, size, offset, data)
-                return messages.ObjectPut(held.received, held.is_complete)
             case messages.RegisterConsumer():
                 return await _registered(store, request)
             case messages.ListConsumers():
@@ -204,41 +209,15 @@ class RequestHandler:
                 if self._sources is None:
                     raise NoNode
                 return await _of_sources(self._sources, request)
-            case messages.ReadStatus() | messages.ReadLatest() | messages.ReadTail():
+            case messages.ReadStatus() | messages.ReadLatest():
                 return await _of_reading(self._reading, request)
-            case messages.ConfirmReceipt():
-                known = store.consumers.get(request.consumer_name)
-                # A consumer of another zone is confirmed only by that zone: otherwise facts that it lacks would be
-                # released.
-                if known is not None and known.zone != store.zone:
-                    raise ConsumerNotYours(f"consumer {known.name!r} was registered by zone {known.zone!r}")
-                life = None if request.life is None else bytes.fromhex(request.life)
-                confirming = store.consumers.confirm(
-                    request.consumer_name, request.offset, request.first_offset, claim=request.claim, life=life
-                )
-                frontier = await asyncio.wrap_future(confirming)  # durable before it is answered
-                return messages.Confirmed(frontier)
 
 
 async def _registered(store: FactStore, request: messages.RegisterConsumer) -> messages.Registered:
-    name, zone = request.consumer_name, request.zone or store.zone
-    _check_consumer_name(name, LOCAL_ZONE if zone == store.zone else zone)
+    name, zone = request.consumer_name, LOCAL_ZONE if request.zone == store.zone else request.zone
+    _check_consumer_name(name, zone)
     state = await asyncio.wrap_future(store.consumers.register(name, zone, request.stream, request.start))
-    if request.is_fetching:  # this program reads the file itself, so the store does not see its fetches
-        store.consumers.seen(name, is_at_end=state.frontier >= store.end_offset(state.stream))
-    if request.claim is None:
-        return messages.Registered(state.stream, state.frontier)
-    lease = await asyncio.wrap_future(store.consumers.hold_lease(name, request.claim))
-    state = store.consumers.get(name) or state  # the holder before may have confirmed until then
-    return messages.Registered(state.stream, state.frontier, lease.epoch, lease.holder)
-
-
-def _check_stream(store: FactStore, request: messages.AppendFact) -> None:
-    """Raise LocalError for a stream that is not there, if the request wants a known one."""
-    known = sorted(info.name for info in store.reader.streams()) if request.known_stream else [request.stream]
-    if request.stream not in known:
-        hint = f"there are: {', '.join(known) or 'none'}; to begin it: --new-stream, or a [[stream]] in node.toml"
-        raise LocalError(f"there is no stream {request.stream!r}", hint)
+    return messages.Registered(state.stream, state.frontier)
 
 
 def _check_consumer_name(name: str, owner: str) -> None:
@@ -248,14 +227,12 @@ def _check_consumer_name(name: str, owner: str) -> None:
         raise MessageError("consumer_name", f"{name!r}; use {owner}.{name}: names of consumers begin with their owner")
 
 
-async def _of_reading(
-    reading: Reading | None, request: messages.ReadStatus | messages.ReadLatest | messages.ReadTail
-) -> Answer:
+async def _of_reading(reading: Reading | None, request: messages.ReadStatus | messages.ReadLatest) -> Answer:
     if reading is None:
         raise NoNode
     if isinstance(request, messages.ReadStatus):
         return messages.NodeStatus(msgspec.Raw(reading.status(everything=request.everything)))
-    return await (reading.latest(request) if isinstance(request, messages.ReadLatest) else reading.tail(request))
+    return await reading.latest(request)
 
 
 async def _of_sources(

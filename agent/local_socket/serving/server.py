@@ -13,13 +13,23 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from agent.local_socket.messages import LOOKING_REQUESTS, Answer, Refused, Request
+from agent.local_socket.messages import LOOKING_REQUESTS, REQUEST_DECODERS
 from agent.local_socket.serving.handler import RequestHandler, user_name
-from agent.local_socket.transport import REQUEST_BYTES_MAX, SOCKET, framed, read_length, socket_address
-from agent.message import MessageError, check_depth
+from agent.local_socket.transport import (
+    ANSWER_BYTES_MAX,
+    REQUEST_BYTES_MAX,
+    SOCKET,
+    framed,
+    read_length,
+    socket_address,
+)
+from agent.replication.protocol.codec import answer_parts, decode_request
+from agent.replication.protocol.errors import ERRORS, MalformedMessage
+from agent.replication.protocol.messages import CHANGING, RequestBody
 
 CONNECTIONS_MAX = 32
 WAITING_MAX = 32
@@ -27,7 +37,13 @@ WAITING_MAX = 32
 LOOKERS_MAX = 8
 """Clients of the group: they must leave places for the programs of the node's user, whose appends wait for one."""
 _CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
-_REQUEST = msgspec.json.Decoder(Request)
+
+
+class _Asking(msgspec.Struct):
+    instance: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+
+
+_ASKING = msgspec.json.Decoder(_Asking)
 
 
 async def serve(handler: RequestHandler, state_dir: Path) -> None:
@@ -45,6 +61,7 @@ async def serve(handler: RequestHandler, state_dir: Path) -> None:
             writer.transport.abort()
             return
         open_connections.add(writer)
+        connection = os.urandom(8).hex()  # an instance of its own, if its requests name none
         writer.transport.set_write_buffer_limits(0)  # `drain` returns once the kernel has the whole answer
         try:
             is_own = _is_own(writer)
@@ -52,7 +69,7 @@ async def serve(handler: RequestHandler, state_dir: Path) -> None:
                 writer.transport.abort()
                 return
             async with places.one(writer), contextlib.nullcontext() if is_own else lookers:
-                while await _answer_one(handler, reader, writer, places, is_own=is_own):
+                while await _answer_one(handler, reader, writer, places, connection, is_own=is_own):
                     pass
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client left
@@ -110,6 +127,7 @@ async def _answer_one(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     places: _Places,
+    connection: str,
     *,
     is_own: bool,
 ) -> bool:
@@ -118,26 +136,35 @@ async def _answer_one(
     is_readable = length <= REQUEST_BYTES_MAX
     payload = await reader.readexactly(length) if is_readable else b""
     if not is_readable:
-        answer: Answer = Refused(f"request of {length} bytes, the limit is {REQUEST_BYTES_MAX}")
+        why = f"request of {length} bytes, the limit is {REQUEST_BYTES_MAX}"
+        reply = handler.refused("", "request_too_large", why, ERRORS["request_too_large"].hint)
     else:
         try:
-            request = _request(payload)
-        except (msgspec.MsgspecError, MessageError) as error:
-            answer = Refused(
-                f"not a request: {error}", "agent/local_socket/messages.py has the requests and their fields"
-            )
+            request = decode_request(payload, REQUEST_DECODERS, REQUEST_BYTES_MAX)
+            asked = _ASKING.decode(payload)
+        except (MalformedMessage, msgspec.MsgspecError) as error:
+            code, operation = getattr(error, "code", "bad_request"), getattr(error, "operation", "")
+            hint = "docs/developers/protocol.md has the requests, agent/local_socket/messages.py those of the socket"
+            reply = handler.refused(operation, code, f"not a request: {error}", hint)
         else:
-            if is_own or isinstance(request, LOOKING_REQUESTS):
+            if is_own or isinstance(request, LOOKING_REQUESTS) or _only_looks(request):
                 with places.busy(writer):
-                    answer = await handler.answer(request)
+                    reply = await handler.answer(request, asked.instance or connection)
             else:
                 user = user_name(os.geteuid())
-                answer = Refused(
-                    "only the node's user and root may ask the node for this", f"run: runuser -u {user} -- bsfg ..."
+                reply = handler.refused(
+                    *("", "not_allowed_here", "only the node's user and root may ask the node for this"),
+                    f"run: runuser -u {user} -- bsfg ...",
                 )
+    answer = b"".join(answer_parts(reply.answer, reply.batches, ANSWER_BYTES_MAX))
     writer.write(framed(answer))
     await writer.drain()  # a client that does not read is idle meanwhile, and loses its place to the next one
     return is_readable
+
+
+def _only_looks(request: object) -> bool:
+    """Whether a request of the protocol changes nothing here."""
+    return isinstance(request, RequestBody) and type(request) not in CHANGING
 
 
 def _is_own(writer: asyncio.StreamWriter) -> bool:
@@ -146,10 +173,3 @@ def _is_own(writer: asyncio.StreamWriter) -> bool:
     found = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(found)
     return user in {0, os.geteuid()}
-
-
-def _request(payload: bytes) -> Request:
-    """Raises msgspec.MsgspecError and MessageError."""
-    check_depth("request", payload)
-    request: Request = _REQUEST.decode(payload)
-    return request

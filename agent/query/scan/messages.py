@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from agent.batch import Kind, open_messages, open_samples
+from agent.batch import batch_messages
 from agent.columns import BatchError
 from agent.fact_store import StoreDamaged, StoreReader
-from agent.message import Envelope, Message, sample_message, sample_message_id
+from agent.message import Envelope, Fact, Message
 from agent.pages import Hole, StoredBatch
 from agent.query.scan.dictionary import Dictionary
 
@@ -50,23 +50,18 @@ def _one_by_one(part: StoredBatch | Hole, dictionary: Dictionary) -> Iterator[di
         yield Hole(part.first_offset, part.last_offset, "damaged")
         return
     for offset, message in enumerate(messages, part.first_offset):
-        yield _line(offset, message)
+        yield shown_fact(offset, message.envelope, message.fact)
 
 
 def _messages(stored: StoredBatch, dictionary: Dictionary) -> Iterator[Message]:
-    batch = stored.batch
-    if batch.header.kind is Kind.MESSAGES:
-        yield from open_messages(batch)
-        return
-    origin = stored.origin
-    known = dictionary.of(origin.zone, stored.definitions).tags
-    for sequence, sample in enumerate(open_samples(batch).rows(), batch.header.first_sequence):
-        message_id = sample_message_id(batch.header.stream, origin.zone, origin.epoch, sequence)
-        yield sample_message(known[sample.tag - 1], sample, message_id, origin.zone)
+    is_named = stored.definitions.count > 0
+    yield from batch_messages(
+        stored.batch, dictionary.of(stored.origin.zone, stored.definitions).tags if is_named else []
+    )
 
 
-def _line(offset: int, message: Message) -> dict[str, Any]:
-    envelope, fact = message.envelope, message.fact
+def shown_fact(offset: int, envelope: Envelope, fact: Fact) -> dict[str, Any]:
+    """A fact as it is printed."""
     named = {name: getattr(envelope, name) for name in Envelope.__slots__}
     return {
         "offset": offset,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from agent.escaping import printable
 from agent.message import MessageError, check_depth
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
-from agent.replication.protocol.messages import ANSWERS, REQUESTS, Answer, ErrorAnswer, ErrorBody, Request, operation_of
+from agent.replication.protocol.messages import ANSWERS, REQUESTS, Answer, ErrorAnswer, ErrorBody, Request
 
 PROTOCOL = "bsfg.replication"
 MAJOR, MINOR = 1, 0
@@ -65,27 +65,38 @@ _HeadT = TypeVar("_HeadT", bound=_RequestHead)
 _ANY_VERSION = msgspec.json.Decoder(_Version)
 _REQUEST_HEAD = msgspec.json.Decoder(_RequestHead)
 _ANSWER_HEAD = msgspec.json.Decoder(_AnswerHead)
-_REQUESTS: dict[str, msgspec.json.Decoder[Any]] = {operation_of(each): msgspec.json.Decoder(each) for each in REQUESTS}
-_ANSWERS: dict[str, msgspec.json.Decoder[Any]] = {operation_of(each): msgspec.json.Decoder(each) for each in ANSWERS}
+Decoders = Mapping[str, msgspec.json.Decoder[Any]]
+
+
+def decoders(kinds: Iterable[type[msgspec.Struct]]) -> Decoders:
+    """The decoder of each kind of message, by operation."""
+    return {str(kind.__struct_config__.tag): msgspec.json.Decoder(kind) for kind in kinds}
+
+
+_REQUESTS, _ANSWERS = decoders(REQUESTS), decoders(ANSWERS)
+_NO_OTHERS: Decoders = {}
 _ERROR = msgspec.json.Decoder(ErrorAnswer)
 _HEARTBEAT = msgspec.json.Decoder(_Heartbeat)
 _OBJECT_START = f'{{"protocol":"{PROTOCOL}","version":"{VERSION}",'.encode()
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: msgspec.Struct, bytes_max: int = REQUEST_BYTES_MAX) -> bytes:
     """The bytes of a request. Raises MalformedMessage if it is too large."""
     payload = _OBJECT_START + msgspec.json.encode(request)[1:]
-    if len(payload) > REQUEST_BYTES_MAX:
-        raise _too_large(payload)
+    if len(payload) > bytes_max:
+        raise _too_large(payload, bytes_max)
     return payload
 
 
-def decode_request(payload: bytes) -> Request:
-    """The request in `payload`. Raises MalformedMessage with the code to answer."""
-    if len(payload) > REQUEST_BYTES_MAX:
-        raise _too_large(payload)
+def decode_request(payload: bytes, others: Decoders = _NO_OTHERS, bytes_max: int = REQUEST_BYTES_MAX) -> Any:
+    """The request in `payload`; of `others` if its carrier has more operations than the protocol. Raises
+    MalformedMessage with the code to answer."""
+    if len(payload) > bytes_max:
+        raise _too_large(payload, bytes_max)
     _check_depth(payload)
     head = _decode_head(_REQUEST_HEAD, payload)
+    if (other := others.get(head.operation)) is not None:
+        return _decode(other, payload, head.operation)
     decoder = _REQUESTS.get(head.operation)
     if decoder is None:
         raise MalformedMessage(f"operation {head.operation[:64]!r} is unknown", "unknown_operation", head.operation)
@@ -94,10 +105,13 @@ def decode_request(payload: bytes) -> Request:
     return request
 
 
-def answer_parts(answer: Answer, attachment: list[bytes]) -> list[bytes]:
+def answer_parts(
+    answer: msgspec.Struct, attachment: Sequence[bytes], header_bytes_max: int = HEADER_BYTES_MAX
+) -> list[bytes]:
     """The bytes of an answer, in parts: a page is copied once, when the proof is put in front of it."""
-    header = _OBJECT_START + b'"status":"ok",' + msgspec.json.encode(answer)[1:]
-    assert len(header) <= HEADER_BYTES_MAX, len(header)
+    status = b'"status":"error",' if isinstance(answer, ErrorAnswer) else b'"status":"ok",'
+    header = _OBJECT_START + status + msgspec.json.encode(answer)[1:]
+    assert len(header) <= header_bytes_max, len(header)
     return [_LENGTH.pack(len(header)) + header, *attachment]
 
 
@@ -106,8 +120,7 @@ def encode_error(store_zone: str, epoch: str, operation: str, code: str, message
     row = ERRORS[code]
     body = ErrorBody(code=code, message=message[:1000], retryable=row.retryable, hint=row.hint)
     answer = ErrorAnswer(store_zone=store_zone, epoch=epoch, operation=operation[:64], error=body, life=life)
-    header = _OBJECT_START + b'"status":"error",' + msgspec.json.encode(answer)[1:]
-    return _LENGTH.pack(len(header)) + header
+    return b"".join(answer_parts(answer, []))
 
 
 def encode_heartbeat(correlations: Iterable[bytes]) -> bytes:
@@ -125,13 +138,16 @@ def decode_heartbeat(payload: bytes) -> list[bytes]:
         return []
 
 
-def decode_answer(payload: bytes | memoryview) -> tuple[Answer | ErrorAnswer, list[bytes]]:
-    """The answer in `payload` and its batches, with checked lengths and order. Raises MalformedMessage."""
+def decode_answer(
+    payload: bytes | memoryview, others: Decoders = _NO_OTHERS, header_bytes_max: int = HEADER_BYTES_MAX
+) -> tuple[Any, list[bytes]]:
+    """The answer in `payload`, an `Answer` or an `ErrorAnswer` (or of `others`, as in `decode_request`), and its
+    batches, with checked lengths and order. Raises MalformedMessage."""
     if not _LENGTH.size <= len(payload) <= ANSWER_BYTES_MAX:
         raise MalformedMessage(f"answer of {len(payload)} bytes, {_LENGTH.size} to {ANSWER_BYTES_MAX} expected")
     header_bytes = _LENGTH.unpack_from(payload)[0]
     attachment_at = _LENGTH.size + header_bytes
-    if header_bytes > HEADER_BYTES_MAX or attachment_at > len(payload):
+    if header_bytes > header_bytes_max or attachment_at > len(payload):
         raise MalformedMessage(f"header of {header_bytes} bytes in an answer of {len(payload)}")
     header = bytes(payload[_LENGTH.size : attachment_at])
     _check_depth(header)
@@ -141,6 +157,8 @@ def decode_answer(payload: bytes | memoryview) -> tuple[Answer | ErrorAnswer, li
         # It goes into incidents, logs and the status as one line.
         error = replace(refused.error, message=printable(refused.error.message), hint=printable(refused.error.hint))
         return replace(refused, error=error), []
+    if (other := others.get(head.operation)) is not None:
+        return _decode(other, header, head.operation), []
     decoder = _ANSWERS.get(head.operation)
     if decoder is None:
         raise MalformedMessage(
@@ -155,9 +173,9 @@ def decode_answer(payload: bytes | memoryview) -> tuple[Answer | ErrorAnswer, li
     return answer, [bytes(payload[start:end]) for start, end in pairwise(ends)]
 
 
-def _too_large(payload: bytes) -> MalformedMessage:
+def _too_large(payload: bytes, bytes_max: int) -> MalformedMessage:
     code = "request_too_large"
-    why = f"request of {len(payload)} bytes, at most {REQUEST_BYTES_MAX}"
+    why = f"request of {len(payload)} bytes, at most {bytes_max}"
     return MalformedMessage(why, code, hint=ERRORS[code].hint)
 
 

@@ -90,6 +90,9 @@ _ROWS = (
     ErrorRow("append_not_allowed", Fault.OPERATOR, False,
              "The requesting zone may not append to the stream, or the stream does not exist.",
              "Add the stream to appends of this peer in the serving node's node.toml."),
+    ErrorRow("not_allowed_here", Fault.OPERATOR, False,
+             "The node's socket takes this request from the node's user and root only.",
+             "Ask as the node's user; members of its group may ask for what changes nothing."),
     ErrorRow("unknown_artifact", Fault.OPERATOR, False,
              "The serving node has no artifact with this digest, or no fact that the requesting zone may read refers "
              "to it.",

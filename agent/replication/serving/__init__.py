@@ -4,6 +4,8 @@
 without IO.
 """
 
+from agent.replication.serving.admission import Caller
 from agent.replication.serving.latest_page import LatestValues, LookUp, TagFilter, TagSortKey
-from agent.replication.serving.operations import Turns
+from agent.replication.serving.operations import Consumers, Context, Turns, handlers
+from agent.replication.serving.outcomes import Drop, Refuse
 from agent.replication.serving.server import Server

@@ -7,6 +7,7 @@ proves its sender: the asking zone is taken from the request topic, which the br
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from agent.pages import Consumer
@@ -68,7 +69,7 @@ def check_consumer_name(name: str, asking_zone: str) -> Refuse | None:
 
 
 def admit_fetch(
-    request: FetchFacts, asking_zone: str, exports: frozenset[str], consumer: Consumer | None
+    request: FetchFacts, asking_zone: str, exports: AbstractSet[str], consumer: Consumer | None
 ) -> str | Refuse:
     """The stream that a fetch reads, if its zone may read it with this consumer (None: not yet registered). Decided
     before any state is changed."""
@@ -92,7 +93,7 @@ def admit_fetch(
 
 
 def check_consumer(
-    name: str, asking_zone: str, exports: frozenset[str], consumer: Consumer | None
+    name: str, asking_zone: str, exports: AbstractSet[str], consumer: Consumer | None
 ) -> Consumer | Refuse:
     """The consumer, if it exists and the zone may use it."""
     if (refusal := check_consumer_name(name, asking_zone)) is not None:
@@ -106,7 +107,7 @@ def check_consumer(
     return consumer
 
 
-def admit_range(request: FetchRange, asking_zone: str, exports: frozenset[str]) -> ReadPlan | Refuse:
+def admit_range(request: FetchRange, asking_zone: str, exports: AbstractSet[str]) -> ReadPlan | Refuse:
     """What to read of a range. A stream that is not exported is refused before its position is resolved, which would
     reveal its end."""
     if request.stream not in exports:
@@ -114,7 +115,7 @@ def admit_range(request: FetchRange, asking_zone: str, exports: frozenset[str]) 
     return ReadPlan(request.stream, request.first_offset - 1, request.limit, request.bytes_max, request.last_offset)
 
 
-def admit_sequences(request: FetchSequences, asking_zone: str, exports: frozenset[str]) -> ReadPlan | Refuse:
+def admit_sequences(request: FetchSequences, asking_zone: str, exports: AbstractSet[str]) -> ReadPlan | Refuse:
     """What to read of an origin. The plan counts sequences instead of offsets."""
     if request.stream not in exports:
         return not_exported(request.stream, asking_zone)

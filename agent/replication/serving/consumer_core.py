@@ -9,6 +9,7 @@ depends on the order of the steps, so each step that matters for it names its de
 from __future__ import annotations
 
 from collections.abc import Generator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -48,7 +49,7 @@ class ConsumerCore:
     store."""
 
     caller: Caller
-    exports: frozenset[str]
+    exports: AbstractSet[str]
     store_zone: str
     epoch: str
     life: str

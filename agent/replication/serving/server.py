@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from agent.concurrency import TaskGroup
 from agent.replication.mqtt import Incoming, Link
@@ -23,12 +22,7 @@ from agent.replication.protocol.errors import ERRORS, MalformedMessage, Transpor
 from agent.replication.protocol.messages import (
     CHANGING,
     WRITING,
-    ConfirmReceipt,
-    FetchFacts,
-    GetCursor,
-    GetLatest,
     Request,
-    UnregisterConsumer,
     operation_of,
 )
 from agent.replication.protocol.ports import ServingStore
@@ -38,13 +32,12 @@ from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.latest_page import LookUp
 from agent.replication.serving.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX
 from agent.replication.serving.operations import (
-    STATELESS,
     Alarm,
     Consumers,
     Context,
     IsProven,
-    Latest,
     Turns,
+    handlers,
     never_proven,
 )
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
@@ -54,8 +47,6 @@ from agent.telemetry import Side, Span, Telemetry
 
 READER_THREADS = READS_MAX + 1
 """One for each page being read, with a connection of its own, and one for a search for latest values."""
-
-_Handler = Callable[[Caller, Any], Awaitable[Outcome]]
 
 _log = logging.getLogger(__name__)
 
@@ -116,15 +107,7 @@ class Server:
         self._alarm = Alarm(self._context.call_later, self._begin_requests)
         self._begins_ms = 0
         self._consumers = Consumers(self._context)
-        self._handlers: dict[type[Request], _Handler] = {
-            FetchFacts: self._consumers.fetch,
-            ConfirmReceipt: self._consumers.confirm,
-            GetCursor: self._consumers.get_cursor,
-            UnregisterConsumer: self._consumers.unregister,
-            **{kind: partial(operation, self._context) for kind, operation in STATELESS.items()},
-        }
-        if look_up is not None:
-            self._handlers[GetLatest] = Latest(self._context, look_up).get_latest
+        self._handlers = handlers(self._context, self._consumers, look_up)
         self._group: TaskGroup | None = None
         self._open_requests: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
@@ -295,6 +278,7 @@ class Server:
 def _decoded(payload: bytes) -> Request | MalformedMessage:
     """The request, or the error of decoding it."""
     try:
-        return decode_request(payload)
+        request: Request = decode_request(payload)
     except MalformedMessage as error:
         return error
+    return request

@@ -31,12 +31,9 @@ from agent.replication.pki import PkiError, client_context, describe, load_certi
 from agent.replication.protocol.definition_fetch import DefinitionFetch
 from agent.replication.protocol.errors import DefinitionsUnavailable, PeerRefused, ReplicationError, advice
 from agent.replication.protocol.messages import (
-    BYTES_MAX_MIN,
     BoundsAnswer,
     ConfirmReceipt,
     CursorAnswer,
-    FetchAnswer,
-    FetchFacts,
     GetBounds,
     GetCursor,
     ListStreams,
@@ -58,6 +55,7 @@ from pyspark_bsfg.transports.conversation import Conversation
 from pyspark_bsfg.transports.ports import Asked, Bounds, Page, Registration
 from pyspark_bsfg.transports.proofs import Signers
 from pyspark_bsfg.transports.range_pages import RangePages
+from pyspark_bsfg.transports.registration import first_fetch, registration_of
 
 SPARK_FILES = "spark-files:"
 
@@ -179,21 +177,8 @@ class MqttNodeSource:
         return answer.frontier
 
     def register(self, consumer: str, stream: str, start: Start, claim: LeaseClaim) -> Registration:
-        """Registers by a first fetch, whose page is dropped: the protocol has no other way. The holder of a lease is
-        then our connection, and its epoch proves the claim on others."""
-        fetch = FetchFacts(
-            consumer_name=consumer,
-            stream=stream,
-            start=start,
-            limit=1,
-            bytes_max=BYTES_MAX_MIN,
-            lease=claim.epoch,
-            lease_after=claim.after,
-        )
-        answer = self._ask(fetch).answer
-        assert isinstance(answer, FetchAnswer), answer
-        granted = answer.lease or 0
-        return Registration(answer.frontier, granted, granted or answer.lease_in_force or 0)
+        """The holder of the lease is then our connection, and its epoch proves the claim on others."""
+        return registration_of(self._ask(first_fetch(consumer, stream, start, claim)).answer)
 
     def confirm(self, consumer: str, offset: int, life: str, claim: LeaseClaim) -> None:
         if offset > 0:

@@ -165,32 +165,35 @@ class StoreFileSource:
         return next((one.confirmed.frontier for one in self.reader.consumers() if one.name == consumer), None)
 
     def register(self, consumer: str, stream: str, start: Start, claim: LeaseClaim) -> Registration:
-        from agent.local_socket import RegisterConsumer
+        from pyspark_bsfg.transports.registration import first_fetch, registration_of
 
-        found = self._ask(RegisterConsumer(consumer, stream, start, is_fetching=True, claim=claim), consumer)
-        granted = 0 if claim.epoch == 0 and found.lease_holder != claim.holder else found.lease_epoch
-        return Registration(found.frontier, granted, found.lease_epoch, found.lease_holder)
+        found = registration_of(self._ask(first_fetch(consumer, stream, start, claim), consumer, claim))
+        holders = [one.lease.holder for one in self.reader.consumers() if one.name == consumer]
+        return found._replace(holder="".join(holders))
 
     def confirm(self, consumer: str, offset: int, life: str, claim: LeaseClaim) -> None:
-        from agent.local_socket import ConfirmReceipt
+        from agent.replication.protocol.messages import ConfirmReceipt
 
-        self._ask(ConfirmReceipt(consumer, offset, life=life, claim=claim), consumer)
+        if offset > 0:
+            request = ConfirmReceipt(consumer_name=consumer, offset=offset, life=life, lease=claim.epoch or None)
+            self._ask(request, consumer, claim)
 
-    def _ask(self, request: Any, consumer: str) -> Any:
+    def _ask(self, request: Any, consumer: str, claim: LeaseClaim) -> Any:
         """The answer of the node that owns the store, which alone writes it. Raises StoreUnreadable if none answers,
         and ConsumerRefused."""
         # Imported here: it takes as long as all other imports, and tasks do not need it.
-        from agent.local_socket import LocalError, Refused, StateFolderUnusable, ask
+        from agent.local_socket import LocalError, StateFolderUnusable, ask
+        from agent.replication.protocol.messages import ErrorAnswer
 
         folder = self.reader.path.parent
         try:
-            answer = asyncio.run(ask(folder, request))
+            answer = asyncio.run(ask(folder, request, instance=claim.holder)).answer
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise StoreUnreadable(f"consumer {consumer}: no node runs on {folder}", "start it") from error
         except (LocalError, StateFolderUnusable) as error:
             raise StoreUnreadable(f"consumer {consumer}: {error}", error.hint) from error
-        if isinstance(answer, Refused):
-            raise ConsumerRefused(f"consumer {consumer}: {answer.message}", answer.hint, answer.code)
+        if isinstance(answer, ErrorAnswer):
+            raise ConsumerRefused(f"consumer {consumer}: {answer.error.message}", answer.error.hint, answer.error.code)
         return answer
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
+from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.transport import Connection
 from agent.replication.protocol.codec import encode_request

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from agent.lease import LeaseClaim
+from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
 from agent.message import Envelope
-from agent.node.store_errors import COMPARISON_ERRORS
 from agent.positions import NOTHING_READ, Position
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import (

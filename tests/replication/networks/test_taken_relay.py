@@ -11,8 +11,8 @@ import pytest
 
 from agent.batch import Batch, Link, Origin, parse, seal_messages
 from agent.fact_store import FactStore
+from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
 from agent.message import Envelope, Fact, Message
-from agent.node.store_errors import COMPARISON_ERRORS
 from agent.pages import SignerCertificate
 from agent.positions import Position
 from agent.replication.pulling import AntiEntropy, AntiEntropySettings, ThrottledRequester, TrustPolicy

@@ -22,8 +22,8 @@ from agent.config import load
 from agent.fact_store import FactStore, StoreDamaged
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.local_socket.serving import RequestHandler, serve
+from agent.local_socket.serving.store_errors import COMPARISON_ERRORS
 from agent.node import compare
-from agent.node.store_errors import COMPARISON_ERRORS
 from agent.positions import Position
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester

@@ -13,8 +13,8 @@ import pytest
 
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactMissing
+from agent.local_socket.serving.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
 from agent.message import Envelope, Fact, Message, canonical_json
-from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ObjectAnswer, PutAnswer, PutObject
 from agent.replication.protocol.token_bucket import TokenBucket

@@ -17,7 +17,7 @@ import pytest
 from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreBusy
-from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
+from agent.local_socket.serving.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
 from agent.pages import Declined, OriginRange
 from agent.positions import Position
 from agent.replication.mqtt.carrier import Access, Incoming

@@ -21,7 +21,7 @@ import pytest
 from agent import batch
 from agent.batch import Batch, Origin
 from agent.fact_store.log.errors import DefinitionsMissing, ForkError, StoreError, StoreFull
-from agent.node.store_errors import STORE_ERRORS
+from agent.local_socket.serving.store_errors import STORE_ERRORS
 from agent.pages import (
     ArtifactProgress,
     ArtifactReference,

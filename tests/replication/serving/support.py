@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from agent.fact_store import FactStore
+from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.message import Envelope
 from agent.node.latest import latest_lookup
-from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.codec import decode_answer, encode_request

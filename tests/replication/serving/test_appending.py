@@ -5,12 +5,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from agent import local_socket
 from agent.batch import open_messages, parse
-from agent.fact_store import FactStore
-from agent.local_socket.serving import RequestHandler
 from agent.message import Envelope, Fact, Message
 from agent.replication.protocol.messages import AcquireLease, AppendAnswer, AppendedEntry, AppendFact, NewMessage
 from agent.settings.store import StreamSettings
@@ -76,37 +71,6 @@ async def test_message_ids_are_unique_per_zone_only(tmp_path: Path) -> None:
         assert await at_home(server._store, ("a", b"2"), ("b", b"2")) == [(noop, 2), (noop, 3)]
         assert await from_idmz(peer, ("a", b"2"), ("b", b"2")) == [(conflict, 1), (conflict, 4)]
         assert await at_home(server._store, ("a", b"1"), ("b", b"1")) == [(conflict, 2), (conflict, 3)]
-
-
-async def test_remote_appends_have_the_outcomes_of_local_ones(tmp_path: Path) -> None:
-    """The same messages through the local socket of another store give the same offsets, outcomes and warnings."""
-
-    def local_request(asked: NewMessage, stream: str) -> local_socket.AppendFact:
-        envelope = asked.envelope
-        own = Envelope(envelope.message_id, "plant-a", envelope.to_zone, envelope.produced_at_unix_ms)
-        fact = Fact(asked.fact.subject, asked.fact.predicate, bytes(asked.fact.object))
-        return local_socket.AppendFact(stream, own, fact, None, asked.producer, asked.lease_epoch, asked.base_offset)
-
-    leased = {"producer": "idmz.mes"}
-    asked = [
-        (ORDERS, new_message("a")), (ORDERS, new_message("a")), (ORDERS, new_message("a", b"2")),
-        (ORDERS, new_message("b", lease_epoch=5, **leased)), (ORDERS, new_message("c", lease_epoch=4, **leased)),
-        (PLANS, new_message("a", base_offset=0)), (PLANS, new_message("b", b"2", base_offset=0)),
-    ]  # fmt: skip
-    async with serving(tmp_path, APPENDS, STREAMS) as (server, peer):
-        there = [(await outcomes(peer, one, stream=stream))[0] for stream, one in asked]
-        assert server._store.end_offset(PLANS) == 1
-    with FactStore.open(tmp_path / "other.db", "plant-a", streams=STREAMS) as here:
-        handler = RequestHandler(here)
-        for (stream, one), answer in zip(asked, there, strict=True):
-            at_home = await handler.answer(local_request(one, stream))
-            assert isinstance(at_home, local_socket.Appended)
-            assert msgspec.structs.asdict(answer) == msgspec.structs.asdict(at_home)
-    assert [one.outcome for one in there] == [
-        "applied", "noop_already_applied", "conflicting_duplicate", "applied", "rejected_fenced", "queued", "superseded",
-    ]  # fmt: skip
-    assert there[4].lease_epoch == 5
-    assert there[5].warning
 
 
 async def test_a_lease_of_another_zone_fences_its_own_producers_only(tmp_path: Path) -> None:

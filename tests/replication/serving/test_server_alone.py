@@ -12,7 +12,7 @@ import pytest
 
 from agent.batch import Origin
 from agent.fact_store import FactStore
-from agent.node.store_errors import STORE_ERRORS
+from agent.local_socket.serving.store_errors import STORE_ERRORS
 from agent.replication.protocol.messages import (
     AcquireLease,
     AppendFact,

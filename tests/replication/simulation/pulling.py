@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.batch import Batch
 from agent.fact_store.log.errors import StoreError
-from agent.node.store_errors import STORE_ERRORS
+from agent.local_socket.serving.store_errors import STORE_ERRORS
 from agent.pages import LackingDefinitions, PutResult
 from agent.positions import Position, furthest
 from agent.replication.protocol.arrived_answer import ArrivedAnswer

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import pytest
 
 from agent.lease import Lease, LeaseClaim
-from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
+from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.node.trust import RestoreProof
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.protocol.codec import decode_answer, decode_heartbeat, decode_request

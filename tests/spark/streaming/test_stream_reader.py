@@ -223,7 +223,7 @@ def test_a_consumer_that_was_added_by_hand_or_removed_is_taken_without_being_tol
     """No query has it: one at the cursor begins there; one whose consumer was removed registers it again."""
     with node(tmp_path) as store:
         append(store, 30)
-        store.consumers.register(CONSUMER, "enterprise", TELEMETRY, "end").result()
+        store.consumers.register(CONSUMER, "local", TELEMETRY, "end").result()
         reader = stream(tmp_path, durable=True, startingOffsets="cursor")
         at = reader.initialOffset()
         assert at["offset"] == 30

@@ -1,22 +1,24 @@
 """The operations that a node serves: a function or a method for each.
 
 Requests arrive decoded and checked, from a caller whose zone the broker has proven (`server`). The result is an
-`Outcome`. Only parked fetches (`Consumers`) and searches kept for their next page (`Latest`) outlive a request;
-`STATELESS` has the other operations.
+`Outcome`. Only parked fetches (`Consumers`) and searches kept for their next page (`Latest`) outlive a request.
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from agent.replication.protocol import messages
 from agent.replication.serving.admission import Caller
+from agent.replication.serving.latest_page import LookUp
 from agent.replication.serving.operations import appends, objects, ranges, streams
 from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.operations.context import Alarm, Context, IsProven, Turns, never_proven
 from agent.replication.serving.operations.latest import Latest
 from agent.replication.serving.outcomes import Outcome
 
-STATELESS: dict[type[messages.Request], Callable[[Context, Caller, Any], Awaitable[Outcome]]] = {
+Handler = Callable[[Caller, Any], Awaitable[Outcome]]
+_STATELESS: dict[type[messages.Request], Callable[[Context, Caller, Any], Awaitable[Outcome]]] = {
     messages.AcquireLease: appends.acquire_lease,
     messages.AppendFact: appends.append,
     messages.FetchRange: ranges.fetch_range,
@@ -29,4 +31,21 @@ STATELESS: dict[type[messages.Request], Callable[[Context, Caller, Any], Awaitab
     messages.PutObject: objects.put_object,
 }
 
-__all__ = ["STATELESS", "Alarm", "Consumers", "Context", "IsProven", "Latest", "Turns", "never_proven"]
+
+def handlers(
+    context: Context, consumers: Consumers, look_up: LookUp | None = None
+) -> dict[type[messages.Request], Handler]:
+    """The handler of each operation, whichever carrier brings its requests."""
+    found: dict[type[messages.Request], Handler] = {
+        messages.FetchFacts: consumers.fetch,
+        messages.ConfirmReceipt: consumers.confirm,
+        messages.GetCursor: consumers.get_cursor,
+        messages.UnregisterConsumer: consumers.unregister,
+        **{kind: partial(operation, context) for kind, operation in _STATELESS.items()},
+    }
+    if look_up is not None:
+        found[messages.GetLatest] = Latest(context, look_up).get_latest
+    return found
+
+
+__all__ = ["Alarm", "Consumers", "Context", "Handler", "IsProven", "Turns", "handlers", "never_proven"]

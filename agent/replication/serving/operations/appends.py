@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from agent.append_contract import check_producer
-from agent.message import MessageError
+from agent.message import LOCAL_ZONE, MessageError
 from agent.replication.protocol.messages import AcquireLease, AppendAnswer, AppendedEntry, AppendFact, LeaseAnswer
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.appends import not_allowed, parse_append, refuse_message
@@ -24,7 +24,8 @@ async def append(context: Context, caller: Caller, request: AppendFact) -> Outco
     """The outcome of each message, once `acks` is reached or its time-out has passed."""
     if not _may_append(context, caller, request.stream):
         return not_allowed(request.stream, caller.zone)
-    parsed = parse_append(request, caller.zone)
+    is_local = caller.zone == LOCAL_ZONE
+    parsed = parse_append(request, context.store.zone if is_local else caller.zone, is_local=is_local)
     if isinstance(parsed, Refuse):
         return parsed
     try:
@@ -42,7 +43,8 @@ async def acquire_lease(context: Context, caller: Caller, request: AcquireLease)
     if not _may_append(context, caller, request.stream):
         return not_allowed(request.stream, caller.zone)
     try:
-        check_producer(request.producer, caller.zone)
+        if caller.zone != LOCAL_ZONE:
+            check_producer(request.producer, caller.zone)
     except MessageError as error:
         return Refuse("bad_request", str(error))
     context.changed(caller.zone)

@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from agent.positions import Position, Resolved
-from agent.replication.mqtt import Link
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import FetchFacts, LogPosition
 from agent.replication.protocol.ports import ServingStore
@@ -97,6 +97,22 @@ class Alarm:
         self._callback()
 
 
+class CarrierConnection(Protocol):
+    """Takes answers to requesters."""
+
+    @property
+    def packet_bytes_max(self) -> int: ...
+    @property
+    def outgoing_bytes(self) -> int: ...
+    def publish_answer(self, topic: str, payload: bytes, correlation: bytes) -> None: ...
+
+
+class Carrier(Protocol):
+    """How requests and answers travel: the link to a broker, or the node's own socket."""
+
+    def require(self) -> CarrierConnection: ...
+
+
 @dataclass
 class Context:
     """One link's side of a serving node. `exports`: each peer zone and the streams it may read; `appends`: those it may
@@ -106,11 +122,11 @@ class Context:
     loop here.
     """
 
-    link: Link
+    link: Carrier
     store: ServingStore
-    exports: Mapping[str, frozenset[str]]
+    exports: Mapping[str, AbstractSet[str]]
     telemetry: Telemetry = field(default_factory=Telemetry)
-    appends: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    appends: Mapping[str, Container[str]] = field(default_factory=dict)
     is_proven: IsProven = never_proven
     limits: Mapping[str, PeerLimits] = field(default_factory=dict)
     readers: Executor | None = None  # while the server runs

@@ -6,6 +6,8 @@ side that receives the last bytes compares the digest: the requester of a read, 
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from agent.replication.protocol.messages import GetObject, ObjectAnswer, PutAnswer, PutObject
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.operations.context import Context
@@ -20,7 +22,7 @@ async def get_object(context: Context, caller: Caller, request: GetObject) -> Ou
     return await context.in_thread(caller.zone, _read, context, request, min(request.bytes_max, room), exports)
 
 
-def _read(context: Context, request: GetObject, length: int, exports: frozenset[str]) -> Outcome:
+def _read(context: Context, request: GetObject, length: int, exports: AbstractSet[str]) -> Outcome:
     artifacts = context.store.artifacts
     if exports.isdisjoint(artifacts.streams(request.digest)):
         return Refuse("unknown_artifact", f"no fact that you may read refers to {request.digest}")
