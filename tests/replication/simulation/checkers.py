@@ -60,7 +60,7 @@ _RECORDED = {"inserted": "INSERT", "resealed": "UPDATE OF origin"}
 """Temporary tables of every batch inserted, and of every batch resealed: one that arrived or was resealed may be
 released within the same commit."""
 _ROWS = """SELECT b.first_offset, b.last_offset, o.zone, o.epoch, b.first_sequence, b.count, b.digest, b.previous_digest
-FROM {} b JOIN origin o ON o.id = b.origin JOIN stream s ON s.id = b.stream
+FROM {} b JOIN named_origin o ON o.id = b.origin JOIN stream s ON s.id = b.stream
 WHERE s.name = ? AND b.first_offset > ? ORDER BY b.first_offset"""
 
 
