@@ -177,9 +177,11 @@ async def _connected(plant: Plant, after_s: float) -> None:
 
 async def _heartbeats(some: list[Plant]) -> None:
     """Those of a plant at the interval of a node; the plants are spread over it."""
+    due_s = time.monotonic()
     while True:
         for plant in some:
-            await asyncio.sleep(HEARTBEAT_MS / 1000 / len(some))
+            due_s += HEARTBEAT_MS / 1000 / len(some)
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             plant.heartbeat()
 
 

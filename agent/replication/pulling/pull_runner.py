@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from agent.batch import Batch, Kind, Origin
 from agent.pages import BatchEnd, LackingDefinitions, PutResult
 from agent.positions import Position
@@ -152,6 +154,9 @@ class PullRunner:
         self.spans = PullSpans(telemetry or Telemetry(), *at, is_new=not trail)
         self.catch_up = CatchUpTracker()
         self.peer_end_offset = 0
+        self._newest: Batch | None = None  # the last batch of the page that was just stored
+        self._former: Sequence[bytes] = ()
+        self._former_of: bytes = b""
 
     def handle(self, event: PullEvent, now_ms: int, chance: float) -> None:
         """Pass an event to the receiver and carry out its effects; `chance` is 0 to 1."""
@@ -166,8 +171,10 @@ class PullRunner:
             match effect:
                 case Fetch():
                     settings = self._settings.receiver
+                    self._read_former_epochs()
                     held = self._origin_head(effect) if effect.must_claim_history else None
-                    former = [epoch.hex() for epoch in self._store.former_epochs[-FORMER_EPOCHS_MAX:]]
+                    self._newest = None
+                    former = [epoch.hex() for epoch in self._former[-FORMER_EPOCHS_MAX:]]
                     request = fetch_request(effect, self._settings, held, self._judge.signers_known(), former)
                     expiry_s = (effect.wait_ms + settings.answer_timeout_ms) // 1000 + 1
                     self._io.send(effect.fetch_id, request, expiry_s)
@@ -190,20 +197,28 @@ class PullRunner:
 
     # --------------------------------------------------------------------------------------------------------- internal
 
+    def _read_former_epochs(self) -> None:
+        """Read our own former epochs, with each request but those that follow a page: they change with an epoch."""
+        if self._newest is None or self._former_of != self._store.epoch:
+            self._former_of, self._former = self._store.epoch, self._store.former_epochs
+
     def _origins(self) -> frozenset[str]:
         """The origins of which the peer may send facts: its zones, and our own former epochs, whose facts a restore may
         have lost."""
-        store = self._store
-        return self._settings.origins.union(str(Origin(store.zone, epoch)) for epoch in store.former_epochs)
+        return self._settings.origins.union(str(Origin(self._store.zone, epoch)) for epoch in self._former)
 
     def _origin_head(self, fetch: Fetch) -> OriginHead | None:
         """The claim to send: a batch of the peer's own facts, of this epoch, that is held here, whichever peer sent it.
-        It is the batch that the peer's page contradicted (0041), else the last one. If its row is not here, a later one
-        with a record covers it; a claim without a record proves nothing (0047)."""
+        It is the batch that the peer's page contradicted (0041), else the last one; in the request after a page the
+        last of that page, which needs no look into the store. If its row is not here, a later one with a record covers
+        it; a claim without a record proves nothing (0047)."""
         settings, end = self._settings, fetch.contradicted
         if fetch.epoch is None:
             return None
         origin = Origin(settings.peer_zone, bytes.fromhex(fetch.epoch))
+        newest = self._newest
+        if end is None and newest is not None and newest.header.origin == origin:
+            return _claim(newest.header.last_sequence, newest.digest, newest.record, newest.signed_digest)
         ranges = self._store.held_of(settings.stream, origin)
         if end is None and ranges:
             end = BatchEnd(ranges[-1].last_sequence, ranges[-1].last_digest)
@@ -214,13 +229,8 @@ class PullRunner:
         if found is not None and any(
             one.first_sequence <= end.last_sequence + 1 and found.last_sequence <= one.last_sequence for one in ranges
         ):
-            return OriginHead(
-                last_sequence=found.last_sequence,
-                digest=found.digest.hex(),
-                record=found.record,
-                signed_digest=found.signed_digest.hex(),
-            )
-        return OriginHead(last_sequence=end.last_sequence, digest=end.digest.hex())
+            return _claim(found.last_sequence, found.digest, found.record, found.signed_digest)
+        return _claim(end.last_sequence, end.digest)
 
     def _read_answer(self, fetch_id: int, arrived: ArrivedAnswer) -> PageArrived[CheckedContent] | FetchFailed:
         settings = self._settings
@@ -277,6 +287,8 @@ class PullRunner:
             reason = f"{type(error).__name__}: {error}"
             self._io.happened(AppendFailed(reason, is_retryable=is_retryable, contradicted=held))
         else:
+            is_all_held = judged.batches and not result.refused and not result.left_out
+            self._newest = judged.batches[-1] if is_all_held else None
             self._io.stored(result)
             self._io.happened(Appended())
 
@@ -311,6 +323,11 @@ def fetch_request(
 
 def _confirm(read: Position) -> Confirm:
     return Confirm(last_offset=read.offset, life=read.life.hex(), digest=read.digest.hex())
+
+
+def _claim(last_sequence: int, digest: bytes, record: bytes = b"", signed_digest: bytes = b"") -> OriginHead:
+    claim = OriginHead(last_sequence=last_sequence, digest=digest.hex())
+    return replace(claim, record=record, signed_digest=signed_digest.hex()) if record else claim
 
 
 def put_page(

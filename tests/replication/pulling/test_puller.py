@@ -102,7 +102,7 @@ def claim_of(batch: Batch) -> OriginHead:
 class HandStore:
     """A store that does nothing by itself."""
 
-    zone = "idmz"
+    zone, epoch = "idmz", bytes(16)
     former_epochs: tuple[bytes, ...] = ()
 
     def __init__(self, position: Position | None = None) -> None:
@@ -491,6 +491,25 @@ async def test_a_peer_is_shown_the_batch_that_its_page_contradicts() -> None:
         await settle()
         claims = [request.origin_head for request in scene.peer.requests]
         assert [claim and claim.last_sequence for claim in claims] == [20, None, 10]
+
+
+async def test_the_request_after_a_page_claims_its_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a look into the store: with a thousand plants that would be a thousand a second. Not if the store kept
+    only a part of the page."""
+    store = HandStore()
+    async with pulling(store) as scene:
+        monkeypatch.setattr(scene.puller._runner.core, "_settings", replace(PATIENCE, history_claim_after_ms=0))
+        looked, held_of = list[Origin](), store.held_of
+        monkeypatch.setattr(store, "held_of", lambda *at: (looked.append(at[1]), held_of(*at))[1])
+        plant, left_out = Peer(epoch=bytes.fromhex(ONE)), OriginRange("plant", bytes.fromhex(ONE), 2, 2)
+        for first, left in ((1, ()), (2, (left_out,))):
+            await scene.answer(plant.page(first, 1, more=False))
+            store.put[-1].future.set_result(replace(result(1), left_out=left))
+            await settle()
+        (batch,) = store.put[0].batches
+        claim = OriginHead(last_sequence=1, digest=batch.digest.hex())
+        assert [request.origin_head for request in scene.peer.requests[1:]] == [claim, None]
+        assert looked == [batch.header.origin]
 
 
 @pytest.mark.parametrize(
