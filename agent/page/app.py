@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
+from zlib import crc32
 
 import jinja2
 from starlette.applications import Starlette
@@ -37,8 +39,10 @@ from agent.status_codes import status_name
 
 ROWS_SHOWN = 200
 SPAN_MS_DEFAULT, SPAN_MS_MAX = 3_600_000, 32 * 86_400_000
-STREAMS_MAX = 32
-"""Open pages that are kept up to date; more are drawn again by a reload."""
+STREAMS_MAX, STREAMS_OF_ADDRESS_MAX = 32, 16
+"""Open pages that are kept up to date; more of them ask again each second."""
+STREAM_S_MAX, STREAM_RETRY_MS = 60.0, 200
+"""A browser that still listens asks again; one that is gone, or never read, has given its place back."""
 QUERY_CHARS_MAX = 200
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; "
@@ -58,7 +62,7 @@ class Page:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._streams = 0
+        self._streams = Counter[str]()  # by address
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("agent.page"), autoescape=True, undefined=jinja2.ChainableUndefined,
             trim_blocks=True, lstrip_blocks=True,
@@ -93,22 +97,28 @@ class Page:
     async def live(self, request: Request) -> Response:
         """The changing part of a page, again and again, as server-sent events."""
         path, _, query = request.query_params.get("page", "/").partition("?")
-        if self._streams >= STREAMS_MAX:
+        address = request.client.host if request.client else ""
+        if self._streams.total() >= STREAMS_MAX or self._streams[address] >= STREAMS_OF_ADDRESS_MAX:
             return PlainTextResponse("too many pages are open", 503)
-        return StreamingResponse(self._events(path, dict(parse_qsl(query))), media_type="text/event-stream")
+        has = request.headers.get("last-event-id", "")
+        events = self._events(path, dict(parse_qsl(query)), address, has)
+        return StreamingResponse(events, media_type="text/event-stream")
 
-    async def _events(self, path: str, query: dict[str, str]) -> AsyncIterator[str]:
-        sent = None
-        self._streams += 1
+    async def _events(self, path: str, query: dict[str, str], address: str, has: str) -> AsyncIterator[str]:
+        """`has`: the digest of what the browser shows."""
+        until_s = time.monotonic() + STREAM_S_MAX
+        self._streams[address] += 1
         try:
-            while True:
+            yield f"retry: {STREAM_RETRY_MS}\n\n"
+            while time.monotonic() < until_s:
                 main, title, _ = await self.draw(path, query)
-                news = {"title": title, "at": self._watch.looked_unix_ms} | ({} if main == sent else {"main": main})
-                sent = main
-                yield f"data: {json.dumps(news)}\n\n"
+                digest = f"{crc32(main.encode()):x}"
+                news = {"title": title, "at": self._watch.looked_unix_ms} | ({} if digest == has else {"main": main})
+                has = digest
+                yield f"id: {digest}\ndata: {json.dumps(news)}\n\n"
                 await self._watch.wait_news()
         finally:
-            self._streams -= 1
+            self._streams[address] -= 1
 
     async def draw(self, path: str, query: dict[str, str]) -> tuple[str, str, int]:
         """What a page shows, its title and its HTTP status."""

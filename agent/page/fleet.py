@@ -89,8 +89,10 @@ def fleet_sentence(rows: Iterable[ZoneRow]) -> str:
     bad = [level for level in reversed(Level) if level is not Level.GOOD and counts[level]]
     if not total:
         return "No zone has sent its health yet."
+    if total == 1:
+        return f"The one zone is {next(iter(counts)).value}."
     if not bad:
-        return f"All {total:,} zones are good." if total > 1 else "The one zone is good."
+        return f"All {total:,} zones are good."
     first, *others = [f"{counts[level]:,} {{}}{level.value}" for level in bad]
     verb = "is " if counts[bad[0]] == 1 else "are "
     head = first.format(f"of {total:,} zones {verb}")

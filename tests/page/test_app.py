@@ -19,9 +19,10 @@ from agent.health.brief import encode_health
 from agent.health.snapshot import NodeSnapshot, SourceStatus
 from agent.health.verdict import assess
 from agent.message import Sample, TagDefinition
+from agent.page import app as app_module
 from agent.page import watch as watch_module
 from agent.page.access import Users, user_line
-from agent.page.app import CONTENT_POLICY, STREAMS_MAX, make_app
+from agent.page.app import CONTENT_POLICY, STREAM_RETRY_MS, STREAMS_MAX, STREAMS_OF_ADDRESS_MAX, make_app
 from agent.page.health_tail import ZoneHealth
 from agent.page.watch import Watch, own_health
 from agent.settings.node import IdentitySettings
@@ -215,17 +216,27 @@ async def test_users(site: Site, tmp_path: Path) -> None:
     assert await status(basic("ann:secret")) == 401
 
 
-async def test_open_pages_are_bounded(site: Site) -> None:
-    """The changing part comes once for each look, and only if it has changed; one page too many is refused."""
+async def test_open_pages_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The changing part comes once for each look, and only if the browser does not have it; one page too many, of all
+    or of an address, is refused; and each place is given back by time, whether its visitor reads or not."""
     page = site.app.routes[0].endpoint.__self__  # type: ignore[attr-defined]
     await site.watch.look()
-    events = page._events("/zone/idmz", {})
-    first = json.loads((await anext(events)).removeprefix("data: "))
-    assert "idmz is good." in first["main"]
+    events = page._events("/zone/idmz", {}, "a", "")
+    assert await anext(events) == f"retry: {STREAM_RETRY_MS}\n\n"
+    mark, _, data = (await anext(events)).partition("\ndata: ")
+    assert "idmz is good." in json.loads(data)["main"]
     again = asyncio.ensure_future(anext(events))
     await asyncio.sleep(0)
     site.watch._news.set()
-    assert "main" not in json.loads((await again).removeprefix("data: "))
-    page._streams = STREAMS_MAX
-    assert (await site.get("/live?page=/"))[0] == 503
-    await events.aclose()
+    assert "main" not in json.loads((await again).partition("data: ")[2])
+    assert page._streams == {"a": 1}
+    with monkeypatch.context() as over:
+        over.setattr(app_module, "STREAM_S_MAX", 0.0)
+        assert [event async for event in page._events("/", {}, "b", "")] == [f"retry: {STREAM_RETRY_MS}\n\n"]
+    later = page._events("/zone/idmz", {}, "a", mark.removeprefix("id: "))
+    await anext(later)
+    assert "main" not in json.loads((await anext(later)).partition("data: ")[2]), "it has it"
+    for places in ({"": STREAMS_OF_ADDRESS_MAX}, {"other": STREAMS_MAX}):
+        page._streams.clear()
+        page._streams.update(places)
+        assert (await site.get("/live?page=/"))[0] == 503

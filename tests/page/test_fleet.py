@@ -76,5 +76,6 @@ def test_the_sentence_of_few() -> None:
     """No zone, one, and all good."""
     assert fleet_sentence([]) == "No zone has sent its health yet."
     assert fleet_sentence(fleet_rows([zone("a")], NOW_MS)) == "The one zone is good."
+    assert fleet_sentence(fleet_rows([zone("a", 3)], NOW_MS)) == "The one zone is broken."
     assert fleet_sentence(fleet_rows([zone("a"), zone("b")], NOW_MS)) == "All 2 zones are good."
     assert fleet_sentence(fleet_rows([zone("a", 1), zone("b")], NOW_MS)) == "1 of 2 zones is late."

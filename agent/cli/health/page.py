@@ -7,8 +7,10 @@ import asyncio
 import json
 import shutil
 import sys
+import textwrap
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,7 +20,12 @@ from agent.cli.run import set_up_logging
 from agent.cli.table import lines
 from agent.escaping import printable
 
+if TYPE_CHECKING:
+    from agent.page.health_tail import HealthTail
+    from agent.settings.node import IdentitySettings
+
 TOP_S = 2.0
+_OTHER_SCREEN, _FORMER_SCREEN, _CLEAR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H\x1b[2J"
 
 
 @click.command()
@@ -82,33 +89,49 @@ def fleet(config_file: Path, words: tuple[str, ...], everything: bool, as_json: 
 @config_option
 def top(config_file: Path) -> None:
     """Show the state of the node and of the zones below, live, until Ctrl-C."""
-    from agent.cli.health.status import text
     from agent.cli.terminal import unwrapped
+
+    node, screen = load_settings(config_file).node, unwrapped(sys.stdout)
+    if not screen.isatty():
+        raise click.UsageError("top needs a terminal; bsfg status and bsfg fleet print once")
+    tail: HealthTail | None = None
+    screen.write(_OTHER_SCREEN)
+    try:
+        while True:
+            size = shutil.get_terminal_size()
+            tail, found = _look(node, tail, size.columns)
+            screen.write(_CLEAR + "\n".join(found[: size.lines - 1]) + "\n")
+            screen.flush()
+            time.sleep(TOP_S)
+    except KeyboardInterrupt:
+        pass  # the way to end it
+    finally:
+        screen.write(_FORMER_SCREEN)
+        screen.flush()
+
+
+def _look(node: IdentitySettings, tail: HealthTail | None, columns: int) -> tuple[HealthTail | None, list[str]]:
+    """The lines of `top` now: those of the node are wrapped, of the zones below each has one. `tail`: what was read
+    before; None: nothing, or the store could not be read."""
+    from agent.cli.health.status import text
     from agent.client import Client, NodeSilent
     from agent.fact_store import StoreError, StoreReader
     from agent.page.fleet import fleet_rows, fleet_sentence
     from agent.page.health_tail import HealthTail
 
-    node = load_settings(config_file).node
-    tail: HealthTail | None = None
-    while True:
-        try:
-            tail = tail or HealthTail(StoreReader(node.store_file))
-            tail.read()
-            rows = fleet_rows(tail.zones.values(), time.time_ns() // 1_000_000)
-            below = [fleet_sentence(rows)] if len(rows) > 1 else []
-            below += [
-                f"  {row.level.value:<7} {row.zone}: {row.what}" for row in rows if row.what and row.zone != node.zone
-            ]
-        except StoreError as error:
-            tail, below = None, [str(error)]
-        try:
-            shown = text(Client(node.state_dir).status())
-        except NodeSilent as error:
-            shown = f"{error}; {error.hint}"
-        size = shutil.get_terminal_size()
-        lines_shown = [time.strftime("%H:%M:%S"), *shown.splitlines(), "", *below][: size.lines - 1]
-        screen = unwrapped(sys.stdout)
-        screen.write("\x1b[H\x1b[2J" + "\n".join(printable(line)[: size.columns] for line in lines_shown) + "\n")
-        screen.flush()
-        time.sleep(TOP_S)
+    try:
+        tail = tail or HealthTail(StoreReader(node.store_file))
+        tail.read()
+        zones = [zone for zone in tail.zones.values() if zone.zone != node.zone]
+        rows = fleet_rows(zones, time.time_ns() // 1_000_000)
+        below = [f"below: {fleet_sentence(rows)}"] if rows else []
+        below += [f"  {row.level.value:<7} {row.zone}: {row.what}" for row in rows if row.what]
+    except StoreError as error:
+        tail, below = None, [str(error)]
+    try:
+        own = text(Client(node.state_dir).status())
+    except NodeSilent as error:
+        own = f"{error}; {error.hint}"
+    wrapped = textwrap.TextWrapper(columns, replace_whitespace=False, drop_whitespace=False).wrap
+    lines_own = [part for line in own.splitlines() for part in wrapped(printable(line)) or [""]]
+    return tail, [time.strftime("%H:%M:%S"), *lines_own, "", *(printable(line)[:columns] for line in below)]
