@@ -3,8 +3,8 @@ nothing when they are up to date.
 
 The rules of a setting are taken from the code that enforces them: a record is made with values that break them, and the
 page shows the answers. The meaning of a setting comes from the node.toml that `bsfg init` writes. Commands are
-described as their `--help` describes them. The texts about log lines and incidents are written in log.md itself; a new
-one gets an empty row there, which a test refuses. Run it after changing a setting, a command or a log line.
+described by the first part of their `--help`. The texts about log lines and incidents are written in log.md itself; a
+new one gets an empty row there, which a test refuses. Run it after changing a setting, a command or a log line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import re
 import textwrap
 import types
 import typing
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ import click
 
 from agent.cli import bsfg
 from agent.cli.prepare.init import node_toml
-from agent.health.problems import EXPLAINS, Problem
+from agent.health.problems import Problem
 from agent.node.reload_plan import Reach, reach_of
 from agent.settings.node import NodeSettings
 from agent.settings.sources import toml
@@ -57,10 +56,6 @@ _GOOD: dict[str, object] = {  # for settings without a default, and for those th
     "private_key_file": Path("a"),
 }
 _WIDTH = 120
-_SHARED_BY_FAMILIES = 3
-"""Commands of the first level that have an option with one text, for it to be described in front of all of them."""
-_SHARED_IN_GROUP = 2
-"""Commands of a group that have an option with one text, for it to be described at the group."""
 _SETTING = re.compile(r"(?:# )?([a-z_0-9]+) = .+")
 _SECTION = re.compile(r"(?:# )?\[\[?([a-z]+)\]\]?")
 
@@ -98,9 +93,9 @@ _COMMANDS = """# Commands
 
 <!-- from the code: python tools/draw_reference.py -->
 
-Every command of `bsfg`, as `--help` prints it. The exit status is 0 for a good result, 1 for a bad one and 2 for wrong
-usage. [Benchmarks](../developers/benchmarks.md) has the commands of `bsfg bench`. Options that many commands have, which
-*also* below refers to:
+Every command of `bsfg`, with its arguments and options. `bsfg COMMAND --help` explains the options with their defaults.
+The exit status is 0 for a good result, 1 for a bad one and 2 for wrong usage. `--config` names a node.toml or a node
+of /etc/bsfg, `--json` prints JSON. [Benchmarks](../developers/benchmarks.md) has the commands of `bsfg bench`.
 """
 
 
@@ -145,37 +140,19 @@ def configuration() -> str:
 
 
 def commands() -> str:
-    """The page of the commands. What several commands share is described once: in front, or at their group."""
-    tree = [(path, command) for path, command in walk(bsfg, "bsfg") if not path.startswith("bsfg bench ")]
-    options = {path: _options(path, command) for path, command in tree}
-    families: dict[str, list[str]] = {}
-    for path, entries in options.items():
-        families.setdefault(" ".join(path.split()[:2]), []).extend(entries)
-    everywhere = _repeated(map(list, map(dict.fromkeys, families.values())), _SHARED_BY_FAMILIES)
-    parts = [_COMMANDS, "\n".join(map(_filled, everywhere)) + "\n"]
-    for path, command in tree:
-        group = path if isinstance(command, click.Group) else path.rpartition(" ")[0]
-        in_group = [options[below] for below in options if group != "bsfg" and below.rpartition(" ")[0] == group]
-        names = {_name(entry) for entry in everywhere}
-        at_group = [entry for entry in _repeated(in_group, _SHARED_IN_GROUP) if _name(entry) not in names]
-        if group == path:
-            own, shared = options[path] + at_group, []
-        else:
-            shared = [entry for entry in options[path] if entry in everywhere or entry in at_group]
-            own = [entry for entry in options[path] if entry not in shared]
-        also = [f"Also {', '.join(re.findall('^- (`[^ `]+)', entry)[0] + '`' for entry in shared)}."] if shared else []
-        parts.append(_command(path, command, own, also))
-    return wrapped("\n".join(parts), is_python=False)
+    """The page of the commands."""
+    tree = ((path, command) for path, command in walk(bsfg, "bsfg") if not path.startswith("bsfg bench "))
+    return wrapped("\n".join([_COMMANDS, *(_command(path, command) for path, command in tree)]), is_python=False)
 
 
 def log() -> str:
     """The page of the problems, log lines and incidents: problems of the code, rows and levels of events and incidents
-    with the texts that the page has."""
+    with the texts that the page has. Events of level info are normal, and have no row."""
     text = (REFERENCE / "log.md").read_text("utf-8")
-    head = "| problem | level | meaning | what to do | explains |\n|---|---|---|---|---|\n"
+    head = "| problem | level | meaning |\n|---|---|---|\n"
     text = re.sub(rf"{re.escape(head)}(\|.*\n)*", lambda _: head + "".join(map(_problem, Problem)), text)
     tables = (
-        ("event", {name: f" {level} |" for name, level in events().items()}),
+        ("event", {name: f" {level} |" for name, level in events().items() if level != "info"}),
         ("kind", dict.fromkeys(sorted(incidents()), "")),
     )
     for head, rows in tables:
@@ -187,12 +164,8 @@ def log() -> str:
 
 
 def _problem(problem: Problem) -> str:
-    """The row of a problem. A remedy that depends on the case is printed by the status."""
-    _, meaning, remedy = problem.value
-    todo = re.sub(r"\{remedy\}", "the status says it", remedy)
-    todo = _linked(re.sub(r"\{(\w+)\}", lambda name: name[1].upper(), todo))
-    effects = ", ".join(f"`{one.name.lower()}`" for one in Problem if one in EXPLAINS.get(problem, ()))
-    cells = (f"`{problem.name.lower()}`", problem.level.value, meaning, todo, effects)
+    """The row of a problem. The status itself says what to do."""
+    cells = (f"`{problem.name.lower()}`", problem.level.value, problem.value[1])
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
@@ -301,37 +274,18 @@ def _filled(text: str, indent: str = "") -> str:
     return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _options(path: str, command: click.Command) -> list[str]:
-    """An entry for each option that has a text, except --help."""
-    records = [parameter.get_help_record(click.Context(command, info_name=path)) for parameter in command.params]
-    return [
-        f"- `{names.replace(' RANGE', '')}`: {' '.join(text.split())}" for names, text in filter(None, records) if text
-    ]
-
-
-def _name(entry: str) -> str:
-    return entry.removeprefix("- ").partition(": ")[0]
-
-
-def _repeated(lists: Iterable[list[str]], count_min: int) -> list[str]:
-    """The entries that stand in so many lists; of those with one name, the most frequent."""
-    found: dict[str, str] = {}
-    for entry, count in Counter(entry for entries in lists for entry in entries).most_common():
-        if count >= count_min:
-            found.setdefault(_name(entry), entry)
-    return list(found.values())
-
-
-def _command(path: str, command: click.Command, options: list[str], also: list[str]) -> str:
+def _command(path: str, command: click.Command) -> str:
+    """What the help says of a command, its arguments, and its options without their texts."""
     context = click.Context(command, info_name=path)
     told = [" ".join(one.split()) for one in inspect.cleandoc(command.help or "").split("\n\n")]
-    parts = [f"{'##' if path.count(' ') < 2 else '###'} {path}", *(_filled(one) for one in told)]
+    parts = [f"{'##' if path.count(' ') < 2 else '###'} {path}", *map(_filled, told)]
     arguments = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
     if arguments and not isinstance(command, click.Group):
         parts.append(f"    {' '.join([path, *arguments])}")
-    elif options and path != "bsfg" and isinstance(command, click.Group):
-        parts.append("Options of several of these commands:")
-    parts += ["\n".join(map(_filled, options)), *map(_filled, also)]
+    records = [one.get_help_record(context) for one in command.params if isinstance(one, click.Option)]
+    names = [f"`{re.sub(' [A-Z_:]+( RANGE)?$', '', names)}`" for names, _ in filter(None, records)]
+    if names:
+        parts.append(_filled(", ".join(names)))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
