@@ -43,6 +43,7 @@ TEXT = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")  # neither control characte
 
 MESSAGE_ID_BYTES_MAX = 256  # a UUID has 36, a SHA-256 in hex 64; enough for readable ids, too little for documents
 SUBJECT_BYTES_MAX = 512  # also of a predicate
+DEFINITION_TEXT_MAX = 1024  # bytes of a definition's other texts
 ENUMERATION_BYTES_MAX = 4096  # a hundred names; PackML, the largest in use, has 30 states
 TEXT_BYTES_MAX = 256  # any other text field of an envelope
 LABELS_MAX = 32  # labels are policy hints, not a second object
@@ -135,6 +136,11 @@ class TagDefinition:
     @classmethod
     def from_json(cls, data: bytes) -> TagDefinition:
         """Read the result of `to_json`. Unknown fields are ignored; a wrong type raises MessageError."""
+        if plain := _PLAIN_DEFINITION.fullmatch(data):
+            texts = {name: text.decode("ascii") for name, text in plain.groupdict().items() if text}
+            names = SUBJECT.fullmatch(texts.get("subject", "")), PREDICATE.fullmatch(texts.get("predicate", "a"))
+            if None not in names:
+                return cls(**texts)
         known = {f.name for f in fields(cls)}
         found = parse_json("definition", data)
         if not isinstance(found, dict) or not isinstance(found.get("subject"), str):
@@ -146,6 +152,21 @@ class TagDefinition:
         definition = cls(**texts)
         check_definition(definition)
         return definition
+
+
+def _plain_definition() -> re.Pattern[bytes]:
+    """Matches the canonical JSON of a definition whose texts are ASCII without escapes, as nearly all are, and within
+    their limits: in a third of the time of a parser. A node that pulls a thousand zones reads 100,000 of them."""
+    limits = {one.name: DEFINITION_TEXT_MAX for one in fields(TagDefinition)}
+    limits |= {"enumeration": ENUMERATION_BYTES_MAX, "subject": SUBJECT_BYTES_MAX, "predicate": SUBJECT_BYTES_MAX}
+    every = [
+        rf'(?:"{name}":"(?P<{name}>[^"\\\x00-\x1f\x7f-\xff]{{1,{limit}}})"(?:,(?=")|(?=}}\Z)))?'
+        for name, limit in sorted(limits.items())
+    ]
+    return re.compile((r"\{" + "".join(every) + r"\}").encode())
+
+
+_PLAIN_DEFINITION = _plain_definition()
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +296,7 @@ def check_definition(definition: TagDefinition) -> None:
     check_name("definition.predicate", definition.predicate, PREDICATE)
     for name in ("unit", "source", "address", "data_type", "description", "acquisition"):
         if text := getattr(definition, name):
-            check_text(f"definition.{name}", text, 1024)
+            check_text(f"definition.{name}", text, DEFINITION_TEXT_MAX)
     if definition.enumeration:
         check_text("definition.enumeration", definition.enumeration, ENUMERATION_BYTES_MAX)
 

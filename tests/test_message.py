@@ -260,6 +260,8 @@ def test_definitions_survive_and_are_stable() -> None:
     """Empty fields are not written, unknown ones are ignored when read, and invalid ones are named."""
     full = TagDefinition("tag:l1/flow", "flow_measured", "m3/h", "plc-1", "ns=2;s=F", "Double", "Durchfluß")
     assert TagDefinition.from_json(full.to_json()) == full
+    plain = replace(full, description="Flow, at 20 C", enumeration="0=Off|1=On", acquisition="history")
+    assert TagDefinition.from_json(plain.to_json()) == plain
     assert TagDefinition("tag:l1/flow").to_json() == b'{"predicate":"value_sampled","subject":"tag:l1/flow"}'
     assert TagDefinition.from_json(b'{"subject":"tag:a","new_in_2.0":[1]}') == TagDefinition("tag:a")
     for data, field in (
@@ -272,6 +274,9 @@ def test_definitions_survive_and_are_stable() -> None:
         (b'{"predicate":"P","subject":"tag:a"}', "definition.predicate"),
         (b'{"subject":"tag:a","description":"a\\nb"}', "definition.description"),
         (b'{"subject":"tag:a","subject":"tag:b"}', "definition"),
+        (b'{"predicate":"a","subject":"tag:a",}', "definition"),
+        (b'{"predicate":"a","subject":"tag:a"}\n}', "definition"),
+        (b'{"description":"%s","subject":"tag:a"}' % (b"x" * 1025), "definition.description"),
         (b"\xff", "definition"),
     ):
         with pytest.raises(MessageError) as caught:

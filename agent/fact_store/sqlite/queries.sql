@@ -472,8 +472,12 @@ SELECT coalesce(
     (SELECT last_offset FROM batch WHERE batch.stream = stream.id ORDER BY first_offset DESC LIMIT 1), released_offset
 ) FROM stream WHERE id = ?;
 
--- insert_definition: one tag definition; returns its id
-INSERT INTO definition (zone, digest, previous, number, body) VALUES (?, ?, ?, ?, ?) RETURNING id;
+-- insert_definition: one tag definition
+INSERT INTO definition (id, zone, digest, previous, number, body) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (zone, digest) DO NOTHING;
+
+-- select_last_definition: the highest id of a definition
+SELECT coalesce(max(id), 0) FROM definition;
 
 -- insert_repaired_definition: an undamaged copy of a damaged tag definition
 INSERT OR REPLACE INTO repaired_definition (id, digest, previous, number, body) VALUES (?, ?, ?, ?, ?);

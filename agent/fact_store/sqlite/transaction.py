@@ -419,20 +419,24 @@ class Transaction:
     def add_definitions(self, chain: DefinitionChain) -> int:
         """Store definitions whose digests the caller has compared, as far as they are not stored; a stored one that is
         damaged gets a copy. Returns how many rows this has added."""
-        zone, running, added = chain.zone, chain.after, 0
+        zone, running, repaired, new = chain.zone, chain.after, 0, list[tuple[object, ...]]()
         previous = self.definition_id(zone, running.digest) if running.count else None
+        (last,) = self._execute(QUERIES["select_last_definition"]).fetchone()
+        is_extended = self.definition_id(zone, chain.wanted.digest) is None
         for body in chain.bodies:
             running = running.extended(body)
             row = (running.digest, previous, running.count, body)
-            number = self.definition_id(zone, running.digest)
+            # Where the end is not stored, what follows one that is not stored is not stored either.
+            number = None if new and is_extended else self.definition_id(zone, running.digest)
             if number is None:
-                number = self._execute(QUERIES["insert_definition"], (zone, *row)).fetchone()[0]
-                added += 1
+                number = last + 1 + len(new)
+                new.append((number, zone, *row))
             elif self._execute(QUERIES["select_definition"], (number,)).fetchone() != (zone, *row):
                 self._execute(QUERIES["insert_repaired_definition"], (number, *row))
-                added += 1
+                repaired += 1
             previous = number
-        return added
+        self._executemany(QUERIES["insert_definition"], new)
+        return repaired + len(new)
 
     def set_own_definitions(self, definitions: Definitions) -> None:
         """The newest of this store's own definitions, which is stored already."""
