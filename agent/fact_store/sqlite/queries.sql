@@ -69,8 +69,14 @@ SELECT origin.id FROM zone JOIN origin ON origin.zone = zone.id WHERE zone.name 
 -- select_origin_by_number: the origin with a number
 SELECT zone, epoch FROM named_origin WHERE id = ?;
 
--- select_origin_place: the zone's number and the epoch of an origin
-SELECT zone, epoch FROM origin WHERE id = ?;
+-- select_origin_place: the zone's number and the epoch of an origin, and what is held of the zone's origins but the newest
+SELECT origin.zone, origin.epoch, before.newest, newest.epoch, before.ranges, before.facts, before.digest_sum FROM origin
+LEFT JOIN held_before AS before ON before.stream = :stream AND before.zone = origin.zone
+LEFT JOIN origin AS newest ON newest.id = before.newest
+WHERE origin.id = :origin;
+
+-- select_origin_epoch: the epoch of an origin
+SELECT epoch FROM origin WHERE id = ?;
 
 -- select_origins_of_zone: the origins of a zone with their numbers, in the order in which they were recorded
 SELECT origin.id, origin.epoch FROM zone JOIN origin ON origin.zone = zone.id WHERE zone.name = ? ORDER BY origin.id;
@@ -359,9 +365,6 @@ SELECT
         0
     )
 FROM held_before WHERE stream = :stream;
-
--- select_held_before: what is held of the origins of a zone but the newest
-SELECT newest, ranges, facts, digest_sum FROM held_before WHERE stream = ? AND zone = ?;
 
 -- insert_held_before: the same, changed
 INSERT INTO held_before (stream, zone, newest, ranges, facts, digest_sum) VALUES (?, ?, ?, ?, ?, ?)

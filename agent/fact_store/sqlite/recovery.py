@@ -172,7 +172,7 @@ def _check_last(connection: sqlite3.Connection, stream: int, last: tuple[Any, ..
     """Compare the last batch of a stream with the held ranges of its origin."""
     origin, last_sequence, digest = last
     where = f"{path}: stream {stream}, origin {origin}"
-    if connection.execute(QUERIES["select_origin_place"], (origin,)).fetchone() is None:
+    if connection.execute(QUERIES["select_origin_epoch"], (origin,)).fetchone() is None:
         raise StoreDamaged(f"{path}: facts of origin {origin} are held, but the origin is missing")
     ranges = held_of(connection.execute, stream, origin)
     if any(left.last_sequence + 1 >= right.first_sequence for left, right in pairwise(ranges)):

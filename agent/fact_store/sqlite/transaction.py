@@ -394,27 +394,22 @@ class Transaction:
         self, stream: int, origin: int, before: tuple[HeldRange, ...], ranges: tuple[HeldRange, ...]
     ) -> None:
         """Keep what is held of all origins of a zone but the newest, whose own ranges have just changed."""
-        zone, epoch = self._place_of(origin)
-        row = self._execute(QUERIES["select_held_before"], (stream, zone)).fetchone()
-        newest, count, facts, digest_sum = row or (origin, 0, 0, bytes(DIGEST_BYTES))
-        if row and newest == origin:
+        place = self._execute(QUERIES["select_origin_place"], {"stream": stream, "origin": origin}).fetchone()
+        zone, epoch, newest, newest_epoch, *counted = place
+        if newest == origin:
             return
-        held = HeldSum(count, int.from_bytes(digest_sum))
-        if newest != origin:
-            newest_epoch = self._place_of(newest)[1]
+        held, facts = HeldSum(), 0
+        if newest is None:
+            newest = origin
+        else:
+            held, facts = HeldSum(counted[0], int.from_bytes(counted[2])), counted[1]
+            added_epoch, added = epoch, ranges
             if epoch > newest_epoch:  # what was the newest is now one of the others
                 added_epoch, added, newest = newest_epoch, self.held(stream, newest), origin
-            else:
-                added_epoch, added = epoch, ranges
             held = held.minus(HeldSum.of(epoch, before)).plus(HeldSum.of(added_epoch, added))
             facts += count_of(one.span for one in added) - count_of(one.span for one in before)
         values = (stream, zone, newest, held.ranges, facts, held.digest_sum.to_bytes(DIGEST_BYTES))
         self._execute(QUERIES["insert_held_before"], values)
-
-    def _place_of(self, origin: int) -> tuple[int, bytes]:
-        """The number of an origin's zone, and its epoch."""
-        place: tuple[int, bytes] = self._execute(QUERIES["select_origin_place"], (origin,)).fetchone()
-        return place
 
     def add_definitions(self, chain: DefinitionChain) -> int:
         """Store definitions whose digests the caller has compared, as far as they are not stored; a stored one that is
