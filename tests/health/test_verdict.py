@@ -1,6 +1,7 @@
 """The verdict: each problem is a reason of its own with its level, and the worst comes first."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,13 @@ def spoilt(snapshot: NodeSnapshot, part: str, **changes: object) -> NodeSnapshot
     """The snapshot with the first peer, source or consumer changed."""
     first, *others = getattr(snapshot, part)
     return replace(snapshot, **{part: (replace(first, **changes), *others)})
+
+
+def changed(snapshot: NodeSnapshot, changes: Mapping[str, object]) -> NodeSnapshot:
+    """The snapshot with these parts; of a part given as a mapping, with these fields."""
+    for part, change in changes.items():
+        snapshot = spoilt(snapshot, part, **change) if isinstance(change, dict) else replace(snapshot, **{part: change})
+    return snapshot
 
 
 def test_a_healthy_node_is_good(healthy: NodeSnapshot) -> None:
@@ -109,9 +117,7 @@ def test_each_value_against_its_threshold(
     healthy: NodeSnapshot, name: str, changes: dict[str, object], expected: tuple[Level, bool, str] | None
 ) -> None:
     """A value beyond its limit gives exactly one reason of the right level; at the limit it gives none."""
-    snapshot = healthy
-    for part, change in changes.items():
-        snapshot = spoilt(snapshot, part, **change) if isinstance(change, dict) else replace(snapshot, **{part: change})
+    snapshot = changed(healthy, changes)
     reasons = [(reason.level, reason.alert, reason.subject) for reason in assess(snapshot).reasons]
     assert reasons == ([expected] if expected else [])
     assert all(reason.text and reason.hint for reason in assess(snapshot).reasons), name

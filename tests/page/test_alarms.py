@@ -1,0 +1,97 @@
+"""The same question never has two answers: each problem is provoked, and `bsfg status`, its exit status, /healthz, the
+metrics, the page of the zone, the fleet and the notices say the same of it."""
+
+import html
+import json
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.cli.health.status import exit_status, text
+from agent.health.problems import Level, Problem
+from agent.health.snapshot import (
+    CatchUpStatus,
+    IntegrityStatus,
+    NodeSnapshot,
+    NotInForceStatus,
+    RequestStatus,
+    ShareStatus,
+    StoreStatus,
+    UnreferencedStatus,
+)
+from agent.health.verdict import assess
+from agent.page.notify import Event, NoticeCore
+from tests.health.conftest import NOW_MS
+from tests.health.test_verdict import CASES, changed
+from tests.page.conftest import Site
+
+CHANGED = "ServerCertificateChanged: the server's certificate changed; bsfg opcua trust aa"
+BEHIND = {"behind_facts": 7, "oldest_unconfirmed_age_s": 7200.0}
+PROVOKED = {
+    "disk full": {"store": StoreStatus(appends_refused="the disk is full", refused_since_unix_ms=NOW_MS - 300_000)},
+    "share used up": {"store": StoreStatus(shares_used_up=(ShareStatus("plant", "its share is used up"),))},
+    "full soon": {"store_fill_percent": 10.0, "streams": {"hours_until_full": 20.0}, "consumers": BEHIND},
+    "appends failed": {"requests": RequestStatus(appends_total=10, append_failures_total=5)},
+    "appends slow": {"requests": RequestStatus(append_p99_s=2.5)},
+    "log held": {"store": StoreStatus(log_bytes=2_000_000_000)},
+    "damaged": {"integrity": IntegrityStatus(damages=1)},
+    "lost": {"integrity": IntegrityStatus(losses=1)},
+    "set aside": {"integrity": IntegrityStatus(set_aside_bytes=9)},
+    "old copy": {"integrity": IntegrityStatus(claimed_by=("enterprise",))},
+    "artifacts full": {"store": StoreStatus(artifact_limit="disk", artifact_bytes_lacking=9)},
+    "quota": {
+        "store": StoreStatus(artifact_unreferenced_bytes_max=10, artifact_unreferenced=(UnreferencedStatus("a", 10),))
+    },
+    "unsigned": {"facts_unsigned": True},
+    "refused settings": {"config_refused": "[[peer]]: zone is missing"},
+    "part refused": {"config_not_in_force": (NotInForceStatus("source a", "no file", is_kept=False),)},
+    "changed settings": {"config_changed": True},
+    "settings wait": {"config_waits": ("node.zone",)},
+    "server changed": {"sources": {"connected": False, "trouble": CHANGED}},
+    "source refuses": {"sources": {"connected": False, "trouble": "SourceRefused: not trusted; trust it"}},
+    "tags missing": {"sources": {"tags": 0, "tags_problem": "no plc.csv"}},
+    "tags refused": {"sources": {"tags": 4, "tags_problem": "plc.csv row 3"}},
+    "device clock": {"sources": {"clock_ahead_s": 7250.0}},
+    "fenced": {"peers": {"fenced": True, "trouble": "lease 2"}},
+    "page waits": {"peers": {"page_waits": "StoreFull"}},
+    "catches up": {"peers": {"lag_seconds": 900.0, "catch_up": CatchUpStatus(0, 50.0, 100.0, 60.0)}},
+    "loses": {"streams": {"ttl_hours": 48.0}, "consumers": BEHIND | {"hours_until_ttl_loss": 2.0}},
+}
+
+
+async def test_every_face_says_the_same(site: Site, healthy: NodeSnapshot) -> None:
+    """The first reason in words, what to do, the level and whether somebody must act, of each problem that there is."""
+    seen = set[Problem]()
+    for name, changes in {**{name: found for name, found, _ in CASES}, **PROVOKED}.items():
+        site.snapshot = snapshot = changed(healthy, changes)
+        verdict = assess(snapshot)
+        seen |= {reason.problem for reason in verdict.reasons}
+        await site.watch.look()
+        rows = site.watch.rows()
+        status, _, body = await site.get("/healthz")
+        found = json.loads(body)
+        printed = " ".join(text(found).split())
+        metrics = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families((await site.get("/metrics"))[2])
+            for sample in family.samples
+        }
+        shown = html.unescape((await site.get("/zone/idmz"))[2])
+        notices = NoticeCore(0, 0).decide(rows, NOW_MS)
+        level, alert = verdict.level, verdict.alert
+        assert (found["verdict"], found["alert"], status) == (level.value, alert, 503 if alert else 200), name
+        assert exit_status(found) == (0 if not alert else 3 if level is Level.LATE else 1), name
+        for kind, *zone in (("node",), ("zone", "idmz")):
+            assert metrics[f"bsfg_{kind}_verdict", level.value, *zone] == 1, name
+            assert metrics[f"bsfg_{kind}_alert", *zone] == alert, name
+        assert [(row.zone, row.level, row.alert) for row in rows] == [("idmz", level, alert)], name
+        assert [notice.event for notice in notices] == [Event.RAISED] * alert, name
+        assert f"idmz is {level.value}" in shown, name
+        for reason in verdict.reasons[:1]:
+            said = f"{reason.subject}: {reason.text}"
+            assert said in printed, name
+            assert " ".join(reason.hint.split()) in printed, name
+            assert (rows[0].what, rows[0].hint) == (said, reason.hint), name
+            assert said in shown, name
+            assert reason.hint in shown, name
+            assert all((notice.what, notice.hint) == (said, reason.hint) for notice in notices), name
+    assert seen == set(Problem)
