@@ -34,12 +34,6 @@ from agent.replication.protocol.topics import is_zone
 @authority_option
 @click.option("--name", default="", help="Name of the authority; by default a random one.")
 @days_option(authority.CA_DAYS)
-@click.option(
-    "--token",
-    default="",
-    metavar="URI",
-    help="Make the key in this token or HSM: pkcs11:token=LABEL;object=NAME?module-path=DRIVER. Its PIN is asked for.",
-)
 @new_passphrase_options
 @force_option
 @json_option
@@ -47,7 +41,6 @@ def ca(
     pki_folder: Path,
     name: str,
     days: int,
-    token: str,
     passphrase_file: Path | None,
     no_passphrase: bool,
     force: bool,
@@ -56,16 +49,12 @@ def ca(
     """Create the authority of this site: once, on a machine that is neither a gateway nor a broker."""
     passphrase = new_passphrase(passphrase_file, no_passphrase=no_passphrase)
     now = datetime.now(UTC)
-    details = authority.create_authority(
-        pki_folder, now, name=name, days=days, force=force, passphrase=passphrase, token=token
-    )
+    details = authority.create_authority(pki_folder, now, name=name, days=days, force=force, passphrase=passphrase)
     if as_json:
         print_json(asdict(details))
         return
     click.echo(f"authority {details.subject} in {pki_folder}, until {details.not_after:%Y-%m-%d}")
     kept = f"keep {pki_folder / 'ca.key'} and its passphrase secret, and keep a copy of both at another place"
-    if token:
-        kept = "the key cannot be copied: keep a second token with an authority of its own"
     click.echo(f"next: bsfg pki request ZONE on each node, bsfg pki sign here; {kept}")
 
 

@@ -44,7 +44,6 @@ from agent.replication.pki.files import (
     refuse_existing,
 )
 from agent.replication.pki.problem import PkiError
-from agent.replication.pki.token import make_key
 from agent.replication.protocol.topics import is_zone
 from agent.signing.certificates import FACT_SIGNING, refuse_anchor
 
@@ -102,11 +101,10 @@ def create_authority(
     days: int = CA_DAYS,
     force: bool = False,
     passphrase: bytes | None = None,
-    token: str = "",
     for_facts: bool = False,
 ) -> CertificateDetails:
-    """Create the authority of a site in `folder`: key, self-signed root, empty revocation list. With `token`, a PKCS#11
-    URI, the key is made in that token, whose PIN is the passphrase. Raises PkiError."""
+    """Create the authority of a site in `folder`: key, self-signed root, empty revocation list. Raises
+    PkiError."""
     check_days(days)
     # A random name: two roots of one name differ only in their signatures, which no person reads.
     name = name or f"bsfg {'facts' if for_facts else 'zones'} {secrets.token_hex(4)}"
@@ -114,12 +112,12 @@ def create_authority(
         raise PkiError(
             f"{name!r} is not a valid name of an authority", "use at most 64 letters, digits, spaces and ._-"
         )
-    if passphrase is not None and not token and len(passphrase) < PASSPHRASE_BYTES_MIN:
+    if passphrase is not None and len(passphrase) < PASSPHRASE_BYTES_MIN:
         raise PkiError(f"the passphrase is shorter than {PASSPHRASE_BYTES_MIN} characters", "use several words")
     refuse_existing(
         [folder / "ca.key", folder / "ca.pem"], "every certificate it issued becomes worthless", force=force
     )
-    key = make_key(token, passphrase) if token else ec.generate_private_key(ec.SECP256R1())
+    key = ec.generate_private_key(ec.SECP256R1())
     subject = subject_name(name)
     unsigned = (
         builder(subject, subject, key.public_key(), now, now + timedelta(days=days))
@@ -132,7 +130,7 @@ def create_authority(
     certificate = unsigned.sign(key, hashes.SHA256())
     with disk_errors(folder):
         make_folder(folder)
-        write_file(folder / "ca.key", f"{token}\n".encode() if token else key_pem(key, passphrase), KEY_MODE)
+        write_file(folder / "ca.key", key_pem(key, passphrase), KEY_MODE)
         write_file(folder / "ca.pem", pem_of(certificate), PUBLIC_MODE)
         if not for_facts:  # a compromised signer is named with a time, at each receiver (agent/signing/DESIGN.md)
             crl = make_crl(certificate, key, 1, [], now, certificate.not_valid_after_utc)

@@ -67,10 +67,6 @@ def load_key(path: Path, passphrase: bytes | None = None) -> Key:
     wrong. Only the key of an authority may have one."""
     check_key_rights(path)
     data = read_file(path)
-    if _is_token(data):
-        from agent.replication.pki import token
-
-        return token.load_key(data.decode(errors="replace"), passphrase)
     try:
         key = serialization.load_pem_private_key(data, password=passphrase if _is_locked(data) else None)
     except TypeError as error:
@@ -96,18 +92,13 @@ def load_key(path: Path, passphrase: bytes | None = None) -> Key:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether the key in `path` needs a passphrase, or is in a token, which needs a PIN; False also if there is
-    none."""
+    """Whether the key in `path` needs a passphrase; False also if there is none."""
     return path.is_file() and _is_locked(read_file(path))
-
-
-def _is_token(data: bytes) -> bool:
-    return data.startswith(b"pkcs11:")
 
 
 def _is_locked(data: bytes) -> bool:
     # In the first line (RFC 7468), or in the second line of older forms.
-    return _is_token(data) or b"ENCRYPTED" in data[:200]
+    return b"ENCRYPTED" in data[:200]
 
 
 def check_key_rights(path: Path) -> None:
