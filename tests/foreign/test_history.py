@@ -30,6 +30,7 @@ VARIABLES = [
     *({"name": name, "type": "Int32", "period_ms": 50, "history": True} for name in KEPT),
     {"name": STILL, "type": "Int32", "value": 7, "history": True},
     {"name": "plain", "type": "Int32", "period_ms": 50},
+    {"name": "endless", "type": "Int32", "period_ms": 50, "history": "endless"},
     {"name": "array", "type": "Int32", "period_ms": 50, "length": 4, "history": True},
 ]
 
@@ -102,6 +103,30 @@ def test_an_outage_is_filled(server: ForeignServer, tmp_path: Path) -> None:
     asyncio.run(story())
     marked = [one["object"] for one in facts(tmp_path, "facts.telemetry") if "acquisition" in one["object"]]
     assert {one["acquisition"] for one in marked} == {"history"}
+
+
+def test_a_history_without_end_is_given_up(
+    server: ForeignServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A variable whose history always ends with a continuation point is named and parked: the others are filled beside
+    it and in the next gap, in which it is not read. What its one page holds is stored once."""
+
+    async def story() -> None:
+        async with storing(
+            opcua(server, tmp_path, *KEPT, "endless", history_values_per_s_max=100_000), tmp_path
+        ) as run:
+            await run.wait_good("f/endless", 20)
+            for outage in (1, 2):
+                await away(server, run, 40)
+                said = await wait_filled(run, outage)
+                assert (said["tags_failed"], said["tags"]) == (1, ["tag:f/endless"])
+                assert said["tags_filled"] == len(KEPT)
+        check_complete(server, tmp_path, *KEPT)
+        assert not account(server, tmp_path, "endless").twice
+
+    asyncio.run(story())
+    (named,) = [one for one in caplog.records if getattr(one, "action", "") == "history_endless"]
+    assert "f/endless" in vars(named)["tags"]
 
 
 def is_shifted(run: Running, ahead_ms: int) -> bool:

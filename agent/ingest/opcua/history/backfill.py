@@ -146,6 +146,7 @@ class HistoryBackfill:
         self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler uses
         self._numbers: dict[int, int] = {}  # by tag: the number under which values from history are recorded
         self._holes: list[_Hole] = []  # bounded by HOLES_MAX
+        self._endless: set[int] = set()  # tags whose history never ends; it is read again on request
         self._asked_s = 0.0  # when the store was searched for the present slice
         self._unfilled: tuple[int, ...] | None = None  # outages of earlier processes; None: not searched yet
         self.now_ns: Callable[[], int] = time.time_ns  # replaced by the server's clock of the source
@@ -167,6 +168,7 @@ class HistoryBackfill:
 
     def request(self, first_ns: int, last_ns: int) -> None:
         """Fill what is missing between these times for all tags, up to values that may still arrive."""
+        self._endless.clear()
         self._add(self._sliced("request", first_ns, min(last_ns, self.now_ns() - UNDELIVERED_NS_MAX)))
 
     async def run(self, session: HistorySession) -> None:
@@ -354,7 +356,9 @@ class HistoryBackfill:
                 stored.setdefault(numbers[number], set()).update(times)
             window = Window(piece.first_ns - 1, piece.first_ns, piece.last_ns)
             windows.update(dict.fromkeys(tags, window))
-        return GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX, stored)
+        fill = GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX, stored)
+        fill.give_up(Outcome.ENDLESS, self._endless)
+        return fill
 
     def _refused(self, job: _Job, error: HistoryRefused, failures: int) -> None:
         """A call failed as a whole. Ask for less later, or give up."""
@@ -388,6 +392,15 @@ class HistoryBackfill:
 
     def _count(self, job: _Job, fill: GapFill) -> None:
         job.outcomes.update(fill.outcomes.values())
+        endless = [tag for tag, outcome in fill.outcomes.items() if outcome is Outcome.ENDLESS]
+        if new := [tag for tag in endless if tag not in self._endless and tag in self._delivery.tags]:
+            self._endless.update(new)
+            extra = {"action": "history_endless", "source": self._delivery.source, **self._delivery.named(new)}
+            log.warning(
+                "the history of these tags does not end: the server answers that there is more, and gives nothing new;"
+                " it is read again by `bsfg opcua backfill`",
+                extra=extra,
+            )
         self._name_unfilled(job, (tag for tag, outcome in fill.outcomes.items() if outcome is not Outcome.FILLED))
 
     def _hand_in(self, samples: Sequence[Sample]) -> None:
@@ -414,7 +427,7 @@ class HistoryBackfill:
 
     async def _conclude(self, job: _Job) -> None:
         """Record the result of a job as a fact and in the log."""
-        filled, none, failed, gone = (job.outcomes[one] for one in Outcome)
+        filled, none, failed, endless, gone = (job.outcomes[one] for one in Outcome)
         content = {
             "cause": job.cause,
             "first_time": time_text(job.first_ns),
@@ -423,7 +436,7 @@ class HistoryBackfill:
             "values": job.values,
             "tags_filled": filled,
             "tags_without_history": none,
-            "tags_failed": failed,
+            "tags_failed": failed + endless,
             "tags_gone": gone,
             "tags": [self._delivery.tags[tag].definition.subject for tag in self._named(job)],
         }

@@ -32,6 +32,7 @@ UNDELIVERED_NS_MAX = 10_000_000_000
 Longer sampling and publishing intervals are not expected."""
 TICK_NS = 100  # resolution of a DateTime
 READS_PER_TAG_FAILED_MAX = 3  # a node that fails this often is given up
+PAGES_STILL_MAX = 100  # in a row, of a node, without a new value and with more to come: the server never ends
 TIMES_TAKEN_MAX = 100_000  # kept of one tag, in case its reading begins again; for 20 tags in one call 16 MB
 
 
@@ -83,6 +84,7 @@ class Outcome(Enum):
     FILLED = "filled"
     NO_HISTORY = "no_history"
     FAILED = "failed"
+    ENDLESS = "endless"  # the server goes on answering that there is more
     NODE_GONE = "node_gone"  # its history may be there when the node exists again
 
 
@@ -118,11 +120,14 @@ class _Cursor:
     has_moved: bool = True  # since the last call without a continuation point
     is_alone: bool = False  # to be read only from its own start
     failures: int = 0
+    pages: set[int] = field(default_factory=set)  # digests of the pages of the present reading
+    still: int = 0  # pages in a row without a new value
 
     def begin(self) -> None:
         """A reading begins at `start_ns`."""
         self.begun_ns, self.begun = self.start_ns, frozenset(self.last)
         self.taken = array("q")
+        self.pages.clear()
 
     def begin_again(self) -> None:
         """The reading ended early, and the rest may be anywhere after its start. If it brought more times than are
@@ -211,10 +216,10 @@ class GapFill:
             cursor.begin_again()
         cursor.continuation_point = cursor.call = None
 
-    def give_up(self, outcome: Outcome) -> None:
-        """End all open tags with this outcome."""
-        self.outcomes.update(dict.fromkeys(self._open, outcome))
-        self._open.clear()
+    def give_up(self, outcome: Outcome, tags: Collection[int] | None = None) -> None:
+        """End these open tags with this outcome, by default all."""
+        for tag in [tag for tag in self._open if tags is None or tag in tags]:
+            self._end(tag, outcome)
 
     def answered(self, ranges: Sequence[HistoryRange], pages: Sequence[HistoryPage]) -> list[Sample]:
         """Take in the answer to a call. Returns the missing samples, by tag and in the order of time."""
@@ -231,22 +236,25 @@ class GapFill:
                 continue
             if asked.continuation_point is None:
                 cursor.begin()
-            taken = self._taken(cursor, page)
+            digest = hash(tuple((value.source_time_ns, repr(value.value)) for value in page.values))
+            taken = self._taken(cursor, page) if digest not in cursor.pages else []  # the same page again
+            cursor.pages.add(digest)
             stored = self._stored.get(asked.tag, ())
             missing += [Sample(asked.tag, *one) for one in taken if one.source_time_ns not in stored]
             has_moved = bool(taken)
             if has_moved:  # otherwise a reading that begins again and again would count as a success
                 cursor.failures = 0
+            cursor.still = 0 if has_moved else cursor.still + 1
             cursor.has_moved = has_moved or (asked.continuation_point is not None and cursor.has_moved)
             cursor.continuation_point = page.continuation_point or None
             cursor.call = call if page.continuation_point else None
-            if cursor.continuation_point is not None:
-                continue
             # A call has one end for all its nodes: pages may have values from after the window.
             is_behind = any(value.source_time_ns >= cursor.window.before_ns for value in page.values)
-            if is_behind or len(page.values) < self.values_max:
+            if cursor.continuation_point is None and (is_behind or len(page.values) < self.values_max):
                 self._end(asked.tag, Outcome.FILLED)
-            elif not has_moved:
+            elif cursor.still >= PAGES_STILL_MAX:
+                self._end(asked.tag, Outcome.ENDLESS)
+            elif cursor.continuation_point is None and not has_moved:
                 # A full page without a continuation point: the server pages by time, and one instant fills the page.
                 cursor.start_ns += TICK_NS
         return missing

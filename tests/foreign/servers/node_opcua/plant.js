@@ -86,6 +86,7 @@ class Plant {
         if (variable.history) {
             const options = { maxOnlineValues: HISTORY_VALUES_MAX };
             this.addressSpace.installHistoricalDataNode(variable.node, options);
+            if (variable.history === "endless") answerWithoutEnd(variable.node);
         }
     }
 
@@ -209,6 +210,18 @@ function dataValue(type, value, status, timeNs) {
     made.sourceTimestamp = made.serverTimestamp = timestamp;
     made.sourcePicoseconds = made.serverPicoseconds = picoseconds;
     return made;
+}
+
+/** Answer each HistoryRead of a node with the first page, and with a continuation point. */
+function answerWithoutEnd(node) {
+    const original = node._historyRead;
+    node._historyRead = function (context, details, range, encoding, continuation, callback) {
+        const first = { ...continuation, continuationPoint: null };
+        original.call(this, context, details, range, encoding, first, (error, result) => {
+            if (result) result.continuationPoint = Buffer.from("more");
+            callback(error, result);
+        });
+    };
 }
 
 function readRecord(file) {

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agent.ingest import quality
 from agent.ingest.opcua.history.gap_fill import (
+    PAGES_STILL_MAX,
     READS_PER_TAG_FAILED_MAX,
     GapFill,
     HistoryPage,
@@ -58,6 +59,11 @@ class HistoryServer:
             return HistoryPage(NO_DATA)
         more = self.has_points and done + limit < len(found)
         return HistoryPage(quality.GOOD, page, b"%d %d %d" % (start_ns, end_ns, done + limit) if more else None)
+
+
+def values_at(*times_s: int) -> list[HistoryValue]:
+    """Values of these times."""
+    return [HistoryValue(at_s * S, at_s, quality.GOOD) for at_s in times_s]
 
 
 class FewPoints(HistoryServer):
@@ -315,3 +321,26 @@ def test_tags_whose_pages_differ_in_time_are_not_read_in_one_call() -> None:
     """A call has one start: a tag that is far ahead would read again all that it has, with those behind."""
     gap = GapFill({1: Window(0, 0, 900 * S), 2: Window(500 * S, 500 * S, 900 * S)}, 10, 10)
     assert [one.tag for one in gap.next_call()] == [1]
+
+
+ENDLESS = {
+    "empty pages": [HistoryPage(quality.GOOD, (), b"more")],
+    "the same page": [HistoryPage(quality.GOOD, values_at(2, 3), b"more")],
+    "two pages in turn": [HistoryPage(quality.GOOD, values_at(n, n + 1), b"%d" % n) for n in (2, 4)],
+    "the same full page": [HistoryPage(quality.GOOD, values_at(2, 3))],
+}
+
+
+@pytest.mark.parametrize("pages", ENDLESS.values(), ids=ENDLESS)
+def test_a_history_that_never_ends_is_given_up(pages: list[HistoryPage]) -> None:
+    """After a bounded number of answers without a new value. Each value is taken once, and the tag beside it is
+    filled."""
+    fill = GapFill({1: Window(0, 0, 9 * S), 2: Window(0, 0, 9 * S)}, 20, 2)
+    taken, calls = [], 0
+    while call := fill.next_call():
+        answers = {1: pages[calls % len(pages)], 2: HistoryPage(NO_DATA)}
+        taken += fill.answered(call, [answers[asked.tag] for asked in call])
+        calls += 1
+    assert fill.outcomes == {1: Outcome.ENDLESS, 2: Outcome.FILLED}
+    assert calls <= PAGES_STILL_MAX + len(pages)
+    assert len(taken) == len({one.source_time_ns for one in taken})
