@@ -20,7 +20,7 @@ from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.decode import DecodeError
 from agent.ingest.opcua.publishing import Arrived, Header, Missing, Sequencer, read_header
-from agent.ingest.opcua.session import PublishRefused, Session
+from agent.ingest.opcua.session import TOO_LARGE_STATUSES, PublishRefused, Session
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,7 @@ class Publisher:
         self._handing_on = asyncio.Lock()
         self._has_subscription = asyncio.Event()
         self._begun = 0  # subscriptions begun so far
+        self.has_too_large = False  # a notification was too large to arrive, since the caller cleared this
 
     def begin(self, subscription_id: int, route: Route | None = None) -> None:
         """A subscription was created, or is kept: publish for it. Without a route it is one of values."""
@@ -124,6 +125,7 @@ class Publisher:
                 content = await self._route(header.subscription_id).decode(header, body)
             except PublishRefused as error:
                 self._sequencer.failed(request, acks)
+                self.has_too_large |= error.status in TOO_LARGE_STATUSES
                 if error.status == BAD_TOO_MANY_PUBLISH_REQUESTS and self._requests > 1:
                     self._requests -= 1
                     return
@@ -169,6 +171,7 @@ class Publisher:
         when it first arrived, and would end each session that requests it again."""
         body = await self._session.republish(subscription_id, number)
         if isinstance(body, int):
+            self.has_too_large |= body in TOO_LARGE_STATUSES
             return body
         try:
             header = read_header(body)._replace(more=True)  # others followed it

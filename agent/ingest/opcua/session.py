@@ -87,7 +87,9 @@ _PUBLISH_REFUSALS = (  # of one Publish; the session continues
     uaerrors.BadTimeout,
     uaerrors.BadNoSubscription,
     uaerrors.BadTooManyPublishRequests,
+    *TOO_LARGE,  # the notification was too large, and is lost
 )
+TOO_LARGE_STATUSES = frozenset(error.code for error in TOO_LARGE)
 _LIMITS = {
     "items_per_call": ObjectIds.Server_ServerCapabilities_OperationLimits_MaxMonitoredItemsPerCall,
     "nodes_per_read": ObjectIds.Server_ServerCapabilities_OperationLimits_MaxNodesPerRead,

@@ -339,6 +339,10 @@ class OpcuaSource:
         audit = Audit(session, self._delivery.sampler, self._subscriptions.nodes_per_read, self.now)
         while True:
             await asyncio.sleep(TICK_S)
+            if self._publisher is not None and self._publisher.has_too_large:
+                self._publisher.has_too_large = False
+                for one in self._subscriptions:
+                    self._subscriptions.park_too_large(one, await audit.too_large(one, self._subscriptions.points))
             for one in self._subscriptions:
                 if not self._buffer.empty():  # what was published may still be in it
                     break

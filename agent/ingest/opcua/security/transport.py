@@ -10,7 +10,8 @@
 - It does not close a connection when a sign of life does not arrive.
 - It announces chunks of any size, and takes the limits in the server's Acknowledge for its own: it refuses answers that
   are longer than the requests that the server accepts, and sends requests for which the server closes the connection.
-- It ignores an aborted answer and waits for it for ever.
+- It ignores an aborted answer and waits for it for ever, and closes the connection at an answer that is too large, which
+  the server then repeats on the next one. Here such an answer is discarded, and only its request fails.
 - It needs the list of endpoints in the answer to CreateSession. Some servers leave it empty if they were reached by a
   name that they do not know (gopcua).
 - It closes the connection at an answer to no open request, and numbers the requests of every connection from 1.
@@ -69,7 +70,8 @@ class NotOpcUa(UaError):
 
 @dataclass(frozen=True, slots=True)
 class _Aborted:
-    """The server aborted an answer of several chunks, for example because it became too long."""
+    """An answer of several chunks that the server aborted, or that was discarded here, for example because it became too
+    long."""
 
     request_id: int
     status: int
@@ -97,6 +99,7 @@ class _Connection(SecureConnection):
 
     def __init__(self, security_policy: SecurityPolicy) -> None:
         self._server = _Limits()
+        self._is_too_large = False  # the message of which a part has arrived
         super().__init__(security_policy, self._server)
 
     def set_channel(
@@ -120,11 +123,19 @@ class _Connection(SecureConnection):
         return super().message_to_binary(message, message_type, request_id)
 
     def _receive(self, msg: Any) -> ua.Message | _Aborted | None:  # type: ignore[override]
+        is_aborted, content = msg.MessageHeader.ChunkType == ua.ChunkType.Abort, msg.Body
+        self._is_too_large |= self._incoming_size + len(content) > MESSAGE_BYTES_MAX
+        if self._is_too_large and not is_aborted:
+            msg.Body, self._incoming_size = b"", 0
+            del self._incoming_parts[1:]  # the first shows to which request the next ones belong
         found = super()._receive(msg)
-        if msg.MessageHeader.ChunkType != ua.ChunkType.Abort:
-            return found
-        error = ua_binary.struct_from_binary(ua.ErrorMessage, Buffer(msg.Body))
-        return _Aborted(msg.SequenceHeader.RequestId, error.Error.value)
+        is_discarded, self._is_too_large = self._is_too_large, self._is_too_large and found is None and not is_aborted
+        if is_aborted:
+            error = ua_binary.struct_from_binary(ua.ErrorMessage, Buffer(content))
+            return _Aborted(msg.SequenceHeader.RequestId, error.Error.value)
+        if is_discarded and found is not None:
+            return _Aborted(msg.SequenceHeader.RequestId, uaerrors.BadResponseTooLarge.code)
+        return found
 
 
 class Protocol(UASocketProtocol):

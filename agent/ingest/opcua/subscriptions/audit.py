@@ -21,7 +21,7 @@ from agent.ingest.completeness import Moment
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.decode import Change, DecodeError
-from agent.ingest.opcua.session import CallTooLarge, Session
+from agent.ingest.opcua.session import TOO_LARGE_STATUSES, CallTooLarge, Session
 from agent.ingest.opcua.subscriptions.monitoring import Monitoring, Trigger
 from agent.ingest.opcua.subscriptions.subscription import Subscription
 from agent.ingest.sampling import Sampler
@@ -43,6 +43,7 @@ class Findings(NamedTuple):
 
 
 _NOTHING = Findings({}, [], {})
+_TOO_LARGE = TOO_LARGE_STATUSES | {quality.BAD_ENCODING_LIMITS_EXCEEDED}  # of a value; some servers give the former
 
 
 class _Suspicion(NamedTuple):
@@ -117,6 +118,33 @@ class Audit:
         if since.set_back_ns == now.set_back_ns and since.time_ns < published_ns <= now.time_ns:
             since = Moment(published_ns, now.set_back_ns)
         return since
+
+    async def too_large(self, one: Subscription, points: Mapping[int, TagPoint]) -> list[int]:
+        """The tags of a subscription whose value is too large for a fact, or even for an answer, which is found by Reads
+        of fewer and fewer nodes."""
+        tags = [tag for tag in sorted(one.plan.live) if tag in points]
+        waiting = [tags[start : start + self._count_max] for start in range(0, len(tags), self._count_max)]
+        found: list[int] = []
+        while waiting:
+            part = waiting.pop()
+            try:
+                namespaces = await self._session.namespaces()
+                values = await self._session.read_values([_reading(one, tag, points[tag]) for tag in part], namespaces)
+            except CallTooLarge:
+                half = len(part) // 2
+                if half:
+                    waiting += [part[:half], part[half:]]
+                else:
+                    found += part
+            except (DecodeError, SourceLost):
+                continue  # proves nothing; a lost session is noticed elsewhere
+            else:
+                found += [
+                    tag
+                    for tag, value in zip(part, values, strict=True)
+                    if value.quality & quality.CODE_BITS in _TOO_LARGE
+                ]
+        return found
 
     def _next_tags(self, one: Subscription, state: _AuditState, points: Mapping[int, TagPoint]) -> list[int]:
         """The tags to read in this round: first some of the denied ones, which the server may allow at any time, then

@@ -24,7 +24,7 @@ from agent.ingest.opcua.server_clock import SourceClock
 from agent.ingest.opcua.session import Session, TooManySubscriptions
 from agent.ingest.opcua.subscriptions.audit import Findings, is_missed
 from agent.ingest.opcua.subscriptions.losses import Absences, Losses
-from agent.ingest.opcua.subscriptions.plan import Groups, ServerLimits
+from agent.ingest.opcua.subscriptions.plan import NEVER_NS, Groups, ServerLimits
 from agent.ingest.opcua.subscriptions.subscription import CallSize, Subscription, log_parked
 from agent.ingest.sampling import LAG_NS_MIN
 from agent.settings.sources import OpcuaSourceSettings
@@ -299,6 +299,20 @@ class Subscriptions:
         if dead:
             extra = {"action": "items_dead", "source": self._settings.name, **self._delivery.named(dead)}
             log.warning("the server does not publish changes of these values; items are created again", extra=extra)
+
+    def park_too_large(self, one: Subscription, tags: Iterable[int]) -> None:
+        """Monitor these tags no more, because their values keep those of others from arriving."""
+        news = one.plan.died(dict.fromkeys(tags, quality.BAD_ENCODING_LIMITS_EXCEEDED), NEVER_NS)
+        if not news:
+            return
+        self.absences.begin(news, one.since)
+        self._refused.update(news)
+        extra = {"action": "values_too_large", "source": self._settings.name, **self._delivery.named(list(news))}
+        log.warning(
+            "the values of these tags are too large; they are not read any more: take them out of the tag file, or give"
+            " their addresses an index range, or make the values smaller and run `bsfg source retry`",
+            extra=extra,
+        )
 
     def renumber(self) -> None:
         """The delivery has taken over a new tag map. What still arrives for the old number of a renumbered tag is

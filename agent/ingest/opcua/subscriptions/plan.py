@@ -28,6 +28,7 @@ from typing import NamedTuple
 from agent.ingest.quality import is_bad
 
 PAUSE_DOUBLINGS_MAX = 10  # longest pause, in first pauses
+NEVER_NS = 2**63  # a time of `died`: only `retry` tries the handle again
 RELAPSE_PAUSES = 2  # an item that dies within two of its last pauses was not well: the pause goes on growing
 
 

@@ -18,6 +18,7 @@ from asyncua.ua.uaerrors import UaError
 
 from agent.concurrency import TaskGroup
 from agent.ingest.errors import SourceRefused
+from agent.ingest.opcua.security import transport
 from agent.ingest.opcua.security.channel import choose_endpoint
 from agent.ingest.opcua.security.transport import Protocol, Transport
 from agent.settings.sources import OpcuaSourceSettings
@@ -39,6 +40,30 @@ async def test_an_aborted_answer_is_a_refusal() -> None:
         protocol.data_received(chunk.to_binary())
     with pytest.raises(uaerrors.BadResponseTooLarge):
         await waiting
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+async def test_an_answer_that_is_too_large_costs_only_its_request(
+    monkeypatch: pytest.MonkeyPatch, *, is_aborted: bool
+) -> None:
+    """Its chunks are discarded as they come, and the request fails; the answer behind it is read."""
+    monkeypatch.setattr(transport, "MESSAGE_BYTES_MAX", 250)
+    protocol = Protocol(1.0, SecurityPolicyNone())
+    large, other = (asyncio.get_running_loop().create_future() for _ in range(2))
+    protocol._callbackmap.update({7: large, 8: other})
+    protocol._has_answered = True
+    last = ua.ChunkType.Abort if is_aborted else ua.ChunkType.Single
+    body = ua_binary.struct_to_binary(ua.ErrorMessage(ua.StatusCode(ua.StatusCodes.BadTimeout)))
+    chunks = [(7, ua.ChunkType.Intermediate, bytes(100))] * 6 + [(7, last, body), (8, ua.ChunkType.Single, bytes(200))]
+    for number, (request, kind, content) in enumerate(chunks, 1):
+        chunk = MessageChunk(SecurityPolicyNone().symmetric_cryptography, content, ua.MessageType.SecureMessage, kind)
+        chunk.MessageHeader.ChannelId = 0
+        chunk.SequenceHeader.SequenceNumber, chunk.SequenceHeader.RequestId = number, request
+        protocol.data_received(chunk.to_binary())
+        assert sum(len(part.Body) for part in protocol._connection._incoming_parts) <= 250
+    with pytest.raises(uaerrors.BadTimeout if is_aborted else uaerrors.BadResponseTooLarge):
+        await large
+    assert len(await other) == 200
 
 
 async def test_an_answer_that_no_request_waits_for_ends_nothing() -> None:

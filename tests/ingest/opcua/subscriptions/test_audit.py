@@ -16,7 +16,7 @@ from agent.ingest.opcua.subscriptions import audit as audit_module
 from agent.ingest.opcua.subscriptions.audit import Audit, Findings
 from agent.ingest.opcua.subscriptions.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
 from agent.ingest.opcua.subscriptions.plan import Created
-from agent.ingest.quality import BAD_NODE_ID_UNKNOWN, BAD_USER_ACCESS_DENIED
+from agent.ingest.quality import BAD_ENCODING_LIMITS_EXCEEDED, BAD_NODE_ID_UNKNOWN, BAD_USER_ACCESS_DENIED
 from agent.message import Json, Value
 from tests.ingest.fakes import FakeStore
 from tests.ingest.opcua.fake_session import FakeSession
@@ -33,6 +33,7 @@ class Readable:
         self.times_ns: dict[Any, int] = dict.fromkeys(values, 9 * S)
         self.reads: list[list[object]] = []
         self.now = Moment(10 * S, 0)
+        self.too_large: set[int] = set()  # no answer holds their values
         self.nodes_max = 1_000  # of one call; more are answered by this
         self.refusal: Exception = CallTooLarge("too many")
 
@@ -42,7 +43,7 @@ class Readable:
     async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[Change]:
         nodes: list[Any] = [one.index_range or one.address.identifier for one in readings]
         self.reads.append([*nodes])
-        if len(nodes) > self.nodes_max:
+        if len(nodes) > self.nodes_max or not self.too_large.isdisjoint(nodes):
             raise self.refusal
         return [Change(0, *self.values[node], self.times_ns[node], 9 * S) for node in nodes]
 
@@ -86,6 +87,21 @@ async def test_an_item_that_does_not_publish_is_found(monkeypatch: pytest.Monkey
     source._subscriptions.act_on(next(iter(source._subscriptions)), found)
     assert next(iter(source._subscriptions)).plan.parked == {3}
     assert next(iter(source._subscriptions)).plan.next_call(0) == [2]
+
+
+async def test_values_that_are_too_large_are_found_and_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that no answer holds, and one that a fact does not hold, among seven. Their tags are tried again only on
+    request."""
+    source, audit, server = await audited(monkeypatch, dict.fromkeys(range(1, 8), (1.0, 0)))
+    server.too_large, server.values[6] = {2, 3}, (None, BAD_ENCODING_LIMITS_EXCEEDED)
+    (one,) = source._subscriptions
+    found = await audit.too_large(one, source._delivery.points)
+    assert sorted(found) == [2, 3, 6]
+    source._subscriptions.park_too_large(one, found)
+    assert one.plan.parked == {2, 3, 6}
+    assert not one.plan.next_call(2**63 - 1)
+    one.plan.retry()
+    assert sorted(one.plan.next_call(0)) == [2, 3, 6]
 
 
 async def test_the_last_sign_of_life_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
