@@ -231,6 +231,13 @@ class Recorder:
         """An earlier process has stored this."""
         self._complete.parts.update(parts)
 
+    async def begin_complete(self, part: str, known: Stored) -> None:
+        """Store up to when a part is complete before its first fact, if nothing is stored of it: a process that is
+        killed in its first seconds leaves a gap, too."""
+        if part not in self._complete.parts:
+            await self._retry_while_refused(lambda: self._store.set_completeness(self.source, {part: known}))
+            self._complete.parts[part] = known
+
     async def note_complete(self, parts: Mapping[str, Stored]) -> None:
         """Store up to when the parts of the source are complete, as soon as everything that was handed in until now is
         committed, and no gap is waiting. Called regularly; at most one record a second is made."""

@@ -438,18 +438,12 @@ class SourceSupervisor:
     async def _resume(self, delivery: Delivery, stored: StoredFacts) -> Mapping[str, Stored]:
         """Continue where an earlier process of this node ended. The time since then is an outage. Returns up to when
         the parts of the source are complete."""
-        parts = dict(await asyncio.to_thread(stored.completeness, self.settings.name))
+        parts = await asyncio.to_thread(stored.completeness, self.settings.name)
         self._recorder.continue_from({part: known for part, known in parts.items() if part != EVENTS_PART})
-        newest_ns = 0
         for stream, numbers in delivery.numbers_by_stream().items():
             newest = await asyncio.to_thread(stored.newest_samples, stream, numbers)
             delivery.seed(newest)
-            good_ns = max((one.good_ns for one in newest.values()), default=0)
-            self._recorder.note_stored(good_ns)
-            newest_ns = max(newest_ns, good_ns)
-        if "" not in parts and newest_ns:  # killed in its first seconds, before it had stored this
-            undelivered_ns = self.settings.undelivered_ms(delivery.points.values()) * 1_000_000
-            parts[""] = Stored(newest_ns - undelivered_ns)
+            self._recorder.note_stored(max((one.good_ns for one in newest.values()), default=0))
         if "" in parts:
             self._outage = Outage(Moment(parts[""].complete_ns), AGENT_STOPPED)
             delivery.has_outage = True

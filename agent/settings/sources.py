@@ -7,10 +7,10 @@ names the rules that a type cannot express. Files they name are opened by the so
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from agent.message import STREAM
@@ -27,7 +27,6 @@ SERVER_OBJECT = NodeAddress(STANDARD_URI, 2253)
 REGISTERS_PER_READ_MAX = 125  # Modbus Application Protocol 6.3: the byte count of the answer is one byte
 UNIT_ID_MAX = 255  # 1..247 on a serial line; 0 and 248..255 are used by devices that are only reached over TCP
 
-UNDELIVERED_MS = 2_000  # what the line and the timers of a server take beyond its intervals
 POLL_INTERVAL_RANGE_MS = (10, 3_600_000)
 
 Transport = Literal["tcp", "tls", "rtu", "rtu_over_tcp"]
@@ -129,15 +128,6 @@ class OpcuaSourceSettings:
                 f"must be at least {3 * slowest_ms}: three times the slower of publishing and 1 s",
             )
 
-    def undelivered_ms(self, points: Iterable[Any]) -> int:
-        """How much older than the newest sample a value may be that is not delivered yet: its subscription publishes
-        after another one, its item is sampled after another one, its tag is polled in a later call. `points` of the
-        tag map."""
-        if self.mode == "poll":
-            return self.poll_interval_ms + UNDELIVERED_MS
-        own_ms = (point.monitoring.sampling_interval_ms or 0 for point in points)
-        return self.publishing_interval_ms + max([self.sampling_interval_ms, *own_ms]) + UNDELIVERED_MS
-
     @property
     def event_notifiers(self) -> tuple[NodeAddress, ...]:
         """The nodes in `events`."""
@@ -225,10 +215,6 @@ class ModbusSourceSettings:
     unit_retry_max_ms: int = 60_000
     reconnect_delay_ms: int = 1_000
     reconnect_delay_max_ms: int = 60_000
-
-    def undelivered_ms(self, _: Iterable[Any]) -> int:
-        """As for OPC UA. Always 0: the value of a later poll is newer than every sample."""
-        return 0
 
     @property
     def where(self) -> str:

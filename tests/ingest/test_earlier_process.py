@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -14,9 +15,9 @@ from agent.ingest.lifecycle import Newest
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.ports import StoredFacts
 from agent.message import Sample
-from tests.ingest.fakes import FakeStore
+from tests.ingest.fakes import FakeStore, Program
 from tests.ingest.lives import TAG, gaps, lives, reasons
-from tests.ingest.plant import ingesting, modbus
+from tests.ingest.plant import ingesting, modbus, opcua
 from tests.waiting import wait_until_async
 
 
@@ -44,18 +45,29 @@ async def test_the_time_without_a_process_is_declared(monkeypatch: pytest.Monkey
     assert gaps(store)[0][0] == "1970-01-01T00:00:01Z"
 
 
-async def test_a_process_that_was_killed_in_its_first_seconds_leaves_a_gap(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+class CompleteFirst(FakeStore):
+    """Ends a source that records a value before it has stored up to when its parts are complete."""
+
+    parts: tuple[str, ...] = ("",)
+
+    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
+        assert {part for _, part in self.complete} == set(self.parts)
+        return super().append_columns(stream, columns)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("kind", ["subscribe", "poll", "modbus"])
+async def test_a_process_that_is_killed_in_its_first_seconds_leaves_a_gap(
+    plc: Program, meter: Program, tmp_path: Path, kind: str
 ) -> None:
-    """It has stored values, but not yet up to when its source was complete: the gap begins at the newest of them."""
-    lives(monkeypatch)
-    monkeypatch.setattr(StoredBefore, "completeness", lambda *_: {})
-    store = FakeStore()
-    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=BEFORE) as run:
-        await run.wait_good("plant/x", 0)
-        await wait_until_async(lambda: gaps(store), "the gap")
-    assert reasons(store) == ["agent_stopped"]
-    assert gaps(store)[0][0] == "1970-01-01T00:00:03Z"
+    """Up to when its values and its events are complete is stored before its first value. So the next process, and one
+    after it, begin their gap there."""
+    events = ("Server",) if kind == "subscribe" else ()
+    source = modbus(meter.port, tmp_path) if kind == "modbus" else opcua(plc.port, tmp_path, mode=kind, events=events)
+    store = CompleteFirst()
+    store.parts = ("", "events") if events else ("",)
+    async with ingesting(source, store=store) as run:
+        await wait_until_async(lambda: run.store.samples, "a value")
 
 
 async def test_a_value_of_an_earlier_process_is_the_last_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from agent.ingest.opcua.subscriptions.monitoring import Monitoring
 from agent.settings.node import IdentitySettings, NodeSettings
-from agent.settings.sources import UNDELIVERED_MS, ModbusSourceSettings, OpcuaSourceSettings, Transport, toml
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, Transport, toml
 
 FILES = {"certificate_file": Path("a.pem"), "private_key_file": Path("a.key")}
 USER = {"user_certificate_file": Path("u.der"), "user_private_key_file": Path("u.key")}
@@ -111,19 +109,6 @@ def test_rules_of_a_modbus_source(settings: dict[str, object], fields: list[str]
     """Every number has its range, the address base must be one of the three that exist, and a transport has what it
     needs and nothing of another."""
     assert modbus(**settings) == fields
-
-
-def test_how_late_values_may_be() -> None:
-    """The slowest sampling of any tag counts, or the interval between two polls of everything."""
-
-    def point(sampling_interval_ms: int | None) -> SimpleNamespace:
-        return SimpleNamespace(monitoring=Monitoring(sampling_interval_ms))
-
-    made = OpcuaSourceSettings("plc", "opc.tcp://plc:4840", Path("t.csv"), publishing_interval_ms=100)
-    assert made.undelivered_ms([point(None), point(0)]) == 100 + 250 + UNDELIVERED_MS
-    assert made.undelivered_ms([point(5_000), point(None)]) == 100 + 5_000 + UNDELIVERED_MS
-    polled = replace(made, mode="poll", poll_interval_ms=7_000)
-    assert polled.undelivered_ms([point(90_000)]) == 7_000 + UNDELIVERED_MS
 
 
 @pytest.mark.parametrize("transport, count, is_allowed", [("tcp", 2, True), ("tcp", 1, False), ("rtu", 2, False)])

@@ -116,6 +116,7 @@ class ModbusSource:
         self._is_missing_logged = self._takes_one_line = False
         settings = self._settings
         async with self._line as line:
+            await self._delivery.recorder.begin_complete("", Stored(self.now_ns()))
             # Before the grid begins there is time for the search: most refusals are found here.
             await self._poll_all(line, self._intervals(), time.monotonic_ns() + FIRST_POLL_NS)
             is_alive = not all(unit.is_silent for unit in self._units)

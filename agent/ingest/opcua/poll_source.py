@@ -183,6 +183,7 @@ class OpcuaPollSource:
             if not has_clock:
                 first, has_clock = self._note_clock(clock, least_ns) or asked, True
                 self.complete = self.complete or first
+                await self._delivery.recorder.begin_complete("", self._clock.stored(self.complete))
             await self._deliver(part, found)
         # Not the time of arrival, which is later by what the line took. The tags of the last call were read by the poll
         # before until that call was answered.

@@ -216,7 +216,8 @@ class OpcuaSource:
         if is_other:
             self._step = next_step(self._step, Outcome.RESTARTED)
         limits = await session.limits()
-        await self._clock.read(session)  # subscriptions created from now on date losses by it
+        now = await self._clock.read(session)  # subscriptions created from now on date losses by it
+        await self._delivery.recorder.begin_complete("", self._clock.stored(now))
         if self._step is Step.TRANSFER and not await self._transfer(session):
             self._step = next_step(self._step, Outcome.REFUSED)
         if self._step is Step.REBUILD:

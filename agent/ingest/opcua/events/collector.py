@@ -125,6 +125,7 @@ class EventCollector:
 
     def continue_from(self, stored: Mapping[str, Stored]) -> None:
         """No process of this node ran since its events were complete; if that is not known, since its values were."""
+        self._recorder.continue_from({EVENTS_PART: stored[EVENTS_PART]} if EVENTS_PART in stored else {})
         known = stored.get(EVENTS_PART, stored.get(""))
         if known is not None:
             self._missing = Moment(known.complete_ns), AGENT_STOPPED
@@ -148,6 +149,8 @@ class EventCollector:
         """Called in each life before anything is published. `is_kept`: the subscription continues. A task in `group`
         records what arrives."""
         self._publisher = publisher
+        missing = self.clock.now() if self._missing is None else self._missing[0]
+        await self._recorder.begin_complete(EVENTS_PART, self.clock.stored(missing))
         draining = self._drain(session, EventService(session.library))
         group.create_permanent(draining, name=f"{self._settings.name} events drain")
         one = self._subscription
