@@ -10,8 +10,8 @@
 - It does not close a connection when a sign of life does not arrive.
 - It announces chunks of any size, and takes the limits in the server's Acknowledge for its own: it refuses answers that
   are longer than the requests that the server accepts, and sends requests for which the server closes the connection.
-- It ignores an aborted answer and waits for it for ever, and closes the connection at an answer that is too large, which
-  the server then repeats on the next one. Here such an answer is discarded, and only its request fails.
+- It ignores an aborted answer and waits for it for ever, and closes the connection at an answer that is too large,
+  which the server then repeats on the next one. Here such an answer is discarded, and only its request fails.
 - It needs the list of endpoints in the answer to CreateSession. Some servers leave it empty if they were reached by a
   name that they do not know (gopcua).
 - It closes the connection at an answer to no open request, and numbers the requests of every connection from 1.
@@ -70,8 +70,8 @@ class NotOpcUa(UaError):
 
 @dataclass(frozen=True, slots=True)
 class _Aborted:
-    """An answer of several chunks that the server aborted, or that was discarded here, for example because it became too
-    long."""
+    """An answer of several chunks that the server aborted, or that was discarded here, for example because it became
+    too long."""
 
     request_id: int
     status: int

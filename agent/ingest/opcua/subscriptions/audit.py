@@ -120,8 +120,8 @@ class Audit:
         return since
 
     async def too_large(self, one: Subscription, points: Mapping[int, TagPoint]) -> list[int]:
-        """The tags of a subscription whose value is too large for a fact, or even for an answer, which is found by Reads
-        of fewer and fewer nodes."""
+        """The tags of a subscription whose value is too large for a fact, or even for an answer, which is found by
+        Reads of fewer and fewer nodes."""
         tags = [tag for tag in sorted(one.plan.live) if tag in points]
         waiting = [tags[start : start + self._count_max] for start in range(0, len(tags), self._count_max)]
         found: list[int] = []
