@@ -31,7 +31,7 @@ from tools.log_events import events, incidents
 from tools.wrap_prose import wrapped
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
-REACHES = {Reach.APPLY: "", Reach.RESTART: "restart", Reach.REFUSE: "refused", Reach.OTHER: "restart of the page"}
+REACHES = {Reach.APPLY: "", Reach.RESTART: "*restart*", Reach.REFUSE: "*refused*", Reach.OTHER: ""}
 
 _TYPES = {str: "text", int: "integer", float: "number", bool: "boolean", Path: "path"}
 _WRONG = "Ä !"
@@ -63,13 +63,13 @@ _CONFIGURATION = """# Configuration: node.toml
 
 <!-- from the code: python tools/draw_reference.py -->
 
-Every setting of `node.toml`, its default, and the values that are accepted. `bsfg init` writes the file with each
-setting in place, and `bsfg check` lists every problem. A path is relative to the folder of the file. A section in double
-brackets may occur several times. Names contain their unit.
+Every setting of `node.toml`, its default, and the values that are accepted; `bsfg init` writes the file with all of
+them. A path is relative to the folder of the file. A section in double brackets may occur several times. Names contain
+their unit.
 
-A running node takes over a change with `bsfg reload` or `systemctl reload`, with the exceptions in the last column.
-*restart*: the value of the start stays in force until the node is restarted. *refused*: the reload is refused, because
-the file describes another node.
+A running node takes over a change with `bsfg reload` or `systemctl reload`, except: *restart*, the old value stays in
+force until the node is restarted; *refused*, the file describes another node; `[page]` and `[[notify]]`, which need a
+restart of `bsfg-page@ZONE`.
 
 ## What a node starts with
 
@@ -188,7 +188,7 @@ def accepted(record: type, name: str) -> str:
     said: list[str] = []
     for wrong in _breaking(typing.get_type_hints(record)[name]):
         for setting, why in record(**{**given, name: wrong}).problems():
-            rule = re.sub(r"^(must be |(?:''|'Ä !') is not )", "", why)
+            rule = re.sub(r"^(must be |(?:''|'Ä !') is not |'Ä !' is no number; )", "", why)
             if setting == name and (setting, why) not in before and rule not in said:
                 said.append(rule)
     return "; ".join(said)
@@ -222,16 +222,17 @@ def _breaking(hint: Any) -> Iterable[object]:
 
 def _section(section: Section) -> str:
     head = f"[[{section.name}]]" if section.is_list else f"[{section.name}]"
-    rows = ["| setting | default | meaning | values | change |", "|---|---|---|---|---|"]
+    rows = ["| setting | default | meaning | values |", "|---|---|---|---|"]
     hints = typing.get_type_hints(section.record)
     about, entries = _paragraphs(section.about, set(hints))
     meanings: dict[str, str] = {}
     for (first, *others), text in [*entries, *section.notes]:
         meanings |= {first: _linked(text)} | dict.fromkeys(others, f"see `{first}`")
     for one in fields(section.record):
-        values = "; ".join(filter(None, (_kind(one, hints[one.name]), accepted(section.record, one.name))))
+        rules = accepted(section.record, one.name)
+        kind = "" if rules and hints[one.name] is str else _kind(one, hints[one.name])
         change = REACHES[reach_of(section.record, one.name)]
-        cells = (_default(one), meanings.get(one.name, ""), values, change)
+        cells = (_default(one), meanings.get(one.name, ""), "; ".join(filter(None, (kind, rules, change))))
         rows.append(f"| `{one.name}` | " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     parts = [f"## {head}", *(_filled(_linked(text)) for text in about), "\n".join(rows)]
     return "\n\n".join(part for part in parts if part) + "\n"
