@@ -79,12 +79,14 @@ def backup_command(
 @click.command()
 @click.argument("file", type=FILE)
 @click.option(
-    *("--config", "config_file"),
+    "--config",
+    "config_file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where node.toml goes.  [default: where it was]",
 )
 @click.option(
-    *("--authority", "authority"),
+    "--authority",
+    "authority",
     type=click.Path(path_type=Path, file_okay=False),
     help="Where the authority goes; without this it is not restored.",
 )

@@ -46,7 +46,8 @@ def _repeats(default: int) -> _Option:
 
 _SEED = _option("--seed", click.INT, 1, "Seed of the data.")
 _FOLDER = click.option(
-    *("--folder", "below"),
+    "--folder",
+    "below",
     type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
     help="Measure the disk that this folder is on.  [default: /var/tmp]",
 )
@@ -91,7 +92,8 @@ _benchmark(
     [
         _seconds(20.0),
         click.option(
-            *("--flood", "floods"),
+            "--flood",
+            "floods",
             type=click.Choice(["requests", "ranges", "parked", "artifacts", "silent", "sockets"]),
             multiple=True,
             help="Only this flood; may be given more than once.  [default: all]",
@@ -120,14 +122,17 @@ _benchmark(
         _option("--tags", click.IntRange(min=10), 11_000, "Tags; each changes once a second."),
         _seconds(60.0),
         click.option(
-            *("--interval-ms", "intervals_ms"),
+            "--interval-ms",
+            "intervals_ms",
             type=click.IntRange(0, 60_000),
             multiple=True,
             help="Commit interval; may be given more than once.  [default: 250, 1000]",
         ),
         _option("--target", click.IntRange(0, 16_384), 0, "batch_facts_target; 0: the default."),
         _option(
-            *("--keep-hours", click.FloatRange(0, 168), 24.0),
+            "--keep-hours",
+            click.FloatRange(0, 168),
+            24.0,
             "keep_hours of the stream; with 0 as many facts are deleted as are appended.",
         ),
     ],

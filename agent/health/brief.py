@@ -50,7 +50,9 @@ def worst_of(snapshot: NodeSnapshot, verdict: Verdict, shown_max: int = SHOWN_MA
         consumers=worst(snapshot.consumers, lambda one: -one.behind_facts, places, lambda one: f"consumer {one.name}"),
         brokers=tuple(replace(one, zones=one.zones[:shown_max]) for one in snapshot.brokers),
         peers=worst(
-            *(snapshot.peers, lambda one: one.position - one.end_offset, places),
+            snapshot.peers,
+            lambda one: one.position - one.end_offset,
+            places,
             lambda one: f"peer {one.zone}/{one.stream}",
         ),
         sources=worst(snapshot.sources, lambda one: -one.errors_total, places, lambda one: f"source {one.name}"),

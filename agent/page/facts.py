@@ -116,5 +116,6 @@ class Facts:
             [times_ns[at] // 1_000_000 for at in order],
             [values[at] for at in order],
             [qualities[at] for at in order],
-            *(first_ms, last_ms),
+            first_ms,
+            last_ms,
         )

@@ -68,7 +68,12 @@ def zone_row(health: ZoneHealth, now_unix_ms: int) -> ZoneRow:
     lags = [words.number(one.get("lag_seconds")) for _, one in folders(found, "peer")]
     hours = [words.number(one.get("hours_until_full")) for _, one in folders(found, "stream")]
     return ZoneRow(
-        *(health.zone, level, alert, since, what, hint),
+        health.zone,
+        level,
+        alert,
+        since,
+        what,
+        hint,
         behind_s=max((one for one in (*waiting, *lags) if one is not None), default=None),
         hold_hours=min((one for one in hours if one is not None), default=None),
         health_s=age_s,

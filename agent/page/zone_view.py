@@ -56,7 +56,7 @@ def zone_view(health: ZoneHealth, now_unix_ms: int, *, dead_since_ms: int | None
     if dead_since_ms is not None:
         what = f"the node does not answer for {words.age((now_unix_ms - dead_since_ms) / 1000)}"
         hint = DEAD_HINT.format(zone=health.zone)
-        row = replace(*(row,), level=Level.BROKEN, alert=True, since_unix_ms=dead_since_ms, what=what, hint=hint)
+        row = replace(row, level=Level.BROKEN, alert=True, since_unix_ms=dead_since_ms, what=what, hint=hint)
     parts = {kind: _parts(found, kind) for kind in ("source", "consumer", "stream", "broker", "peer")}
     sources = sorted(parts["source"], key=lambda one: (-_badness(one), one["name"]))
     consumers = sorted(parts["consumer"], key=lambda one: (-(words.number(one.get("behind_facts")) or 0), one["name"]))

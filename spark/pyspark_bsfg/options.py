@@ -213,7 +213,11 @@ def _node(texts: Mapping[str, str]) -> NodeOptions:
     if not is_zone(peer):
         raise OptionError(f"peer {peer!r}", "the zone to read from, such as enterprise")
     return NodeOptions(
-        *(host, peer, ca_file, cert_file, key_file),
+        host,
+        peer,
+        ca_file,
+        cert_file,
+        key_file,
         port=_number(texts, "port", 65535) or PORT,
         request_timeout_s=_number(texts, "requesttimeout", REQUEST_TIMEOUT_S_MAX) or REQUEST_TIMEOUT_S,
         attempts=_number(texts, "attempts", ATTEMPTS_MAX) or ATTEMPTS,

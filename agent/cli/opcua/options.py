@@ -102,7 +102,8 @@ _OPTIONS = (
     ),
     click.option("--user-key", "user_private_key_file", type=_FILE, help="The key of the user certificate."),
     click.option(
-        *("--timeout-ms", "request_timeout_ms"),
+        "--timeout-ms",
+        "request_timeout_ms",
         type=click.IntRange(500, 120_000),
         default=10_000,
         show_default=True,

@@ -42,7 +42,8 @@ def write_node_toml(config_file: Path, text: str) -> None:
 @click.command()
 @click.option("--zone", required=True, help="The zone of this node: 1 to 32 of a-z, 0-9 and -.")
 @click.option(
-    *("--config", "config_file"),
+    "--config",
+    "config_file",
     type=click.Path(path_type=Path),
     default=DEFAULT_CONFIG,
     show_default=True,

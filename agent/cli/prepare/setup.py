@@ -36,7 +36,8 @@ DIFFERENCES_SHOWN = 20
 
 @click.command()
 @click.option(
-    *("--config", "config_file"),
+    "--config",
+    "config_file",
     type=click.Path(path_type=Path),
     help="The node's configuration, written if it does not exist.  [default: /etc/bsfg/ZONE.toml]",
 )

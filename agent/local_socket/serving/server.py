@@ -153,7 +153,9 @@ async def _answer_one(
             else:
                 user = user_name(os.geteuid())
                 reply = handler.refused(
-                    *("", "not_allowed_here", "only the node's user and root may ask the node for this"),
+                    "",
+                    "not_allowed_here",
+                    "only the node's user and root may ask the node for this",
                     f"run: runuser -u {user} -- bsfg ...",
                 )
     answer = b"".join(answer_parts(reply.answer, reply.batches, ANSWER_BYTES_MAX))

@@ -79,7 +79,9 @@ class Conversation:
                 self._now = await self._waiting.get()
                 try:
                     await converse(
-                        *(self._access, self._peer, self._answer_all),
+                        self._access,
+                        self._peer,
+                        self._answer_all,
                         attempts=self._attempts,
                         refuses_answer=self._refuses_answer,
                     )

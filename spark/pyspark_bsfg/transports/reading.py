@@ -63,8 +63,13 @@ def _summary(placed: PlacedBatch) -> BatchSummary:
     """The summary of a batch, as a store's reader gives it."""
     header = placed.batch.header
     return BatchSummary(
-        *(placed.first_offset, placed.last_offset, header.origin, header.first_sequence),
-        *(header.time_min_ns, header.time_max_ns, header.kind),
+        placed.first_offset,
+        placed.last_offset,
+        header.origin,
+        header.first_sequence,
+        header.time_min_ns,
+        header.time_max_ns,
+        header.kind,
         definition=None,
         body_bytes=len(placed.batch.sealed),
     )

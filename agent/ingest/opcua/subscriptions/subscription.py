@@ -301,7 +301,13 @@ class Subscription:
         asked_ms = self.asked_ms(point)
         size = point.monitoring.queue_size or self._settings.queue_size or queue_size_for(asked_ms, self.publishing_ms)
         return ItemRequest(
-            *(handle, reading.address, index, reading.index_range, asked_ms, size, point.monitoring),
+            handle,
+            reading.address,
+            index,
+            reading.index_range,
+            asked_ms,
+            size,
+            point.monitoring,
         )
 
     def asked_ms(self, point: TagPoint) -> float:

@@ -186,8 +186,12 @@ def _named(*texts: str) -> EnumType:
 
 # Standard structures that variables hold, for servers older than the attribute DataTypeDefinition (OPC 10000-5, 12).
 _BUILD_INFO = _plain(
-    *(("ProductUri", STRING), ("ManufacturerName", STRING), ("ProductName", STRING), ("SoftwareVersion", STRING)),
-    *(("BuildNumber", STRING), ("BuildDate", DATE_TIME)),
+    ("ProductUri", STRING),
+    ("ManufacturerName", STRING),
+    ("ProductName", STRING),
+    ("SoftwareVersion", STRING),
+    ("BuildNumber", STRING),
+    ("BuildDate", DATE_TIME),
 )
 _EU_INFORMATION = _plain(
     ("NamespaceUri", STRING), ("UnitId", INT32), ("DisplayName", LOCALIZED_TEXT), ("Description", LOCALIZED_TEXT)
@@ -196,7 +200,7 @@ _RANGE = _plain(("Low", DOUBLE), ("High", DOUBLE))
 STANDARD_TYPES: Final[dict[TypeKey, StructureType | EnumType | int]] = {
     (0, 338): _BUILD_INFO,
     (0, 852): _named(  # ServerState
-        *("Running", "Failed", "NoConfiguration", "Suspended", "Shutdown", "Test", "CommunicationFault", "Unknown")
+        "Running", "Failed", "NoConfiguration", "Suspended", "Shutdown", "Test", "CommunicationFault", "Unknown"
     ),
     (0, 884): _RANGE,
     (0, 887): _EU_INFORMATION,
@@ -204,21 +208,31 @@ STANDARD_TYPES: Final[dict[TypeKey, StructureType | EnumType | int]] = {
 }
 STANDARD_ENCODINGS: Final[dict[TypeKey, StructureType | None]] = {
     (0, 298): _plain(  # Argument
-        *(("Name", STRING), ("DataType", NODE_ID), ("ValueRank", INT32), ("ArrayDimensions", UINT32, 1)),
+        ("Name", STRING),
+        ("DataType", NODE_ID),
+        ("ValueRank", INT32),
+        ("ArrayDimensions", UINT32, 1),
         ("Description", LOCALIZED_TEXT),
     ),
     (0, 340): _BUILD_INFO,
     (0, 864): _plain(  # ServerStatus
-        *(("StartTime", DATE_TIME), ("CurrentTime", DATE_TIME), ("State", (0, 852)), ("BuildInfo", (0, 338))),
-        *(("SecondsTillShutdown", UINT32), ("ShutdownReason", LOCALIZED_TEXT)),
+        ("StartTime", DATE_TIME),
+        ("CurrentTime", DATE_TIME),
+        ("State", (0, 852)),
+        ("BuildInfo", (0, 338)),
+        ("SecondsTillShutdown", UINT32),
+        ("ShutdownReason", LOCALIZED_TEXT),
     ),
     (0, 886): _RANGE,
     (0, 889): _EU_INFORMATION,
     (0, 8251): _plain(("Value", INT64), ("DisplayName", LOCALIZED_TEXT), ("Description", LOCALIZED_TEXT)),  # EnumValue
     (0, 8917): _plain(("Offset", INT16), ("DaylightSavingInOffset", BOOLEAN)),  # TimeZone
     (0, 12089): _plain(  # AxisInformation
-        *(("EngineeringUnits", (0, 887)), ("EURange", (0, 884)), ("Title", LOCALIZED_TEXT)),
-        *(("AxisScaleType", (0, 12077)), ("AxisSteps", DOUBLE, 1)),
+        ("EngineeringUnits", (0, 887)),
+        ("EURange", (0, 884)),
+        ("Title", LOCALIZED_TEXT),
+        ("AxisScaleType", (0, 12077)),
+        ("AxisSteps", DOUBLE, 1),
     ),
     (0, 12090): _plain(("X", DOUBLE), ("Value", FLOAT)),  # XV
     (0, 12181): _plain(("Real", FLOAT), ("Imaginary", FLOAT)),
