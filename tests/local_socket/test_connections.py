@@ -13,7 +13,7 @@ from agent.local_socket import client
 from agent.local_socket.serving import RequestHandler, server
 from agent.local_socket.serving.server import CONNECTIONS_MAX
 from agent.local_socket.transport import socket_address
-from agent.replication.protocol.messages import ErrorAnswer
+from agent.replication.protocol.messages import ErrorAnswer, FetchFacts, GetBounds, ListStreams
 from tests.local_socket.making import answer_to, appended, connected, framed, raw, request, worded
 from tests.support.served_store import served_store
 from tests.waiting import LIMIT_S, wait_until_async
@@ -208,6 +208,22 @@ async def test_unread_answers_do_not_keep_others_out(tmp_path: Path) -> None:
     for reader, writer in clients:
         assert len(await reader.read()) < 1_000_000
         writer.close()
+
+
+async def test_members_of_the_group_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the protocol and of the socket's own operations, those that only look are carried out for them."""
+    monkeypatch.setattr(server, "_is_own", lambda _: False)
+    looking = [ListStreams(), GetBounds(stream="facts.operational"), local_socket.ListConsumers()]
+    changing = [
+        request(),
+        FetchFacts(consumer_name="local.mes", limit=1, stream="facts.operational"),
+        local_socket.RegisterConsumer("local.mes", "facts.operational"),
+    ]
+    async with served_store(tmp_path) as store:
+        answers = [await answer_to(tmp_path, asked) for asked in (*looking, *changing)]
+        codes = [answer.error.code if isinstance(answer, ErrorAnswer) else "" for answer in answers]
+        assert codes == ["", "stream_not_exported", "", *["not_allowed_here"] * 3]
+        assert (store.streams(), store.consumers.all()) == ([], [])
 
 
 async def test_owner_and_group_may_open_the_socket(tmp_path: Path) -> None:
