@@ -160,10 +160,11 @@ async def test_another_zones_consumer_cannot_be_confirmed_here(tmp_path: Path) -
     """Otherwise its facts would be released although that zone does not have them."""
     async with served_store(tmp_path) as store:
         await appended(tmp_path, request())
-        await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", STREAM, "oldest"))
-        confirm = ConfirmReceipt(consumer_name="idmz.ops", offset=1, life=store.life.hex())
-        assert (await refusal_of(tmp_path, confirm)).code == "consumer_not_yours"
-        assert [consumer.frontier for consumer in store.consumers.all()] == [0]
+        for name, zone in (("idmz.ops", "local"), ("local.ops", "idmz")):  # by its name, and by its zone
+            await asyncio.wrap_future(store.consumers.register(name, zone, STREAM, "oldest"))
+            confirm = ConfirmReceipt(consumer_name=name, offset=1, life=store.life.hex())
+            assert (await refusal_of(tmp_path, confirm)).code == "consumer_not_yours"
+        assert [consumer.frontier for consumer in store.consumers.all()] == [0, 0]
 
 
 async def test_a_consumer_is_removed_as_asked(tmp_path: Path) -> None:
