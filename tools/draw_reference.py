@@ -279,10 +279,9 @@ def _command(path: str, command: click.Command) -> str:
     """What the help says of a command, its arguments, and its options without their texts."""
     context = click.Context(command, info_name=path)
     told = [" ".join(one.split()) for one in inspect.cleandoc(command.help or "").split("\n\n")]
-    parts = [f"{'##' if path.count(' ') < 2 else '###'} {path}", *map(_filled, told)]
-    arguments = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
-    if arguments and not isinstance(command, click.Group):
-        parts.append(f"    {' '.join([path, *arguments])}")
+    pieces = [] if isinstance(command, click.Group) else command.collect_usage_pieces(context)
+    usage = " ".join([path, *(piece for piece in pieces if piece != "[OPTIONS]")])
+    parts = [f"{'##' if path.count(' ') < 2 else '###'} {usage}", *map(_filled, told)]
     records = [one.get_help_record(context) for one in command.params if isinstance(one, click.Option)]
     names = [f"`{re.sub(' [A-Z_:]+( RANGE)?$', '', names)}`" for names, _ in filter(None, records)]
     if names:

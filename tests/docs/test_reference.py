@@ -90,7 +90,7 @@ def test_every_command_and_option_is_described() -> None:
         if path.startswith("bsfg bench "):
             assert f"`{path.split()[2]}`" in (REFERENCE.parent / "developers/benchmarks.md").read_text("utf-8")
             continue
-        (entry,) = re.findall(rf"^##+ {path}\n(.*?)(?=^##+ |\Z)", page, re.MULTILINE | re.DOTALL)
+        (entry,) = re.findall(rf"^##+ {path}(?: [^a-z\n][^\n]*)?\n(.*?)(?=^##+ |\Z)", page, re.MULTILINE | re.DOTALL)
         assert entry.strip().splitlines()[0].strip(), path
         assert command.help, path
         for one in command.params:
