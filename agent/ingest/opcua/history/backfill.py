@@ -33,12 +33,10 @@ from agent.ingest.gap import (
 )
 from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.history.gap_fill import (
-    UNDELIVERED_NS_MAX,
     GapFill,
     HistoryPage,
     HistoryRange,
     Outcome,
-    Window,
 )
 from agent.ingest.opcua.server_clock import drift_ns
 from agent.ingest.ports import StoredFacts
@@ -53,6 +51,7 @@ ACQUISITION = "history"
 TICK_S = 0.5  # between checks when there is nothing to fill
 NODES_PER_READ_MAX = 20  # if the server has a lower limit, it refuses, and the call is halved
 VALUES_PER_READ_MAX = 1_000  # of one node; with 20 nodes a page has some 500 kB
+UNDELIVERED_NS_MAX = 10_000_000_000  # how old a live value may be that is not delivered yet
 COMMITTED_S = 10.0  # live values with times of a hole are stored by then
 HOLES_MAX = 10  # waiting holes; beyond it holes are merged
 JOBS_MAX = 100  # waiting gaps; beyond it the newest two are merged
@@ -264,7 +263,7 @@ class HistoryBackfill:
         while new := self._without_history_number(call):  # the map may change during the await
             await self._history_numbers(new)
         missing = job.fill.answered(call, pages)
-        if now_ns < job.fill.ends_ns + elapsed_ns - drift_ns(elapsed_ns):
+        if now_ns < job.fill.before_ns + elapsed_ns - drift_ns(elapsed_ns):
             missing = self._without_what_comes_live(missing, now_ns)
         self._hand_in(missing)  # nothing was awaited since `answered`, so no value is lost if the session ends
         job.values += len(missing)
@@ -344,7 +343,7 @@ class HistoryBackfill:
         by_stream: dict[str, dict[int, Tag]] = {}
         for tag in live:
             by_stream.setdefault(known[tag].stream, {})[tag] = known[tag]
-        windows, stored = {}, dict[int, set[int]]()
+        stored: dict[int, set[int]] = {tag: set() for tag in live}
         for stream, tags in by_stream.items():
             numbers = dict(zip(await self._history_numbers(tags), tags, strict=True)) | {tag: tag for tag in tags}
             found = await asyncio.to_thread(
@@ -353,10 +352,8 @@ class HistoryBackfill:
             if found is None:
                 return None
             for number, times in found.items():
-                stored.setdefault(numbers[number], set()).update(times)
-            window = Window(piece.first_ns - 1, piece.first_ns, piece.last_ns)
-            windows.update(dict.fromkeys(tags, window))
-        fill = GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX, stored)
+                stored[numbers[number]].update(times)
+        fill = GapFill(stored, piece.first_ns - 1, piece.last_ns, NODES_PER_READ_MAX, VALUES_PER_READ_MAX)
         fill.give_up(Outcome.ENDLESS, self._endless)
         return fill
 

@@ -1,12 +1,11 @@
 """Plans the filling of one gap: what to read next, and which of the values read are missing in the store.
 
-Each tag has a window: everything up to `after_ns` was delivered before the gap, and everything from `before_ns` on is
-delivered live. Values strictly between are missing. They are read forward, many tags in one call, each tag page after
-page by continuation point, or from the last value read if the server gives none.
+Everything up to `after_ns` was delivered before the gap, and everything from `before_ns` on is delivered live. Values
+strictly between are missing. They are read forward, many tags in one call, each tag page after page by continuation
+point, or from the last value read if the server gives none.
 
 Each value is accepted once. A page that begins at the last value read repeats values of that instant, which are
-recognised by time, value and status. After a restart of the process the beginning of a window is known only to within
-some seconds; `stored` has the times that are already in the store.
+recognised by time, value and status. `stored` has the times that are already in the store.
 
 The pages of one reading may not be in the order of time: a server whose clock was set back may return its values as it
 recorded them (node-opcua). So a value is new if it is after the beginning of the reading, not after the last value
@@ -27,30 +26,10 @@ from typing import NamedTuple
 from agent.ingest import quality
 from agent.message import Sample, Value
 
-UNDELIVERED_NS_MAX = 10_000_000_000
-"""How old an undelivered value may be at the last sign of life: it was sampled and waited for the next publication.
-Longer sampling and publishing intervals are not expected."""
 TICK_NS = 100  # resolution of a DateTime
 READS_PER_TAG_FAILED_MAX = 3  # a node that fails this often is given up
 PAGES_STILL_MAX = 100  # in a row, of a node, without a new value and with more to come: the server never ends
 TIMES_TAKEN_MAX = 100_000  # kept of one tag, in case its reading begins again; for 20 tags in one call 16 MB
-
-
-class Window(NamedTuple):
-    """Where values of a tag are missing, in ns of source time since 1970.
-
-    `after_ns` is the time of its last value and `before_ns` that of the first one after the gap, both excluded.
-    `lost_ns` is when the gap began: a tag whose value stood still has its last value long before.
-    """
-
-    after_ns: int
-    lost_ns: int
-    before_ns: int
-
-    def joined(self, other: Window) -> Window:
-        """Both and the time between them; the store knows which values of that it has."""
-        after_ns, lost_ns = min(self.after_ns, other.after_ns), min(self.lost_ns, other.lost_ns)
-        return Window(after_ns, lost_ns, max(self.before_ns, other.before_ns))
 
 
 class HistoryRange(NamedTuple):
@@ -108,17 +87,14 @@ _NO_DATA = frozenset({0x809B_0000, 0x80D7_0000})  # BadNoData, BadBoundNotFound:
 class _Cursor:
     """The progress of one tag."""
 
-    window: Window
     start_ns: int
     continuation_point: bytes | None = None
-    call: tuple[int, int] | None = None  # start and end of the call that returned the continuation point
+    call_start_ns: int | None = None  # of the call that returned the continuation point
     last: set[tuple[str, int]] = field(default_factory=set)  # value and status of the values read at `start_ns`
     begun_ns: int = 0  # `start_ns` and `last` at the beginning of the present reading
     begun: frozenset[tuple[str, int]] = frozenset()
     taken: array[int] = field(default_factory=lambda: array("q"))  # times read since then
     known: set[int] = field(default_factory=set)  # times read before the reading began again
-    has_moved: bool = True  # since the last call without a continuation point
-    is_alone: bool = False  # to be read only from its own start
     failures: int = 0
     pages: set[int] = field(default_factory=set)  # digests of the pages of the present reading
     still: int = 0  # pages in a row without a new value
@@ -153,40 +129,36 @@ class _Cursor:
 
 
 class GapFill:
-    """Fills the windows of one gap, with at most `nodes_max` nodes in a call and `values_max` values of each."""
+    """Fills the gap of some tags, with at most `nodes_max` nodes in a call and `values_max` values of each. `after_ns`
+    and `before_ns` are excluded."""
 
     def __init__(
         self,
-        windows: Mapping[int, Window],
+        stored: Mapping[int, Collection[int]],
+        after_ns: int,
+        before_ns: int,
         nodes_max: int,
         values_max: int,
-        stored: Mapping[int, Collection[int]] | None = None,
     ) -> None:
+        """`stored`: by tag, the times that are already in the store."""
         assert nodes_max >= 1 <= values_max, "a call reads at least one value of one node"
-        self._open = {
-            tag: _Cursor(window, max(window.after_ns, window.lost_ns - UNDELIVERED_NS_MAX))
-            for tag, window in windows.items()
-            if window.before_ns - window.after_ns > 1
-        }
-        self.windows = windows
-        self.ends_ns = max((one.before_ns for one in windows.values()), default=0)
-        self.outcomes = dict.fromkeys((tag for tag in windows if tag not in self._open), Outcome.FILLED)
+        self._stored, self._after_ns, self.before_ns = stored, after_ns, before_ns
+        self._open = {tag: _Cursor(after_ns) for tag in stored if before_ns - after_ns > 1}
+        self.outcomes = dict.fromkeys(stored.keys() - self._open.keys(), Outcome.FILLED)
         self._nodes_max, self.values_max = nodes_max, values_max
-        self._stored = stored or {}
         self._is_ordered = True  # the server has returned everything in the order of time
 
     def next_call(self) -> list[HistoryRange]:
         """What to read next, in one call. Some tags are read to their end before others begin, so that the server holds
         few continuation points; tags with one come first. A call has one start for all its nodes, so only tags with
-        close starts are combined. A call with continuation points has the times of the call that returned them, because
-        some servers (open62541) count from there."""
-        if not self._open:
-            return []
-        first = next((one for one in self._open.values() if one.call is not None), next(iter(self._open.values())))
+        the same start are combined. A call with continuation points has the start of the call that returned them,
+        because some servers (open62541) count from there."""
+        kinds = ((one.continuation_point is None, one.call_start_ns or one.start_ns) for one in self._open.values())
+        kind = min(kinds, key=lambda kind: kind[0], default=None)
         alike = (
-            HistoryRange(tag, *(cursor.call or (cursor.start_ns, cursor.window.before_ns)), cursor.continuation_point)
+            HistoryRange(tag, start_ns, self.before_ns, cursor.continuation_point)
             for tag, cursor in self._open.items()
-            if cursor.call == first.call and (first.call is not None or _are_near(cursor, first))
+            if (cursor.continuation_point is None, start_ns := cursor.call_start_ns or cursor.start_ns) == kind
         )
         return list(islice(alike, self._nodes_max))
 
@@ -202,19 +174,14 @@ class GapFill:
 
     def forget_continuation_points(self) -> None:
         """The session has ended, and its continuation points with it. Reading continues from the last value, or begins
-        again if the server returns values in another order.
-
-        A tag whose pages had only values from before its own start would get the same pages after each end of a
-        session. From now on it is read from its own start.
-        """
+        again if the server returns values in another order."""
         for cursor in self._open.values():
-            cursor.is_alone |= cursor.continuation_point is not None and not cursor.has_moved
             self._break_off(cursor)
 
     def _break_off(self, cursor: _Cursor) -> None:
         if cursor.continuation_point is not None and not self._is_ordered:
             cursor.begin_again()
-        cursor.continuation_point = cursor.call = None
+        cursor.continuation_point = cursor.call_start_ns = None
 
     def give_up(self, outcome: Outcome, tags: Collection[int] | None = None) -> None:
         """End these open tags with this outcome, by default all."""
@@ -225,7 +192,6 @@ class GapFill:
         """Take in the answer to a call. Returns the missing samples, by tag and in the order of time."""
         assert len(ranges) == len(pages), "one page for each node"
         missing: list[Sample] = []
-        call = min(asked.start_ns for asked in ranges), max(asked.end_ns for asked in ranges)
         self._read_fewer(pages)
         for asked, page in zip(ranges, pages, strict=True):
             cursor = self._open.get(asked.tag)
@@ -239,18 +205,15 @@ class GapFill:
             digest = hash(tuple((value.source_time_ns, repr(value.value)) for value in page.values))
             taken = self._taken(cursor, page) if digest not in cursor.pages else []  # the same page again
             cursor.pages.add(digest)
-            stored = self._stored.get(asked.tag, ())
+            stored = self._stored[asked.tag]
             missing += [Sample(asked.tag, *one) for one in taken if one.source_time_ns not in stored]
             has_moved = bool(taken)
             if has_moved:  # otherwise a reading that begins again and again would count as a success
                 cursor.failures = 0
             cursor.still = 0 if has_moved else cursor.still + 1
-            cursor.has_moved = has_moved or (asked.continuation_point is not None and cursor.has_moved)
             cursor.continuation_point = page.continuation_point or None
-            cursor.call = call if page.continuation_point else None
-            # A call has one end for all its nodes: pages may have values from after the window.
-            is_behind = any(value.source_time_ns >= cursor.window.before_ns for value in page.values)
-            if cursor.continuation_point is None and (is_behind or len(page.values) < self.values_max):
+            cursor.call_start_ns = asked.start_ns if page.continuation_point else None
+            if cursor.continuation_point is None and len(page.values) < self.values_max:
                 self._end(asked.tag, Outcome.FILLED)
             elif cursor.still >= PAGES_STILL_MAX:
                 self._end(asked.tag, Outcome.ENDLESS)
@@ -260,13 +223,12 @@ class GapFill:
         return missing
 
     def _taken(self, cursor: _Cursor, page: HistoryPage) -> list[HistoryValue]:
-        """The new values of a page within the window, in the order of time. The cursor moves past them."""
-        after_ns, _, before_ns = cursor.window
+        """The new values of a page within the gap, in the order of time. The cursor moves past them."""
         values, read_ns = sorted(page.values, key=_time), cursor.start_ns
         found = [
             one
             for one in values
-            if after_ns < one.source_time_ns < before_ns
+            if self._after_ns < one.source_time_ns < self.before_ns
             and cursor.takes(one.source_time_ns, (repr(one.value), one.quality))
         ]
         is_late = bool(found) and found[0].source_time_ns < read_ns
@@ -294,10 +256,6 @@ class GapFill:
     def _end(self, tag: int, outcome: Outcome) -> None:
         del self._open[tag]
         self.outcomes[tag] = outcome
-
-
-def _are_near(one: _Cursor, other: _Cursor) -> bool:
-    return abs(one.start_ns - other.start_ns) <= (0 if one.is_alone or other.is_alone else UNDELIVERED_NS_MAX)
 
 
 def _time(value: HistoryValue) -> int:

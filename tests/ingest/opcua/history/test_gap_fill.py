@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
@@ -18,7 +19,6 @@ from agent.ingest.opcua.history.gap_fill import (
     HistoryRange,
     HistoryValue,
     Outcome,
-    Window,
 )
 
 S = 1_000_000_000
@@ -89,6 +89,11 @@ class FewPoints(HistoryServer):
         return [found[asked] for asked in ranges]
 
 
+def gap_of(tags: Iterable[int], nodes_max: int, values_max: int, after_s: int = 0, before_s: int = 9) -> GapFill:
+    """The gap of these tags, of which the store has nothing."""
+    return GapFill(dict.fromkeys(tags, ()), after_s * S, before_s * S, nodes_max, values_max)
+
+
 def fill(gap: GapFill, server: HistoryServer) -> list[tuple[int, HistoryValue]]:
     """Read until the gap is filled, with a limit of calls."""
     found = []
@@ -141,11 +146,10 @@ def test_each_missing_value_is_returned_once(
     remembers: bool,
     cut_every: int,
 ) -> None:
-    """For any history, window, page size and loss of continuation points: exactly the values strictly inside the
-    windows come back, each once, each tag in the order of time."""
-    windows = {tag: Window((after + tag % 3) * S, (after + 1) * S, (after + tag % 3 + length) * S) for tag in times}
+    """For any history, gap, page size and loss of continuation points: exactly the values strictly inside the gap come
+    back, each once, each tag in the order of time."""
     history = {tag: [HistoryValue(t * S, float(t), 0) for t in sorted(found)] for tag, found in times.items()}
-    gap = GapFill(windows, nodes_max, values_max)
+    gap = gap_of(times, nodes_max, values_max, after, after + length)
     server = HistoryServer(history, has_points=has_points, values_max=values_max, remembers=remembers)
     found: list[tuple[int, HistoryValue]] = []
     for turn in range(10_000):
@@ -155,8 +159,8 @@ def test_each_missing_value_is_returned_once(
             break
         samples = gap.answered(call, server.read(call, gap.values_max))
         found += [(one.tag, HistoryValue(one.source_time_ns, one.value, one.quality)) for one in samples]
-    for tag, window in windows.items():
-        wanted = [v for v in history[tag] if window.after_ns < v.source_time_ns < window.before_ns]
+    for tag in times:
+        wanted = [v for v in history[tag] if after * S < v.source_time_ns < (after + length) * S]
         assert [value for number, value in found if number == tag] == wanted
     assert set(gap.outcomes.values()) == {Outcome.FILLED}
 
@@ -174,18 +178,15 @@ def test_each_missing_value_is_returned_once(
 def test_a_history_in_the_order_of_recording_is_read_whole(
     times: list[int], others: list[int], values_max: int, nodes_max: int, remembers: bool
 ) -> None:
-    """A server whose clock was set back gives pages behind later times, and times behind the window ahead of those in
-    it. Each value is read once, whatever the size of a page."""
+    """A server whose clock was set back gives pages behind later times. Each value is read once, whatever the size of a
+    page."""
     history = {
         tag: [HistoryValue(t * S, float(t), 0) for t in found] for tag, found in ((1, times), (2, others)) if found
     }
-    windows = {1: Window(95 * S, 96 * S, 125 * S), 2: Window(95 * S, 96 * S, 155 * S)}
-    gap = GapFill(windows, nodes_max, values_max)
+    gap = gap_of((1, 2), nodes_max, values_max, 95, 125)
     found = fill(gap, HistoryServer(history, has_points=True, values_max=values_max, remembers=remembers))
-    for tag, window in windows.items():
-        wanted = {
-            v.source_time_ns for v in history.get(tag, ()) if window.after_ns < v.source_time_ns < window.before_ns
-        }
+    for tag in (1, 2):
+        wanted = {v.source_time_ns for v in history.get(tag, ()) if 95 * S < v.source_time_ns < 125 * S}
         assert sorted(value.source_time_ns for number, value in found if number == tag) == sorted(wanted)
 
 
@@ -196,7 +197,7 @@ def test_a_reading_in_the_order_of_recording_begins_again_where_it_is_cut(values
     may lie anywhere. What was read is not returned again."""
     times = [100, 110, 120, 101, 111, 121, 102, 112, 122]
     server = HistoryServer({1: [HistoryValue(t * S, float(t), 0) for t in times]}, has_points=True)
-    gap = GapFill({1: Window(95 * S, 96 * S, 125 * S)}, 1, values_max)
+    gap = gap_of([1], 1, values_max, 95, 125)
     found: list[int] = []
     while not any(a > b for a, b in pairwise(found)) and len(found) < 5:
         call = gap.next_call()
@@ -214,7 +215,7 @@ def test_a_server_that_forgets_each_continuation_point_and_gives_no_order_is_giv
     """The same page again is no success."""
     times = [100, 110, 101, 111]
     server = HistoryServer({1: [HistoryValue(t * S, float(t), 0) for t in times]}, has_points=True)
-    gap = GapFill({1: Window(95 * S, 96 * S, 125 * S)}, 1, 3)
+    gap = gap_of([1], 1, 3, 95, 125)
     calls = 0
     while call := gap.next_call():
         calls += 1
@@ -227,7 +228,7 @@ def test_a_server_that_forgets_each_continuation_point_and_gives_no_order_is_giv
 def test_several_values_of_one_instant_survive_a_page_that_ends_between_them() -> None:
     """A server that pages by time repeats the last instant; its values are told apart, NaN among them."""
     history = {1: [HistoryValue(t * S, v, 0) for t, v in ((1, 1.0), (2, 2.0), (2, math.nan), (3, 4.0))]}
-    gap = GapFill({1: Window(0, 0, 9 * S)}, 1, 3)
+    gap = gap_of([1], 1, 3)
     found = fill(gap, HistoryServer(history, has_points=False, values_max=3))
     assert [repr(value.value) for _, value in found] == ["1.0", "2.0", "nan", "4.0"]
 
@@ -235,7 +236,7 @@ def test_several_values_of_one_instant_survive_a_page_that_ends_between_them() -
 def test_what_the_store_has_is_not_returned_again() -> None:
     """After a restart the window begins before the last stored value; its time is known from the store."""
     history = {1: [HistoryValue(t * S, float(t), 0) for t in range(1, 8)]}
-    gap = GapFill({1: Window(0, 0, 9 * S)}, 1, 2, stored={1: {1 * S, 2 * S, 3 * S, 4 * S}})
+    gap = GapFill({1: {1 * S, 2 * S, 3 * S, 4 * S}}, 0, 9 * S, 1, 2)
     found = fill(gap, HistoryServer(history, has_points=True))
     assert [value.source_time_ns // S for _, value in found] == [5, 6, 7]
 
@@ -247,7 +248,7 @@ def test_a_server_with_few_continuation_points_is_read_whole(points_max: int, *,
     fewer at once, when the others are read to their end; no tag is given up for it."""
     history = {tag: [HistoryValue(t * S, float(t), 0) for t in range(1, 8)] for tag in range(20)}
     server = FewPoints(history, points_max, first_refused=first_refused)
-    gap = GapFill({tag: Window(0, 0, 9 * S) for tag in history}, 20, 2)
+    gap = gap_of(history, 20, 2)
     found = fill(gap, server)
     assert sorted(found) == sorted((tag, value) for tag, values in history.items() for value in values)
     assert set(gap.outcomes.values()) == {Outcome.FILLED}
@@ -258,7 +259,7 @@ def test_a_node_is_not_given_up_for_the_continuation_points_of_others() -> None:
     """However often it is refused beside them."""
     history = {tag: [HistoryValue(5 * S, float(tag), 0)] for tag in range(10)}
     server = HistoryServer(history, has_points=True)
-    gap = GapFill({tag: Window(0, 0, 9 * S) for tag in history}, READS_PER_TAG_FAILED_MAX + 1, 9)
+    gap = gap_of(history, READS_PER_TAG_FAILED_MAX + 1, 9)
     sizes = []
     while call := gap.next_call():
         sizes.append(len(call))
@@ -273,7 +274,7 @@ def test_a_node_is_not_given_up_for_the_continuation_points_of_others() -> None:
 def test_a_server_without_a_continuation_point_for_one_node_is_given_up() -> None:
     """Others may hold them all: it is asked some times."""
     server = FewPoints({1: [HistoryValue(t * S, float(t), 0) for t in range(1, 8)]}, 0)
-    gap = GapFill({1: Window(0, 0, 9 * S)}, 20, 2)
+    gap = gap_of([1], 20, 2)
     assert fill(gap, server) == []
     assert gap.outcomes == {1: Outcome.FAILED}
     assert server.refused_total == READS_PER_TAG_FAILED_MAX
@@ -283,7 +284,7 @@ def test_a_node_without_history_is_distinguished_from_one_that_fails() -> None:
     """Unsupported ends at once as no history; another refusal ends after some attempts as failed; the rest goes on."""
     history = {1: [HistoryValue(5 * S, 1.0, 0)], 2: [], 3: []}
     server = HistoryServer(history, has_points=True)
-    gap = GapFill({tag: Window(0, 0, 9 * S) for tag in history}, 10, 10)
+    gap = gap_of(history, 10, 10)
     calls = 0
     while call := gap.next_call():
         calls += 1
@@ -299,7 +300,7 @@ def test_a_node_without_history_is_distinguished_from_one_that_fails() -> None:
 def test_a_node_that_fails_between_its_pages_is_read_to_the_end() -> None:
     """Only failures in a row count: a busy server that refuses every second call gives all its values."""
     server = HistoryServer({1: [HistoryValue(t * S, float(t), 0) for t in range(1, 21)]}, has_points=False)
-    gap, found = GapFill({1: Window(0, 0, 30 * S)}, 1, 2), list[float]()
+    gap, found = gap_of([1], 1, 2, 0, 30), list[float]()
     while call := gap.next_call():
         gap.answered(call, [HistoryPage(BUSY)])
         if call := gap.next_call():
@@ -310,17 +311,11 @@ def test_a_node_that_fails_between_its_pages_is_read_to_the_end() -> None:
 
 def test_a_call_that_is_too_large_is_halved_down_to_one_value_of_one_node() -> None:
     """First fewer nodes, then fewer values, then the truth."""
-    gap = GapFill({tag: Window(0, 0, 9 * S) for tag in (1, 2, 3)}, 3, 4)
+    gap = gap_of((1, 2, 3), 3, 4)
     sizes = []
     while gap.call_too_large():
         sizes.append((len(gap.next_call()), gap.values_max))
     assert sizes == [(1, 4), (1, 2), (1, 1)]
-
-
-def test_tags_whose_pages_differ_in_time_are_not_read_in_one_call() -> None:
-    """A call has one start: a tag that is far ahead would read again all that it has, with those behind."""
-    gap = GapFill({1: Window(0, 0, 900 * S), 2: Window(500 * S, 500 * S, 900 * S)}, 10, 10)
-    assert [one.tag for one in gap.next_call()] == [1]
 
 
 ENDLESS = {
@@ -335,7 +330,7 @@ ENDLESS = {
 def test_a_history_that_never_ends_is_given_up(pages: list[HistoryPage]) -> None:
     """After a bounded number of answers without a new value. Each value is taken once, and the tag beside it is
     filled."""
-    fill = GapFill({1: Window(0, 0, 9 * S), 2: Window(0, 0, 9 * S)}, 20, 2)
+    fill = gap_of((1, 2), 20, 2)
     taken, calls = [], 0
     while call := fill.next_call():
         answers = {1: pages[calls % len(pages)], 2: HistoryPage(NO_DATA)}
