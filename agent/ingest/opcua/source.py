@@ -458,8 +458,8 @@ class OpcuaSource:
             self._declare_until(await self._clock.read(session))
 
     def _declare_until(self, now: Moment) -> None:
-        for gap, count, is_exact in self._losses.take(now):
-            self._delivery.add_gap(*(gap.reason, gap.first_time_ns, gap.last_time_ns, count, gap.tags), exact=is_exact)
+        for gap in self._losses.take(now):
+            self._delivery.add_gap(gap.reason, gap.first_time_ns, gap.last_time_ns, 0, gap.tags, exact=False)
 
     async def _deliver_due(self) -> None:
         await self._deliver_buffered()  # values from before the end of a subscription are recorded before its loss
@@ -507,7 +507,7 @@ class OpcuaSource:
         samples = SampleColumns(changes.handles, changes.times_ns(now_ns), changes.values, changes.qualities)
         await self._delivery.deliver(samples, now_ns, one.created_ns)
         if publication.values_lost:  # of any tag of the subscription
-            self._losses.add(NOT_DELIVERED, arrived.since, one.plan.live, self._clock.now(), publication.values_lost)
+            self._losses.add(NOT_DELIVERED, arrived.since, one.plan.live, self._clock.now())
         if marked:
             self._subscriptions.note_gone(one, arrived.since, marked)
 

@@ -151,7 +151,7 @@ async def test_a_malformed_value_costs_its_own_tag(monkeypatch: pytest.MonkeyPat
     assert [sample.value for sample in store.of("a/1")] == [1.5, 2.5]
     assert [(sample.value, sample.quality) for sample in store.of("a/2")] == [(None, BAD_DECODING_ERROR)]
     (fact,) = store.told()
-    assert (fact["reason"], fact["count"], fact["count_exact"]) == ("not_delivered", 2, True)
+    assert (fact["reason"], fact["count"], fact["count_exact"]) == ("not_delivered", 0, False)
     assert fact["tags"] == ["tag:a/1", "tag:a/2"]
 
 

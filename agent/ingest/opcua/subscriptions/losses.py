@@ -12,44 +12,33 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, KeysView, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 from agent.ingest.completeness import Moment, earliest, spans
 from agent.ingest.gap import CLOCK_SET_BACK, ITEM_GONE, TagGap
-
-
-@dataclass(slots=True)
-class _Loss:
-    since: Moment
-    tags: set[int]
-    count: int = 0
-    is_exact: bool = True
 
 
 class Losses:
     """The open losses of one source, by reason; those of absent tags also by their beginning, which may be days ago."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, Moment | None], _Loss] = {}
+        self._open: dict[tuple[str, Moment | None], tuple[Moment, set[int]]] = {}  # since when, and tags
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def add(self, reason: str, since: Moment, tags: Iterable[int], now: Moment, count: int | None = None) -> None:
-        """Values of these tags may be missing since then: `count` of them, None: not known how many."""
-        known = self._open.setdefault((reason, since if reason == ITEM_GONE else None), _Loss(since, set()))
-        known.since = earliest((known.since, since), now) or since
-        known.tags.update(tags)
-        known.count, known.is_exact = known.count + (count or 0), known.is_exact and count is not None
+    def add(self, reason: str, since: Moment, tags: Iterable[int], now: Moment) -> None:
+        """Values of these tags may be missing since then."""
+        key = reason, since if reason == ITEM_GONE else None
+        first, known = self._open.get(key, (since, set[int]()))
+        self._open[key] = earliest((first, since), now) or since, known.union(tags)
 
-    def take(self, now: Moment) -> list[tuple[TagGap, int, bool]]:
-        """End all losses: their gaps up to `now`, with the number of missing values and whether that is exact."""
-        found: list[tuple[TagGap, int, bool]] = []
-        for (reason, _), loss in self._open.items():
-            span, *before = spans(loss.since, now)
-            tags = tuple(sorted(loss.tags))
-            found.append((TagGap(reason, *span, tags), loss.count, loss.is_exact))
-            found += [(TagGap(CLOCK_SET_BACK, *other, tags), 0, False) for other in before]
+    def take(self, now: Moment) -> list[TagGap]:
+        """End all losses: their gaps up to `now`."""
+        found: list[TagGap] = []
+        for (reason, _), (since, tags) in self._open.items():
+            span, *before = spans(since, now)
+            found.append(TagGap(reason, *span, tuple(sorted(tags))))
+            found += [TagGap(CLOCK_SET_BACK, *other, tuple(sorted(tags))) for other in before]
         self._open.clear()
         return found
 
