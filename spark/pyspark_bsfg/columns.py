@@ -30,12 +30,12 @@ from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.schema import COUNT, ENVELOPE
 from pyspark_bsfg.values import Values, text_bytes
 
-FACTS_MAX_PER_GROUP = 16_384  # larger record batches measured no faster, and leave the cache
+FACTS_MAX_PER_GROUP = 65_536  # some 15 MB of all columns; a quarter of it cost a tenth more in calls of Arrow
 TEXT_BYTES_MAX = 32 * 1024 * 1024  # a column of 16,384 equal texts of 64 KiB is 2 KB in a batch and 1 GB in Arrow
 # Columns that need no opened batch.
 BY_RUN = frozenset(("offset", "stream", "zone", "epoch", "sequence", "verified", COUNT.name))
 
-_COUNTING = pa.array(range(FACTS_MAX + FACTS_MAX_PER_GROUP + 1), pa.int64())
+_COUNTING = pc.subtract(pc.cumulative_sum(pa.repeat(1, FACTS_MAX + FACTS_MAX_PER_GROUP + 1)), 1)
 _COUNTING_32 = _COUNTING.cast(pa.int32())
 LABELS = pa.map_(pa.string(), pa.string())
 NOT_GOOD = pa.scalar(1 << 30, pa.int64())  # the least quality whose severity, the top two bits, is not Good

@@ -41,8 +41,8 @@ def dictionary(*origins: Origin) -> Dictionary:
     return made
 
 
-def built(batches: Iterable[tuple[Batch, int, int, int]], schema: Any = None) -> list[Any]:
-    """Record batches of (batch, offset, start, stop)."""
+def built(batches: Iterable[tuple[Any, ...]], schema: Any = None) -> list[Any]:
+    """Record batches of (batch, offset, start, stop), and perhaps whether it is verified."""
     making = Columns(schema or arrow_schema(FACTS), TELEMETRY, dictionary(PLANT_A, PLANT_B))
     made = [one for batch in batches for one in making.add(*batch)]
     return [*made, *making.flush()]
@@ -66,19 +66,33 @@ def plain(values: dict[str, Any]) -> dict[str, Any]:
 @settings(max_examples=150)
 @given(st.lists(st.lists(SAMPLES, min_size=1, max_size=12), min_size=1, max_size=6), st.data())
 def test_every_value_arrives_as_the_oracle_sees_it(runs: list[list[Sample]], data: st.DataObject) -> None:
-    """Any values, times and qualities, in any runs of two origins, sliced anywhere: the same rows, in order."""
+    """Any values, times and qualities, in any runs of two origins, verified or not, sliced anywhere: the same rows, in
+    order."""
     batches = {origin: foreign(origin, runs) for origin in (PLANT_A, PLANT_B)}
     given, expected, offset = [], [], 100
     for number, run in enumerate(runs):
         origin = data.draw(st.sampled_from((PLANT_A, PLANT_B)))
         batch = batches[origin][number]
-        start = data.draw(st.integers(0, len(run) - 1))
-        stop = data.draw(st.integers(start + 1, len(run)))
-        given.append((batch, offset, start, stop))
+        start, stop = 0, len(run)
+        if data.draw(st.booleans()):
+            start = data.draw(st.integers(0, len(run) - 1))
+            stop = data.draw(st.integers(start + 1, len(run)))
+        verified = data.draw(st.sampled_from(("yes", "suspect")))
+        given.append((batch, offset, start, stop, verified))
         first = batch.header.first_sequence
-        expected += [row(run[at], offset + at, origin, first + at) for at in range(start, stop)]
+        expected += [
+            row(run[at], offset + at, origin, first + at) | {"verified": verified} for at in range(start, stop)
+        ]
         offset += len(run)
     same(rows(built(given)), expected)
+
+
+def test_offsets_go_on_where_sequences_do_not() -> None:
+    """What a zone lost before it was received leaves a hole in its sequences only, also within a record batch."""
+    run = [Sample(1, NOON_NS, 1.0)] * 2
+    first, _, third = foreign(PLANT_A, [run] * 3)
+    [made] = built([(first, 1, 0, 2), (third, 3, 0, 2)])
+    same(rows([made]), [row(run[0], offset, PLANT_A, at) for offset, at in ((1, 1), (2, 2), (3, 5), (4, 6))])
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)

@@ -189,10 +189,15 @@ def test_the_benchmark_compares_what_it_says(spark: SparkSession, tmp_path: Path
     quotients."""
     with open_testbed(tmp_path) as testbed:
         found = read_benchmark.measure(spark, testbed, {}, 5000, 1, 1).to_dict()
-    for one in (found, *(found[name] for name in ("three_columns", "count", "part_by_time"))):
+    for one in (found, *(found[name] for name in ("three_columns", "count", "part_by_time", "start"))):
         assert one["ratio"] == pytest.approx(one["facts_per_s"] / one["limit"]["facts_per_s"], rel=0.01)
         assert one["ratio_mqtt_to_file"] == pytest.approx(one["mqtt_facts_per_s"] / one["facts_per_s"], rel=0.01)
         assert one["ratio_to_parquet"] == pytest.approx(one["facts_per_s"] / one["parquet_facts_per_s"], rel=0.01)
+        if one["parquet_cpu_s"] >= 0.1:  # of hundredths
+            assert one["cpu_by_parquet"] == pytest.approx(one["cpu_s"] / one["parquet_cpu_s"], rel=0.01)
+            assert one["limit"]["cpu_by_parquet"] == pytest.approx(
+                one["limit"]["cpu_s"] / one["parquet_cpu_s"], rel=0.01
+            )
     assert found["limit"]["what"]
     assert found["two_tasks"]["speed_up"] > 0
     assert found["two_tasks"]["limit"]["speed_up"] > 0
