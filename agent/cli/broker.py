@@ -2,12 +2,13 @@
 
 `config` writes configuration, rights and certificates. `reload` checks these files and makes running brokers read the
 certificates, `restart` the rights too. `deny` takes all rights from a zone. `check` connects with a zone's identity and
-tries what must work and what must be refused.
+tries what must work and what must be refused. `sessions` says which zone uses the broker how much.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -205,6 +206,45 @@ def _files(config_file: Path, pid: int | None) -> list[Path]:
             f"--pid names one broker, and {config_file} configures {len(files)}: name one mosquitto.conf"
         )
     return files
+
+
+@broker.command()
+@click.option("--log", "log_file", type=click.Path(path_type=Path), help="The broker's log; by default the journal.")
+@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port of the broker.")
+@click.option("--seconds", type=click.FloatRange(0.1, 3600), default=5.0, show_default=True, help="How long to look.")
+@json_option
+def sessions(log_file: Path | None, port: int, seconds: float, as_json: bool) -> None:
+    """Show how many sessions each zone has at this machine's broker, and how much it sends; the zone that sends most
+    comes first.
+
+    For a broker that is slow, or refuses connections: a certificate may open any number of sessions. Needs the broker's
+    log from the time when the zones connected.
+    """
+    from agent.replication.broker import UNKNOWN, received_bytes, zone_loads, zones_by_address
+
+    def look() -> dict[str, int]:
+        return received_bytes(_output("ss", "-Htni", "state", "established", f"( sport = :{port} )"))
+
+    before = look()
+    time.sleep(seconds)
+    journal = ("journalctl", "-u", "bsfg-broker@*", "-o", "cat", "--no-pager")
+    log = _output(*journal) if log_file is None else log_file.read_text("utf-8", "replace")
+    found = zone_loads(zones_by_address(log.splitlines()), before, look(), seconds)
+    if as_json:
+        click.echo(json.dumps([one._asdict() for one in found]))
+        return
+    click.echo(f"{'zone':32} {'sessions':>8} {'kB/s':>10}")
+    for zone, number, bytes_per_s in found:
+        click.echo(f"{zone:32} {number:8} {bytes_per_s / 1000:10.1f}")
+    if found and (zone := found[0].zone) != UNKNOWN:
+        click.echo(f"if {zone} should not: bsfg broker deny {zone}, and at the authority bsfg pki revoke {zone}")
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise click.ClickException(f"{command[0]} failed: {getattr(error, 'stderr', '') or error}") from error
 
 
 @broker.command()

@@ -49,7 +49,7 @@ def _measure(bed: Testbed, zones: list[str], seconds: float) -> dict[str, Any]:
         groups = [zones[1:][at : at + PLANTS_OF_PROCESS] for at in range(0, len(zones) - 1, PLANTS_OF_PROCESS)]
         workers = [stack.enter_context(_plants(bed, f"plants-{n}", some, facts)) for n, some in enumerate(groups)]
         alone = stack.enter_context(_plants(bed, "plants-alone", zones[:1], facts))
-        node, state = _node(bed, zones), bed.folder / ASKING / "state"
+        node, state = pulling_node(bed, zones), bed.folder / ASKING / "state"
         stack.callback(node.stop)
         begun = time.monotonic()
         node.start()
@@ -82,7 +82,8 @@ def _plants(bed: Testbed, name: str, zones: list[str], facts: int) -> contextlib
     return bed.worker(name, "plants", zones[0], zones=zones, facts_per_plant=facts)
 
 
-def _node(bed: Testbed, zones: list[str]) -> Child:
+def pulling_node(bed: Testbed, zones: list[str]) -> Child:
+    """The node that pulls from these zones; not started."""
     folder, mine = bed.folder / ASKING, bed.broker.identity(ASKING)
     folder.mkdir()
     text = f'[node]\nzone = "{ASKING}"\n'

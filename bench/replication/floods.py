@@ -1,5 +1,5 @@
-"""The attacks of the hostile zone in `bench hostile`: floods of requests, parked fetches, artifacts, sessions that do
-not read, and bare sockets, each from a process of lowest priority, because in the field the attacker's processor is not
+"""The attacks of the hostile zone in `bench hostile`: floods of requests, parked fetches, artifacts, subscriptions,
+sessions that do not read, and bare sockets, each from a process of lowest priority, because in the field the attacker's processor is not
 the node's.
 
 It has a valid certificate and keeps to the topics that the broker gives it. Each flood is as fast as the answers;
@@ -32,7 +32,7 @@ from bench.replication.bare_loop import BareClient
 
 SESSIONS, OPEN = 4, 32
 SILENT_SESSIONS, SILENT_INTERVAL_S = 30, 0.02
-SOCKETS = 100
+SOCKETS, FILTERS = 100, 300
 CHUNK_BYTES = 45_000
 RETRY_S = 0.05
 LOWEST_PRIORITY = 19
@@ -68,6 +68,7 @@ def flood(options: Options) -> None:
         "ranges": partial(_requests, broker, counts, stopped, partial(_range, stream)),
         "parked": partial(_requests, broker, counts, stopped, partial(_parked, stream)),
         "artifacts": partial(_requests, broker, counts, stopped, _artifact),
+        "subscriptions": partial(_subscriptions, broker, counts, stopped),
         "silent": partial(_silent, broker, counts, stopped, stream),
         "sockets": partial(_sockets, broker, counts, stopped),
     }
@@ -150,6 +151,23 @@ def _silent(broker: BrokerAccess, counts: Counter[str], stopped: threading.Event
         for session in sessions:
             session.send(_range(stream, 0))
             counts["sent"] += 1
+
+
+def _subscriptions(broker: BrokerAccess, counts: Counter[str], stopped: threading.Event) -> None:
+    """Sessions that ask for hundreds of subscriptions at once that their zone may not have."""
+    sessions = [Session(broker, lambda _: None) for _ in range(SESSIONS)]
+    wanted = [(f"{'x/' * 60}{number}", 0) for number in range(FILTERS)]
+    refused = threading.Semaphore(0)
+    for session in sessions:
+        session.bare.client.on_subscribe = lambda *_: refused.release()
+        session.bare.client.subscribe(wanted)
+    emit("READY")
+    while not stopped.wait(0):
+        if refused.acquire(timeout=RETRY_S):
+            counts["packets"] += 1
+            sessions[counts["packets"] % SESSIONS].bare.client.subscribe(wanted)
+    for session in sessions:
+        session.bare.close()
 
 
 def _sockets(broker: BrokerAccess, counts: Counter[str], stopped: threading.Event) -> None:

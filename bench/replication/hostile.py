@@ -32,7 +32,7 @@ from bench.replication.endpoints import STORE_ERRORS, access, opened, pull_setti
 
 HOSTILE = "hostile"
 STREAM = "facts.operational"
-FLOODS = ("requests", "ranges", "parked", "artifacts", "silent", "sockets")
+FLOODS = ("requests", "ranges", "parked", "artifacts", "subscriptions", "silent", "sockets")
 INTERVAL_S = 0.020
 BACKLOG_MESSAGES, BACKLOG_BYTES = 60, 40_000  # the answer to a range request of the flood: some pages
 RATIO_MAX, P99_MS_MAX = 2.0, 50.0

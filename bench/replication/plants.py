@@ -32,7 +32,7 @@ from bench.common.testbed import ASKING, BrokerAccess
 from bench.common.worker_io import Options, broker_access, emit
 from bench.replication.endpoints import STREAM, access, running
 
-CONNECT_EVERY_S = 0.02
+CONNECT_EVERY_S, LEVEL_LOOK_S, LEVEL_LOOKS_MAX = 0.02, 0.05, 400
 LEASE = 1
 
 
@@ -49,6 +49,16 @@ class Plant:
         self._held: deque[tuple[int, int, Batch]] = deque(maxlen=1000)  # first sequence, when it was appended
         self._frontier = 0
         self._waiting = dict[str, tuple[FetchFacts, Incoming, asyncio.TimerHandle]]()  # by stream
+
+    @property
+    def facts(self) -> int:
+        """How many were appended."""
+        return self._chain.next_sequence - 1
+
+    @property
+    def unconfirmed(self) -> int:
+        """Batches that wait for their confirmation."""
+        return len(self._held)
 
     def append(self, facts: int) -> None:
         """Record that many facts as one batch, and answer the request that waits for them."""
@@ -137,7 +147,8 @@ class Plant:
 
 
 def plants(options: Options) -> None:
-    """Run the plants until stopped. SIGUSR1 begins or ends the load; ENDED has the lags under it."""
+    """Run the plants until stopped, and until all is confirmed. SIGUSR1 begins or ends the load; ENDED has the lags
+    under it, and how many facts there were and how many batches of them are not confirmed."""
     asyncio.run(_plants(options))
 
 
@@ -161,7 +172,12 @@ async def _plants(options: Options) -> None:
             await plant.link.wait_up()
         emit("READY")
         await asyncio.to_thread(stopped.wait)
-    emit("ENDED", {"lags_ns": lags_ns})
+        for _ in range(LEVEL_LOOKS_MAX):
+            if not any(plant.unconfirmed for plant in some):
+                break
+            await asyncio.sleep(LEVEL_LOOK_S)
+    facts, left = sum(plant.facts for plant in some), sum(plant.unconfirmed for plant in some)
+    emit("ENDED", {"lags_ns": lags_ns, "facts": facts, "unconfirmed": left})
 
 
 def _as_zone(broker: BrokerAccess, zone: str) -> BrokerAccess:

@@ -77,6 +77,8 @@ class Attacker:
         except OSError:
             plain.close()
             raise
+        self.suback = b""
+        """The last one's body, which ends with a reason for each filter."""
         self._identifier = 0
         try:
             self._begin_session(client_id, expiry_s)
@@ -116,7 +118,7 @@ class Attacker:
     def subscribe(self, topics: list[str], qos: int = 0) -> None:
         """Subscribe and await the acknowledgement."""
         self.send_subscribe(topics, qos)
-        self.await_packet(SUBACK)
+        self.suback = self.await_packet(SUBACK)
 
     def publish(self, topic: str, payload: bytes, qos: int = 0) -> None:
         """Send a message; its acknowledgement is not read."""

@@ -15,7 +15,7 @@ import pytest
 
 from agent.replication import pki
 from tests.replication.broker.zones import SUCCESS, Caller
-from tests.security.broker_attacker import SUBACK, Attacker, bare_socket, is_open
+from tests.security.broker_attacker import Attacker, bare_socket, is_open
 from tests.support.mosquitto import HOST, Mosquitto
 from tests.waiting import wait_until
 
@@ -77,17 +77,27 @@ def bombs() -> dict[str, list[str]]:
     }
 
 
+def reasons(broker: Mosquitto, topics: list[str]) -> set[int]:
+    """How a SUBSCRIBE of the attacker is answered; empty if the broker ends the session, as newer ones do with large
+    packets."""
+    with evil(broker) as attacker:
+        try:
+            attacker.subscribe(topics)
+        except OSError:
+            return set()
+        return set(attacker.suback[-len(topics) :])
+
+
 @pytest.mark.parametrize("name", bombs())
 def test_a_subscription_bomb_costs_nothing(broker: Mosquitto, name: str) -> None:
-    """Twenty SUBSCRIBE packets of 1 MB are refused, filter by filter, and leave less than 8 MiB behind (in a broker
-    that grants subscriptions and filters at delivery, one of them took 332 MB); two honest zones go on. A fraction of a
-    second of processor time is all that they take."""
-    with honest(broker), evil(broker) as attacker:
+    """Twenty SUBSCRIBE packets of 1 MB, and as many of a few dozen kB, are refused, filter by filter, or with the
+    session, and leave less than 8 MiB behind (in a broker that grants subscriptions and filters at delivery, one of
+    them took 332 MB); two honest zones go on. A fraction of a second of processor time is all that they take."""
+    with honest(broker):
         before, used_s = rss_bytes(broker), cpu_s(broker)
         for _ in range(20):
-            attacker.send_subscribe(bombs()[name])
-            reasons = attacker.await_packet(SUBACK)
-            assert set(reasons[-1000:]) == {NOT_AUTHORIZED}
+            assert reasons(broker, bombs()[name]) <= {NOT_AUTHORIZED}
+            assert reasons(broker, bombs()[name][:400]) == {NOT_AUTHORIZED}
         assert rss_bytes(broker) - before < 8 * MIB
         print(f"{cpu_s(broker) - used_s:.2f} s of processor time")
 
@@ -143,17 +153,19 @@ def test_a_broker_that_an_attack_ends_costs_a_restart(broker: Mosquitto) -> None
 
 
 def test_the_control_grants_a_bomb(broker: Mosquitto) -> None:
-    """The same packet of names within the zone's own topics, at the same broker with its subscriptions as patterns,
+    """The same names within the zone's own topics, at the same broker with its subscriptions as patterns,
     which is how Mosquitto's own access lists are written: it is granted, and takes tens of megabytes."""
     text = broker.files.rights_file.read_text()
     broker.files.rights_file.write_text(
         text.replace("subscribeLiteral", "subscribePattern").replace("/rsp/0/+", "/rsp/+/+")
     )
     broker.restart()
+    topics = bombs()["many names of its own"]
     with evil(broker) as attacker:
         before = rss_bytes(broker)
-        attacker.send_subscribe(bombs()["many names of its own"])
-        assert set(attacker.await_packet(SUBACK)[-1000:]) == {0}
+        for at in range(0, len(topics), 2_500):  # newer brokers refuse larger packets
+            attacker.subscribe(topics[at : at + 2_500])
+            assert set(attacker.suback[-2_500:]) == {0}
         assert rss_bytes(broker) - before > 20 * MIB
 
 

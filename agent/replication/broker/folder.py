@@ -71,7 +71,8 @@ class BrokerFolder:
 
 def find_plugin(root: Path = Path("/usr/lib")) -> str:
     """The path of Mosquitto's plugin on this machine. Raises TopologyError."""
-    if found := sorted([*root.glob(f"*/{PLUGIN}"), *root.glob(PLUGIN)]):
+    places = (PLUGIN, f"*/{PLUGIN}", f"*/mosquitto/{PLUGIN}")  # the last since 2.1
+    if found := sorted(path for place in places for path in root.glob(place)):
         return str(found[0])
     raise TopologyError(f"there is no {PLUGIN} below {root}: install Debian's mosquitto on this machine")
 

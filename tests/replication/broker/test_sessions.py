@@ -1,0 +1,27 @@
+"""Who uses a broker: from lines of its log and of `ss`, as both programs write them."""
+
+from agent.replication.broker.sessions import UNKNOWN, ZoneLoad, received_bytes, zone_loads, zones_by_address
+
+LOG = """\
+2026-11-28T05:47:18: New connection from 127.0.0.1:41976 on port 47143.
+2026-11-28T05:47:18: New client connected from 127.0.0.1:41976 as auto-AE61 (p5, c1, k0, u'plant-a').
+2026-11-28T05:47:18: New client connected from 127.0.0.1:41976 as auto-9E5D (p5, c1, k0, u'evil').
+2026-11-28T05:47:18: New client connected from ::1:41988 as auto-6853 (p5, c1, k0, u'idmz').
+2026-11-28T05:47:18: Client auto-6853 [127.0.0.1:41988] disconnected: connection closed by client.
+"""
+ROW = "0      0      127.0.0.1:8883        {}\n\t cubic rto:204 rtt:0.02/0.01 bytes_sent:88 bytes_received:{} segs_out:6\n"
+
+
+def test_a_connection_is_of_the_zone_that_came_last_from_its_address() -> None:
+    """A port is used again; the log of 2.0 and of 2.1 name the address in the same words."""
+    assert zones_by_address(LOG.splitlines()) == {"127.0.0.1:41976": "evil", "::1:41988": "idmz"}
+
+
+def test_the_zone_that_sends_most_comes_first() -> None:
+    """Sessions of a zone are added up. A connection that is not in the log is counted, too, and one that was opened
+    between the looks with all that it has received."""
+    text = ROW.format("127.0.0.1:1", 10) + ROW.format("[::ffff:127.0.0.1]:2", 500) + ROW.format("[::1]:3", 7)
+    after = received_bytes(text + "0      5      127.0.0.1:8883   127.0.0.1:4\n")
+    assert after == {"127.0.0.1:1": 10, "127.0.0.1:2": 500, "::1:3": 7}
+    zones = {"127.0.0.1:1": "evil", "127.0.0.1:2": "evil", "127.0.0.1:9": "gone"}
+    assert zone_loads(zones, {"127.0.0.1:1": 4}, after, 2.0) == [ZoneLoad("evil", 2, 253), ZoneLoad(UNKNOWN, 1, 3)]
