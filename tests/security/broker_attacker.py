@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 LIMIT_S = 20.0
+KEEPALIVE_S = 60  # with 0, Mosquitto 2.0.21 ends sessions at random moments
 CONNACK, PUBACK, SUBACK, PINGRESP = 0x20, 0x40, 0x90, 0xD0
 
 
@@ -88,7 +89,7 @@ class Attacker:
 
     def _begin_session(self, client_id: str, expiry_s: int) -> None:
         properties = b"\x11" + struct.pack(">I", expiry_s)
-        body = text("MQTT") + b"\x05\x02" + struct.pack(">H", 0) + varint(len(properties)) + properties
+        body = text("MQTT") + b"\x05\x02" + struct.pack(">H", KEEPALIVE_S) + varint(len(properties)) + properties
         self.socket.sendall(packet(0x10, body + text(client_id)))
         connack = self.await_packet(CONNACK)
         assert connack[1] == 0, f"refused with reason {connack[1]:#x}"
