@@ -1,6 +1,6 @@
 """The attacks of the hostile zone in `bench hostile`: floods of requests, parked fetches, artifacts, subscriptions,
-sessions that do not read, and bare sockets, each from a process of lowest priority, because in the field the attacker's processor is not
-the node's.
+sessions that do not read, and bare sockets, each from a process of lowest priority, because in the field the attacker's
+processor is not the node's.
 
 It has a valid certificate and keeps to the topics that the broker gives it. Each flood is as fast as the answers;
 requests that are refused or dropped are sent again.

@@ -16,4 +16,4 @@ from agent.replication.broker.folder import BrokerFolder, deny_zones, find_plugi
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.reload import check_broker_files, config_files, end_broker, reload_broker
 from agent.replication.broker.session import BrokerTarget
-from agent.replication.broker.sessions import UNKNOWN, ZoneLoad, received_bytes, zone_loads, zones_by_address
+from agent.replication.broker.sessions import UNKNOWN, received_bytes, zone_loads, zones_by_address
