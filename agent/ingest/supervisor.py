@@ -235,9 +235,7 @@ class SourceSupervisor:
     ) -> None:
         self.settings = settings
         self._tags, self._recorder, self._stored = tags, recorder, stored
-        self._kind = "modbus" if isinstance(settings, ModbusSourceSettings) else "opcua"
         self._source_from = source_maker(settings, stored, memory, recorder, endpoints)
-        self._backoff = Backoff(settings.reconnect_delay_ms, settings.reconnect_delay_max_ms)
         self._state = State.IDLE
         self._source: Source | None = None
         self._delivery: Delivery | None = None
@@ -254,6 +252,11 @@ class SourceSupervisor:
             self._has_tags.set()
         self.file_problems: tuple[Problem, ...] = ()  # of the tag file on disk, which is not in force
         self._numbering_problem = ""
+
+    @property
+    def kind(self) -> str:
+        """The protocol of its source."""
+        return "modbus" if isinstance(self.settings, ModbusSourceSettings) else "opcua"
 
     @property
     def tags(self) -> TagMap:
@@ -316,7 +319,7 @@ class SourceSupervisor:
 
     def backfill(self, first_ns: int, last_ns: int) -> int:
         """Queue a time for filling from history. Returns the number of open gaps. Raises NoHistory."""
-        if self._kind != "opcua":
+        if self.kind != "opcua":
             raise NoHistory(f"{self.settings.name} is a Modbus device, which keeps no history")
         backfill = self._source.backfill if self._source is not None else None
         if backfill is None:
@@ -343,7 +346,7 @@ class SourceSupervisor:
         tally = self._delivery.sampler.tally() if self._delivery is not None else Tally(0, len(self._tags.tags))
         return SourceStatistics(
             name=self.settings.name,
-            kind=self._kind,
+            kind=self.kind,
             state=self._state,
             tags=len(self._tags.tags),
             tags_bad=tally.bad,
@@ -374,6 +377,7 @@ class SourceSupervisor:
     async def _live(self) -> None:
         """Run the source again and again, with pauses in between."""
         await self._has_tags.wait()  # a tag file without tags is not good
+        backoff = Backoff(self.settings.reconnect_delay_ms, self.settings.reconnect_delay_max_ms)
         while True:
             self._become(Event.START)
             self._failures.begin()
@@ -385,7 +389,7 @@ class SourceSupervisor:
             self._log_loss(outage, error)
             await self._error_of(self._finish_life(outage))
             failures = self._failures.end(0.0 if self._source is None else self._source.alive_s)
-            wait_s = self._backoff.wait_ms(failures, random.random()) / 1000  # noqa: S311 jitter
+            wait_s = backoff.wait_ms(failures, random.random()) / 1000  # noqa: S311 jitter
             await self._pause(min(wait_s, BUSY_WAIT_S) if isinstance(_innermost(error), SourceBusy) else wait_s)
 
     async def _pause(self, wait_s: float) -> None:

@@ -51,8 +51,38 @@ UNITS_ASKED_AGAIN = 3  # before all count as silent: each costs a time-out
 SEARCH_PART = 0.8  # part of the time up to the next slot that the search may take, so that the next poll begins in time
 
 
+class RefusedMemory:
+    """The refused spans that an earlier process learned, and the document in which they are kept."""
+
+    def __init__(self, source: str, memory: MemoryPort | None) -> None:
+        self._source, self._memory = source, memory
+        self._version, self._saved_s = 0, time.monotonic() - SAVE_INTERVAL_S
+        self._learned: Mapping[Span, int] = {}
+        document = None if memory is None else memory.load(source)
+        try:
+            self._learned = {} if document is None else parse_refused(document)
+        except ValueError as error:  # they are learned again in one poll
+            extra = {"action": "refused_spans_unusable", "source": source, "why": str(error)}
+            log.warning("the saved refused spans cannot be used; they are learned again", extra=extra)
+
+    def of(self, unit_id: int) -> dict[Span, int]:
+        """Those of a unit."""
+        return {span: code for span, code in self._learned.items() if span.unit_id == unit_id}
+
+    async def save(self, units: Sequence[Unit], interval_s: float = 0.0) -> None:
+        """Save the refused spans of these units if they have changed, and the last time was so long ago."""
+        version = sum(unit.refused_version for unit in units)
+        if self._memory is None or version == self._version or time.monotonic() - self._saved_s < interval_s:
+            return
+        self._version, self._saved_s = version, time.monotonic()
+        learned = {span: code for unit in units for span, code in unit.refused_spans().items()}
+        await asyncio.to_thread(self._memory.save, self._source, refused_document(learned))
+
+
 class ModbusSource:
     """One device or gateway. The object exists across connections and keeps what was learned about the units."""
+
+    backfill = events = clock_ahead_ns = service_level = None  # a device has none of these
 
     def __init__(
         self,
@@ -62,24 +92,20 @@ class ModbusSource:
         delivery: Delivery,
     ) -> None:
         """Sources with the same of `endpoints` share a line."""
-        self._settings, self._memory, self._delivery = settings, memory, delivery
+        self._settings, self._delivery = settings, delivery
         self._line = Line(settings, endpoints.of(settings))
         self._asked_silent_ns = 0  # when a silent unit was last asked over the main connection
         self._holders_logged: frozenset[int] = frozenset()
-        self._misses: dict[int, int] = {}  # by unit: polls in a row without an answer
         self._missing_logged = set[int]()  # units that missed a request in this life
-        self._learned = self._remembered()
-        self._saved_version, self._saved_s = 0, -SAVE_INTERVAL_S
+        self._learned = RefusedMemory(settings.name, memory)
         self._units = self._units_for(delivery.points, [])
         self._counters = CounterTracker(self._moduli(), lambda tag: delivery.sampler.last(tag)[1:3])
         self._read_samples: list[SampleColumns] = []  # read and not yet delivered
         self._silence = asyncio.Event()  # set when a unit has fallen silent
-        self.backfill = self.events = self.clock_ahead_ns = self.service_level = None  # a device has none of these
         self.read_tags: ReadTags | None = None  # over the open connection, because a device may not accept another
         self.polls_missed_total = self.polls_late_total = 0
         self.alive_s = 0.0
         self.complete: Moment | None = None
-        self._answered_ns: dict[int, int] = {}  # time of the last values by unit
         self._is_missing_logged = False
         self._takes_one_line = False  # the device closed a second connection in this life
         self._verb_missing = "answers"  # what the unit that fell silent last does not do, for the message
@@ -135,7 +161,7 @@ class ModbusSource:
     async def finish(self) -> None:
         """Deliver what was read, and save what was learned."""
         await self._flush()
-        await self._remember()
+        await self._learned.save(self._units)
 
     # --- units and what is known of them ------------------------------------------------------------------------------
 
@@ -153,29 +179,8 @@ class ModbusSource:
                 units[unit_id].want_registers(part)
             else:
                 units[unit_id] = Unit(unit_id, part, limits, pauses)
-                units[unit_id].learn_refused(
-                    {span: code for span, code in self._learned.items() if span.unit_id == unit_id}
-                )
+                units[unit_id].learn_refused(self._learned.of(unit_id))
         return [units[unit_id] for unit_id in sorted(by_unit)]
-
-    def _remembered(self) -> Mapping[Span, int]:
-        """The refused spans that an earlier process learned. Without a usable document they are learned again in one
-        poll."""
-        document = self._memory.load(self._settings.name) if self._memory is not None else None
-        try:
-            return {} if document is None else parse_refused(document)
-        except ValueError as error:
-            extra = {"action": "refused_spans_unusable", "source": self._settings.name, "why": str(error)}
-            log.warning("the saved refused spans cannot be used; they are learned again", extra=extra)
-            return {}
-
-    async def _remember(self) -> None:
-        """Save the refused spans if they have changed."""
-        version = sum(unit.refused_version for unit in self._units)
-        if self._memory is not None and version != self._saved_version:
-            self._saved_version, self._saved_s = version, time.monotonic()
-            learned = {span: code for unit in self._units for span, code in unit.refused_spans().items()}
-            await asyncio.to_thread(self._memory.save, self._settings.name, refused_document(learned))
 
     def _moduli(self) -> dict[int, int | float]:
         """The modulus of each counter, in units of its values."""
@@ -246,8 +251,7 @@ class ModbusSource:
         await self._delivery.deliver_due(self.now_ns())
         if self.complete is not None:
             await self._delivery.note_complete({"": Stored(self.complete.time_ns)})
-        if time.monotonic() - self._saved_s >= SAVE_INTERVAL_S:
-            await self._remember()
+        await self._learned.save(self._units, SAVE_INTERVAL_S)
 
     async def _ask(
         self, line: Line, unit: Unit, sweep: Sweep, next_question: Callable[[], Question | None], end_ns: int
@@ -261,16 +265,16 @@ class ModbusSource:
             except UnitSilent as error:
                 if sweep.unanswered():
                     sweep.marks()
-                    self._misses[unit.unit_id] = self._misses.get(unit.unit_id, 0) + 1
-                    if self._may_be_late(line, unit) and self._misses[unit.unit_id] < MISSES_MAX:
+                    unit.misses += 1
+                    if self._may_be_late(line, unit) and unit.misses < MISSES_MAX:
                         await self._note_missing(unit, error)
                     else:
                         await self._note_silence(line, unit, error)
                     return False
             else:
-                now_ns = self._answered_ns[unit.unit_id] = self.now_ns()
+                now_ns = unit.answered_ns = self.now_ns()
                 self.alive_s, self.complete = time.monotonic(), Moment(now_ns)
-                self._misses[unit.unit_id] = 0
+                unit.misses = 0
                 self._read_samples.append(question.decoder.decode(data, now_ns))
                 sweep.answered(question)
                 if unit.returned():
@@ -293,7 +297,7 @@ class ModbusSource:
     def _may_be_late(self, line: Line, unit: Unit) -> bool:
         """Whether a unit that does not answer is tried again: it has answered, and its silence costs only the
         time-out."""
-        return unit.unit_id in self._answered_ns and unit.unit_id not in line.hold_ms
+        return unit.answered_ns is not None and unit.unit_id not in line.hold_ms
 
     async def _flush(self) -> None:
         """Deliver what was read."""
@@ -456,8 +460,7 @@ class ModbusSource:
         """A unit has not answered in this poll. It is polled in the next one as if it had."""
         await self._flush()
         self._log_missing(unit, error)
-        since_ns = self._answered_ns.get(unit.unit_id)
-        await self._delivery.lose(quality.BAD_TIMEOUT, self.now_ns(), unit.all_tags(), since_ns=since_ns)
+        await self._delivery.lose(quality.BAD_TIMEOUT, self.now_ns(), unit.all_tags(), since_ns=unit.answered_ns)
 
     async def _note_silence(self, line: Line, unit: Unit, error: UnitSilent) -> None:
         await self._flush()
@@ -467,6 +470,5 @@ class ModbusSource:
         if is_news:
             extra = {"action": "unit_lost", "source": self._settings.name, "unit": unit.unit_id, "why": str(error)}
             log.warning("unit lost", extra=extra)
-        since_ns = self._answered_ns.get(unit.unit_id)
-        await self._delivery.lose(quality.BAD_TIMEOUT, self.now_ns(), unit.all_tags(), since_ns=since_ns)
+        await self._delivery.lose(quality.BAD_TIMEOUT, self.now_ns(), unit.all_tags(), since_ns=unit.answered_ns)
         self._silence.set()

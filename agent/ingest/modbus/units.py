@@ -72,6 +72,8 @@ class Unit:
         self.suspects: list[Segment] = []
         self.proven: set[Register] = set()  # read at least once since they are in the tag map
         self.is_silence_logged = False  # since it last gave values
+        self.misses = 0  # polls in a row without an answer
+        self.answered_ns: int | None = None  # time of its last values; None: none yet
         self.refused_version = 0  # increments when a refused span is learned or forgotten
         self._pauses = pauses
         self._refused: dict[Span, RefusedSpan] = {}
