@@ -28,22 +28,6 @@ STRUCTURED: dict[str, dict[str, Any]] = {
 }
 
 
-async def test_a_quiet_connection_lasts(tmp_path: Path) -> None:
-    """While no value changes, the server's clock proves that it is alive; nothing is lost over the whole time."""
-    async with foreign_server(tmp_path / "server", OPEN62541, variables=[COUNT]) as server:
-        async with storing(opcua(server, tmp_path, "count"), tmp_path) as run:
-            await run.wait_good("f/count", 5)
-            await server.run(on=False)
-            until = run.source("plc").turns_total + 18  # 4.5 s, one and a half times what is borne in silence
-            await wait_until_async(lambda: run.source("plc").turns_total >= until, "4.5 s of life")
-            await server.run(on=True)
-            await run.wait_good("f/count", len(run.store.good("f/count")) + 5)
-            assert (run.source("plc").connects_total, run.source("plc").last_error) == (1, "")
-        found = account(server, tmp_path, "count")
-        assert not found.lost
-        assert not found.gaps
-
-
 async def test_a_node_comes_back_and_limits_are_kept(tmp_path: Path) -> None:
     """A server that takes seven items a call gets forty; one of them is deleted and made again, and comes back over the
     same connection. This server says nothing of a deleted node's items: a Read shows it."""
