@@ -91,7 +91,12 @@ def jobs(spark: SparkSession, folder: Path, *only: str, more: str = "") -> dict[
     return run(spark, settings, only or ("land", "clean", "rollup", "gaps"), threading.Event())
 
 
-RETAGGED = [*making.DEFINITIONS, TagDefinition(COUNT, unit="kWh"), TagDefinition(PRESSURE, unit="mbar")]
+RETAGGED = [
+    *making.DEFINITIONS,
+    *(TagDefinition(COUNT, unit="kWh"), TagDefinition(PRESSURE, unit="mbar")),
+    *(TagDefinition(tag, predicate="setpoint_changed") for tag in (PRESSURE, COUNT)),
+]
+NOTED = {1: (1, 5, 6), 2: (2, 4, 7)}  # which definitions a tag has in turn
 CLOCKS_CHANGE_NS = (
     1_774_742_400 * SECOND_NS,
     1_792_886_400 * SECOND_NS,
@@ -100,14 +105,15 @@ CLOCKS_CHANGE_NS = (
 
 def readings(rng: random.Random, midnight_ns: int) -> list[Sample]:
     """What tags may say over three days around a midnight, dense for three hours: ties, holes of hours, bad, text, no
-    number, NaN and infinities, units that change and change back, and a counter that wraps, is reset, and answers 0."""
+    number, NaN and infinities, units and predicates that change and change back, and a counter that wraps, is reset,
+    and answers 0. Times are those of PLC scans, and some between."""
     dense = [rng.randrange(-5400, 5400) for _ in range(300)]
     times = sorted([*dense, *(rng.randrange(-26 * 3600, 26 * 3600) for _ in range(40))])
     found, count, units = [], rng.randrange(MODULUS), {1: 1, 2: 2, 3: 3}
     for second in times:
         tag = rng.randrange(1, 4)
         if rng.random() < 0.03:
-            units |= {1: rng.choice((1, 5)), 2: rng.choice((2, 4))}
+            units |= {of: rng.choice(definitions) for of, definitions in NOTED.items()}
         if tag == 2:
             count = 0 if rng.random() < 0.02 else (count + rng.randrange(30)) % MODULUS
             value: Any = 0 if rng.random() < 0.02 else rng.choice((count, float(count)))
@@ -115,14 +121,18 @@ def readings(rng: random.Random, midnight_ns: int) -> list[Sample]:
             numbers = (rng.gauss(50, 30), rng.randrange(100), rng.random() < 0.5)
             value = rng.choice((*numbers, float("nan"), float("inf"), float("-inf"), "stuck", None))
         quality = rng.choice([0] * 8 + [BAD, UNCERTAIN])
-        found.append(Sample(units[tag], midnight_ns + second * SECOND_NS, value, quality))
+        at_ns = midnight_ns + second * SECOND_NS + rng.choice((0, 0, 0, 1, SECOND_NS - 1))
+        found.append(Sample(units[tag], at_ns, value, quality))
     return found
 
 
 def filled(path: Path, rng: random.Random) -> list[list[Sample]]:
-    """Two plants' facts in an enterprise store, none in order. Returns later ones, for each plant."""
+    """Two plants' facts in an enterprise store, none in order, beside a stream that is not asked for. Returns later
+    ones, for each plant."""
     late = []
     with FactStore.open(path, "enterprise") as opened:
+        opened.appends.define(making.DEFINITIONS).result()
+        opened.appends.append_samples("facts.other", readings(rng, CLOCKS_CHANGE_NS[0])).result()
         for zone in ("plant-a", "plant-b"):
             told = readings(rng, rng.choice(CLOCKS_CHANGE_NS))
             rng.shuffle(told)
