@@ -1,7 +1,8 @@
 """Core: which changes of a zone's state are told to people, and when: raised, repeated while it lasts, cleared.
 
-A zone is told about once its alert has lasted `after_s`, so that what passes by itself wakes nobody, again every
-`repeat_hours`, and when it is over. `NoticeCore` holds what was told; the same rows give the same notices.
+A zone is told about once its alert has lasted `after_s`, so that what passes by itself wakes nobody, again when its
+level is worse and every `repeat_hours`, and when it is over. `NoticeCore` holds what was told; the same rows give the
+same notices.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from agent.health.problems import RANK
 from agent.page.fleet import ZoneRow
 
 TOLD_MAX = 20
@@ -75,7 +77,7 @@ class NoticeCore:
             told = self._alerts.setdefault(zone, _Told(now_unix_ms))
             is_due = now_unix_ms - told.since_unix_ms >= self.after_s * 1000
             repeat_ms = self.repeat_hours * 3_600_000
-            if not told.told_unix_ms and is_due:
+            if (not told.told_unix_ms and is_due) or (told.row and RANK[row.level] > RANK[told.row.level]):
                 found[Event.RAISED].append(_notice(Event.RAISED, row, told.since_unix_ms))
             elif told.told_unix_ms and repeat_ms and now_unix_ms - told.told_unix_ms >= repeat_ms:
                 found[Event.REPEATED].append(_notice(Event.REPEATED, row, told.since_unix_ms))

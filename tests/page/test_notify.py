@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ def test_raised_repeated_and_cleared() -> None:
     assert told(core, 60 * S + 2 * H, row("a"), row("b")) == [("repeated", "a")]
     assert told(core, 3 * H, row("a", alert=False), row("b")) == [("repeated", "b"), ("cleared", "a")]
     assert told(core, 3 * H + 1) == [("cleared", "b")]
+
+
+def test_what_gets_worse_is_told_again() -> None:
+    """A zone that was late and is broken; not the way back, and not another problem of the same level."""
+    core, late = NoticeCore(0, 0), replace(row("a"), level=Level.LATE)
+    assert told(core, 0, late) == told(core, 1, row("a")) == [("raised", "a")]
+    assert told(core, 2, row("a", what="other")) == told(core, 3, late) == told(core, 4, row("a")) == []
 
 
 def test_what_passes_by_itself_is_not_told() -> None:
