@@ -137,107 +137,54 @@ def test_a_rule_across_sections_is_reported_with_other_problems() -> None:
     assert set(found) == {"node.zone", "peer[0].broker", "page.listen_host"}
 
 
-@pytest.mark.parametrize(
-    "table, path, why",
-    [
-        ({}, "node", "is required"),
-        ({"node": {}}, "node.zone", "is required"),
-        ({"node": {"zone": 5}}, "node.zone", "must be text"),
-        ({"node": []}, "node", "must be a table"),
-        ({"node": {"zone": "a" * 33}}, "node.zone", "1 to 32"),
-        ({"node": {"zone": "a"}, "broker": {}}, "broker", "must be a list"),
-        ({"node": {"zone": "a"}, "broker": [{**BROKER, "port": 0}]}, "broker[0].port", "1 to 65535"),
-        ({"node": {"zone": "a"}, "broker": [BROKER, BROKER]}, "broker[1].name", "names must differ"),
-        ({"node": {"zone": "a"}, "broker": [{**BROKER, "optional": 1}]}, "broker[0].optional", "true or false"),
-        ({"node": {"zone": "a"}, "page": {"listen_port": 70_000}}, "page.listen_port", "1 to 65535"),
-        ({"node": {"zone": "a"}, "storage": {}}, "storage", "did you mean store?"),
-        (
-            {"node": {"zone": "a"}, "peer": [{"zone": "b", "broker": "x", "pulls": ["s"]}]},
-            "peer[0].broker",
-            "no [[broker]] is named",
-        ),
-        (
-            {"node": {"zone": "a"}, "broker": [BROKER], "peer": [{"zone": "a", "broker": "b", "pulls": ["s"]}]},
-            "peer[0].zone",
-            "our own zone",
-        ),
-        (
-            {
-                "node": {"zone": "a"},
-                "broker": [BROKER],
-                "peer": [{"zone": "c", "broker": "b", "pulls": ["s"], "relays": ["a"]}],
-            },
-            "peer[0].relays",
-            "never taken back",
-        ),
-        (
-            {
-                "node": {"zone": "a"},
-                "broker": [BROKER],
-                "peer": [{"zone": "c", "broker": "b", "pulls": ["s"], "bytes_per_second_max": 9600}],
-            },
-            "peer[0].bytes_per_second_max",
-            "0 for no limit, or at least 16,384",
-        ),
-        (
-            {
-                "node": {"zone": "a"},
-                "broker": [BROKER],
-                "peer": [{"zone": "c", "broker": "b", "exports": ["s"], "bytes_per_second_max": 100_000}],
-            },
-            "peer[0].bytes_per_second_max",
-            "set it where the facts are pulled",
-        ),
-        (
-            {"node": {"zone": "a"}, "broker": [BROKER], "peer": [{"zone": "local", "broker": "b", "pulls": ["s"]}]},
-            "peer[0].zone",
-            "no zone is called 'local'",
-        ),
-        (
-            {"node": {"zone": "a"}, "origin": [{"zone": "b", "signatures": "required"}]},
-            "origin[0].signatures",
-            "nothing could be accepted",
-        ),
-        ({"node": {"zone": "a"}, "origin": [{"zone": "b"}, {"zone": "b"}]}, "origin[1].zone", "names must differ"),
-        (
-            {
-                "node": {"zone": "a"},
-                "broker": [BROKER],
-                "peer": [{"zone": "b", "broker": "b", "pulls": ["s"]}, {"zone": "b", "broker": "b", "pulls": ["t"]}],
-            },
-            "peer[1].zone",
-            "names must differ",
-        ),
-        (
-            {
-                "node": {"zone": "a"},
-                "opcua": [{"name": "plc", "url": "opc.tcp://h", "tags_file": "t"}],
-                "modbus": [{"name": "plc", "host": "h", "tags_file": "u", "address_base": 0}],
-            },
-            "modbus[0].name",
-            "'plc' is also opcua[0].name",
-        ),
-        ({"node": {"zone": "a", "state_dir": "/" + "ü" * 250}}, "node.state_dir", "more than 480 bytes"),
-        (
-            {"node": {"zone": "a"}, "origin": [{"zone": "b", "signatures": "off", "pinned": ["0" * 64]}]},
-            "origin[0].pinned",
-            "has no effect",
-        ),
-        (
-            {"node": {"zone": "a"}, "origin": [{"zone": "b", "pinned": [f"{n:064x}" for n in range(PINS_MAX + 1)]}]},
-            "origin[0].pinned",
-            "at most 16 certificates",
-        ),
-        (
-            {
-                "node": {"zone": "a"},
-                "opcua": [{"name": "o", "url": "opc.tcp://h", "tags_file": "t", "security_mode": "x"}],
-            },
-            "opcua[0].security_mode",
-            "must be one of",
-        ),
-    ],
-)
+A = {"node": {"zone": "a"}}
+
+
+def peered(**peer: object) -> dict[str, object]:
+    """A node with one peer."""
+    return {**A, "broker": [BROKER], "peer": [{"zone": "c", "broker": "b", "pulls": ["s"], **peer}]}
+
+
+OPCUA = {"name": "plc", "url": "opc.tcp://h", "tags_file": "t"}
+MISTAKES: list[tuple[dict[str, object], str, str]] = [
+    ({}, "node", "is required"),
+    ({"node": {}}, "node.zone", "is required"),
+    ({"node": {"zone": 5}}, "node.zone", "must be text"),
+    ({"node": []}, "node", "must be a table"),
+    ({"node": {"zone": "a" * 33}}, "node.zone", "1 to 32"),
+    ({"node": {"zone": "a", "state_dir": "/" + "ü" * 250}}, "node.state_dir", "more than 480 bytes"),
+    ({**A, "broker": {}}, "broker", "must be a list"),
+    ({**A, "broker": [{**BROKER, "port": 0}]}, "broker[0].port", "1 to 65535"),
+    ({**A, "broker": [BROKER, BROKER]}, "broker[1].name", "names must differ"),
+    ({**A, "broker": [{**BROKER, "optional": 1}]}, "broker[0].optional", "true or false"),
+    ({**A, "page": {"listen_port": 70_000}}, "page.listen_port", "1 to 65535"),
+    ({**A, "storage": {}}, "storage", "did you mean store?"),
+    (peered(broker="x"), "peer[0].broker", "no [[broker]] is named"),
+    (peered(zone="a"), "peer[0].zone", "our own zone"),
+    (peered(zone="local"), "peer[0].zone", "no zone is called 'local'"),
+    (peered(relays=["a"]), "peer[0].relays", "never taken back"),
+    (peered(bytes_per_second_max=9600), "peer[0].bytes_per_second_max", "0 for no limit, or at least 16,384"),
+    (
+        peered(pulls=[], exports=["s"], health=False, bytes_per_second_max=100_000),
+        *("peer[0].bytes_per_second_max", "set it where the facts are pulled"),
+    ),
+    ({**peered(), "peer": peered()["peer"] * 2}, "peer[1].zone", "names must differ"),  # type: ignore[operator]
+    ({**A, "origin": [{"zone": "b", "signatures": "required"}]}, "origin[0].signatures", "nothing could be accepted"),
+    ({**A, "origin": [{"zone": "b"}, {"zone": "b"}]}, "origin[1].zone", "names must differ"),
+    ({**A, "origin": [{"zone": "b", "signatures": "off", "pinned": ["0" * 64]}]}, "origin[0].pinned", "has no effect"),
+    (
+        {**A, "origin": [{"zone": "b", "pinned": [f"{n:064x}" for n in range(PINS_MAX + 1)]}]},
+        *("origin[0].pinned", "at most 16 certificates"),
+    ),
+    ({**A, "opcua": [{**OPCUA, "security_mode": "x"}]}, "opcua[0].security_mode", "must be one of"),
+    (
+        {**A, "opcua": [OPCUA], "modbus": [{"name": "plc", "host": "h", "tags_file": "u", "address_base": 0}]},
+        *("modbus[0].name", "'plc' is also opcua[0].name"),
+    ),
+]
+
+
+@pytest.mark.parametrize("table, path, why", MISTAKES)
 def test_each_mistake_is_named(table: dict[str, object], path: str, why: str) -> None:
     """A wrong entry is reported under its path, with a reason an operator can act on."""
     assert why in problems_of(table)[path]
