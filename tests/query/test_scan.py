@@ -64,12 +64,6 @@ def test_a_scan_without_bounds_is_everything(scanner: Scanner, facts: list[dict[
     assert scanner.counters.holes == []
 
 
-def test_values_come_back_to_the_bit(scanner: Scanner, facts: list[dict[str, Any]]) -> None:
-    """Type, SQL value and exact text of every kind of value lead back to its bits."""
-    scanned = [row for found in scanner.scan(Bounds()) for row in zip(*map(found.column, EXACT), strict=True)]
-    assert [bits(exact_value(*row)) for row in scanned] == [fact["exact"] for fact in facts]
-
-
 @given(st.floats() | st.integers(-(2**63), 2**64 - 1) | st.booleans() | st.text() | st.binary() | st.none())
 def test_any_value_comes_back_to_the_bit(value: Value) -> None:
     """The same for whatever a tag can hold, and what SQL sees is never out of SQLite's range."""
@@ -109,35 +103,6 @@ def test_bounds_leave_out_exactly_what_they_exclude(
     ]
     with closing(StoreReader(file)) as reader:
         assert rows(Scanner(reader), bounds) == plain(expected)
-
-
-def batches_opened(file: Path, bounds: Bounds) -> int:
-    """How many batches a scan opened."""
-    with closing(StoreReader(file)) as reader:
-        scanner = Scanner(reader)
-        list(scanner.scan(bounds))
-        return scanner.counters.batches_opened
-
-
-def test_headers_exclude_batches_without_opening_them(file: Path) -> None:
-    """A time, an offset, a stream, a zone or a tag that was not yet defined opens only the batches that may hold it."""
-    everywhere = batches_opened(file, Bounds())
-    assert everywhere == 3 * 3 + 1 + 2 + 9  # telemetry, the last two samples, north's, and each message alone
-    assert batches_opened(file, Bounds(time_min_ns=BASE_NS, time_max_ns=BASE_NS + 5 * SECOND_NS)) == 1 + 9
-    assert batches_opened(file, Bounds(offset_min=12, offset_max=13, streams=frozenset([TELEMETRY]))) == 1
-    assert batches_opened(file, Bounds(zones=frozenset(["north"]))) == 2
-    silent = Bounds(subject_tests=("tag:line2/silent".__eq__,), kinds=frozenset([1]))
-    assert batches_opened(file, silent) == 1
-    assert batches_opened(file, replace(silent, subject_tests=("tag:nobody/has".__eq__,))) == 0
-
-
-def test_a_reader_that_stops_early_opens_one_batch(tmp_path: Path) -> None:
-    """A reader that stops after the first batch has opened one."""
-    file = everything(tmp_path, rounds=20)
-    with closing(StoreReader(file)) as reader:
-        scanner = Scanner(reader)
-        next(scanner.scan(Bounds(streams=frozenset([TELEMETRY])), newest_first=True))
-        assert scanner.counters.batches_opened == 1
 
 
 def test_a_scan_ends_where_the_log_ended_when_it_began(tmp_path: Path) -> None:

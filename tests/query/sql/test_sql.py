@@ -24,7 +24,7 @@ from agent.signing.keys import SigningKey, ZoneSigner
 from tests.batch.making import bits
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, message
 from tests.query.exact import exact_value
-from tests.query.making import BASE_NS, SECOND_NS, TAGS, add_consumer_and_gap, damage, everything, naive
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, add_consumer_and_gap, everything, naive
 
 NOW_NS = BASE_NS + 7200 * SECOND_NS
 
@@ -344,16 +344,6 @@ def test_a_long_question_lets_the_log_be_reused(tmp_path: Path) -> None:
         assert file.with_name("facts.db-wal").stat().st_size < 10_000_000
         assert sum(1 for _ in rows) > 100
         session.close()
-
-
-def test_damage_does_not_end_an_answer(tmp_path: Path) -> None:
-    """A batch that no longer reads is left out and named; the rest is answered."""
-    file = everything(tmp_path)
-    damage(file, 11)
-    with closing(StoreReader(file)) as reader, closing(SqlSession(reader, NOW_NS)) as session:
-        statement = f"select count(*) from facts where stream = '{TELEMETRY}' and zone = 'plant'"
-        assert ask(session, statement) == [(22,)]
-        assert [hole.first_offset for _, hole in session.scanner.counters.holes] == [11]
 
 
 @given(st.integers(-(2**62), 2**62), st.integers(-(2**62), 2**62))
