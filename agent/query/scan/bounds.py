@@ -37,11 +37,9 @@ class Bounds:
     predicates: frozenset[str] | None = None
 
     def may_hold(self, summary: BatchSummary) -> bool:
-        """Whether a batch may hold facts within the bounds, by its summary."""
+        """Whether a batch may hold facts within the bounds, by its summary; one of the offsets that are scanned."""
         return (
-            summary.last_offset >= self.offset_min
-            and summary.first_offset <= self.offset_max
-            and summary.time_max_ns >= self.time_min_ns
+            summary.time_max_ns >= self.time_min_ns
             and summary.time_min_ns <= self.time_max_ns
             and (self.kinds is None or summary.kind in self.kinds)
             and (self.zones is None or summary.origin.zone in self.zones)
