@@ -190,7 +190,7 @@ def restart(config_file: Path, pid: int | None, as_json: bool) -> None:
     def steps(file: Path) -> Iterator[Diagnostic]:
         found = list(check_broker_files(file))
         yield from found
-        if not any(one.is_bad for one in found):
+        if not any(diagnosis.is_bad for diagnosis in found):
             yield end_broker(file, pid)
 
     _print(chain.from_iterable(steps(file) for file in _files(config_file, pid)), as_json=as_json)

@@ -35,11 +35,11 @@ def list_(config_file: Path, as_json: bool) -> None:
     """List every consumer: its frontier, the facts kept for it, and when it was last seen."""
     answer = ask(load_settings(config_file), local_socket.ListConsumers(), local_socket.Consumers)
     if as_json:
-        click.echo(json.dumps([msgspec.to_builtins(one) for one in answer.consumers]))
+        click.echo(json.dumps([msgspec.to_builtins(entry) for entry in answer.consumers]))
     elif not answer.consumers:
         click.echo("no consumers: facts are kept until ttl_hours have passed")
     else:
-        for line in table.lines(_COLUMNS, [_row(one) for one in answer.consumers], "table"):
+        for line in table.lines(_COLUMNS, [_row(entry) for entry in answer.consumers], "table"):
             click.echo(line)
 
 
@@ -97,19 +97,19 @@ def remove(
         )
 
 
-def _row(one: local_socket.ConsumerEntry) -> tuple[object, ...]:
-    hours = "" if one.held_hours is None else f"{one.held_hours:.1f}"
-    at_s = None if one.seen_unix_ms is None else one.seen_unix_ms // 1000
+def _row(entry: local_socket.ConsumerEntry) -> tuple[object, ...]:
+    hours = "" if entry.held_hours is None else f"{entry.held_hours:.1f}"
+    at_s = None if entry.seen_unix_ms is None else entry.seen_unix_ms // 1000
     seen = "never" if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    state = f"{one.state}, in sync" if one.in_sync else one.state
-    lease = f"{one.lease_epoch} {one.lease_holder}" if one.lease_epoch else ""
-    held = _size(one.held_bytes) if one.held_bytes else ""
-    return (one.name, one.stream, one.zone, state, one.frontier, one.behind_facts, held, hours, seen, lease)
+    state = f"{entry.state}, in sync" if entry.in_sync else entry.state
+    lease = f"{entry.lease_epoch} {entry.lease_holder}" if entry.lease_epoch else ""
+    held = _size(entry.held_bytes) if entry.held_bytes else ""
+    return (entry.name, entry.stream, entry.zone, state, entry.frontier, entry.behind_facts, held, hours, seen, lease)
 
 
 def _size(count: int) -> str:
     """Bytes as a person reads them."""
-    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= one:
-            return f"{count / one:.1f} {unit}"
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
     return f"{count} B"

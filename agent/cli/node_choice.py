@@ -61,8 +61,10 @@ def _remember(ctx: click.Context, _: click.Parameter, value: str | None) -> None
 
 def with_node_argument(command: click.Command) -> click.Command:
     """The command, which takes the node as its argument too if it has a node and no other argument."""
-    has_node = any(isinstance(one.type, NodeFile) and one.callback is chosen_node for one in command.params)
-    if has_node and not any(isinstance(one, click.Argument) for one in command.params):
+    has_node = any(
+        isinstance(parameter.type, NodeFile) and parameter.callback is chosen_node for parameter in command.params
+    )
+    if has_node and not any(isinstance(parameter, click.Argument) for parameter in command.params):
         node = click.Argument(["node"], required=False, expose_value=False, is_eager=True, callback=_remember)
         command.params.append(node)
     return command

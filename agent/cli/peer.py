@@ -50,20 +50,20 @@ def list_command(config_file: Path, everything: bool, as_json: bool) -> None:
     state = _state(settings)
     listed = list(settings.peer)
     if len(listed) > SHOWN_MAX and not everything and not as_json:
-        up = sum(each == CONNECTED for each in state.values())
+        up = sum(found == CONNECTED for found in state.values())
         said = f", {up:,} connected" if state else ""
         click.echo(
             f"{len(listed):,} peers{said}; --all lists all, here are {SHOWN_MAX}, those without connection first:"
         )
-        listed = sorted(listed, key=lambda each: state.get(each.zone) == CONNECTED)[:SHOWN_MAX]
-    for each in listed:
-        found = state.get(each.zone, "")
+        listed = sorted(listed, key=lambda peer: state.get(peer.zone) == CONNECTED)[:SHOWN_MAX]
+    for peer in listed:
+        found = state.get(peer.zone, "")
         if as_json:
-            click.echo(json.dumps({**asdict(each), "state": found or None}))
+            click.echo(json.dumps({**asdict(peer), "state": found or None}))
             continue
-        click.echo(f"{each.zone:<24} at {each.broker}{f': {found}' if found else ''}")
+        click.echo(f"{peer.zone:<24} at {peer.broker}{f': {found}' if found else ''}")
         for what in ("exports", "pulls", "relays", "appends"):
-            if streams := getattr(each, what):
+            if streams := getattr(peer, what):
                 click.echo(f"  {what:<8} {', '.join(streams)}")
     if not settings.peer and not as_json:
         click.echo(f"{config_file} names no [[peer]]")
@@ -98,18 +98,18 @@ def test(name: str, config_file: Path, as_json: bool) -> None:
 
 def named_peer(settings: NodeSettings, zone: str) -> PeerSettings:
     """The peer of this zone. Raises UsageError where node.toml names none."""
-    found = next((each for each in settings.peer if each.zone == zone), None)
+    found = next((peer for peer in settings.peer if peer.zone == zone), None)
     if found is None:
-        known = ", ".join(sorted(each.zone for each in settings.peer)) or "none"
+        known = ", ".join(sorted(peer.zone for peer in settings.peer)) or "none"
         if len(settings.peer) > SHOWN_MAX:
             known = f"{len(settings.peer):,} others"
         raise click.UsageError(f"node.toml names no peer {zone!r}; it names {known}")
     return found
 
 
-def broker_of(settings: NodeSettings, each: PeerSettings) -> BrokerSettings:
+def broker_of(settings: NodeSettings, peer: PeerSettings) -> BrokerSettings:
     """The broker over which a peer is reached."""
-    return next(broker for broker in settings.broker if broker.name == each.broker)
+    return next(broker for broker in settings.broker if broker.name == peer.broker)
 
 
 def target_at(settings: NodeSettings, at: BrokerSettings) -> BrokerTarget:
@@ -119,11 +119,13 @@ def target_at(settings: NodeSettings, at: BrokerSettings) -> BrokerTarget:
     return BrokerTarget(at.host, at.port, settings.node.zone, at.ca_file, at.cert_file, at.key_file)
 
 
-def peer_of(each: PeerSettings) -> Peer:
+def peer_of(settings: PeerSettings) -> Peer:
     """The properties of a peer that its test needs."""
     from agent.replication.broker import Peer
 
-    return Peer(each.zone, bool(each.exports or each.appends), each.pulls, bool(each.pulls or each.asks))
+    return Peer(
+        settings.zone, bool(settings.exports or settings.appends), settings.pulls, bool(settings.pulls or settings.asks)
+    )
 
 
 @peer.command()
@@ -140,39 +142,39 @@ def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: boo
     settings = load_settings(config_file)
     request = local_socket.ComparePeer(name, repair, scan)
     answer = ask(settings, request, local_socket.Compared, COMPARE_MS_MAX, compare_alone)
-    for one in answer.streams:
+    for stream in answer.streams:
         if as_json:
-            click.echo(json.dumps(msgspec.to_builtins(one)))
+            click.echo(json.dumps(msgspec.to_builtins(stream)))
             continue
-        for line in _lines(name, one):
+        for line in _lines(name, stream):
             click.echo(line)
-    if any(one.repaired_ranges < one.divergent_ranges or one.missing_artifacts for one in answer.streams):
+    if any(stream.repaired_ranges < stream.divergent_ranges or stream.missing_artifacts for stream in answer.streams):
         sys.exit(1)
 
 
-def _lines(zone: str, one: local_socket.ComparedStream) -> Iterator[str]:
+def _lines(zone: str, stream: local_socket.ComparedStream) -> Iterator[str]:
     """The comparison of one stream as lines for people."""
-    equal = "equal" if not one.divergent_ranges else f"{one.divergent_ranges} ranges differ"
-    cost = f"{one.exchanges} exchanges, {one.bytes:,} bytes"
-    yield f"{one.stream}: {one.compared_facts:,} facts compared with {zone}, {equal} ({cost})"
-    for what, places in (("missing here", one.missing), ("damaged here", one.damaged)):
+    equal = "equal" if not stream.divergent_ranges else f"{stream.divergent_ranges} ranges differ"
+    cost = f"{stream.exchanges} exchanges, {stream.bytes:,} bytes"
+    yield f"{stream.stream}: {stream.compared_facts:,} facts compared with {zone}, {equal} ({cost})"
+    for what, places in (("missing here", stream.missing), ("damaged here", stream.damaged)):
         for origin, first, last in places:
             yield f"  {what}: {origin} {first:,} to {last:,}"
-    for zone_of, count in one.damaged_definitions:
+    for zone_of, count in stream.damaged_definitions:
         yield f"  damaged here: some of the first {count:,} tag definitions of {zone_of}"
-    for why in one.forks:
+    for why in stream.forks:
         yield f"  fork: {why}"
-    if one.repaired_ranges:
-        yield f"  repaired: {one.repaired_ranges} ranges, {one.repaired_facts:,} facts"
-    if one.repaired_definitions:
-        yield f"  repaired: {one.repaired_definitions:,} tag definitions"
-    if one.repaired_artifacts:
-        yield f"  repaired: {one.repaired_artifacts:,} artifacts"
-    if one.unavailable_facts:
-        yield f"  not available from {zone}: {one.unavailable_facts:,} facts"
-    if one.missing_artifacts:
-        yield f"  missing here: {one.missing_artifacts:,} artifacts to which facts refer"
-    for why in one.refused:
+    if stream.repaired_ranges:
+        yield f"  repaired: {stream.repaired_ranges} ranges, {stream.repaired_facts:,} facts"
+    if stream.repaired_definitions:
+        yield f"  repaired: {stream.repaired_definitions:,} tag definitions"
+    if stream.repaired_artifacts:
+        yield f"  repaired: {stream.repaired_artifacts:,} artifacts"
+    if stream.unavailable_facts:
+        yield f"  not available from {zone}: {stream.unavailable_facts:,} facts"
+    if stream.missing_artifacts:
+        yield f"  missing here: {stream.missing_artifacts:,} artifacts to which facts refer"
+    for why in stream.refused:
         yield f"  not accepted: {why}"
 
 
@@ -183,8 +185,8 @@ def _state(settings: NodeSettings) -> dict[str, str]:
     except BsfgError:
         return {}
     states: dict[str, str] = {}
-    for each in found["peers"]:
-        link = CONNECTED if each["connected"] else f"not connected {each['trouble']}".rstrip()
-        if each["connected"] or each["zone"] not in states:
-            states[each["zone"]] = link
+    for peer in found["peers"]:
+        link = CONNECTED if peer["connected"] else f"not connected {peer['trouble']}".rstrip()
+        if peer["connected"] or peer["zone"] not in states:
+            states[peer["zone"]] = link
     return states

@@ -74,14 +74,15 @@ def _width(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(
-        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text
+        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        for character in text
     )
 
 
 def _csv(row: Sequence[Any]) -> str:
     text = io.StringIO()
     csv.writer(text).writerow(
-        [csv_cell(one) if isinstance(one, str) else one for one in row]
+        [csv_cell(cell) if isinstance(cell, str) else cell for cell in row]
     )  # with its own line end; it quotes values that contain one
     return text.getvalue().removesuffix("\r\n")
 

@@ -112,7 +112,7 @@ class InForce:
 
     def _keep(self, tag_files: Mapping[str, bytes]) -> None:
         settings = self._settings
-        files = {one.name: one.tags_file for one in settings.sources}
+        files = {source.name: source.tags_file for source in settings.sources}
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             for source, data in tag_files.items():

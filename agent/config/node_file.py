@@ -93,7 +93,7 @@ class Sections:
 
     def named(self, kind: str) -> list[Any]:
         """The valid sections of a kind."""
-        return [one.settings for one in self.all if one.kind == kind and one.settings is not None]
+        return [section.settings for section in self.all if section.kind == kind and section.settings is not None]
 
     @property
     def node(self) -> IdentitySettings | None:
@@ -195,10 +195,10 @@ def plain(settings: NodeSettings) -> dict[str, Any]:
 
     def of(value: object) -> Any:
         if is_dataclass(value):
-            found = {one.name: of(getattr(value, one.name)) for one in fields(value)}
-            return {name: each for name, each in found.items() if each is not None}
+            found = {field.name: of(getattr(value, field.name)) for field in fields(value)}
+            return {name: item for name, item in found.items() if item is not None}
         if isinstance(value, tuple):
-            return [of(each) for each in value]
+            return [of(item) for item in value]
         return str(value) if isinstance(value, Path) else value
 
     found: dict[str, Any] = of(settings)
@@ -219,8 +219,13 @@ def _sections(table: Mapping[str, object], file: Path) -> Sections:
     table = _with_own_certificates(_with_profiles(reader, table))
     settings = reader.table(NodeSettings, table, "")
     problems = tuple(
-        Problem(reader.places.get(one.path, one.path), one.value, one.why, one.section or one.path.partition(".")[0])
-        for one in reader.problems
+        Problem(
+            reader.places.get(problem.path, problem.path),
+            problem.value,
+            problem.why,
+            problem.section or problem.path.partition(".")[0],
+        )
+        for problem in reader.problems
     )
     of_section: dict[str, list[Problem]] = {}
     for problem in problems:
@@ -240,14 +245,14 @@ def _sections(table: Mapping[str, object], file: Path) -> Sections:
             continue
         entries, item = table.get(kind, []), typing.get_args(made_as)[0]
         if isinstance(entries, list):
-            sections += [section(kind, f"{kind}[{at}]", item, one) for at, one in enumerate(entries)]
+            sections += [section(kind, f"{kind}[{at}]", item, entry) for at, entry in enumerate(entries)]
         else:  # [modbus] in the place of [[modbus]]
             sections.append(Section(kind, kind, _name_of(entries), None, tuple(of_section[kind])))
     for word in table.keys() - hints.keys():  # the sections of [[modbuss]] are known by their names
         kind = next(iter(difflib.get_close_matches(word, hints, 1)), "")
         entries = table[word]
         unknown = entries if isinstance(entries, list) else [entries]
-        sections += [Section(kind, word, _name_of(one), None, tuple(of_section[word])) for one in unknown]
+        sections += [Section(kind, word, _name_of(entry), None, tuple(of_section[word])) for entry in unknown]
     return Sections(file, problems, None if problems else settings, tuple(sections))
 
 
@@ -309,7 +314,7 @@ def _with_own_certificates(table: Mapping[str, object]) -> Mapping[str, object]:
     state_dir = node.get("state_dir") if isinstance(node, Mapping) else None
     folder = f"{state_dir if isinstance(state_dir, str) and state_dir else DEFAULT_STATE_DIR}/opcua"
     own = {"certificate_file": f"{folder}/own.der", "private_key_file": f"{folder}/own.key"}
-    return {**table, "opcua": [{**own, **one} if _needs_certificate(one) else one for one in sources]}
+    return {**table, "opcua": [{**own, **source} if _needs_certificate(source) else source for source in sources]}
 
 
 def _needs_certificate(source: object) -> bool:
@@ -326,7 +331,7 @@ def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> Device
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        known = sorted(one.stem for one in (reader.folder / DEVICES_FOLDER).glob("*.toml"))
+        known = sorted(profile.stem for profile in (reader.folder / DEVICES_FOLDER).glob("*.toml"))
         near = difflib.get_close_matches(device, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"profiles there: {', '.join(known) or 'none'}"
         reader.problems.append(Problem(path, device, f"{file} does not exist; {hint}"))
@@ -340,9 +345,11 @@ def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> Device
     of_profile = _Reader(file.parent)
     profile = of_profile.table(DeviceProfile, found, "")
     section = path.partition(".")[0]
-    reader.problems += [Problem(f"{file}: {one.path}", one.value, one.why, section) for one in of_profile.problems]
+    reader.problems += [
+        Problem(f"{file}: {problem.path}", problem.value, problem.why, section) for problem in of_profile.problems
+    ]
     if profile is _WRONG:  # continue with the valid keys: an invalid one must not make others appear to be missing
-        wrong = {one.path for one in of_profile.problems}
+        wrong = {problem.path for problem in of_profile.problems}
         right = {"description": "", **{name: value for name, value in found.items() if name not in wrong}}
         profile = _Reader(file.parent).table(DeviceProfile, right, "")
     return profile
@@ -403,7 +410,7 @@ class _Reader:
         if origin is tuple:
             if not isinstance(found, list):
                 return self._wrong(path, found, "must be a list")
-            values = [self.value(arguments[0], one, f"{path}[{index}]") for index, one in enumerate(found)]
+            values = [self.value(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(found)]
             return _WRONG if any(value is _WRONG for value in values) else tuple(values)
         if origin is Literal:
             return found if found in arguments else self._wrong(path, found, f"must be one of {', '.join(arguments)}")

@@ -66,23 +66,25 @@ def plan_settings(sections: Sections, before: NodeSettings | None) -> SettingsPl
     out: list[NotInForce] = []
     chosen: dict[str, list[_Chosen]] = {}
     for kind in ("node", "store", "stream", "signing", "origin", "page", "notify", "broker", "peer", "opcua", "modbus"):
-        found = [one for one in sections.all if one.kind == kind]
-        wrong = [one for one in found if one.settings is None]
+        found = [section for section in sections.all if section.kind == kind]
+        wrong = [section for section in found if section.settings is None]
         if wrong and kind in _WHOLE:
             if before is None:
-                return SettingsPlan(None, fatal=tuple(problem for one in wrong for problem in one.problems))
+                return SettingsPlan(None, fatal=tuple(problem for section in wrong for problem in section.problems))
             chosen[kind] = _kept(kind, before)
             out.append(NotInForce(_heading(kind), _reason(wrong), is_kept=True))
             continue
-        chosen[kind] = [_Chosen(kind, one.settings) for one in found if one.settings is not None]
-        names = {_key(one.settings) for one in chosen[kind]}
-        for one in wrong:
-            kept = next((each for each in _kept(kind, before) if _key(each.settings) == one.name), None)
-            if kept is not None and one.name not in names:
-                names.add(one.name)
+        chosen[kind] = [_Chosen(kind, section.settings) for section in found if section.settings is not None]
+        names = {_key(section.settings) for section in chosen[kind]}
+        for section in wrong:
+            kept = next((last for last in _kept(kind, before) if _key(last.settings) == section.name), None)
+            if kept is not None and section.name not in names:
+                names.add(section.name)
                 chosen[kind].append(kept)
-            out.append(NotInForce(_subject(one), _reason([one]), is_kept=kept is not None))
-    out += [NotInForce(one.place, _reason([one]), is_kept=False) for one in sections.all if not one.kind]
+            out.append(NotInForce(_subject(section), _reason([section]), is_kept=kept is not None))
+    out += [
+        NotInForce(section.place, _reason([section]), is_kept=False) for section in sections.all if not section.kind
+    ]
     return _agreeing(chosen, before, out)
 
 
@@ -98,14 +100,14 @@ def _agreeing(chosen: dict[str, list[_Chosen]], before: NodeSettings | None, out
         kind, _, index = path.partition(".")[0].rstrip("]").partition("[")
         if kind in _WHOLE:
             kept = _kept(kind, before)
-            if before is None or all(one.is_kept for one in chosen[kind]):
+            if before is None or all(section.is_kept for section in chosen[kind]):
                 return SettingsPlan(None, fatal=(Problem(path, getattr(settings, kind), why, kind),))
             chosen[kind] = kept
             out.append(NotInForce(_heading(kind), f"{path}: {why}", is_kept=True))
             continue
         found = chosen[kind].pop(int(index))
         name = _key(found.settings)
-        kept_one = next((one for one in _kept(kind, before) if _key(one.settings) == name), None)
+        kept_one = next((last for last in _kept(kind, before) if _key(last.settings) == name), None)
         is_kept = kept_one is not None and not found.is_kept and name not in {_key(o.settings) for o in chosen[kind]}
         if is_kept and kept_one is not None:
             chosen[kind].insert(int(index), kept_one)
@@ -117,7 +119,7 @@ def _assembled(chosen: Mapping[str, Sequence[_Chosen]]) -> NodeSettings:
     found: dict[str, Any] = {}
     for kind, sections in chosen.items():
         if kind in _LISTS:
-            found[kind] = tuple(one.settings for one in sections)
+            found[kind] = tuple(section.settings for section in sections)
         elif sections:
             found[kind] = sections[0].settings
     return NodeSettings(**found)
@@ -128,7 +130,7 @@ def _kept(kind: str, before: NodeSettings | None) -> list[_Chosen]:
     if before is None:
         return []
     found = getattr(before, kind)
-    return [_Chosen(kind, one, is_kept=True) for one in (found if isinstance(found, tuple) else [found])]
+    return [_Chosen(kind, settings, is_kept=True) for settings in (found if isinstance(found, tuple) else [found])]
 
 
 def _key(settings: Any) -> str:
@@ -148,4 +150,4 @@ def _subject(section: Section) -> str:
 
 
 def _reason(wrong: Iterable[Section]) -> str:
-    return "; ".join(dict.fromkeys(str(problem) for one in wrong for problem in one.problems))
+    return "; ".join(dict.fromkeys(str(problem) for section in wrong for problem in section.problems))

@@ -122,7 +122,7 @@ class PeerSettings:
 
     def start_of(self, stream: str) -> Literal["oldest", "end", "latest"]:
         """Where the first pull of a stream begins."""
-        return next((one.at for one in self.start if one.stream == stream), "oldest")
+        return next((start.at for start in self.start if start.stream == stream), "oldest")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         for name, zones in (("zone", (self.zone,)), ("relays", self.relays)):
@@ -148,7 +148,7 @@ class PeerSettings:
                 "bytes_per_second_max",
                 "this limits pulls, and nothing is pulled from this peer; set it where the facts are pulled",
             )
-        named = [one.stream for one in self.start]
+        named = [start.stream for start in self.start]
         if missing := sorted(set(named) - set(self.pulls)):
             yield "start", f"{missing[0]!r} is not among pulls"
         if len(set(named)) < len(named):

@@ -55,7 +55,7 @@ class OriginSettings:
     def problems(self) -> Iterator[tuple[str, str]]:
         if not ZONE.fullmatch(self.zone):
             yield "zone", f"{self.zone!r} is not a zone (1 to 32 of a-z, 0-9 and -)"
-        if wrong := next((one for one in self.pinned if not _PIN.fullmatch(_plain(one))), None):
+        if wrong := next((pin for pin in self.pinned if not _PIN.fullmatch(_plain(pin))), None):
             yield "pinned", f"{wrong!r} is not a SHA-256 of 64 hex digits; bsfg pki signer pin prints the line"
         if len(self.pinned) > PINS_MAX:
             yield "pinned", f"at most {PINS_MAX} certificates of one zone"
@@ -65,7 +65,7 @@ class OriginSettings:
     @property
     def pins(self) -> frozenset[bytes]:
         """The fingerprints as bytes."""
-        return frozenset(bytes.fromhex(_plain(one)) for one in self.pinned)
+        return frozenset(bytes.fromhex(_plain(pin)) for pin in self.pinned)
 
 
 def _plain(fingerprint: str) -> str:

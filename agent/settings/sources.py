@@ -317,7 +317,7 @@ class DeviceProfile:
     def defaults(self) -> dict[str, object]:
         """The settings that it sets."""
         about = ("description", "url", "notes")
-        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in about}
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in about}
         return {name: value for name, value in found.items() if value is not None}
 
 

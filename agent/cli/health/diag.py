@@ -115,6 +115,6 @@ def _output(words: list[str]) -> str:
 
 
 def _versions() -> str:
-    packages = {one.metadata["Name"]: one.version for one in metadata.distributions()}
+    packages = {package.metadata["Name"]: package.version for package in metadata.distributions()}
     found = {"bsfg": __version__, "python": sys.version, "system": platform.platform(), "packages": packages}
     return json.dumps(found, indent=1, sort_keys=True)

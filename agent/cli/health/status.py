@@ -71,7 +71,7 @@ def text(found: dict[str, Any]) -> str:
         )
     lines += _more(found, "streams")
     lines += _artifacts(found["store"])
-    lines += [f"  clock     {one['zone']:<24} {one['text']}" for one in found["clock_changes"]]
+    lines += [f"  clock     {change['zone']:<24} {change['text']}" for change in found["clock_changes"]]
     for consumer in found["consumers"]:
         lines.append(
             f"  consumer  {consumer['name']:<24} {consumer['state']}, confirmed to {consumer['frontier']:,}, "

@@ -108,10 +108,10 @@ async def _browse(
         skipped = () if server_object or node == SERVER else (SERVER,)
         walk = Walk(node, depth, max_nodes, skipped, with_properties=properties)
         await explorer.walk(walk, progress)
-        wanted = [one for one in walk.variables() if is_wanted(one, text, pattern)]
+        wanted = [variable for variable in walk.variables() if is_wanted(variable, text, pattern)]
         found = await explorer.rows(wanted, connection.settings.name, prefix, walk.failures, progress)
     progress.end()
-    return walk, [(one, row) for one, row in found if not is_excluded(one, row.tag, exclude)]
+    return walk, [(variable, row) for variable, row in found if not is_excluded(variable, row.tag, exclude)]
 
 
 def _tree(found: Found) -> Iterator[str]:
@@ -119,8 +119,8 @@ def _tree(found: Found) -> Iterator[str]:
     above: tuple[str, ...] = ()
     for variable, row in found:
         shared = 0
-        for one, other in zip(above, variable.path[:-1], strict=False):
-            if one != other:
+        for name_above, name in zip(above, variable.path[:-1], strict=False):
+            if name_above != name:
                 break
             shared += 1
         for level, name in enumerate(variable.path[:-1]):

@@ -90,7 +90,7 @@ def certificate(
 
 def _of_sources(config_file: Path) -> tuple[Path, Path] | None:
     """Certificate and key of the secured sources in node.toml; None if there are none."""
-    found = [(one.certificate_file, one.private_key_file) for one in load_sections(config_file).opcua]
+    found = [(source.certificate_file, source.private_key_file) for source in load_sections(config_file).opcua]
     pairs = {(own, key) for own, key in found if own is not None and key is not None}
     if len(pairs) > 1:
         listed = " or ".join(sorted(str(own) for own, _ in pairs))

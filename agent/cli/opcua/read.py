@@ -32,19 +32,19 @@ def read(nodes: tuple[str, ...], as_json: bool, **options: Any) -> None:
     connection = connection_of(options)
     found = asyncio.run(_read(connection, nodes))
     is_bad = False
-    for one in found:
-        is_bad |= one.status.startswith("Bad")
-        row = row_text(one, connection.settings.name)
+    for value in found:
+        is_bad |= value.status.startswith("Bad")
+        row = row_text(value, connection.settings.name)
         if as_json:
-            click.echo(json.dumps({**asdict(one), "row": row}, ensure_ascii=False))
+            click.echo(json.dumps({**asdict(value), "row": row}, ensure_ascii=False))
             continue
-        click.echo(printable(f"{one.name or '(no name)'}  {one.address}"))
+        click.echo(printable(f"{value.name or '(no name)'}  {value.address}"))
         for name, text in (
-            ("value", one.value),
-            ("type", one.data_type),
-            ("status", one.status),
-            ("source time", one.source_time or "none"),
-            ("server time", one.server_time or "none"),
+            ("value", value.value),
+            ("type", value.data_type),
+            ("status", value.status),
+            ("source time", value.source_time or "none"),
+            ("server time", value.server_time or "none"),
             ("row", row),
         ):
             click.echo(printable(f"  {name:<12} {text}").rstrip())

@@ -62,8 +62,12 @@ def _retry(config_file: Path, folder: Path) -> list[str]:
     """Make the running node connect to the sources that use this folder and wait. Returns their names."""
     try:
         settings = load(config_file)
-        sources = [one for one in settings.opcua if one.trust_folder is not None]
-        names = [one.name for one in sources if one.trust_folder and one.trust_folder.absolute() == folder.absolute()]
+        sources = [source for source in settings.opcua if source.trust_folder is not None]
+        names = [
+            source.name
+            for source in sources
+            if source.trust_folder and source.trust_folder.absolute() == folder.absolute()
+        ]
         answers = [(name, ask(settings, RetrySource(name), SourceRetried)) for name in names]
     except (ConfigError, LocalError, StateFolderUnusable):  # no node runs, or it is another user's
         return []
@@ -74,11 +78,11 @@ def _list(folder: TrustFolder, *, as_json: bool) -> None:
     now = datetime.now(UTC)
     count = 0
     for name in ("trusted", "issuers", "rejected"):
-        for one in folder.certificates(name):
+        for certificate in folder.certificates(name):
             count += 1
-            details, days = one.facts, one.facts.days_left(now)
+            details, days = certificate.facts, certificate.facts.days_left(now)
             if as_json:
-                shown = {"list": name, "file": str(one.file), "subject": details.subject, "sha1": details.sha1}
+                shown = {"list": name, "file": str(certificate.file), "subject": details.subject, "sha1": details.sha1}
                 click.echo(json.dumps({**shown, "sha256": details.sha256, "days_left": round(days, 1)}))
                 continue
             left = "can only be pinned" if details.fault else f"{days:.0f} days left" if days > 0 else "ended"

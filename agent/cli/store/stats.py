@@ -68,12 +68,12 @@ def _measured(config_file: Path, origin: Origin) -> dict[str, Any] | None:
 def _estimated(reader: StoreReader, found: Statistics) -> dict[str, Any] | None:
     """An estimate from the store's batches; None if they were recorded within a few minutes. Batches of several streams
     usually share commits, so only those of the busiest stream count."""
-    marks = {one.name: [unix_ms for _, unix_ms in reader.clock_marks(one.name)] for one in found.streams}
+    marks = {stream.name: [unix_ms for _, unix_ms in reader.clock_marks(stream.name)] for stream in found.streams}
     times = [unix_ms for some in marks.values() for unix_ms in some]
     seconds = (max(times) - min(times)) / 1000 if times else 0.0
     if seconds < MEASURED_S_MIN:
         return None
-    batches, sealed = max(one.batches for one in found.streams), sum(one.bytes for one in found.streams)
+    batches, sealed = max(stream.batches for stream in found.streams), sum(stream.bytes for stream in found.streams)
     per_s = written_bytes_per_s(batches / seconds, sealed / seconds)
     sum_text = (
         f"{batches / seconds:.2f} batches/s x {BYTES_PER_COMMIT:,} bytes + {sealed / seconds:,.0f} sealed bytes/s x "

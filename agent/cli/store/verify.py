@@ -49,7 +49,7 @@ def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: boo
             click.echo(f"damaged: {damage}")
     took_s = time.monotonic() - began_s
     if as_json:
-        found = {"seconds": round(took_s, 3), "damages": [one._asdict() for one in damages]}
+        found = {"seconds": round(took_s, 3), "damages": [damage._asdict() for damage in damages]}
         click.echo(json.dumps({"file": str(path), **asdict(done), **found}))
     else:
         if len(damages) > SHOWN_MAX:

@@ -115,7 +115,7 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
     ) as store:
         try:
             compromised = read_compromises(settings.signing.compromised_file)
-            store.set_compromised({one.key_id: round(one.since.timestamp() * 1000) for one in compromised})
+            store.set_compromised({key.key_id: round(key.since.timestamp() * 1000) for key in compromised})
         except SigningError as error:
             problems.append(f"the list of compromised keys stays as it was: {error}. {error.hint}")
         for problem in problems:
@@ -187,7 +187,7 @@ class RequestHandler:
             case messages.ListConsumers():
                 return messages.Consumers(await asyncio.to_thread(consumer_entries, store))
             case messages.RemoveConsumer():
-                entries = {one.name: one for one in await asyncio.to_thread(consumer_entries, store)}
+                entries = {entry.name: entry for entry in await asyncio.to_thread(consumer_entries, store)}
                 if request.consumer_name not in entries:
                     raise UnknownConsumer(f"no consumer {request.consumer_name!r}")
                 removing = store.consumers.remove(request.consumer_name, force=request.force, now=request.now)
@@ -245,41 +245,44 @@ async def _of_sources(
         case messages.BackfillSource():
             return messages.BackfillQueued(sources.backfill(request.source, request.first_ns, request.last_ns))
         case messages.ListSources():
-            return messages.SourceEntries([_source_entry(one) for one in sources.statistics()])
+            return messages.SourceEntries([_source_entry(source) for source in sources.statistics()])
         case messages.ReadSource():
             read = await sources.read_tags(request.source, request.tags)
             return messages.SourceRead(
-                [messages.TagValue(one.tag, json_value(one.value), one.quality, one.why) for one in read]
+                [
+                    messages.TagValue(reading.tag, json_value(reading.value), reading.quality, reading.why)
+                    for reading in read
+                ]
             )
 
 
-def _source_entry(one: Any) -> messages.SourceEntry:
+def _source_entry(source: Any) -> messages.SourceEntry:
     return messages.SourceEntry(
-        name=one.name,
-        kind=one.kind,
-        service_level=one.service_level,
-        state=one.state.value,
-        tags=one.tags,
-        tags_bad=one.tags_bad,
-        tags_silent=one.tags_silent,
-        values_total=one.values_total,
-        last_value_unix_ms=one.last_value_unix_ms or None,
-        trouble="" if one.connected else one.last_error,
-        remarks=one.remarks,
-        tags_problem=one.tags_problem,
+        name=source.name,
+        kind=source.kind,
+        service_level=source.service_level,
+        state=source.state.value,
+        tags=source.tags,
+        tags_bad=source.tags_bad,
+        tags_silent=source.tags_silent,
+        values_total=source.values_total,
+        last_value_unix_ms=source.last_value_unix_ms or None,
+        trouble="" if source.connected else source.last_error,
+        remarks=source.remarks,
+        tags_problem=source.tags_problem,
     )
 
 
 def consumer_entries(store: FactStore) -> list[ConsumerEntry]:
     """Every consumer now. What the store keeps for each is read from disk, in the calling thread."""
     entries, now_ns = [], time.monotonic_ns()
-    held = {one.name: one for one in store.space().consumers}
+    held = {space.name: space for space in store.space().consumers}
     for consumer in store.consumers.all():
         kept, end_offset = held.get(consumer.name), store.end_offset(consumer.stream)
         lag_ns = store.policy(consumer.stream).in_sync_lag_ms * 1_000_000
         in_sync = any(
-            one.name == consumer.name and is_in_sync(one, lag_ns, now_ns)
-            for one in store.consumers.followers(consumer.stream)
+            follower.name == consumer.name and is_in_sync(follower, lag_ns, now_ns)
+            for follower in store.consumers.followers(consumer.stream)
         )
         entries.append(
             ConsumerEntry(
@@ -297,4 +300,4 @@ def consumer_entries(store: FactStore) -> list[ConsumerEntry]:
                 lease_holder=consumer.lease.holder,
             )
         )
-    return sorted(entries, key=lambda one: one.name)
+    return sorted(entries, key=lambda entry: entry.name)
