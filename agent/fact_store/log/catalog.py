@@ -1,4 +1,4 @@
-"""The catalog: the writer's state in memory (ends, frontiers, trails), small enough to copy for every commit.
+"""The catalog: the writer's state in memory (ends, frontiers, trails), of which each commit copies what it changes.
 
 It mirrors the tables except for those that grow with the years (batches, definitions, origins, held ranges, lives), of
 which rows are read when they are needed, and holds the newest batches of each stream (tail_cache.py). A transaction
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from agent.batch import Definitions, Origin
 from agent.fact_store.log.records import ConsumerState, Reseal, StreamInfo
+from agent.fact_store.log.shards import Shards
 from agent.fact_store.log.tail_cache import TailCache
 from agent.positions import LifeRow, LifeRows, LogLives, Trail
 
@@ -46,11 +47,11 @@ class Catalog:
     origin: Origin
     streams: dict[str, StreamState] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
-    zone_uses: dict[tuple[int, str], int] = field(default_factory=dict)
+    zone_uses: Shards[tuple[int, str], int] = field(default_factory=Shards)
     """Sealed bytes here by number of stream and the zone that wrote them, of other zones than this one."""
-    trails: dict[tuple[str, str], Trail] = field(default_factory=dict)
+    trails: Shards[tuple[str, str], Trail] = field(default_factory=Shards)
     """By peer and stream: how far the peer's log is stored here."""
-    peer_epochs: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    peer_epochs: Shards[tuple[str, str], bytes] = field(default_factory=Shards)
     life: bytes = b""
     """The life of this process; in `newest_lives` of each stream in which it has stored a fact."""
     newest_lives: Mapping[str, LifeRow] = field(default_factory=dict)

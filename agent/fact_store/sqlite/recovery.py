@@ -115,7 +115,8 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.read_again |= {(peer, stream)} if is_read_again else set()
         catalog.peer_epochs[peer, stream] = epoch
     _load_lives(connection, catalog)
-    catalog.zone_uses = {(stream, zone): size for stream, zone, size in _rows(connection, "select_zone_uses")}
+    for stream, zone, size in _rows(connection, "select_zone_uses"):
+        catalog.zone_uses[stream, zone] = size
     catalog.proven_zones = frozenset(zone for (zone,) in _rows(connection, "select_proven_zones"))
     catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))
     catalog.contradicted = frozenset((stream, origin) for stream, origin in _rows(connection, "select_contradicted"))
