@@ -1,5 +1,5 @@
 """A mapping whose copy costs what is changed in it, not what is in it: a commit copies the catalog, and a node of a
-thousand plants changes a few of their entries. Core: no IO."""
+thousand plants changes a few of their entries."""
 
 from __future__ import annotations
 
