@@ -146,9 +146,16 @@ class SourceClock:
         """Take in a reading that arrived now."""
         self._clock.read(server_ns, time.monotonic_ns(), least_ns, time.time_ns())
 
-    def sent_ns(self, publish_time_ns: int) -> int:
-        """A time on it that is not later than the sending of an answer that arrives now."""
-        return sent_ns(publish_time_ns, self.now_ns(), self._clock)
+    def sent(self, publish_time_ns: int, before: Moment) -> Moment:
+        """A moment on it that is not later than the sending of an answer that arrives now."""
+        return self.moment(sent_ns(publish_time_ns, self.now_ns(), self._clock), before)
+
+    def moment(self, shown_ns: int, before: Moment) -> Moment:
+        """When it showed this time, by an answer that arrives now: as it is set now, or as it was at `before`, because
+        a reading that was made meanwhile may have shown already that it was set."""
+        now = self.now()
+        found = Moment(shown_ns, now.set_back_ns), Moment(shown_ns, before.set_back_ns)
+        return min(found, key=lambda one: abs(one.on(now) - now.time_ns))
 
     async def read(self, session: ClockSession) -> Moment:
         """Read it. A published clock is late: without this, the present may seem earlier than values that are lost."""

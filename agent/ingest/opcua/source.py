@@ -380,34 +380,33 @@ class OpcuaSource:
             return Buffered(header.subscription_id, publication, Moment(0))
         back = self._subscriptions.absences.among(set(publication.changes.handles))
         arrived = Buffered(header.subscription_id, publication, one.since, back)
-        values, clock_ns, clock_moved = len(publication.changes), None, False
+        values, clock, clock_moved, seen = len(publication.changes), None, False, one.liveness.seen
         if HEARTBEAT_HANDLE in publication.changes.handles:
             for change in publication.changes:
                 if change.handle == HEARTBEAT_HANDLE:
                     values -= 1
                     if one.liveness.note_clock(change.value):
-                        clock_ns, clock_moved = self._note_clock(one, change, header.publish_time_ns), True
+                        clock, clock_moved = self._note_clock(one, change, header.publish_time_ns), True
         self._is_proven |= values > 0 or clock_moved or not one.liveness.has_clock
         one.liveness.note_answer(
-            *(time.monotonic(), self._clock.sent_ns(header.publish_time_ns), clock_ns),
+            *(time.monotonic(), self._clock.sent(header.publish_time_ns, seen), clock),
             is_proof=values > 0 or clock_moved,
             more=header.more or (self._publisher is not None and self._publisher.is_early(header)),
         )
-        one.note_complete(arrived.since, self._clock.set_back_ns)
         status = publication.status_change
         if status is not None and quality.is_bad(status) and status & quality.CODE_BITS not in quality.GONE:
             # The status of a deleted node ends nothing, and does not tell which node it is (python-opcua).
             one.ended = status_name(status)
         return arrived
 
-    def _note_clock(self, one: Subscription, change: Change, publish_ns: int) -> int | None:
-        """Take in a change of the server's clock. Returns its time in ns, None if it has none."""
+    def _note_clock(self, one: Subscription, change: Change, publish_ns: int) -> Moment | None:
+        """Take in a change of the server's clock. Returns what it shows, None if it has no time."""
         server_ns = change.source_time_ns or change.server_time_ns
         if not server_ns:
             return None
         self._clock.note(read_ns(server_ns, publish_ns), one.clock_least_ns)
         one.clock_least_ns = server_ns
-        return server_ns
+        return self._clock.moment(server_ns, one.liveness.seen)
 
     async def _note_missing(self, missing: Missing) -> None:
         """Notifications did not arrive and the server does not hold them any more."""

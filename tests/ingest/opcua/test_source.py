@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from agent.ingest.completeness import Moment
 from agent.ingest.gap import TagGap
 from agent.ingest.opcua.address import TagPoint, parse_readings
 from agent.ingest.opcua.decode import Change
@@ -39,7 +40,7 @@ async def test_values_the_server_discarded_become_a_fact() -> None:
     store = FakeStore()
     source, recorder = await made(store, [*TAGS, tag(3)])
     (subscription,) = source._subscriptions
-    subscription.liveness.complete_ns = 9 * S
+    subscription.liveness.complete = Moment(9 * S)
     await take(source, *(Change(one, 2.0, 0x480 if one < 3 else 0, 20 * S, 20 * S) for one in (1, 2, 3)))
     await source.finish()
     await declare(source)
@@ -61,7 +62,7 @@ async def test_as_many_values_as_the_queue_holds_may_be_the_rest_of_more(burst: 
     request = ItemRequest(1, TAGS[0].point.readings[0].address, 1, "", 0.0, 3, Monitoring())
     subscription._note_created(request, Created(0, 11, 60_000.0, 3))
     await take(source, Change(1, 0.0, 0, 10 * S, 10 * S))
-    subscription.liveness.complete_ns = 9 * S
+    subscription.liveness.complete = Moment(9 * S)
     await take(source, *(Change(1, float(n), 0, 20 * S + n, 20 * S + n) for n in range(burst)))
     await source.finish()
     await declare(source)

@@ -125,7 +125,7 @@ async def test_an_item_that_died_before_the_end_of_its_session(
         session.answers.put_nowait(answer(1, 1, (1, 1.0, 10 * S), (2, 1.0, 10 * S)))
         await wait_until_async(lambda: source._delivery.sampler.last(2).source_time_ns, "values")
         for one in source._subscriptions:
-            one.liveness.complete_ns = 500 * S
+            one.liveness.complete = Moment(500 * S)
     session = FakeSession()
     session.start = "since"  # so nothing is kept
     session.refuses_key = True

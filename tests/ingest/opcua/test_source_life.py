@@ -47,7 +47,7 @@ async def test_a_server_that_publishes_rarely_is_waited_for(revised: dict[str, f
     source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
     session = FakeSession()
     vars(session).update(revised)
-    one = Subscription(session, source._settings, ServerLimits(), source.now_ns, CallSize(9))  # type: ignore[arg-type]
+    one = Subscription(session, source._settings, ServerLimits(), source.now, CallSize(9))  # type: ignore[arg-type]
     source._subscriptions._all = [one]
     await one.open()
     await one.watch_clock()
@@ -64,7 +64,7 @@ async def test_keep_alives_are_waited_for_as_the_server_sends_them(clock: str) -
     source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
     session = FakeSession()
     session.slower, session.has_clock = 10.0, clock == "stands"
-    one = Subscription(session, source._settings, ServerLimits(), source.now_ns, CallSize(9))  # type: ignore[arg-type]
+    one = Subscription(session, source._settings, ServerLimits(), source.now, CallSize(9))  # type: ignore[arg-type]
     source._subscriptions._all = [one]
     await one.open()
     await one.watch_clock()
@@ -91,21 +91,21 @@ async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
     assert source.complete == Moment(12 * S)
     subscription.liveness = Liveness(0.0)
     await take(source)
-    assert (subscription.liveness.complete_ns, source.complete) == (0, None)
+    assert (subscription.liveness.complete, source.complete) == (None, None)
 
 
 async def test_the_subscription_furthest_behind_dates_a_loss() -> None:
     """One that has proven nothing yet counts from its creation; none at all, and the life before counts."""
     source, _ = await made(FakeStore())
     (first,) = source._subscriptions
-    second = Subscription(FakeSession(), source._settings, ServerLimits(), lambda: 50 * S, CallSize(9))  # type: ignore[arg-type]
+    second = Subscription(FakeSession(), source._settings, ServerLimits(), lambda: Moment(50 * S), CallSize(9))  # type: ignore[arg-type]
     await second.open()
     source._subscriptions._all.append(second)
     source._subscriptions._complete_before = Moment(7 * S)
     assert source.complete == Moment(7 * S)
-    first.liveness.complete_ns = 60 * S
+    first.liveness.complete = Moment(60 * S)
     assert source.complete == Moment(50 * S)
-    second.liveness.complete_ns = 58 * S
+    second.liveness.complete = Moment(58 * S)
     assert source.complete == Moment(58 * S)
 
 
@@ -129,7 +129,7 @@ async def test_a_server_clock_before_1970_dates_a_loss_as_any_other() -> None:
     (subscription,) = source._subscriptions
     assert source.complete is None
     for sent_ns in (-101 * S, -100 * S, -99 * S):
-        subscription.liveness.note_answer(0.0, sent_ns, None, is_proof=True, more=False)
+        subscription.liveness.note_answer(0.0, Moment(sent_ns), None, is_proof=True, more=False)
     assert source.complete == Moment(-100 * S)
 
 
@@ -149,3 +149,23 @@ async def test_what_is_complete_is_a_time_of_the_clock_before_it_was_set_ahead()
     source._note_publication(HEADER._replace(publish_time_ns=102 * S), publication(back))
     assert one.since.time_ns == 100 * S
     assert abs(one.since.set_back_ns) < 2 * S
+
+
+async def test_what_is_complete_keeps_its_clock_when_a_reading_shows_first_that_it_was_set() -> None:
+    """The clock is read, for a loss, after it was set and before an answer shows that: the answers that were under way
+    have times of the clock as it was. Otherwise the next gap would lie an hour from where values are missing."""
+    source, _ = await made(FakeStore())
+    (one,) = source._subscriptions
+
+    async def shown(at_s: int) -> None:
+        change = Change(HEARTBEAT_HANDLE, str(at_s), 0, at_s * S, at_s * S)
+        source._note_publication(HEADER._replace(publish_time_ns=at_s * S), publication(change))
+
+    await shown(100)
+    await shown(101)
+    before = source._clock.set_back_ns
+    source._clock.note(3_702 * S, source._clock.least_ns())  # a reading: it was set an hour ahead
+    await shown(102)
+    await shown(3_703)
+    assert one.since == Moment(102 * S, before)
+    assert abs(one.since.on(source._clock.now()) - 3_702 * S) < 3 * S

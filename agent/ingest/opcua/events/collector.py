@@ -209,16 +209,16 @@ class EventCollector:
                 raise
 
     def _note_life(self, subscription: _Subscription, header: Header) -> None:
-        before_ns = subscription.liveness.complete_ns
+        before = subscription.liveness.complete
         subscription.liveness.note_answer(
             time.monotonic(),
-            self.clock.sent_ns(header.publish_time_ns),
+            self.clock.sent(header.publish_time_ns, subscription.liveness.seen),
             None,
             is_proof=True,
             more=header.more or (self._publisher is not None and self._publisher.is_early(header)),
         )
-        if subscription.liveness.complete_ns != before_ns:
-            self._complete = Moment(subscription.liveness.complete_ns, self.clock.set_back_ns)
+        if subscription.liveness.complete != before:
+            self._complete = subscription.liveness.complete
 
     def _declare_missed(self, now: Moment) -> None:
         """Declare the events missed before this subscription, if any were."""
@@ -384,7 +384,7 @@ class EventCollector:
             return False
         self._begin_subscription(created.id, created.slower)
         self._subscription.opened = opened
-        self._subscription.liveness.open(opened.time_ns)
+        self._subscription.liveness.open(opened)
         publisher.begin(created.id, self._route(self._subscription, session))
         await session.namespaces()
         return True

@@ -72,7 +72,7 @@ class Subscriptions:
     def complete(self) -> Moment | None:
         """Up to when all values are delivered (`liveness`), by the subscription that is furthest behind; None: not
         known."""
-        if not any(one.liveness.complete_ns for one in self._all):
+        if not any(one.liveness.complete for one in self._all):
             return self._complete_before
         return earliest((one.since for one in self._all), self._clock.now())
 
@@ -210,15 +210,14 @@ class Subscriptions:
         begun = Moment(self._clock.now_ns(), self._clock.set_back_ns)
         refused = await one.update_items(self.points, self.absences.request, namespaces)
         if refused:
-            is_first = not one.liveness.complete_ns and since is not None
+            is_first = not one.liveness.complete and since is not None
             self.absences.begin(refused, since if is_first and since is not None else begun)
             self._note_parked(refused)
 
     async def _opened(self) -> Subscription:
-        one = Subscription(self.session, self._settings, self._limits, self._clock.now_ns, self._calls)
-        one.clock_least_ns, one.set_back_ns = self._clock.least_ns(), self._clock.set_back_ns
+        one = Subscription(self.session, self._settings, self._limits, self._clock.now, self._calls)
+        one.clock_least_ns = self._clock.least_ns()
         await one.open()
-        one.liveness.seen_set_back_ns = one.set_back_ns
         self._by_id[one.id] = one
         self.publisher.begin(one.id)
         await one.watch_clock()

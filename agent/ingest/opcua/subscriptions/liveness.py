@@ -10,7 +10,7 @@ Publish request, and send them with the time of sending. DESIGN.md has the rule 
 
 from __future__ import annotations
 
-from agent.ingest.completeness import CLOCK_JUMP_NS
+from agent.ingest.completeness import CLOCK_JUMP_NS, Moment
 
 
 class Liveness:
@@ -21,19 +21,23 @@ class Liveness:
         self.alive_s = self.begun_s = now_s
         self.proven_s = now_s  # the last value or change of the clock
         self.answered_s = now_s  # the last answer, a keep-alive included
-        self.complete_ns = 0  # all values up to this time are delivered; 0: not known yet
+        self.complete: Moment | None = None  # all values up to this time are delivered; None: not known yet
         self.has_clock = True  # until the server refuses to monitor its clock
         self.sampling_ns = 0  # the longest interval at which an item is sampled, as the server revised it
-        self.seen_set_back_ns = 0  # by how much the clock had been set back at the last answer
         self._clock: object = None
         self._clock_moves = 0
         self._has_shown_clock = False
-        self._seen_ns: int | None = None  # the newest time of the server in the answers
-        self._opened_ns = self._before_ns = 0  # _before_ns: of the second last answer that left nothing at the server
+        self._seen: Moment | None = None  # the newest time of the server in the answers
+        self._opened = self._before = Moment(0)  # _before: of the second last answer that left nothing at the server
 
-    def open(self, opened_ns: int) -> None:
+    def open(self, opened: Moment) -> None:
         """Set a time of the server before the subscription was created. It brings no older values."""
-        self._opened_ns = self._before_ns = opened_ns
+        self._opened = self._before = opened
+
+    @property
+    def seen(self) -> Moment:
+        """The newest time of the server in the answers; before the first, that of the creation."""
+        return self._seen or self._opened
 
     def note_clock(self, value: object) -> bool:
         """Take in a notification of the server's clock. True if it changed, which is a proof of life."""
@@ -48,14 +52,14 @@ class Liveness:
         if not self.has_clock or self._clock_moves != 1 or now_s - self.begun_s <= after_s:
             return False
         self.has_clock = self._has_shown_clock = False
-        self._seen_ns, self._before_ns = None, self._opened_ns
+        self._seen, self._before = None, self._opened
         self.alive_s = self.answered_s
         return True
 
-    def note_answer(self, now_s: float, sent_ns: int, clock_ns: int | None, *, is_proof: bool, more: bool) -> None:
-        """Take in an answer to Publish, in the order of the subscription. `sent_ns`: when the server sent it.
-        `clock_ns`: the server's clock in it. `is_proof`: it holds a value, or the clock changed. `more`: the server
-        holds more values that are older than the sending."""
+    def note_answer(self, now_s: float, sent: Moment, clock: Moment | None, *, is_proof: bool, more: bool) -> None:
+        """Take in an answer to Publish, in the order of the subscription. `sent`: when the server sent it. `clock`: the
+        server's clock in it. `is_proof`: it holds a value, or the clock changed. `more`: the server holds more values
+        that are older than the sending."""
         self.answered_s = now_s
         if is_proof:
             self.proven_s = now_s
@@ -63,23 +67,21 @@ class Liveness:
             return
         self.alive_s = now_s
         # From now on the clock counts instead of the times of sending.
-        if clock_ns is not None and not self._has_shown_clock:
-            self._has_shown_clock, self._before_ns = True, self._opened_ns
-        if clock_ns is not None or not self._has_shown_clock:
-            self._seen_ns = sent_ns if clock_ns is None else clock_ns
-        if not more and self._seen_ns is not None and self._seen_ns != self._before_ns:
-            self._complete(self._seen_ns)
+        if clock is not None and not self._has_shown_clock:
+            self._has_shown_clock, self._before = True, self._opened
+        if clock is not None or not self._has_shown_clock:
+            self._seen = sent if clock is None else clock
+        if not more and self._seen is not None and self._seen.time_ns != self._before.time_ns:
+            self._complete(self._seen)
 
-    def _complete(self, seen_ns: int) -> None:
-        """Everything that was queued when the server's clock showed `seen_ns` is delivered. The sample of an item is at
+    def _complete(self, seen: Moment) -> None:
+        """Everything that was queued when the server's clock showed `seen` is delivered. The sample of an item is at
         most one sampling interval older than the previous sample of the clock, even if the server was stalled in
         between."""
-        before_ns, self._before_ns = self._before_ns, seen_ns
-        if seen_ns < before_ns:  # set back: the previous time has no meaning on the new clock
-            complete_ns = seen_ns - CLOCK_JUMP_NS - self.sampling_ns
-        else:
-            complete_ns = before_ns - self.sampling_ns
-        self.complete_ns = complete_ns or 1  # negative before 1970; 0 is "not known"
+        before, self._before = self._before, seen
+        if seen.time_ns < before.time_ns:  # set back: the previous time has no meaning on the new clock
+            before = seen._replace(time_ns=seen.time_ns - CLOCK_JUMP_NS)
+        self.complete = before._replace(time_ns=before.time_ns - self.sampling_ns)
 
     def excuse(self, now_s: float) -> None:
         """Ignore the silence up to now, because this side held the server back."""

@@ -85,17 +85,17 @@ class RevisedItems:
 
 
 class Subscription:
-    """One subscription at the server. `now_ns` gives the server's clock as far as is known."""
+    """One subscription at the server. `now` gives the server's clock as far as is known."""
 
     def __init__(
         self,
         session: Session,
         settings: OpcuaSourceSettings,
         limits: ServerLimits,
-        now_ns: Callable[[], int],
+        now: Callable[[], Moment],
         calls: CallSize,
     ) -> None:
-        self._session, self._settings, self._now_ns, self._calls = session, settings, now_ns, calls
+        self._session, self._settings, self._now, self._calls = session, settings, now, calls
         self.id = 0
         self.ended = ""  # why the server ended it
         self.liveness = Liveness(time.monotonic())
@@ -113,13 +113,12 @@ class Subscription:
         self._slower = 1.0  # revised time between keep-alives divided by the requested one
         self.opened = Moment(0)  # on the server's clock as known
         self.clock_least_ns: int | None = None  # lower bound of the next reading of the clock, unless it is set back
-        self.set_back_ns = 0  # total by which the clock was set back, as of `since_ns`
 
     async def open(self) -> None:
         """Create the subscription."""
-        self.opened = Moment(self._now_ns(), self.set_back_ns)
+        self.opened = self._now()
         self.liveness = Liveness(time.monotonic())  # creating it may have been tried before
-        self.liveness.open(self.opened.time_ns)
+        self.liveness.open(self.opened)
         self.id, self.publishing_ms, self._slower = await self._session.create_subscription()
 
     def resume(self, session: Session) -> None:
@@ -172,21 +171,9 @@ class Subscription:
             raise SourceLost(f"{self._session.url} ended a subscription at once: {self.ended}")
 
     @property
-    def since_ns(self) -> int:
-        """The time up to which all values are proven to be delivered. Losses begin here."""
-        return self.liveness.complete_ns or self.opened.time_ns
-
-    @property
     def since(self) -> Moment:
-        """`since_ns` with the set-backs of the clock."""
-        return Moment(self.since_ns, self.set_back_ns)
-
-    def note_complete(self, before: Moment, set_back_ns: int) -> None:
-        """An answer was taken in, and the clock is set back by `set_back_ns` in all. What is complete is a time of the
-        answer before, unless the clock was set back since."""
-        if self.since_ns != before.time_ns:
-            self.set_back_ns = set_back_ns if self.since_ns < before.time_ns else self.liveness.seen_set_back_ns
-        self.liveness.seen_set_back_ns = set_back_ns
+        """The time up to which all values are proven to be delivered. Losses begin here."""
+        return self.liveness.complete or self.opened
 
     def sampling_ms(self, handle: int, point: TagPoint) -> float:
         """The revised sampling interval of an item."""
@@ -235,7 +222,7 @@ class Subscription:
         namespaces: Sequence[str] | None,
     ) -> dict[int, int]:
         news: dict[int, int] = {}
-        begun_ns = self._now_ns()
+        begun_ns = self._now().time_ns
         while handles := self.plan.next_call(time.monotonic_ns()):
             self.created_ns = begun_ns  # for all calls, because values of the first arrive before the last is made
             if namespaces is None:  # read again for parked nodes, because a server may add a namespace late
