@@ -94,7 +94,7 @@ _benchmark(
         click.option(
             "--flood",
             "floods",
-            type=click.Choice(["requests", "ranges", "parked", "artifacts", "silent", "sockets"]),
+            type=click.Choice(["requests", "ranges", "parked", "artifacts", "subscriptions", "silent", "sockets"]),
             multiple=True,
             help="Only this flood; may be given more than once.  [default: all]",
         ),
