@@ -163,7 +163,8 @@ async def test_another_zones_consumer_cannot_be_confirmed_here(tmp_path: Path) -
         for name, zone in (("idmz.ops", "local"), ("local.ops", "idmz")):  # by its name, and by its zone
             await asyncio.wrap_future(store.consumers.register(name, zone, STREAM, "oldest"))
             confirm = ConfirmReceipt(consumer_name=name, offset=1, life=store.life.hex())
-            assert (await refusal_of(tmp_path, confirm)).code == "consumer_not_yours"
+            refused = await refusal_of(tmp_path, confirm)
+            assert (refused.code, refused.hint) == ("consumer_not_yours", "name your consumers local.<name>")
         assert [consumer.frontier for consumer in store.consumers.all()] == [0, 0]
 
 

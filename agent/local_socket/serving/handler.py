@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 NO_INSTANCE = "command"
 """The instance of a request that names none: a command, which ends with its answer."""
 
-_HINTS = {"unknown_consumer": UnknownConsumer.hint}
+_HINTS = {"unknown_consumer": UnknownConsumer.hint, "consumer_not_yours": "name your consumers local.<name>"}
 """What a person at this machine does; the protocol's hints are for peers."""
 
 Compare = Callable[[ComparePeer], Awaitable[Compared]]

@@ -87,7 +87,7 @@ def test_each_fact_lands_once_through_a_crash(
     gap once, all confirmed; although the store releases at once what is confirmed."""
     asked = order(tmp_path, consumer=CONSUMER, startingOffsets="cursor")
     with node(tmp_path) as store:
-        store.consumers.register(CONSUMER, "enterprise", TELEMETRY).result()
+        store.consumers.register(CONSUMER, "local", TELEMETRY).result()
         append(store, 1, FACTS)
         with monkeypatch.context() as broken:
             broken.setattr(tables._Delta, "commit", crashing(tables._Delta.commit))

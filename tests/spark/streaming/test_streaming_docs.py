@@ -65,7 +65,7 @@ def test_the_page_does_what_it_says(
         (_command, shown("land"), CONSUMER),
     ]
     with node(tmp_path) as store:
-        store.consumers.register("local.keep", "enterprise", TELEMETRY).result()
+        store.consumers.register("local.keep", "local", TELEMETRY).result()
         append(store, 1, 300)
         _python(here("".join(map(shown, ("read", "filter", "columns")))))
         assert "|  300|" in capsys.readouterr().out  # the sum of column `facts`
