@@ -160,8 +160,9 @@ async def test_an_item_that_stops_publishing(
 
 @pytest.mark.parametrize("ends_by", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_restart_is_one_gap(server: ForeignServer, tmp_path: Path, ends_by: signal.Signals) -> None:
-    """The node stops and starts again and again, each time as soon as its store has a new value: one gap fact for each
-    restart, and no value outside them."""
+    """The node ends and starts again and again, each time as soon as its store has a new value: one gap fact for each
+    restart, or for several if it was killed between its first value and the fact. No value is outside them when the
+    last process has stopped in order."""
     name, state = f"restarted_{ends_by.value}", tmp_path / "state"
     await server.add({"name": name, "type": "Int32", "period_ms": 20})
     for number in range(4):
@@ -172,11 +173,12 @@ async def test_a_restart_is_one_gap(server: ForeignServer, tmp_path: Path, ends_
             await wait_until_async(
                 lambda at=began_ns: any(one.time_ns > at for one in stored(state, name)), "a value", 60
             )
-            node.ends_by = ends_by
+            node.ends_by = ends_by if number < 3 else signal.SIGTERM
     found = account(server, state, name)
     assert found.lost
     assert not found.undeclared
-    assert [gap.reason for gap in found.gaps] == ["agent_stopped"] * 3
+    assert {gap.reason for gap in found.gaps} == {"agent_stopped"}
+    assert len(found.gaps) == 3 if ends_by is signal.SIGTERM else len(found.gaps) <= 3
 
 
 @pytest.mark.parametrize("edit, history", [("queue_size", False), ("unit", True)])
