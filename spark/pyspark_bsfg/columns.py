@@ -170,13 +170,11 @@ def _extend(runs: list[Run], new: Run) -> None:
     """Extend the last run if the new one follows it without a gap; else append it."""
     if runs:
         last = runs[-1]
-        if (last.origin, last.definitions, last.verified) == (new.origin, new.definitions, new.verified) and (
-            last.first_offset + last.count,
-            last.first_sequence + last.count,
-        ) == (
+        follows = (last.first_offset + last.count, last.first_sequence + last.count) == (
             new.first_offset,
             new.first_sequence,
-        ):
+        )
+        if follows and (last.origin, last.definitions, last.verified) == (new.origin, new.definitions, new.verified):
             last.count += new.count
             return
     runs.append(new)
