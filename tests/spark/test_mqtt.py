@@ -212,6 +212,7 @@ def test_a_read_outlives_a_node_that_is_killed(enterprise: Served, monkeypatch: 
     """The node is killed between two pages: who asks once is told so, a task that asks again goes on when the node is
     back, and each fact came once."""
     monkeypatch.setattr(range_pages, "PAGE_BYTES", 10_000)
+    monkeypatch.setattr(columns, "FACTS_MAX_PER_GROUP", 10_000)
     options = enterprise.options(endingOffsets=HELD + 1, numPartitions=1, attempts=100)
     reader = BsfgDataSource(options).reader(NARROW)
     [part] = reader.partitions()
