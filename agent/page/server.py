@@ -136,6 +136,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(BACKLOG_MAX)  # from now on, so that who is told `ready` is not refused
     except (OSError, OverflowError) as error:
         raise PageRefused(f"cannot listen on {host} port {port}: {error}") from error
     return listening

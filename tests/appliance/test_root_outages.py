@@ -139,7 +139,8 @@ def test_a_clock_that_is_set_stops_nothing(target: Target, deb: Path, tmp_path: 
         wait_until(lambda: newest(zones.plant, MODBUS, "quality").split()[-1:] == uncertain, "values of 1970", BACK_S)
         set_clock(zones.plant, 0)
         is_back(zones, "the time", began)
-        assert "set forward by" in zones.idmz.run("bsfg status --config /etc/bsfg/idmz.toml")
+        status = "bsfg status --config /etc/bsfg/idmz.toml"
+        wait_until(lambda: "set forward by" in zones.idmz.run(status), "the clock of the plant, in the IDMZ", BACK_S)
         pid = zones.plant.run(f"systemctl show --property=MainPID --value {NODE}")
         for seconds in (7200, 0, -7200, 0):
             set_clock(zones.plant, seconds)

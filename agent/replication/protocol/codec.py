@@ -36,7 +36,8 @@ HEADER_BYTES_MAX = 1024 * 1024
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Above any recommended packet size of a broker."""
 
-HEARTBEAT_BYTES_MAX = 4096
+HEARTBEAT_BYTES_MAX = 64 * 1024
+"""Room for 1,800 fetches that wait."""
 
 _LENGTH = struct.Struct("<I")
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")

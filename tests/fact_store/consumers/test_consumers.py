@@ -98,7 +98,7 @@ def test_a_confirmation_in_the_commit_of_its_facts(tmp_path: Path) -> None:
 def test_what_a_consumer_does_changes_no_other(tmp_path: Path) -> None:
     """Of four consumers of two streams and three zones, only the one that confirms, takes a lease, is seen or is
     removed differs afterwards, also after a restart."""
-    name, file = "idmz.mes", relay_store(tmp_path)
+    name, file = "local.mes", relay_store(tmp_path)
     claim = LeaseClaim("one", 0)
     with opened(file) as store:
         steps = (
@@ -106,7 +106,7 @@ def test_what_a_consumer_does_changes_no_other(tmp_path: Path) -> None:
             lambda: store.consumers.confirm(name, 12, 12),
             lambda: store.consumers.hold_lease(name, claim),
             lambda: store.consumers.remove(name, force=True),
-            lambda: store.consumers.register(name, "idmz", TELEMETRY, "end"),
+            lambda: store.consumers.register(name, "local", TELEMETRY, "end"),
             lambda: store.consumers.remove(name, force=True, now=True),
         )
         before = {one.name: one for one in store.consumers.all()}
