@@ -78,11 +78,11 @@ def test_each_stream_is_released_up_to_its_own_slowest_consumer(tmp_path: Path) 
             assert [one.first_offset for one in store.streams()] == [first, 1]
 
         done(store.consumers.confirm("enterprise.facts.telemetry", 24))
-        done(store.consumers.confirm("idmz.mes", 22))
+        done(store.consumers.confirm("local.mes", 22))
         released(15)  # spark has 14
         done(store.consumers.confirm("spark.facts.telemetry", 24))
-        released(21)  # idmz has 22, which is inside a batch
-        done(store.consumers.remove("idmz.mes", force=True, now=True))
+        released(21)  # local has 22, which is inside a batch
+        done(store.consumers.remove("local.mes", force=True, now=True))
         released(25)
         assert not store.incidents()
         assert not notices(store)
