@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from itertools import chain, takewhile
 from pathlib import Path
 
+import pytest
+
 from agent.batch import open_messages, parse
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.sqlite.connection import connect
@@ -238,6 +240,7 @@ def check_told(store: FactStore, image: Image, *, is_one: bool) -> None:
 
 
 @patient
+@pytest.mark.system  # when a kill hits depends on the machine
 def test_a_lost_log_is_reported_or_costs_nothing(tmp_path: Path, memory: Path) -> None:
     """See the module. An undamaged image opens in the same epoch, and nothing is reported. Half of the images were
     killed in the middle of a checkpoint, so that a damaged log leaves pages of two commits (decision 0046): a loss is
