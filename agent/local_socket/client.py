@@ -64,9 +64,10 @@ async def ask(state_dir: Path, request: AnyRequest, waits_ms: int = 0, instance:
         raise
     except OSError as error:
         raise StateFolderUnusable(f"{state_dir}: {error.strerror}") from error
+    wait_s = ANSWER_S_MAX + waits_ms / 1000
     try:
         writer.write(framed(payload))
-        async with timeout(ANSWER_S_MAX + waits_ms / 1000):
+        async with timeout(wait_s):
             length = min(await read_length(reader), ANSWER_BYTES_MAX)
             answer = await reader.readexactly(length)
             return Reply(*decode_answer(answer, ANSWER_DECODERS, ANSWER_BYTES_MAX))
@@ -79,6 +80,6 @@ async def ask(state_dir: Path, request: AnyRequest, waits_ms: int = 0, instance:
             "the node ended before it answered", "ask again; the same message_id is stored once"
         ) from error
     except TimeoutError as error:
-        raise LocalError(f"the node did not answer in {ANSWER_S_MAX:.0f} s", "see `bsfg status` and its log") from error
+        raise LocalError(f"the node did not answer in {wait_s:.0f} s", "see `bsfg status` and its log") from error
     finally:
         writer.close()

@@ -26,7 +26,7 @@ from bench.replication.endpoints import STREAM
 
 FACTS_PER_S = 5000
 PLANTS_OF_PROCESS = 500
-SETTLE_S = 3.0
+SETTLE_S, LOOK_S = 3.0, 0.25
 READY_S_MAX, NAMED_S_MAX = 300.0, 120.0
 MEMORY_MIB_MAX, IDLE_CORES_MAX, READY_S, NAMED_S = 200.0, 0.25, 10.0, 10.0
 LAG_MS = 50.0
@@ -97,6 +97,7 @@ def pulling_node(bed: Testbed, zones: list[str]) -> Child:
 
 
 def _counts(state: Path) -> dict[str, int]:
+    time.sleep(LOOK_S)  # a status of thousands of pulls costs the node what is measured
     try:
         found: dict[str, int] = Client(state).status()["counts"]
     except NodeSilent:
@@ -105,6 +106,7 @@ def _counts(state: Path) -> dict[str, int]:
 
 
 def _is_named(state: Path, zone: str) -> bool:
+    time.sleep(LOOK_S)
     return any(zone in one["subject"] and "no answer" in one["text"] for one in Client(state).status()["reasons"])
 
 

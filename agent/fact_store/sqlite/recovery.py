@@ -36,7 +36,7 @@ from agent.lease import Lease
 from agent.positions import Position, drawn_life
 
 FIRST_ORIGIN = 1  # number of a new store in the table `origin`
-FORMAT = 4  # meaning of the tables, apart from their schema; incremented by changes that old programs must not read
+FORMAT = 5  # of the tables and what they mean; incremented by changes that other programs must not read or write
 
 OWN_DEFINITIONS_MAX = 50_000
 """Own tag definitions, with those of tags that were changed or removed, after which an opening begins without any: each

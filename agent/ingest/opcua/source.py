@@ -389,7 +389,9 @@ class OpcuaSource:
                         clock, clock_moved = self._note_clock(one, change, header.publish_time_ns), True
         self._is_proven |= values > 0 or clock_moved or not one.liveness.has_clock
         one.liveness.note_answer(
-            *(time.monotonic(), self._clock.sent(header.publish_time_ns, seen), clock),
+            time.monotonic(),
+            self._clock.sent(header.publish_time_ns, seen),
+            clock,
             is_proof=values > 0 or clock_moved,
             more=header.more or (self._publisher is not None and self._publisher.is_early(header)),
         )

@@ -40,8 +40,8 @@ class EveryStream(AbstractSet[str]):
 
 
 class _Socket:
-    """The socket as a carrier. It sends one answer to one request by itself, and heartbeats of waiting fetches to
-    nobody."""
+    """The socket as a carrier. Answers are returned to it (`LocalOperations.answer`); what else a server sends, the
+    heartbeats of waiting fetches, is dropped, because a broken socket shows by itself."""
 
     packet_bytes_max = ANSWER_BYTES_MAX
     outgoing_bytes = 0

@@ -199,9 +199,8 @@ class Receiver(Generic[Content]):
         answer_ms = settings.answer_timeout_ms << min(self._failures, 3)
         names_trail = self._names_trail and self._is_placed
         deadline_ms = now_ms + min(wait_ms, HEARTBEAT_MS) + answer_ms
-        self._open = OpenFetch(
-            *(self._last_fetch_id, now_ms, deadline_ms, now_ms + wait_ms + answer_ms, wait_ms, names_trail)
-        )
+        last_ms = now_ms + wait_ms + answer_ms
+        self._open = OpenFetch(self._last_fetch_id, now_ms, deadline_ms, last_ms, wait_ms, names_trail)
         # What is stored, not what is merely accepted.
         confirm = self._log_end or last_of(self._stored)
         must_confirm = self.epoch is not None and confirm.offset > self.frontier

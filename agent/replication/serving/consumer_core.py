@@ -242,10 +242,8 @@ class ConsumerCore:
                 signers = None if request.signers_known is None else tuple(request.signers_known)
                 reading = effects.ReadPage(due, zone, signers, former)
                 return (yield from reading), waited_ns
-            parked = yield from effects.Park(
-                *(request.consumer_name, zone, stream, position, until_ms),
-                *(self.caller.answer_to, self.caller.correlation),
-            )
+            asked_by = self.caller.answer_to, self.caller.correlation
+            parked = yield from effects.Park(request.consumer_name, zone, stream, position, until_ms, *asked_by)
             waited_ns += parked.waited_ns
             if parked.is_superseded:
                 return Drop(DropReason.SUPERSEDED), waited_ns

@@ -3,14 +3,16 @@ refused."""
 
 import sqlite3
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.errors import StoreTooNew
+from agent.fact_store.log.errors import StoreForeign, StoreTooNew
 from agent.fact_store.sqlite import migrations
+from agent.fact_store.sqlite.recovery import FORMAT
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, ids_in, message, plant, samples, values_in
 
 SECOND_STEP = "ALTER TABLE stream ADD COLUMN note TEXT NOT NULL DEFAULT '';\n"
@@ -25,6 +27,30 @@ def second_step() -> migrations.Step:
 def test_steps_are_numbered_one_by_one() -> None:
     """Two steps with one number would have no order."""
     assert [int(file.stem[:4]) for file in migrations.FILES] == list(range(1, len(migrations.FILES) + 1))
+
+
+def test_tables_that_are_changed_have_another_format() -> None:
+    """Until a step is released it is edited in place. A store with the tables of before would then be taken for a
+    damaged one, unless its format says that another program made it."""
+    script = "".join(file.script for file in migrations.FILES)
+    assert (FORMAT, sha256(script.encode()).hexdigest()[:16]) == (5, "95dca3691e81c5f5"), (
+        "raise FORMAT, and note both here"
+    )
+
+
+def test_a_store_of_an_earlier_format_is_refused(tmp_path: Path) -> None:
+    """By name, with what to do, for the node and for readers; nothing is changed."""
+    path = tmp_path / "facts.db"
+    with plant(tmp_path):
+        pass
+    with closing(sqlite3.connect(path)) as made:
+        made.execute("UPDATE store SET format = format - 1")
+        made.commit()
+    before = path.read_bytes()
+    for opening in (lambda: FactStore.open(path, "plant"), lambda: StoreReader(path)):
+        with pytest.raises(StoreForeign, match=r"made by a version before 1.0.*move it aside"):
+            opening()
+    assert path.read_bytes() == before
 
 
 def test_a_migrated_store_keeps_everything(
