@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -33,184 +34,175 @@ class ProblemKind(NamedTuple):
     remedy: str
 
 
-_B, _F, _L, _G = Level.BROKEN, Level.FULL, Level.LATE, Level.GOOD
+_good, _late, _full, _broken = (partial(ProblemKind, level) for level in Level)
 
 
 class Problem(Enum):
     """Each problem by the name that the status's JSON gives it."""
 
     # ------------------------------------------------------------------------------------------- this node and its store
-    APPENDS_REFUSED = ProblemKind(
-        *(_F, "The store takes no new facts. What it holds is served and confirmed. Sources wait and record a gap."),
+    APPENDS_REFUSED = _full(
+        "The store takes no new facts. What it holds is served and confirmed. Sources wait and record a gap.",
         "{remedy}",
     )
-    SHARE_USED_UP = ProblemKind(
-        *(_F, "A zone has used up its share of the store. Its facts are refused; those of other zones are stored."),
+    SHARE_USED_UP = _full(
+        "A zone has used up its share of the store. Its facts are refused; those of other zones are stored.",
         "see which reader of its streams is behind, or give it more (share_bytes of its [[peer]])",
     )
-    STORE_FILL = ProblemKind(
-        *(_F, "The store, its stream or its disk is half full or more of what retention cannot free."),
+    STORE_FILL = _full(
+        "The store, its stream or its disk is half full or more of what retention cannot free.",
         "see which consumer is behind; remove one that will not return, or give the store more room",
     )
-    STORE_FULL_SOON = ProblemKind(
-        *(_F, "At the present rate a stream reaches its limit soon, because a consumer does not confirm."),
+    STORE_FULL_SOON = _full(
+        "At the present rate a stream reaches its limit soon, because a consumer does not confirm.",
         "see which consumer is behind; remove one that will not return, or give the store more room",
     )
-    APPENDS_FAILED = ProblemKind(
-        *(_B, "The disk failed appends since the start, or they were refused for another reason than a full store."),
+    APPENDS_FAILED = _broken(
+        "The disk failed appends since the start, or they were refused for another reason than a full store.",
         "journalctl -u bsfg@{zone}; check the disk (dmesg, SMART)",
     )
-    APPENDS_SLOW = ProblemKind(
-        *(_L, "Appends take long until they are on the disk."), "check the disk and its load (bsfg hardware check)"
+    APPENDS_SLOW = _late(
+        "Appends take long until they are on the disk.", "check the disk and its load (bsfg hardware check)"
     )
-    LOG_HELD = ProblemKind(
-        *(_L, "The write-ahead log cannot be reused, because a program keeps a read of the database open. It grows."),
+    LOG_HELD = _late(
+        "The write-ahead log cannot be reused, because a program keeps a read of the database open. It grows.",
         "end that program; as root or as the node's user, bsfg status names it",
     )
-    STORE_DAMAGED = ProblemKind(
-        *(_B, "Bytes in the store's file have changed. Readers find a hole there; the rest is served."),
+    STORE_DAMAGED = _broken(
+        "Bytes in the store's file have changed. Readers find a hole there; the rest is served.",
         "bsfg store verify names the places; check the disk (docs/operate/integrity.md)",
     )
-    STORE_LOST_FACTS = ProblemKind(
-        *(_B, "The store was gone, or an old copy was in its place. It went on under a new epoch."),
+    STORE_LOST_FACTS = _broken(
+        "The store was gone, or an old copy was in its place. It went on under a new epoch.",
         "bsfg store stats shows the incident (docs/operate/integrity.md)",
     )
-    FILE_SET_ASIDE = ProblemKind(
-        *(_B, "The store's file could not be used. It was set aside and a new one begun."),
+    FILE_SET_ASIDE = _broken(
+        "The store's file could not be used. It was set aside and a new one begun.",
         "export what it still holds (bsfg store export --file), then remove it",
     )
-    STORE_IS_OLD_COPY = ProblemKind(
-        *(_B, "A peer has read facts of this store that are not in it: it was restored from an old copy."),
+    STORE_IS_OLD_COPY = _broken(
+        "A peer has read facts of this store that are not in it: it was restored from an old copy.",
         "if it was restored: bsfg store new-epoch; if not, ask who answers as that peer",
     )
-    ARTIFACTS_FULL = ProblemKind(
-        *(_F, "An artifact waits for room, and the facts that refer to it wait with it."), "{remedy}"
-    )
-    ARTIFACT_QUOTA = ProblemKind(
-        *(_L, "A zone has sent many artifacts that no fact refers to."),
+    ARTIFACTS_FULL = _full("An artifact waits for room, and the facts that refer to it wait with it.", "{remedy}")
+    ARTIFACT_QUOTA = _late(
+        "A zone has sent many artifacts that no fact refers to.",
         "find out what it sends; what no fact refers to is removed after artifact_orphan_hours",
     )
-    FACTS_UNSIGNED = ProblemKind(
-        *(_B, "The node has a signing key that cannot be used. Facts are recorded without signatures."),
+    FACTS_UNSIGNED = _broken(
+        "The node has a signing key that cannot be used. Facts are recorded without signatures.",
         "bsfg check says why; then bsfg reload. The next signed facts prove those before them",
     )
-    CONFIG_REFUSED = ProblemKind(
-        *(_B, "node.toml was refused when it was reloaded. The settings before stay in force."),
+    CONFIG_REFUSED = _broken(
+        "node.toml was refused when it was reloaded. The settings before stay in force.",
         "bsfg check lists every problem; then bsfg reload",
     )
-    CONFIG_PART_REFUSED = ProblemKind(
-        *(_B, "A section of node.toml is wrong. It is left out, or goes on as it was; everything else runs."),
+    CONFIG_PART_REFUSED = _broken(
+        "A section of node.toml is wrong. It is left out, or goes on as it was; everything else runs.",
         "correct node.toml (bsfg check lists every problem); the node then goes on by itself",
     )
-    CONFIG_CHANGED = ProblemKind(
-        *(_G, "node.toml was edited and not reloaded."), "bsfg check, then systemctl reload bsfg@{zone}, or bsfg reload"
+    CONFIG_CHANGED = _good(
+        "node.toml was edited and not reloaded.", "bsfg check, then systemctl reload bsfg@{zone}, or bsfg reload"
     )
-    CONFIG_WAITS = ProblemKind(
-        *(_G, "Some settings of node.toml are read only at a start."), "systemctl restart bsfg@{zone}"
-    )
-    CLOCK_UNSET = ProblemKind(
-        *(_B, "The clock of this machine was never set. Certificates are refused, good values are uncertain."),
+    CONFIG_WAITS = _good("Some settings of node.toml are read only at a start.", "systemctl restart bsfg@{zone}")
+    CLOCK_UNSET = _broken(
+        "The clock of this machine was never set. Certificates are refused, good values are uncertain.",
         "set the clock (timedatectl set-time), or see why the time server does not (timedatectl timesync-status)",
     )
-    CLOCK_NOT_BELIEVED = ProblemKind(
-        *(_L, "The clock of this machine is probably wrong. Good values with its times are uncertain."),
+    CLOCK_NOT_BELIEVED = _late(
+        "The clock of this machine is probably wrong. Good values with its times are uncertain.",
         "set the clock (timedatectl set-time), or see why the time server does not (timedatectl timesync-status)",
     )
-    CERTIFICATE_ENDED = ProblemKind(
-        *(_B, "The certificate with which this node connects to its brokers has expired; they refuse it."),
+    CERTIFICATE_ENDED = _broken(
+        "The certificate with which this node connects to its brokers has expired; they refuse it.",
         "at the authority: bsfg pki renew {zone} --same-key; copy the new certificate over that file",
     )
-    CERTIFICATE_ENDS = ProblemKind(
-        *(_B, "The certificate with which this node connects to its brokers expires soon."),
+    CERTIFICATE_ENDS = _broken(
+        "The certificate with which this node connects to its brokers expires soon.",
         "at the authority: bsfg pki renew {zone} --same-key; copy the new certificate over that file",
     )
     # ------------------------------------------------------------------------------------------------------------ sources
-    SERVER_CERTIFICATE_CHANGED = ProblemKind(
-        *(_B, "The OPC UA server presents another certificate than the one that was trusted. Nothing is read."),
-        "{remedy}",
+    SERVER_CERTIFICATE_CHANGED = _broken(
+        "The OPC UA server presents another certificate than the one that was trusted. Nothing is read.", "{remedy}"
     )
-    SOURCE_REFUSED = ProblemKind(
-        *(_B, "The source refuses the connection, or our own rules do. It does not pass by itself."),
+    SOURCE_REFUSED = _broken(
+        "The source refuses the connection, or our own rules do. It does not pass by itself.",
         "bsfg {kind} test {source} tries each step",
     )
-    SOURCE_LOST = ProblemKind(
-        *(_B, "The source does not answer. Its values are not read; the node tries again by itself."),
+    SOURCE_LOST = _broken(
+        "The source does not answer. Its values are not read; the node tries again by itself.",
         "check the device and the network to it; bsfg {kind} test {source} tries each step",
     )
-    SOURCE_WITHOUT_VALUES = ProblemKind(
-        *(_B, "The source is connected, and no tag has a good value."),
+    SOURCE_WITHOUT_VALUES = _broken(
+        "The source is connected, and no tag has a good value.",
         "see the device behind the server, and bsfg latest; the node tries again by itself",
     )
-    TAGS_BAD = ProblemKind(
-        *(_L, "The device reports some tags as bad, or refuses them. The others are read."),
+    TAGS_BAD = _late(
+        "The device reports some tags as bad, or refuses them. The others are read.",
         "bsfg latest shows which; correct the tag file or the device",
     )
-    TAG_FILE_REFUSED = ProblemKind(
-        *(_B, "The tag file has a mistake. The tags of the file before are still read."),
+    TAG_FILE_REFUSED = _broken(
+        "The tag file has a mistake. The tags of the file before are still read.",
         "bsfg check prints every problem of the file",
     )
-    TAG_FILE_MISSING = ProblemKind(
-        *(_B, "The tag file has a mistake or is missing, and none was in force before. Nothing is read."),
+    TAG_FILE_MISSING = _broken(
+        "The tag file has a mistake or is missing, and none was in force before. Nothing is read.",
         "nothing is read, because no file was in force before; bsfg check prints every problem of it",
     )
-    DEVICE_CLOCK_OFF = ProblemKind(
-        *(_L, "The device's clock differs from this node's. Times of its values are its own."),
+    DEVICE_CLOCK_OFF = _late(
+        "The device's clock differs from this node's. Times of its values are its own.",
         "set the clock of the device, or of this node (timedatectl)",
     )
-    SOURCE_CERTIFICATE_ENDED = ProblemKind(
-        *(_B, "Our certificate for an OPC UA server has expired; the server refuses it."),
+    SOURCE_CERTIFICATE_ENDED = _broken(
+        "Our certificate for an OPC UA server has expired; the server refuses it.",
         "bsfg opcua certificate --renew, then trust it at the server (docs/operate/opcua.md)",
     )
-    SOURCE_CERTIFICATE_ENDS = ProblemKind(
-        *(_B, "Our certificate for an OPC UA server expires soon."),
+    SOURCE_CERTIFICATE_ENDS = _broken(
+        "Our certificate for an OPC UA server expires soon.",
         "bsfg opcua certificate --renew, then trust it at the server (docs/operate/opcua.md)",
     )
     # ------------------------------------------------------------------------------------------------- brokers and peers
-    BROKER_LOST = ProblemKind(
-        *(_B, "The broker cannot be reached. Facts wait on both sides."),
+    BROKER_LOST = _broken(
+        "The broker cannot be reached. Facts wait on both sides.",
         "start the broker, or check the network to it; bsfg broker check tries each step",
     )
-    BROKER_REFUSES = ProblemKind(
-        *(_B, "The broker refuses this node, or its certificate cannot be used. It does not pass by itself."),
+    BROKER_REFUSES = _broken(
+        "The broker refuses this node, or its certificate cannot be used. It does not pass by itself.",
         "bsfg peer test tries each step (docs/operate/certificates.md)",
     )
-    IDENTITY_REFUSED = ProblemKind(
-        *(_B, "The certificate in the files was changed and cannot be used. The one before is still in use."),
+    IDENTITY_REFUSED = _broken(
+        "The certificate in the files was changed and cannot be used. The one before is still in use.",
         "install the right files, or the old ones again (bsfg check)",
     )
-    PEER_FENCED = ProblemKind(
-        *(_B, "Another instance of this node pulls in its place, and this one has stopped."),
+    PEER_FENCED = _broken(
+        "Another instance of this node pulls in its place, and this one has stopped.",
         "find the other one (docs/operate/peers.md)",
     )
-    PEER_BLOCKED = ProblemKind(
-        *(_B, "The peer, or this store, refuses for good. It is asked again once a minute."),
+    PEER_BLOCKED = _broken(
+        "The peer, or this store, refuses for good. It is asked again once a minute.",
         "remove the cause (docs/operate/peers.md); facts wait at the peer until their time to live",
     )
-    PEER_SILENT = ProblemKind(
-        *(_B, "The peer does not answer, though the broker is connected."),
+    PEER_SILENT = _broken(
+        "The peer does not answer, though the broker is connected.",
         "start the node of that zone; facts wait at the peer until their time to live",
     )
-    PAGE_WAITS = ProblemKind(
-        *(_F, "Facts of a peer have arrived and cannot be stored yet. They also stay at the peer."),
+    PAGE_WAITS = _full(
+        "Facts of a peer have arrived and cannot be stored yet. They also stay at the peer.",
         "nothing: the node tries again by itself",
     )
-    PEER_CATCHES_UP = ProblemKind(
-        *(_L, "A new zone, or one that was away, fetches the missing facts page by page."), "nothing: wait"
+    PEER_CATCHES_UP = _late(
+        "A new zone, or one that was away, fetches the missing facts page by page.", "nothing: wait"
     )
-    PEER_LAG = ProblemKind(
-        *(_L, "Facts that the peer has are not here yet."), "it catches up by itself; look at the peer if this grows"
+    PEER_LAG = _late(
+        "Facts that the peer has are not here yet.", "it catches up by itself; look at the peer if this grows"
     )
-    COMPARISON_DIFFERS = ProblemKind(
-        *(_B, "A comparison with the peer left differences that it could not repair."),
+    COMPARISON_DIFFERS = _broken(
+        "A comparison with the peer left differences that it could not repair.",
         "bsfg peer compare {peer} names them (docs/operate/integrity.md)",
     )
     # ---------------------------------------------------------------------------------------------------------- consumers
-    CONSUMER_BEHIND = ProblemKind(
-        *(_L, "A consumer has not confirmed for a while. Unconfirmed facts are kept for it."), "{remedy}"
-    )
-    CONSUMER_LOSES = ProblemKind(
-        *(_L, "Facts that a consumer has not confirmed reach the end of their time to live."), "{remedy}"
-    )
+    CONSUMER_BEHIND = _late("A consumer has not confirmed for a while. Unconfirmed facts are kept for it.", "{remedy}")
+    CONSUMER_LOSES = _late("Facts that a consumer has not confirmed reach the end of their time to live.", "{remedy}")
 
     @property
     def level(self) -> Level:

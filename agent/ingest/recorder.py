@@ -137,7 +137,7 @@ class Recorder:
 
     def for_another_task(self, gap_predicate: str = GAP_PREDICATE) -> Recorder:
         """Another recorder of the same source, for a task other than the one that records the live values."""
-        return Recorder(*(self.source, self.zone, self._store, self._refusals, self._operational_stream), gap_predicate)
+        return Recorder(self.source, self.zone, self._store, self._refusals, self._operational_stream, gap_predicate)
 
     def note_stored(self, value_ns: int) -> None:
         """The store holds a value of this time from an earlier process; one that has not changed is not recorded

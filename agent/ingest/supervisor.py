@@ -616,7 +616,11 @@ class Ingest:
             settings = [one.settings for one in supervisors]
             problems = {one.settings.name: one.file_problems for one in supervisors if one.file_problems}
             watch = TagWatch(
-                *(settings, maps, self._offer, self._note_file_problems, self._watch_times),
+                settings,
+                maps,
+                self._offer,
+                self._note_file_problems,
+                self._watch_times,
                 problems=problems,
                 keep=self._keep_files,
             )

@@ -70,7 +70,7 @@ class BrokerRuntime:
         self._latest_seeds: list[LatestSeed] = []
         self.pullers = list(self._make_pullers())
         self.comparers = compare.comparers(
-            *(settings, shared.store, self._requesters, self.bandwidths, shared.judge, shared.telemetry)
+            settings, shared.store, self._requesters, self.bandwidths, shared.judge, shared.telemetry
         )
         self._stop = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
@@ -139,7 +139,10 @@ class BrokerRuntime:
                 )
                 settings = PullSettings(peer.zone, stream, f"{self._zone}.{stream}", origins, receiver=receiver)
                 puller = Puller(
-                    *(requester, shared.store, settings, STORE_ERRORS),
+                    requester,
+                    shared.store,
+                    settings,
+                    STORE_ERRORS,
                     bandwidth=bandwidth,
                     telemetry=shared.telemetry,
                     judge=shared.judge,

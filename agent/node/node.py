@@ -112,7 +112,11 @@ class Node:
         self._clock = NodeClock(store, settings.node.state_dir)
         stored = StoredSamples(store.reader, lambda: store.origin)
         self._ingest = Ingest(
-            *(settings.node.zone, settings.sources, start.tag_maps, store.appends, _SOURCE_RETRIES),
+            settings.node.zone,
+            settings.sources,
+            start.tag_maps,
+            store.appends,
+            _SOURCE_RETRIES,
             stored=stored,
             memory=SourceMemory(settings.node.state_dir / LEARNED),
             find_removed=self._find_removed,
@@ -121,15 +125,19 @@ class Node:
             doubted=self._clock.doubted,
         )
         self._reloader = Reloader(
-            *(settings, file, self._trust, self._carry_out, reload_asked),
+            settings,
+            file,
+            self._trust,
+            self._carry_out,
+            reload_asked,
             tag_maps=self._ingest.tag_maps,
             not_in_force=start.not_in_force,
         )
-        self._shared = SharedParts(*(store, self._trust.judge, self._telemetry, self._queue_depth), turns=Turns())
+        self._shared = SharedParts(store, self._trust.judge, self._telemetry, self._queue_depth, turns=Turns())
         self._runtimes = {broker.name: BrokerRuntime(settings, broker, self._shared) for broker in settings.broker}
         self._identities = [one.identity for one in self._runtimes.values()]
         self._collector = StatusCollector(
-            *(store, self._runtimes, self._ingest, self._telemetry, self._reloader), clock=self._clock
+            store, self._runtimes, self._ingest, self._telemetry, self._reloader, clock=self._clock
         )
         self._group: TaskGroup | None = None
         self._readiness: asyncio.Task[None] | None = None
@@ -161,7 +169,10 @@ class Node:
                 runtime.start(group)
             self._wait_for_readiness(group)
             handler = RequestHandler(
-                *(self._store, self._compare, self._ingest, self._reload),
+                self._store,
+                self._compare,
+                self._ingest,
+                self._reload,
                 reading=Looking(self._store, state_dir, self._collector.judge),
                 look_up=latest_lookup(self._store.reader, self._queue_depth, partial(peer_latest, state_dir)),
             )

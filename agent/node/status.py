@@ -142,7 +142,8 @@ class StatusCollector:
             ),
             sources=tuple(
                 _status(
-                    *(SourceStatus, one),
+                    SourceStatus,
+                    one,
                     last_value_unix_ms=one.last_value_unix_ms or None,
                     **self._source_certificate(one.name),
                     trouble="" if one.connected else one.last_error,
@@ -188,7 +189,10 @@ class StatusCollector:
         behind = max(0, self._store.end_offset(consumer.stream) - consumer.frontier)
         rate = self._lag_samples.rate(consumer.name)
         return _status(
-            *(ConsumerStatus, consumer, space, rate),
+            ConsumerStatus,
+            consumer,
+            space,
+            rate,
             state=consumer.lifecycle.value,
             behind_facts=behind,
             oldest_unconfirmed_age_s=self._age_s(consumer, space) if behind else None,
@@ -221,7 +225,9 @@ class StatusCollector:
         lag, lag_s = self._sample_pull(pull)
         connected = _is_connected(pull)
         return _status(
-            *(PeerStatus, pull, pull.counters),
+            PeerStatus,
+            pull,
+            pull.counters,
             zone=pull.peer_zone,
             broker=broker,
             connected=connected,
@@ -242,7 +248,8 @@ class StatusCollector:
         asked = [each.server.statistics().requests for each in self._runtimes.values()]
         latency = _status(Latency, counted.append_latency, bounds_s=BOUNDS_S)
         return _status(
-            *(RequestStatus, counted),
+            RequestStatus,
+            counted,
             fetches_total=sum(requests.get("FetchFacts", 0) for requests in asked),
             append_failures_total=counted.appends_failed,
             append_latency=latency,
@@ -264,7 +271,9 @@ class StatusCollector:
     def _store_status(self) -> StoreStatus:
         counted = self._store.statistics()
         return _status(
-            *(StoreStatus, counted, self._from_disk),
+            StoreStatus,
+            counted,
+            self._from_disk,
             log_bytes=counted.wal_bytes,
             shares_used_up=tuple(ShareStatus(*one) for one in sorted(counted.shares_used_up.items())),
             written_bytes_total=_written_bytes(),
@@ -348,7 +357,8 @@ def _sources(kind: type, parts: tuple[type, ...], given: frozenset[str]) -> list
 def _broker(runtime: BrokerRuntime) -> BrokerStatus:
     seen = runtime.link.statistics()
     return _status(
-        *(BrokerStatus, seen),
+        BrokerStatus,
+        seen,
         name=runtime.broker.name,
         connected=seen.is_up,
         trouble=seen.down_reason or "",
@@ -360,9 +370,7 @@ def _pacing(pull: PullStatistics) -> PacingStatus | None:
     found = pull.pacing
     if found is None:
         return None
-    return _status(
-        *(PacingStatus, found), waits=pull.asking is Asking.PACED, waited_seconds_total=found.paced_ms / 1000
-    )
+    return _status(PacingStatus, found, waits=pull.asking is Asking.PACED, waited_seconds_total=found.paced_ms / 1000)
 
 
 def _fill_percent(space: StoreSpace | None) -> float | None:

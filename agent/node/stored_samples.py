@@ -174,7 +174,9 @@ def _gap_texts(body: bytes) -> _GapTexts:
     first, last, reason = (text if isinstance(text, str) else "" for text in texts)
     outages = content.get("outages")
     return _GapTexts(
-        *(first, last, reason),
+        first,
+        last,
+        reason,
         [one for one in outages if isinstance(one, str)] if isinstance(outages, list) else [],
     )
 

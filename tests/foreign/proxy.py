@@ -159,7 +159,7 @@ async def network(port: int) -> AsyncIterator[Proxy]:
     """A network to this port for the length of a block."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.foreign.proxy", str(port)), stdin=pipe, stdout=pipe
+        sys.executable, "-m", "tests.foreign.proxy", str(port), stdin=pipe, stdout=pipe
     )
     assert process.stdout is not None
     try:

@@ -46,14 +46,22 @@ def everything() -> NodeSnapshot:
     """A snapshot without an unknown value."""
     return known(
         NodeSnapshot(
-            *("idmz", "0" * 32, 0, 0, 0.0),
+            "idmz",
+            "0" * 32,
+            0,
+            0,
+            0.0,
             streams=(known(StreamStatus("s", 1, 1, 1)),),
             consumers=(known(ConsumerStatus("c", "s", "z", "online", 1, 0)),),
             brokers=(BrokerStatus("b", True),),
             peers=(
                 known(
                     PeerStatus(
-                        *("p", "s", True, 1, 1),
+                        "p",
+                        "s",
+                        True,
+                        1,
+                        1,
                         catch_up=CatchUpStatus(0, 1.0, 1.0, 1.0),
                         compared=ComparisonStatus(1, 1, 1, 1, 1),
                         pacing=PacingStatus(1, True, 1.0, 1, 1),

@@ -25,7 +25,11 @@ LOST = "SourceLost: connection refused by 10.20.4.13:502"
 def gateway(zone: str, now_ms: int) -> NodeSnapshot:
     """A gateway with three sources that feeds one zone above."""
     return NodeSnapshot(
-        *(zone, "00" * 16, now_ms, now_ms - 9 * 86_400_000, 22.0),
+        zone,
+        "00" * 16,
+        now_ms,
+        now_ms - 9 * 86_400_000,
+        22.0,
         streams=(StreamStatus("facts.telemetry", 1, 12_000_000, 1_760_000_000, inflow_bytes_per_s=1300.0),),
         consumers=(ConsumerStatus("idmz.facts.telemetry", "facts.telemetry", "idmz", "online", 12_000_000, 0),),
         brokers=(BrokerStatus("site", True, 1),),

@@ -491,7 +491,8 @@ class Session:
             raise SourceLost(f"{self._settings.url} answered {len(results)} results for {len(requests)} items")
         return [
             Created(
-                *(one.StatusCode.value, one.MonitoredItemId),
+                one.StatusCode.value,
+                one.MonitoredItemId,
                 sampling_ms_of(one.RevisedSamplingInterval, request.RequestedParameters.SamplingInterval),
                 one.RevisedQueueSize,
             )

@@ -225,7 +225,7 @@ class OpcuaSource:
         decode, take = partial(self._decode, session), partial(self._take, session)
         values = Route(decode, take, self._note_missing)
         self._publisher = Publisher(
-            *(session, self._settings.publish_requests, values, self._subscriptions.note_none_left, self._sequencer)
+            session, self._settings.publish_requests, values, self._subscriptions.note_none_left, self._sequencer
         )
         if self._step is Step.REBUILD:
             self._subscriptions.begin_anew(session, self._publisher, limits)

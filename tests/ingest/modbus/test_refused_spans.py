@@ -10,7 +10,10 @@ from agent.ingest.modbus.refused_spans import parse_refused, refused_document
 
 spans = st.builds(
     lambda unit, table, first, count: Span(unit, table, first, min(first + count, 65_536)),
-    *(st.integers(0, 255), st.sampled_from(Table), st.integers(0, 65_535), st.integers(1, 125)),
+    st.integers(0, 255),
+    st.sampled_from(Table),
+    st.integers(0, 65_535),
+    st.integers(1, 125),
 )
 
 

@@ -301,7 +301,10 @@ def test_one_tag_comes_from_one_source(tmp_path: Path) -> None:
         load_tag_maps(tuple(sources))
     first, second = sorted(caught.value.problems, key=lambda problem: problem.file)
     assert first == Problem(
-        *("plc2.csv", 2, "tag", "a/b"),
+        "plc2.csv",
+        2,
+        "tag",
+        "a/b",
         "is also in plc.csv row 2, of source plc; a tag comes from one source: name it otherwise, as plc2/a/b",
     )
     assert second.file == "plc3.csv"

@@ -405,8 +405,11 @@ async def test_an_edit_that_clashes_with_the_file_of_another_source_changes_noth
     maps = {name: found.map for name, found in load_tag_files(sources, {}).items()}
     taken, problems = list[tuple[str, int]](), dict[str, int]()
     watching = TagWatch(
-        *(sources, maps, lambda name, found: taken.append((name, len(found.tags)))),
-        *(lambda name, found: problems.update({name: len(found)}), SWIFT),
+        sources,
+        maps,
+        lambda name, found: taken.append((name, len(found.tags))),
+        lambda name, found: problems.update({name: len(found)}),
+        SWIFT,
     )
     write(sources[1].tags_file, rows("count_02", "count_01"))
     write(sources[2].tags_file, rows("count_03", "count_04"))

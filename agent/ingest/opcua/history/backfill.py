@@ -101,7 +101,10 @@ class _Hole:
         """Both merged."""
         first_ns, last_ns = min(self.first_ns, earlier.first_ns), max(self.last_ns, earlier.last_ns)
         return _Hole(
-            *(first_ns, last_ns, self.tags | earlier.tags, max(self.over_s, earlier.over_s)),
+            first_ns,
+            last_ns,
+            self.tags | earlier.tags,
+            max(self.over_s, earlier.over_s),
             self.outages + earlier.outages,
         )
 

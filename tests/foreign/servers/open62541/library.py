@@ -202,8 +202,17 @@ class Library:
         memory = ctypes.create_string_buffer(CONFIGURATION_BYTES_MAX)
         trust_list = (Text * len(trusted))(*(Text.of(one) for one in trusted))
         self.call(
-            *("UA_ServerConfig_setDefaultWithSecurityPolicies", memory, port),
-            *(byref(Text.of(certificate)), byref(Text.of(key)), trust_list, len(trusted), None, 0, None, 0),
+            "UA_ServerConfig_setDefaultWithSecurityPolicies",
+            memory,
+            port,
+            byref(Text.of(certificate)),
+            byref(Text.of(key)),
+            trust_list,
+            len(trusted),
+            None,
+            0,
+            None,
+            0,
         )
         self.call("UA_ServerConfig_updateFromFile", memory, Text.of(json.dumps(configuration)))
         complete(memory)

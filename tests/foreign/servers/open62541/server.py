@@ -147,9 +147,16 @@ class Plant:
             minimum_sampling_interval=known["sampling_ms"],
         )
         self._library.call(
-            *("UA_Server_addVariableNode", self._server, self._node_id(name)),
-            *(NodeId.of(OBJECTS_FOLDER), NodeId.of(HAS_COMPONENT), QualifiedName(self._namespace, Text.of(name))),
-            *(NodeId.of(BASE_DATA_VARIABLE_TYPE), attributes, None, None),
+            "UA_Server_addVariableNode",
+            self._server,
+            self._node_id(name),
+            NodeId.of(OBJECTS_FOLDER),
+            NodeId.of(HAS_COMPONENT),
+            QualifiedName(self._namespace, Text.of(name)),
+            NodeId.of(BASE_DATA_VARIABLE_TYPE),
+            attributes,
+            None,
+            None,
         )
         del memory
 
@@ -180,7 +187,11 @@ class Program:
         key = self.certificate.with_suffix(".key").read_bytes()
         trusted = [Path(file).read_bytes() for file in options.get("trusted", ())]
         self._server = self._library.new_server(
-            *(self.port, self.certificate.read_bytes(), key, trusted, self._configuration()),
+            self.port,
+            self.certificate.read_bytes(),
+            key,
+            trusted,
+            self._configuration(),
             lambda configuration: setattr(self, "_history", History(self._library, configuration)),
         )
         self._plant = Plant(self._library, self._server, options.get("record"), self._trouble, self._history)

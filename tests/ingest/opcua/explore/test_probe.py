@@ -19,7 +19,9 @@ def probe(modes: list[str], **settings: object) -> Probe:
     """A probe of a server that offers Basic256Sha256 in these modes."""
     found = Probe(
         OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **{**FILES, **settings}),  # type: ignore[arg-type]
-        *("", False, lambda _: True),
+        "",
+        False,
+        lambda _: True,
     )
     for mode in modes:
         endpoint = ua.EndpointDescription()

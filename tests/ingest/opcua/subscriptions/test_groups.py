@@ -40,7 +40,10 @@ def test_our_own_size_yields_to_the_number_of_subscriptions() -> None:
 
 
 @given(
-    *(st.integers(0, 6), st.integers(0, 12), st.integers(0, 4), st.integers(1, 5)),
+    st.integers(0, 6),
+    st.integers(0, 12),
+    st.integers(0, 4),
+    st.integers(1, 5),
     st.lists(st.sets(st.integers(1, 30), max_size=25), max_size=4),
 )
 def test_limits_are_kept_and_nothing_is_dropped(
