@@ -111,6 +111,10 @@ class Link:
             raise ConnectionLost(str(self.access), self._down_reason or "not connected")
         return self.connection
 
+    def is_behind(self) -> bool:
+        """Whether messages have arrived that were not read yet."""
+        return self.connection is not None and self.connection.is_behind()
+
     def count_unsolicited(self) -> None:
         """Count a message that belongs to no open request."""
         self._unsolicited += 1

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import select
 import socket
 import struct
 from collections import deque
@@ -141,6 +142,14 @@ class Connection:
     def outgoing_bytes(self) -> int:
         """Bytes that wait to be sent, behind the message that is being written."""
         return self._outgoing_bytes
+
+    def is_behind(self) -> bool:
+        """Whether something has arrived that was not read yet."""
+        if self._socket is None:
+            return False
+        unread = select.poll()
+        unread.register(self._socket, select.POLLIN)
+        return self._client.has_more() or bool(unread.poll(0))
 
     async def subscribe(self, topics: Sequence[str]) -> list[str]:
         """Subscribe and wait for the acknowledgement. Returns the topics that the broker has refused; some brokers

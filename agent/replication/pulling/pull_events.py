@@ -70,6 +70,10 @@ class ReceiverSettings:
     """Time for the answer beyond `wait_ms`, and for a heartbeat beyond HEARTBEAT_MS; each failure doubles it, up to
     eightfold. A peer that was killed while our fetch waited there is asked again 8 s after its last heartbeat, which is
     also how late facts are whose answer was lost. A later answer is used all the same."""
+    behind_ms: int = 250
+    """How much longer to wait each time while this node itself is behind."""
+    behind_ms_max: int = 30_000
+    """In all, so that a flood of messages does not hide that an answer was lost."""
     backoff_ms_min: int = 250
     backoff_ms_max: int = 5_000
     """Requests are small packets, so the back-off stays short and a peer that returns is found within seconds."""
@@ -175,7 +179,10 @@ class AppendFailed:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The deadline may have passed."""
+    """The deadline may have passed. `is_behind`: the request has not left this node, or messages have arrived that were
+    not read yet."""
+
+    is_behind: bool = False
 
 
 Event = LinkUp | LinkDown | PageArrived[Content] | FetchFailed | Appended | AppendFailed | Tick
@@ -243,7 +250,8 @@ Effect = Fetch | Append[Content] | Note
 
 @dataclass(frozen=True, slots=True)
 class OpenFetch:
-    """A request whose answer is awaited until `deadline_ms`, which each heartbeat moves, up to `last_ms`."""
+    """A request whose answer is awaited until `deadline_ms`, which each heartbeat moves, up to `last_ms`. Both begin
+    again when the broker has taken it."""
 
     fetch_id: int
     sent_ms: int

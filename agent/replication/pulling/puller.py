@@ -131,6 +131,7 @@ class Puller:
         self._checker: ThreadPoolExecutor | None = None
         self._checks_open = 0
         self._group: TaskGroup | None = None
+        self._untaken: int | None = None  # the newest request, until the broker has taken it
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._facts_stored = 0
@@ -206,7 +207,8 @@ class Puller:
         self._timer = None
         deadline_ms = self._runner.core.deadline_ms
         if deadline_ms is not None and deadline_ms <= _now_ms():
-            self.happened(Tick())
+            is_untaken = self._untaken == self._runner.core.open_fetch_id
+            self.happened(Tick(is_behind=is_untaken or self._requester.link.is_behind()))
         else:
             self._set_timer()
 
@@ -222,9 +224,15 @@ class Puller:
         runner = self._runner
 
         def sent(future: asyncio.Future[None]) -> None:
-            error = None if future.cancelled() else future.exception()
+            if future.cancelled():
+                return
+            error = future.exception()
             if isinstance(error, TransportError):
                 runner.send_failed(fetch_id, error)
+            else:
+                runner.core.taken(fetch_id, _now_ms())
+                if self._untaken == fetch_id:
+                    self._untaken = None
 
         try:
             sending = self._requester.send(
@@ -236,6 +244,7 @@ class Puller:
         except TransportError as error:
             runner.send_failed(fetch_id, error)
         else:
+            self._untaken = fetch_id
             sending.add_done_callback(sent)
 
     def _answered(self, fetch_id: int, arrived: ArrivedAnswer) -> None:

@@ -168,12 +168,19 @@ class Receiver(Generic[Content]):
             case AppendFailed():
                 self._append_failed(event, now_ms, jitter)
             case Tick():
-                self._tick(now_ms, jitter)
+                self._tick(event, now_ms, jitter)
         self._store_next()
         self._ask_next(now_ms)
         effects, self._effects = self._effects, []
         effects.sort(key=lambda effect: isinstance(effect, Append))  # send the request first: it travels while we store
         return effects
+
+    def taken(self, fetch_id: int, now_ms: int) -> None:
+        """The broker has taken this request, which may have waited for seconds behind others: the time for its answer
+        begins now."""
+        if (fetch := self._open) is not None and fetch.fetch_id == fetch_id:
+            last_ms = fetch.last_ms + now_ms - fetch.sent_ms
+            self._open = replace(fetch, deadline_ms=last_ms - max(0, fetch.wait_ms - HEARTBEAT_MS), last_ms=last_ms)
 
     def still_waits(self, fetch_id: int, now_ms: int) -> None:
         """The peer says that this fetch waits there: its answer may take until after the next heartbeat. A fetch that
@@ -407,8 +414,12 @@ class Receiver(Generic[Content]):
         if self._twins and self.asking in {Asking.HOLDING, Asking.BACKOFF}:
             self._block(NoteKind.PEER_REFUSES, f"{self._twins}: does its node run twice? Stop one.", now_ms)
 
-    def _tick(self, now_ms: int, jitter: float) -> None:
-        if self._open is not None and now_ms >= self._open.deadline_ms:
+    def _tick(self, event: Tick, now_ms: int, jitter: float) -> None:
+        fetch, settings = self._open, self._settings
+        if fetch is not None and event.is_behind and now_ms < fetch.last_ms + settings.behind_ms_max:
+            # A node that is late itself would ask again what is answered already, and be later for it.
+            self._open = replace(fetch, deadline_ms=max(fetch.deadline_ms, now_ms + settings.behind_ms))
+        elif fetch is not None and now_ms >= fetch.deadline_ms:
             self.counters.timeouts += 1
             self._page_size.timed_out()
             if self._unproven:

@@ -151,6 +151,20 @@ async def test_a_subscription_fails_with_its_connection(monkeypatch: pytest.Monk
     assert "gone" in str(subscribing.exception())
 
 
+async def test_a_connection_is_behind_until_all_is_read(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
+    """What waits in the socket counts, and what was already decrypted; after its end nothing does."""
+    connection = connected(monkeypatch)
+    assert not connection.is_behind()
+    played.broker.send(b"x")
+    assert connection.is_behind()
+    played.opened.recv(1)
+    assert not connection.is_behind()
+    played.reads.append(lambda: None)
+    assert connection.is_behind()
+    connection._end(ConnectionLost("b", "gone"))
+    assert not connection.is_behind()
+
+
 async def test_a_socket_is_not_watched_after_its_end(monkeypatch: pytest.MonkeyPatch, played: Played) -> None:
     """Its number may be that of another socket soon, which the loop could not watch then."""
     connection, loop = connected(monkeypatch), asyncio.get_running_loop()

@@ -186,7 +186,8 @@ class HandPeer:
         self.on_heartbeat: list[Callable[[], None]] = []
         self.sent: list[asyncio.Future[None]] = []
         self.is_down = False
-        self.link = SimpleNamespace(watch=self._watch)
+        self.is_behind = False
+        self.link = SimpleNamespace(watch=self._watch, is_behind=lambda: self.is_behind)
 
     def _watch(self, on_up: Callable[[], None], on_down: Callable[[str], None]) -> None:
         self.up, self.down = on_up, on_down
@@ -842,6 +843,27 @@ async def test_a_heartbeat_moves_the_deadline_and_costs_no_event() -> None:
         assert (pull._timer, pull._timer_ms, pull._events.qsize()) == (timer, first_ms, 0)
         pull._timer_due()
         assert (pull._timer_ms, pull._events.qsize()) == (moved_ms, 0)
+
+
+async def test_a_deadline_counts_once_the_request_has_left_and_all_is_read() -> None:
+    """Until the broker has acknowledged the request, and while messages are unread, a deadline that passes ends
+    nothing."""
+    async with pulling() as scene:
+        pull, core = scene.puller, scene.puller._runner.core
+
+        async def passes() -> int:
+            core._open = replace(core._open, deadline_ms=0)  # type: ignore[type-var]
+            pull._timer_due()
+            await settle()
+            return core.counters.timeouts
+
+        assert await passes() == 0
+        scene.peer.is_behind = True
+        scene.peer.sent[-1].set_result(None)
+        await settle()
+        assert await passes() == 0
+        scene.peer.is_behind = False
+        assert await passes() == 1
 
 
 async def test_answers_leave_room_for_all_other_events() -> None:

@@ -120,6 +120,37 @@ def test_a_long_wait_lasts_as_long_as_heartbeats_name_it() -> None:
     assert kinds(driver(Tick(), 33_000)) == [NoteKind.PEER_LOST]
 
 
+def test_a_node_that_is_behind_loses_no_peer() -> None:
+    """While requests wait in this node, or answers are unread, no deadline counts: a request that has left late has its
+    whole time from then on. But a flood that is never read to its end hides a lost answer for half a minute only."""
+    driver = Driver(ONE, 10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
+    driver(LinkUp())
+    fetch_id = driver.fetches[-1].fetch_id
+    for _ in range(20):
+        assert driver(Tick(is_behind=True), 1_000) == []
+    driver.core.taken(fetch_id, driver.now_ms)
+    assert driver(Tick(), 2_999) == []
+    assert kinds(driver(Tick(), 1)) == [NoteKind.PEER_LOST]
+    driver(Tick(), 10_000)
+    lost = [driver(Tick(is_behind=True), 1_000) for _ in range(40)]
+    assert driver.core.counters.timeouts == 2
+    assert lost[30] == []
+
+
+def test_a_long_wait_counts_from_when_the_broker_has_the_request() -> None:
+    """The first heartbeat and the end of the wait are due later by as much as the request had to wait here."""
+    driver = Driver(ONE, 10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
+    driver(LinkUp())
+    driver.answer(page(0, 0, frontier=10))
+    sent_ms, fetch_id = driver.now_ms, driver.fetches[-1].fetch_id
+    driver.core.taken(fetch_id - 1, sent_ms + 7_000)
+    assert driver.core.deadline_ms == sent_ms + HEARTBEAT_MS + 3_000
+    driver.core.taken(fetch_id, sent_ms + 7_000)
+    assert driver.core.deadline_ms == sent_ms + 7_000 + HEARTBEAT_MS + 3_000
+    driver.core.still_waits(fetch_id, sent_ms + 36_000)
+    assert driver.core.deadline_ms == sent_ms + 40_000
+
+
 def test_an_unproven_answer_counts_as_none() -> None:
     """It is counted, the request stays open, and a page that follows is accepted. If none follows, the time-out ends
     the request with the reason, retryably. The next request starts without it."""
