@@ -24,7 +24,7 @@ import re
 import struct
 import threading  # tidy: for codec contexts kept per thread; nothing here starts or awaits one
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from typing import Annotated, Any
@@ -72,7 +72,7 @@ from agent.message import (
 FORMAT_VERSION = 1
 SEALED_BYTES_MAX = 512 * 1024  # fits the 1 MiB packet of the shipped broker configuration with room for the header
 CONTENT_BYTES_MAX = 2 * 1024 * 1024  # decompressed; as Python objects, hostile content takes about 20 times that
-EPOCH_BYTES = 16
+LIFE_BYTES = 16
 DIGEST_BYTES = 16  # BLAKE2b-128: second preimages cost 2**128; see docs/decisions
 NO_DIGEST = bytes(DIGEST_BYTES)
 RECORD_BYTES = 82  # of a signature, with its key and time: agent.signing.records
@@ -81,7 +81,6 @@ DEFINITIONS_MAX = 2**32 - 1
 
 MAGIC = b"BSFB"
 _FIXED = struct.Struct("<4sBBBB16sQIqq16sI16sIIBB")
-_EPOCH_AT, _SEQUENCE_AT, _PREVIOUS_AT = 5, 6, 10  # fields of it, counted from 0
 _FLAGS_BYTE = 7
 _FLAG_SLICE, _FLAG_RECORD = 0x01, 0x02
 _NAMES_MAX = 256  # streams and origins cached, of at most 255 bytes each, whatever a peer sends
@@ -108,13 +107,13 @@ class Codec(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a fact was first recorded: a zone, and the epoch (16 random bytes) of its store."""
+    """Where a fact was first recorded: a zone, and the life (16 bytes) of its store: the opening that recorded it."""
 
     zone: str
-    epoch: bytes
+    life: bytes
 
     def __str__(self) -> str:
-        return f"{self.zone}/{self.epoch.hex()}"
+        return f"{self.zone}/{self.life.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,22 +191,10 @@ class Batch:
         )
 
     def follows(self, before: Batch) -> bool:
-        """Whether this batch is the successor of another in one chain."""
+        """Whether this batch is the successor of another in the chain of their zone, which runs on over lives."""
         left, right = before.header, self.header
-        is_next = left.origin == right.origin and left.last_sequence + 1 == right.first_sequence
+        is_next = left.origin.zone == right.origin.zone and left.last_sequence + 1 == right.first_sequence
         return is_next and right.previous_digest == before.digest
-
-    def is_resealed(self, other: Batch) -> bool:
-        """Whether this is the other batch as the same zone sealed it in another chain: with the same facts in the same
-        bytes."""
-        mine, theirs = self.header, other.header
-        header = replace(
-            theirs,
-            origin=Origin(theirs.origin.zone, mine.origin.epoch),
-            first_sequence=mine.first_sequence,
-            previous_digest=mine.previous_digest,
-        )
-        return header == mine and self.body == other.body
 
     @property
     def body(self) -> memoryview:
@@ -273,23 +260,6 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
     return _seal(part, *_messages_content(open_messages(batch)[start:stop]))
 
 
-def resealed(batch: Batch, link: Link, sign: Sign | None = None) -> Batch:
-    """The facts of a batch as the next batch of another chain of the same zone and stream. Only for the store that
-    sealed it, before any reader has received it (decision 0041). The content and the length stay the same, so a signed
-    batch needs `sign`."""
-    header = batch.header
-    if header.is_slice or (link.stream, link.origin.zone) != (header.stream, header.origin.zone):
-        raise ValueError(f"a batch of {header.stream} of {header.origin} cannot follow {link.stream} of {link.origin}")
-    changed = replace(header, origin=link.origin, first_sequence=link.next_sequence, previous_digest=link.digest)
-    if why := _wrong_header(changed):
-        raise ValueError(why)
-    unsigned = bytearray(batch.sealed[: -DIGEST_BYTES - len(batch.record)])
-    fields = [*_FIXED.unpack_from(unsigned)]
-    fields[_EPOCH_AT], fields[_SEQUENCE_AT], fields[_PREVIOUS_AT] = link.origin.epoch, link.next_sequence, link.digest
-    _FIXED.pack_into(unsigned, 0, *fields)
-    return _with_record(changed, bytes(unsigned), batch.body_at, sign if header.is_signed else None)
-
-
 # -------------------------------------------------------------------------------------------------------------- reading
 
 
@@ -348,7 +318,7 @@ def batch_messages(batch: Batch, tags: Sequence[TagDefinition]) -> Iterator[Mess
         return
     origin = header.origin
     for sequence, sample in enumerate(open_samples(batch).rows(), header.first_sequence):
-        message_id = sample_message_id(header.stream, origin.zone, origin.epoch, sequence)
+        message_id = sample_message_id(header.stream, origin.zone, origin.life, sequence)
         yield sample_message(tags[sample.tag - 1], sample, message_id, origin.zone)
 
 
@@ -491,7 +461,7 @@ def _seal(part: _Part, content: bytes, time_min_ns: int, time_max_ns: int) -> Ba
     if body_at + len(body) + RECORD_BYTES * header.is_signed + DIGEST_BYTES > SEALED_BYTES_MAX:
         raise BatchTooLarge(f"{len(body)} bytes compressed, a whole batch may have {SEALED_BYTES_MAX}")
     fixed = _FIXED.pack(
-        MAGIC, FORMAT_VERSION, part.kind, codec, _FLAG_SLICE * part.is_slice | _FLAG_RECORD * header.is_signed, link.origin.epoch,
+        MAGIC, FORMAT_VERSION, part.kind, codec, _FLAG_SLICE * part.is_slice | _FLAG_RECORD * header.is_signed, link.origin.life,
         link.next_sequence, part.count, time_min_ns, time_max_ns, link.digest, part.definitions.count,
         part.definitions.digest, len(content), len(body), len(zone), len(stream),
     )  # fmt: skip
@@ -529,7 +499,7 @@ def _sealed_length(data: memoryview) -> int:
 
 def _read_header(sealed: bytes) -> tuple[Header, int]:
     """Header and position of the body, of bytes whose length and digest were checked. Raises BatchError."""
-    (_, _, kind, codec, flags, epoch, first_sequence, count, time_min_ns, time_max_ns, previous_digest,
+    (_, _, kind, codec, flags, life, first_sequence, count, time_min_ns, time_max_ns, previous_digest,
      definition_count, definitions_digest, content_bytes, body_bytes, zone_bytes, stream_bytes) = _FIXED.unpack_from(sealed)  # fmt: skip
     zone_at, stream_at = _FIXED.size, _FIXED.size + zone_bytes
     body_at = stream_at + stream_bytes
@@ -538,7 +508,7 @@ def _read_header(sealed: bytes) -> tuple[Header, int]:
         raise BatchError(f"kind {kind}, codec {codec}, flags {flags:#x}: one of them is unknown")
     if codec == Codec.RAW and content_bytes != body_bytes:
         raise BatchError("content: raw, but not as long as the body")
-    stream, origin = _names(sealed[stream_at:body_at], sealed[zone_at:stream_at], epoch)
+    stream, origin = _names(sealed[stream_at:body_at], sealed[zone_at:stream_at], life)
     header = Header(
         stream, origin, known_kind, known_codec, bool(flags & _FLAG_SLICE), first_sequence, count, time_min_ns, time_max_ns,
         previous_digest, Definitions(definition_count, definitions_digest), content_bytes, bool(flags & _FLAG_RECORD),
@@ -549,9 +519,9 @@ def _read_header(sealed: bytes) -> tuple[Header, int]:
 
 
 @lru_cache(_NAMES_MAX)
-def _names(stream: bytes, zone: bytes, epoch: bytes) -> tuple[str, Origin]:
+def _names(stream: bytes, zone: bytes, life: bytes) -> tuple[str, Origin]:
     """Stream and origin, cached: most batches of a page have the same."""
-    return stream.decode("latin-1"), Origin(zone.decode("latin-1"), epoch)
+    return stream.decode("latin-1"), Origin(zone.decode("latin-1"), life)
 
 
 @lru_cache(_NAMES_MAX)
@@ -567,8 +537,8 @@ def _wrong_header(header: Header) -> str:
         return f"stream: {header.stream!r}" if ZONE.fullmatch(origin.zone) else f"zone: {origin.zone!r}"
     if header.is_slice and header.is_signed:
         return "flags: a slice has no record"
-    if len(origin.epoch) != EPOCH_BYTES:
-        return f"epoch: {len(origin.epoch)} bytes"
+    if len(origin.life) != LIFE_BYTES:
+        return f"life: {len(origin.life)} bytes"
     if not 1 <= header.count <= FACTS_MAX:
         return f"count: {header.count} facts, a batch holds 1 to {FACTS_MAX}"
     if not 1 <= header.first_sequence <= SEQUENCE_MAX - header.count:

@@ -332,9 +332,9 @@ def value_bytes(value: str | bytes | Json) -> int:
             return len(value)
 
 
-def sample_message_id(stream: str, zone: str, epoch: bytes, sequence: int) -> str:
+def sample_message_id(stream: str, zone: str, life: bytes, sequence: int) -> str:
     """The message id of a sample, computed from its identity, so that it is not stored and is the same everywhere."""
-    return f"{stream}/{zone}/{epoch.hex()}/{sequence}"
+    return f"{stream}/{zone}/{life.hex()}/{sequence}"
 
 
 def sample_message(definition: TagDefinition, sample: Sample, message_id: str, from_zone: str) -> Message:

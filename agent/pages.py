@@ -30,8 +30,6 @@ class StoredBatch:
 
     first_offset: int
     batch: Batch
-    head: bytes = b""
-    """The signature of the chain up to this batch (`agent.signing.records`); empty if it has none."""
 
     @property
     def last_offset(self) -> int:
@@ -97,13 +95,13 @@ class OriginRange(NamedTuple):
     """Sequences of one origin."""
 
     zone: str
-    epoch: bytes
+    life: bytes
     first_sequence: int
     last_sequence: int
 
     def named(self) -> dict[str, object]:
         """The range as a JSON object."""
-        return {**self._asdict(), "epoch": self.epoch.hex()}
+        return {**self._asdict(), "life": self.life.hex()}
 
 
 CERTIFICATES_OF_KEY_MAX = 16
@@ -122,15 +120,6 @@ class SignerCertificate(NamedTuple):
     certificate: bytes
     is_trusted: bool
     zone: str
-
-
-class SignedBatch(NamedTuple):
-    """The end of a batch, its digest, its record, and the digest that the record signs."""
-
-    last_sequence: int
-    digest: bytes
-    record: bytes
-    signed_digest: bytes
 
 
 class Declined(NamedTuple):
@@ -153,9 +142,7 @@ class PutResult:
     gaps: tuple[OriginRange, ...] = ()
     """Sequences that are missing before a batch, because the peer no longer had them."""
     refused: tuple[OriginRange, ...] = ()
-    """Not stored, because other facts are held under the same sequences."""
-    uncompared: tuple[OriginRange, ...] = ()
-    """Treated as duplicates of facts that were released here, so it is unknown whether they are equal."""
+    """Not stored, because other facts of the same life are held under their sequences."""
     left_out: tuple[OriginRange, ...] = ()
     """Not stored, because their zone has reached a limit of this store."""
 

@@ -61,6 +61,11 @@ def drawn_life(before: bytes, unix_ms: int, chance: bytes) -> bytes:
     return number.to_bytes(NUMBER_BYTES) + blake2b(chance, digest_size=LIFE_BYTES - NUMBER_BYTES).digest()
 
 
+def begun_ms(life: bytes) -> int:
+    """When a life began, in ms since 1970 by the clock of then; later where lives before it were."""
+    return int.from_bytes(life[:NUMBER_BYTES])
+
+
 LifeRow = tuple[bytes, int]
 """A life, and the first offset that it stored."""
 

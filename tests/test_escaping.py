@@ -115,7 +115,7 @@ def test_no_peer_fills_the_log() -> None:
     events, other peers, and lines about no peer are not affected."""
     limit = LineLimit()
 
-    def lines(count: int, at_s: float, event: str = "peer_epoch_changed", **fields: object) -> list[logging.LogRecord]:
+    def lines(count: int, at_s: float, event: str = "peer_restored", **fields: object) -> list[logging.LogRecord]:
         made = [logging.makeLogRecord({"msg": event, "created": at_s, **fields}) for _ in range(count)]
         return [one for one in made if limit.filter(one)]
 

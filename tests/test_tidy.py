@@ -72,7 +72,6 @@ CORES = tuple(
         "agent/client": "opened",
         "agent/config": "sections_text start_settings",
         "agent/fact_store/append": "acks admission checkpoint group_commit",
-        "agent/fact_store/divergence": "epoch_rules",
         "agent/fact_store/integrity": "row_checks",
         "agent/fact_store/log": (
             "artifact_reference catalog frontier held_ranges lifecycle operational_facts page_assembly records "

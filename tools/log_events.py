@@ -23,7 +23,7 @@ NAMED: dict[tuple[str, str], tuple[str, Iterable[str]]] = {
     ("ingest/opcua/events/collector.py", "action"): ("warning", LINES),
     ("replication/pulling/puller.py", "note.kind.value"): ("warning", [kind.value for kind in NoteKind]),
     ("replication/pulling/puller.py", "event.value"): ("info", [event.value for event in CatchUpEvent]),
-    ("replication/pulling/puller.py", "event"): ("warning", ["facts_refused", "facts_uncompared"]),
+    ("replication/pulling/puller.py", "event"): ("warning", ["facts_refused"]),
 }
 INFORMATIVE = {"peer_returned", "store_accepts"}  # of NoteKind
 

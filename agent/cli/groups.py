@@ -64,11 +64,11 @@ pki = LazyGroup(
 )
 store = LazyGroup(
     "store",
-    help="Check, migrate and export a store, print its statistics, begin a new epoch.",
+    help="Check, migrate and export a store, print its statistics and its lives.",
     lazy={
         "export": "agent.cli.store.export:export",
+        "lives": "agent.cli.store.lives:lives",
         "migrate": "agent.cli.store.migrate:migrate",
-        "new-epoch": "agent.cli.store.new_epoch:new_epoch",
         "stats": "agent.cli.store.stats:stats",
         "verify": "agent.cli.store.verify:verify",
     },

@@ -160,7 +160,7 @@ class AsyncClient:
         if offset > bounds.end_offset:
             why = f"offset {offset} is beyond the end of {cursor.stream}, {bounds.end_offset}"
             raise LocalError(why, "confirm what was fetched", "bad_request")
-        return Position(bytes.fromhex(bounds.life), offset)
+        return Position(bytes.fromhex(bounds.end_life), offset)
 
     async def latest(self, prefix: str = "", stream: str = TELEMETRY, *, fresh_s: float = 60) -> Sequence[LatestEntry]:
         """The latest value of each tag of a stream whose subject begins with `prefix`, as tag:line1/."""
@@ -186,14 +186,14 @@ class AsyncClient:
     async def read(self, stream: str, after_offset: int, limit: int) -> FetchedPage:
         """Facts after an offset, without a consumer: no cursor moves, and nothing is kept for the reader."""
         bounds = await self.bounds(stream)
-        end = Position(bytes.fromhex(bounds.life), bounds.end_offset)
+        end = Position(bytes.fromhex(bounds.end_life), bounds.end_offset)
         if after_offset >= bounds.end_offset or limit < 1:
             return FetchedPage(stream, [], [], end, more=False)
         request = FetchRange(
             stream=stream,
             first_offset=after_offset + 1,
             last_offset=end.offset,
-            life=bounds.life,
+            life=bounds.end_life,
             limit=limit,
             bytes_max=PAGE_BYTES,
         )

@@ -53,10 +53,6 @@ class Inbound:
         trail = self.trail(peer, stream)
         return last_of(trail) if trail else None
 
-    def peer_epoch(self, peer: str, stream: str) -> bytes | None:
-        """The peer's epoch of the pages that are stored here, from memory."""
-        return self._writer.catalog.peer_epochs.get((peer, stream))
-
     def put_batches(
         self,
         peer: str,
@@ -65,8 +61,6 @@ class Inbound:
         position: Position | None,
         *,
         passed: Sequence[Position] = (),
-        after: Position | None = None,
-        epoch: bytes | None = None,
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
         verified: Collection[int] = (),
@@ -78,15 +72,14 @@ class Inbound:
 
         The caller has parsed each batch and read its content. `holes` are (first_offset, last_offset, reason) of facts
         that the peer says it no longer has; each becomes an incident. `is_backlog`: the peer had kept the facts for
-        this store, so forecasts do not count them as inflow. A batch that contradicts the facts held, and is not of the
-        peer's present epoch, is skipped and reported as an incident and as `refused` in the result. `verified` are the
+        this store, so forecasts do not count them as inflow. A batch that overlaps other facts held of its life is
+        skipped and reported as an incident and as `refused` in the result. `verified` are the
         positions of batches whose records were verified, `signers` the certificates of all records' keys. `declined` is
-        what the caller has left out of the page; each becomes an incident and a notice. The page begins `after` a
-        position (None: the stored one), ends at `position`, and `passed` has the ends of the lives before that one.
-        `epoch` is the peer's present one; None: the life of the position.
+        what the caller has left out of the page; each becomes an incident and a notice. The page ends at
+        `position`, and `passed` has the ends of the lives before that one.
 
         At once: BatchError (a slice, another stream), FactsRefused (an invalid position), StoreBusy. Through the
-        future: ForkError, FactsRefused, StoreFull, and DefinitionsMissing, which names all that the page lacks.
+        future: FactsRefused, StoreFull, and DefinitionsMissing, which names all that the page lacks.
         """
         check_name("peer", peer, ZONE)
         check_name("stream", stream, STREAM)
@@ -94,10 +87,7 @@ class Inbound:
         if any(len(one.life) != LIFE_BYTES or not 0 <= one.offset <= _OFFSET_MAX for one in read):
             raise FactsRefused(f"{read} has no position", "a life has 16 bytes, an offset is not negative")
         check_headers(stream, batches)
-        page = ReceivedPage(
-            *(peer, stream, batches, epoch or (position.life if position else b""), read, tuple(holes), is_backlog),
-            *(verified, signers, declined, after),
-        )
+        page = ReceivedPage(*(peer, stream, batches, read, tuple(holes), is_backlog, verified, signers, declined))
         size = sum(len(one.sealed) for one in batches)
         adds_to = stream if batches else None
         return self._writer.submit(

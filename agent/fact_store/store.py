@@ -26,24 +26,13 @@ from agent.fact_store.append import append_checkpoint
 from agent.fact_store.appends import Appends
 from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.consumer_registry import ConsumerRegistry
-from agent.fact_store.divergence import (
-    LiveWitness,
-    ReadHighWater,
-    Scrubber,
-    begin_epoch_while_running,
-    find_contradiction,
-    lacks_batch,
-    mark_suspect,
-    open_writer,
-    quarantined_files,
-)
+from agent.fact_store.divergence import LiveWitness, Scrubber, mark_suspect, open_writer, quarantined_files
 from agent.fact_store.inbound import Inbound
 from agent.fact_store.integrity import DamageRegistry
 from agent.fact_store.log import (
     Integrity,
     StoreDamaged,
     StoreError,
-    StoreFull,
     StoreUnusable,
     StreamInfo,
     StreamState,
@@ -71,8 +60,7 @@ from agent.signing.records import RecordSigner
 
 log = logging.getLogger(__name__)
 
-LOSSES = ("missing", "epoch")  # incidents of an opening that found less than was acknowledged
-CLAIM_NS = 11 * 60_000_000_000  # the claims of a peer are reported every ten minutes while they last
+LOSSES = ("missing", "restored", "log_lost")  # incidents that say that less is here than was acknowledged
 LOSSES_MS = 24 * 3_600_000  # for this long the status shows them; the incident remains
 
 
@@ -103,7 +91,7 @@ class FactStore:
         self.reader = reader
         """For queries in other threads (`agent.query`); closed with the store."""
         self.batch_ends, self.definitions, self.incidents = reader.batch_ends, reader.definitions, reader.incidents
-        self.signers, self.is_proven, self.signed_batch = reader.signers, reader.is_proven, reader.signed_batch
+        self.signers, self.is_proven = reader.signers, reader.is_proven
         self.policy, self.statistics, self.on_commit = writer.policy, writer.statistics, writer.subscribe
         self.note = writer.note
         """Record an incident of this node that concerns no peer."""
@@ -111,12 +99,11 @@ class FactStore:
         """Done when the writer has ended: after `close`, or with the error that ended it."""
         self._writer = writer
         self._damages = damages
-        self._seen = ReadHighWater({name: state.end_offset for name, state in writer.catalog.streams.items()})
         self._witness = witness
         self._losses = 0
-        self._claims_ns: dict[str, int] = {}  # by peer, on the monotonic clock; bounded by the peers in node.toml
-        self._epoch_named_by = set[str]()  # bounded by the peers in node.toml
-        self._scrubber = Scrubber(path, writer, self._read, artifacts.sweep, witness)
+        self.times_restored = 0
+        """How often a peer has shown in this life that the store was put back."""
+        self._scrubber = Scrubber(path, writer, self.read, artifacts.sweep, witness)
         self._lock_descriptor = lock_descriptor
         self._is_closed = False
 
@@ -137,8 +124,8 @@ class FactStore:
 
         Streams that `streams` does not name have the defaults of `StreamSettings`. `holds`: what each zone may hold
         back from being released. With `signer` the facts recorded here are signed. `unattended`, as nodes open it: a
-        file that cannot be used is quarantined and a new store begins in its place, an old copy continues under a new
-        epoch, and everything stored is scrubbed in the background (opening.py, scrubber.py).
+        file that cannot be used is quarantined and a new store begins in its place, an old copy says so and goes on,
+        and everything stored is scrubbed in the background (opening.py, scrubber.py).
 
         Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
         """
@@ -235,25 +222,13 @@ class FactStore:
 
     @property
     def origin(self) -> Origin:
-        """Zone and present epoch of the store; from memory."""
+        """Zone and life of what is recorded now; from memory."""
         return self._writer.catalog.origin
-
-    @property
-    def epoch(self) -> bytes:
-        """The store's present epoch, 16 random bytes; from memory."""
-        return self.origin.epoch
 
     @property
     def signer(self) -> RecordSigner | None:
         """The key that signs what is recorded here; None if nothing is signed. From memory."""
         return self._writer.signer
-
-    @property
-    def former_epochs(self) -> list[bytes]:
-        """The known epochs of the store other than its present one, in the order in which they were recorded. Peers may
-        hold facts of them that a restore has lost."""
-        own = self.origin
-        return [one.epoch for one in self.reader.origins_of(self.zone) if one != own]
 
     def read(
         self,
@@ -269,21 +244,6 @@ class FactStore:
         The page ends at `end_offset`. A reading connection sees a commit a moment before `end_offset` includes it; a
         peer that confirmed such a fact at once would appear to have read a newer copy of this store.
         """
-        generation = self._seen.generation
-        page = self._read(stream, after_offset, facts_max, bytes_max, until_offset)
-        if page.batches:
-            self._seen.record(stream, page.batches[-1].last_offset, generation)
-        return page
-
-    def _read(
-        self,
-        stream: str,
-        after_offset: int,
-        facts_max: int,
-        bytes_max: int,
-        until_offset: int | None = None,
-    ) -> Page:
-        """A page for use inside the store: it is not recorded as read by a consumer."""
         catalog = self._writer.catalog
         known = catalog.streams.get(stream, StreamState(0, stream))
         end_offset = known.end_offset
@@ -308,12 +268,7 @@ class FactStore:
     ) -> Page:
         """A page of one origin's batches by its sequences, read in the calling thread; see
         `StoreReader.read_sequences`."""
-        generation, is_own = self._seen.generation, origin == self.origin
-        page = self.reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
-        if page.batches and is_own:
-            # Sequences are not offsets, so all of the stream counts as read; this is rarely called.
-            self._seen.record(stream, self.end_offset(stream), generation)
-        return page
+        return self.reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
 
     @property
     def recorded_unix_ms(self) -> int:
@@ -359,6 +314,10 @@ class FactStore:
         """The zones of which a record was ever verified here, including this one if it has signed; from memory."""
         return self._writer.catalog.proven_zones
 
+    def own_lives(self) -> frozenset[bytes]:
+        """The lives of this store that have stored something, and the present one. Read in the calling thread."""
+        return frozenset({self.life, *self.reader.own_lives()})
+
     def end_offset(self, stream: str) -> int:
         """Offset of the last durable fact of a stream, 0 if there is none; from memory."""
         known = self._writer.catalog.streams.get(stream)
@@ -384,29 +343,9 @@ class FactStore:
             scrubber.last_full_pass_unix_ms,
             tuple((one.file, one.bytes) for one in quarantined_files(self.path)),
             self._losses,
-            self._claimed_by(),
         )
 
-    def _claimed_by(self) -> tuple[str, ...]:
-        """The peers that have claimed more than is held here, and not long ago: a claim is repeated while it lasts."""
-        since_ns = time.monotonic_ns() - CLAIM_NS
-        return tuple(sorted(peer for peer, claimed_ns in [*self._claims_ns.items()] if claimed_ns > since_ns))
-
-    # ----------------------------------------------------------------------------------------------------------- epochs
-
-    def contradiction(self, stream: str, origin_head: tuple[int, bytes]) -> str | None:
-        """How a peer's claim about this store, under its present epoch, contradicts what is stored; None if it does
-        not.
-
-        `origin_head`: last sequence of this origin that the peer holds, and the digest there. Read in the calling
-        thread; see history_check.py.
-        """
-        return find_contradiction(self.reader, self._writer.catalog, stream, origin_head)
-
-    def lacks_batch(self, stream: str, signed: tuple[int, bytes]) -> bool:
-        """Whether a batch of this store's present epoch, which its key has signed, is not the one held here: its last
-        sequence, and the digest that its record signs. Reads the disk in the calling thread."""
-        return lacks_batch(self.reader, self._writer.catalog, stream, signed)
+    # ------------------------------------------------------------------------------------------------- lives, positions
 
     @property
     def life(self) -> bytes:
@@ -434,64 +373,9 @@ class FactStore:
     def peer_reads_more(self, peer: str, why: str) -> None:
         """Record an incident: a peer has read a log of this store that is not the one here, or further. Returns at
         once."""
+        self.times_restored += 1
         with contextlib.suppress(StoreError):
             self.note("restored", f"peer {peer}", why)
-
-    def peer_names_epoch(self, peer: str, epoch: str) -> None:
-        """Record an incident if a configured peer has read facts of this zone under an epoch (hex) that this store
-        never had: then the state folder was lost or replaced. Records once for each peer in this life, and returns at
-        once."""
-        own = (self.epoch, *self.former_epochs)
-        if bytes.fromhex(epoch) in own or peer in self._epoch_named_by:
-            return
-        self._epoch_named_by.add(peer)
-        detail = f"it has read epoch {epoch} of this zone, which this store never had: state_dir was lost or replaced,"
-        detail += " or the peer is wrong; facts that were confirmed to it are still there"
-        with contextlib.suppress(StoreError):
-            self.note("former_epoch", f"peer {peer}", detail)
-
-    def peer_is_ahead(self, peer: str, why: str) -> None:
-        """Record an incident: a configured peer claims, without proof, facts of this store's epoch that were never
-        written here. Changes nothing else (decision 0047). Returns at once; if the store cannot record it now, the
-        peer's next claim is recorded."""
-        self._claims_ns[peer] = time.monotonic_ns()
-        with contextlib.suppress(StoreError):
-            self.note("ahead", f"peer {peer}", why)
-
-    def begin_epoch(self, why: str, *, instead_of: bytes | None = None) -> Future[Origin]:
-        """Begin a new epoch while the store runs: on proof that this store is an old copy, or because an operator knows
-        that it is. `why` is recorded. `instead_of`: the epoch that was proven wrong; if it is no longer the present
-        one, another proof was faster, and nothing changes.
-
-        Facts, offsets and tag numbers stay; own facts that no reader has received are resealed. A read in progress
-        raises EpochChanging, which is retryable, and subscribers are called for every stream. On a disk without room to
-        reseal, the epoch begins without it. Through the future: StoreFull.
-        """
-        begun: Future[Origin] = Future()
-        begun.set_running_or_notify_cancel()
-        run = partial(begin_epoch_while_running, why=why, read=self._seen, instead_of=instead_of)
-        self._begin_epoch(begun, run, is_proven=instead_of is not None)
-        return begun
-
-    def _begin_epoch(
-        self, begun: Future[Origin], run: Callable[..., Origin], *, is_proven: bool, is_resealing: bool = True
-    ) -> None:
-        def ended(beginning: Future[Origin]) -> None:
-            self._seen.thaw()
-            error = beginning.exception()
-            if error is None:
-                self._claims_ns.clear()
-                self._losses += is_proven
-                begun.set_result(beginning.result())
-            elif isinstance(error, StoreFull) and is_resealing:
-                self._begin_epoch(begun, run, is_proven=is_proven, is_resealing=False)
-            else:
-                begun.set_exception(error)
-
-        try:
-            self._writer.submit("epoch", partial(run, is_resealing=is_resealing)).add_done_callback(ended)
-        except StoreError as error:
-            begun.set_exception(error)
 
 
 def _space(writer: Writer, reader: StoreReader) -> StoreSpace:

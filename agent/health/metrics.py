@@ -48,7 +48,9 @@ def families(snapshot: NodeSnapshot | None, zones: Sequence[Any] = ()) -> Iterab
     found.add(Gauge("bsfg_node_up", "1 while the node answers."), snapshot is not None, {})
     if snapshot is not None:
         verdict = assess(snapshot)
-        found.add(Gauge("bsfg_node_info", "Zone and store epoch."), 1, {"zone": snapshot.zone, "epoch": snapshot.epoch})
+        found.add(
+            Gauge("bsfg_node_info", "Zone and life of the process."), 1, {"zone": snapshot.zone, "life": snapshot.life}
+        )
         for level in Level:
             is_level = Gauge("bsfg_node_verdict", "1 for the current verdict.")
             found.add(is_level, level is verdict.level, {"verdict": level.value})

@@ -73,16 +73,12 @@ class Problem(Enum):
         "bsfg store verify names the places; check the disk (docs/operate/integrity.md)",
     )
     STORE_LOST_FACTS = _broken(
-        "The store was gone, or an old copy was in its place. It went on under a new epoch.",
+        "The store was gone, or an old copy was in its place. What peers hold comes back.",
         "bsfg store stats shows the incident (docs/operate/integrity.md)",
     )
     FILE_SET_ASIDE = _broken(
         "The store's file could not be used. It was set aside and a new one begun.",
         "export what it still holds (bsfg store export --file), then remove it",
-    )
-    STORE_IS_OLD_COPY = _broken(
-        "A peer has read facts of this store that are not in it: it was restored from an old copy.",
-        "if it was restored: bsfg store new-epoch; if not, ask who answers as that peer",
     )
     ARTIFACTS_FULL = _full("An artifact waits for room, and the facts that refer to it wait with it.", "{remedy}")
     ARTIFACT_QUOTA = _late(
@@ -232,7 +228,7 @@ EXPLAINS: Mapping[Problem, frozenset[Problem]] = {
     P.PAGE_WAITS: frozenset({P.PEER_LAG, P.PEER_CATCHES_UP}),
     P.CONSUMER_BEHIND: frozenset({P.CONSUMER_LOSES, P.STORE_FILL, P.STORE_FULL_SOON, P.SHARE_USED_UP}),
     P.STORE_DAMAGED: frozenset({P.COMPARISON_DIFFERS}),
-    P.STORE_IS_OLD_COPY: frozenset({P.CONSUMER_BEHIND, P.CONSUMER_LOSES}),
+    P.STORE_LOST_FACTS: frozenset({P.CONSUMER_BEHIND, P.CONSUMER_LOSES}),
     P.SOURCE_CERTIFICATE_ENDED: frozenset({P.SOURCE_REFUSED, P.SOURCE_LOST}),
 }
 """The consequences of each problem that has some. A cause of a part (`of_node` is False) explains only what depends on

@@ -531,8 +531,6 @@ class IntegrityStatus:
             "How often within the last day the store was found missing or to be an old copy.",
         ),
     ] = 0
-    claimed_by: tuple[str, ...] = ()
-    """Peers that claim facts of the present epoch which this store does not hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,7 +565,7 @@ class NodeSnapshot:
     """The status of a node at one moment."""
 
     zone: str
-    epoch: str
+    life: str
     taken_unix_ms: int
     started_unix_ms: Annotated[
         int, Gauge("bsfg_node_start_time_seconds", "Unix time at which the node started.", divisor=1000), Sampled("ms")

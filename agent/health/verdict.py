@@ -116,8 +116,6 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
     ttl_hours = {stream.name: stream.ttl_hours for stream in snapshot.streams}
     for consumer in snapshot.consumers:
         depends_on = carriers.get(consumer.zone, frozenset())
-        if consumer.zone in snapshot.integrity.claimed_by:
-            depends_on |= {"store"}
         found += _consumer_reasons(consumer, ttl_hours.get(consumer.stream), depends_on)
     since, now_ms = snapshot.since, snapshot.taken_unix_ms
     reasons = tuple(replace(one, since_unix_ms=since.get(one.key, now_ms)) for one in order_by_cause(found))
@@ -295,9 +293,6 @@ def _integrity_reasons(integrity: IntegrityStatus) -> Iterator[Reason]:
     if integrity.set_aside_bytes:
         text = f"a damaged file was set aside and takes {integrity.set_aside_bytes / 1e6:,.0f} MB"
         yield _reason(Problem.FILE_SET_ASIDE, "store", text, alert=True)
-    if integrity.claimed_by:
-        text = f"{' and '.join(integrity.claimed_by)} read more from this store than it holds: is it an old copy?"
-        yield _reason(Problem.STORE_IS_OLD_COPY, "store", text, alert=True)
 
 
 def _source_reasons(source: SourceStatus, now_unix_ms: int) -> Iterator[Reason]:

@@ -37,12 +37,6 @@ class RemoveConsumer(msgspec.Struct, frozen=True, tag="RemoveConsumer", tag_fiel
     now: bool = False
 
 
-class BeginEpoch(msgspec.Struct, frozen=True, tag="BeginEpoch", tag_field="operation"):
-    """Begin a new epoch of the store, because it was restored from an old copy."""
-
-    because: str
-
-
 class ComparePeer(msgspec.Struct, frozen=True, tag="ComparePeer", tag_field="operation"):
     """Compare every stream pulled from a peer with that peer. `repair`: fetch what differs. `scan`: verify all batches
     here first."""
@@ -137,13 +131,6 @@ class Removed(msgspec.Struct, frozen=True, tag="RemoveConsumer", tag_field="oper
 
     state: str
     was: ConsumerEntry
-
-
-class EpochBegan(msgspec.Struct, frozen=True, tag="BeginEpoch", tag_field="operation"):
-    """The new epoch, 32 hex digits, and the one before it."""
-
-    epoch: str
-    previous_epoch: str
 
 
 class ComparedStream(msgspec.Struct, frozen=True):
@@ -251,7 +238,6 @@ Request = (
     RegisterConsumer
     | ListConsumers
     | RemoveConsumer
-    | BeginEpoch
     | ComparePeer
     | Reload
     | RetrySource
@@ -270,7 +256,6 @@ Answer = (
     Registered
     | Consumers
     | Removed
-    | EpochBegan
     | Compared
     | Reloaded
     | SourceRetried

@@ -17,7 +17,6 @@ from agent.fact_store import FactStore
 from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.node import compare
 from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
-from agent.node.trust import RestoreProof
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pulling import (
     SPREAD_MS,
@@ -117,7 +116,6 @@ class BrokerRuntime:
             look_up=latest_lookup(shared.store.reader, shared.queue_depth, partial(peer_latest, state_dir)),
             telemetry=shared.telemetry,
             limits={peer.zone: peer.limits for peer in peers},
-            is_proven=RestoreProof(shared.store, shared.judge),
             refuses_request=shared.judge.refuses_request,
             turns=shared.turns,
         )

@@ -30,7 +30,6 @@ class HealthRecorder:
     def __init__(self, store: FactStore, judge: Callable[[], tuple[NodeSnapshot, Verdict]]) -> None:
         self._store, self._judge = store, judge
         self._numbers: dict[TagDefinition, int] = {}
-        self._epoch = b""
 
     async def run(self) -> None:
         """Record until cancelled."""
@@ -48,8 +47,6 @@ class HealthRecorder:
             await asyncio.sleep(LOOK_S)
 
     async def _record(self, samples: Sequence[HealthSample], now_ms: int) -> None:
-        if self._epoch != self._store.epoch:  # tags are numbered anew
-            self._epoch, self._numbers = self._store.epoch, {}
         if new := [one.definition for one in samples if one.definition not in self._numbers]:
             numbers = await asyncio.wrap_future(self._store.appends.define(new))
             self._numbers.update(zip(new, numbers, strict=True))

@@ -110,7 +110,7 @@ class Node:
         self._telemetry = Telemetry()
         self._trust = TrustFiles.opened(settings, store)
         self._clock = NodeClock(store, settings.node.state_dir)
-        stored = StoredSamples(store.reader, lambda: store.origin)
+        stored = StoredSamples(store.reader, store.own_lives)
         self._ingest = Ingest(
             settings.node.zone,
             settings.sources,
@@ -178,7 +178,7 @@ class Node:
             )
             local = start(serve(handler, state_dir), name="local")
             reloading = start(self._reloader.run(), name="reload")
-            log.info("node_started", extra={"zone": self._store.zone, "epoch": self._store.epoch.hex()})
+            log.info("node_started", extra={"zone": self._store.zone, "life": self._store.life.hex()})
             await stop.wait()
             log.info("node_stopping", extra={"zone": self._store.zone})
             self._notifier.stopping()
@@ -206,7 +206,7 @@ class Node:
         """The tags that are in no tag file any more. While a source is left out, its tags are not removed."""
         if self._reloader.not_in_force:
             return ()
-        return find_removed_tags(self._store.reader, self._store.origin, subjects)
+        return find_removed_tags(self._store.reader, self._store.own_lives(), subjects)
 
     async def _carry_out(self, plan: ReloadPlan, tag_files: Mapping[str, TagFile]) -> None:
         """Apply the plan. Parts that it does not name go on undisturbed."""

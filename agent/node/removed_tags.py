@@ -1,7 +1,7 @@
 """Finds tags that were removed from the tag files while the node was down: the store defines them, no tag file names
 them, and their newest sample does not yet mark them as out of service.
 
-Only definitions of the present epoch that a source gave count. The search is bounded for each stream: a tag that
+Only what this store has recorded counts. The search is bounded for each stream: a tag that
 brought nothing within the last NEWEST_DEPTH_FACTS facts is not found, so that a store of hundreds of millions of facts
 does not delay the start, and a tag that was removed long ago is not recorded again and again.
 """
@@ -9,25 +9,25 @@ does not delay the start, and a tag that was removed long ago is not recorded ag
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from agent.batch import Kind, Origin
 from agent.fact_store import StoreError, StoreReader
 from agent.ingest import TAG_REMOVED, Newest, RemovedTag
 from agent.message import HEALTH_SOURCE
-from agent.node.stored_samples import NEWEST_DEPTH_FACTS, find_newest
+from agent.node.stored_samples import NEWEST_DEPTH_FACTS, find_newest, own_origins
 from agent.query.scan import Bounds, Scanner
 
 log = logging.getLogger(__name__)
 
 
 def find_removed_tags(
-    reader: StoreReader, origin: Origin, subjects: Collection[str], depth_facts: int = NEWEST_DEPTH_FACTS
+    reader: StoreReader, lives: Iterable[bytes], subjects: Collection[str], depth_facts: int = NEWEST_DEPTH_FACTS
 ) -> Sequence[RemovedTag]:
-    """The tags of an origin that are not among `subjects` and not out of service, by subject; empty if the store
+    """The tags recorded here that are not among `subjects` and not out of service, by subject; empty if the store
     cannot be read, which is logged."""
     try:
-        scanner = Scanner(reader)
+        scanner, own = Scanner(reader), own_origins(reader.zone, lives)
         numbers = {
             number: one.subject
             for number, one in enumerate(scanner.dictionary.own().tags, 1)
@@ -35,7 +35,7 @@ def find_removed_tags(
         }
         newest: dict[str, tuple[RemovedTag, int]] = {}
         for stream in scanner.ends if numbers else ():
-            for found, quality in _newest_of_each(scanner, stream, origin, numbers, depth_facts):
+            for found, quality in _newest_of_each(scanner, stream, own, numbers, depth_facts):
                 known = newest.setdefault(found.subject, (found, quality))
                 if found.newest_ns > known[0].newest_ns:
                     newest[found.subject] = found, quality
@@ -46,19 +46,19 @@ def find_removed_tags(
 
 
 def _newest_of_each(
-    scanner: Scanner, stream: str, origin: Origin, subjects: dict[int, str], depth_facts: int
+    scanner: Scanner, stream: str, own: Collection[Origin], subjects: dict[int, str], depth_facts: int
 ) -> list[tuple[RemovedTag, int]]:
     """The newest sample of each of these tag numbers by the order of recording, and its quality."""
     bounds = Bounds(
         frozenset({stream}),
-        zones=frozenset({origin.zone}),
+        zones=frozenset(origin.zone for origin in own),
         kinds=frozenset({Kind.SAMPLES.value}),
         offset_min=scanner.ends[stream] - depth_facts + 1,
         numbers=frozenset(subjects),
     )
-    own = (one for one in scanner.scan(bounds, newest_first=True) if one.batch.header.origin == origin)
+    recorded = (one for one in scanner.scan(bounds, newest_first=True) if one.batch.header.origin in own)
     found = dict[int, Newest]()
-    find_newest(own, subjects, found, is_good_needed=False)
+    find_newest(recorded, subjects, found, is_good_needed=False)
     return [
         (RemovedTag(stream, number, subjects[number], one.sample.source_time_ns), one.sample.quality)
         for number, one in found.items()

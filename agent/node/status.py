@@ -127,7 +127,7 @@ class StatusCollector:
         damage = store.integrity()
         return NodeSnapshot(
             zone=store.zone,
-            epoch=store.epoch.hex(),
+            life=store.life.hex(),
             taken_unix_ms=_now_unix_ms(),
             started_unix_ms=self._started_unix_ms,
             store_fill_percent=_fill_percent(space),

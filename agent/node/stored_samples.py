@@ -1,9 +1,9 @@
 """Looks up stored samples for ingest when it fills gaps: the newest ones, their times, and open outages. It connects
 `ingest` and `query`, which do not import each other.
 
-Only facts of this zone's present epoch count: an earlier epoch numbered its tags differently. The searches at the start
-of a source end at a fixed depth of their stream, so that a store of hundreds of millions of facts does not delay it;
-older facts are ignored. If the store cannot be read, the source starts as a new one.
+Only facts that this store has recorded count: another store of the zone may have numbered its tags differently. The
+searches at the start of a source end at a fixed depth of their stream, so that a store of hundreds of millions of facts
+does not delay it; older facts are ignored. If the store cannot be read, the source starts as a new one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,17 @@ NEWEST_DEPTH_FACTS = 1_000_000  # some 0.3 s of reading; at 1,000 facts a second
 OUTAGE_DEPTH_FACTS = 200_000  # operational facts are few: months of them
 
 
-class StoredSamples:
-    """The samples of one origin in a store: those that this node has recorded in its present epoch."""
+def own_origins(zone: str, lives: Iterable[bytes]) -> frozenset[Origin]:
+    """The origins of what a store has recorded."""
+    return frozenset(Origin(zone, life) for life in lives)
 
-    def __init__(self, reader: StoreReader, origin: Callable[[], Origin]) -> None:
-        """`origin`: the present one; a new epoch may begin while the node runs."""
-        self._reader, self._origin = reader, origin
+
+class StoredSamples:
+    """The samples in a store that were recorded there."""
+
+    def __init__(self, reader: StoreReader, lives: Callable[[], Collection[bytes]]) -> None:
+        """`lives`: those of the store; another one may begin while the node runs."""
+        self._reader, self._lives = reader, lives
 
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
         """The newest sample of each tag by the order of recording, the last one first."""
@@ -108,16 +113,16 @@ class StoredSamples:
         return (one for one in self._own(bounds, depth_facts) if one.samples is not None)
 
     def _own(self, bounds: Bounds, depth_facts: int | None) -> Iterator[Facts]:
-        """Facts of this origin in the one stream of the bounds; with a depth, only the last ones, newest first."""
+        """Facts recorded here in the one stream of the bounds; with a depth, only the last ones, newest first."""
         assert bounds.streams is not None, "a depth is of one stream"
         (stream,) = bounds.streams
-        scanner, origin = Scanner(self._reader, NumbersOnly(self._reader)), self._origin()
+        scanner, own = Scanner(self._reader, NumbersOnly(self._reader)), own_origins(self._reader.zone, self._lives())
         if stream not in scanner.ends:
             return  # nothing was ever recorded in it
         if depth_facts is not None:
             bounds = replace(bounds, offset_min=max(1, scanner.ends[stream] - depth_facts + 1))
         for facts in scanner.scan(bounds, newest_first=depth_facts is not None):
-            if facts.batch.header.origin == origin:
+            if facts.batch.header.origin in own:
                 yield facts
 
 

@@ -19,11 +19,10 @@ from pathlib import Path
 
 from agent.fact_store import FactStore, StoreBusy, StoreReader
 from agent.file_watch import PATIENT, WatchTimes, watch_files
-from agent.replication.protocol.messages import FetchFacts
 from agent.replication.pulling import EvidenceFolder, MessageJudge, PageJudge, TrustPolicy
 from agent.settings.node import NodeSettings
 from agent.signing.certificates import Refusal, SignerTrust, describe_signer
-from agent.signing.chains import Rule, SignedEnd
+from agent.signing.chains import Rule
 from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, load_trust
 from agent.signing.records import RecordSigner
@@ -179,29 +178,3 @@ def _digest(file: Path) -> bytes:
         return hashlib.sha256(file.read_bytes()).digest()
     except OSError:
         return bytes(32)
-
-
-class RestoreProof:
-    """The proof that this store is an old copy: a peer presents a record, signed by our own key, of a batch of our
-    present epoch that this store does not hold. Any other claim of a peer changes nothing (decision 0047). Called with
-    the asking zone and its request."""
-
-    def __init__(self, store: FactStore, judge: PageJudge) -> None:
-        self._store = store
-        self._judge = judge
-
-    def __call__(self, _zone: str, request: FetchFacts) -> bool:
-        """Whether the request proves it. Reads the disk if the claimed facts lie within what is held."""
-        head = request.origin_head
-        stream = self._stream(request)
-        if head is None or head.record is None or head.signed_digest is None or stream is None:
-            return False
-        end = SignedEnd(stream, self._store.origin, head.last_sequence, bytes.fromhex(head.signed_digest))
-        # A signature of facts that are held, or were before retention, proves nothing.
-        return self._judge.proves_own(head.record, end) and self._store.lacks_batch(stream, end[2:])
-
-    def _stream(self, request: FetchFacts) -> str | None:
-        consumer = self._store.consumers.get(request.consumer_name)
-        if consumer is not None:
-            return consumer.stream
-        return request.stream

@@ -83,7 +83,7 @@ class FileStatistics:
 class Statistics:
     """The statistics of a store."""
 
-    origin: Origin
+    zone: str
     file: FileStatistics
     streams: list[StreamStatistics]
     definitions: dict[str, int]
@@ -98,8 +98,7 @@ class Statistics:
     def to_dict(self) -> dict[str, Any]:
         """The statistics as a JSON object."""
         return {
-            "zone": self.origin.zone,
-            "epoch": self.origin.epoch.hex(),
+            "zone": self.zone,
             "facts": self.facts,
             "file": asdict(self.file)
             | {"path": str(self.file.path), "bytes_per_fact": _each(self.file.bytes, self.facts)},
@@ -134,7 +133,7 @@ def _statistics(reader: StoreReader) -> Statistics:
         streams.append(stream)
     definitions = reader.definition_counts()
     file = FileStatistics(reader.path, *reader.sizes())
-    return Statistics(reader.origin, file, streams, definitions, consumers, reader.incidents())
+    return Statistics(reader.zone, file, streams, definitions, consumers, reader.incidents())
 
 
 def _summaries(scanner: Scanner, stream: StreamStatistics) -> Iterator[BatchSummary]:
@@ -147,7 +146,7 @@ def _each(total: int, count: int) -> float | None:
 
 
 def _origin(origin: Origin) -> dict[str, Any]:
-    return {"zone": origin.zone, "epoch": origin.epoch.hex()}
+    return {"zone": origin.zone, "life": origin.life.hex()}
 
 
 def _stream(stream: StreamStatistics) -> dict[str, Any]:

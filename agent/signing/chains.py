@@ -10,7 +10,7 @@ Core: no IO. The same page, rules and signers give the same judgement.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
@@ -195,15 +195,6 @@ def check_record(record: bytes, zone: str, resolve: Resolve, find_end: Callable[
     return Proof.VERIFIED, ""
 
 
-def proves_own(record: bytes, end: SignedEnd, own_signers: Iterable[Signer]) -> bool:
-    """Whether one of our own keys, present or former, has signed the end of a chain of this zone. A peer that presents
-    such a record of facts that this store lacks proves that the store is an old copy; a claim without a record proves
-    nothing."""
-    known = {signer.key_id: signer for signer in own_signers}
-    proof, _ = check_record(record, end.origin.zone, lambda _, key_id: known.get(key_id), lambda: end)
-    return proof is Proof.VERIFIED
-
-
 def _joined(offered: Sequence[Offered], why: Sequence[str]) -> Iterator[Declined]:
     """The declined batches as ranges: consecutive ones of one origin with one reason are one range."""
     last: Declined | None = None
@@ -211,7 +202,7 @@ def _joined(offered: Sequence[Offered], why: Sequence[str]) -> Iterator[Declined
         if not reason:
             continue
         header = one.batch.header
-        facts = OriginRange(header.origin.zone, header.origin.epoch, header.first_sequence, header.last_sequence)
+        facts = OriginRange(header.origin.zone, header.origin.life, header.first_sequence, header.last_sequence)
         if last is not None and _continues(last, one.first_offset, facts, reason):
             joined = facts._replace(first_sequence=last.facts.first_sequence)
             last = Declined(last.first_offset, one.last_offset, joined, reason)
@@ -224,7 +215,7 @@ def _joined(offered: Sequence[Offered], why: Sequence[str]) -> Iterator[Declined
 
 
 def _continues(last: Declined, first_offset: int, facts: OriginRange, reason: str) -> bool:
-    return (last.reason, last.last_offset + 1, last.facts.zone, last.facts.epoch, last.facts.last_sequence + 1) == (
-        *(reason, first_offset, facts.zone, facts.epoch),
+    return (last.reason, last.last_offset + 1, last.facts.zone, last.facts.life, last.facts.last_sequence + 1) == (
+        *(reason, first_offset, facts.zone, facts.life),
         facts.first_sequence,
     )

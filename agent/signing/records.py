@@ -1,7 +1,7 @@
 """The record: the signature of a batch by its zone, which stands in the batch before its digest.
 
 A batch names the digest of its predecessor, which covers the predecessor's record, so the record of the last batch
-proves every batch of that stream and epoch before it. A record is made when the batch is sealed, and cannot be changed
+proves every batch of that stream and life before it. A record is made when the batch is sealed, and cannot be changed
 without changing the digest (decision 0045).
 
 Little-endian, 82 bytes: algorithm u8, flags u8, key id 8 bytes, signed_at_ms i64, signature 64 bytes. Core: no IO.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from agent.batch import DIGEST_BYTES, EPOCH_BYTES, RECORD_BYTES, Header, Origin
+from agent.batch import DIGEST_BYTES, LIFE_BYTES, RECORD_BYTES, Header, Origin
 from agent.message import UNIX_MS_MAX
 
 ED25519 = 1
@@ -80,9 +80,9 @@ def signed_bytes(
 ) -> bytes:
     """The bytes that a record's signature covers. `digest` is that of all bytes of the batch before the record; the
     names and the sequence, which the batch has too, make a record readable as evidence without its batch."""
-    assert (len(origin.epoch), len(digest), len(key_id)) == (EPOCH_BYTES, DIGEST_BYTES, KEY_ID_BYTES)
+    assert (len(origin.life), len(digest), len(key_id)) == (LIFE_BYTES, DIGEST_BYTES, KEY_ID_BYTES)
     names = b"".join(struct.pack("<B", len(name)) + name for name in (origin.zone.encode(), stream.encode()))
-    end = origin.epoch + struct.pack("<Q", last_sequence) + digest
+    end = origin.life + struct.pack("<Q", last_sequence) + digest
     return _CONTEXT + struct.pack("<BB8s", ED25519, 0, key_id) + names + end + struct.pack("<q", signed_at_ms)
 
 

@@ -105,7 +105,7 @@ class Plant:
         return named[0].offset if named else 0
 
     def _at(self, offset: int) -> LogPosition:
-        return LogPosition(offset=offset, life=self._chain.origin.epoch.hex() if offset else "")
+        return LogPosition(offset=offset, life=self._chain.origin.life.hex() if offset else "")
 
     def _confirmed(self, frontier: int) -> None:
         now_ns = time.monotonic_ns()
@@ -121,13 +121,12 @@ class Plant:
         batches = self._after(request)
         answer = FetchAnswer(
             store_zone=origin.zone,
-            epoch=origin.epoch.hex(),
             stream=request.stream,
             frontier=self._frontier if is_live else 0,
             end_offset=self._chain.next_sequence - 1 if is_live else 0,
             batches=[(one.header.first_sequence, one.header.last_sequence, len(one.sealed)) for one in batches],
             lease=None if request.lease is None else LEASE,
-            life=origin.epoch.hex(),
+            life=origin.life.hex(),
             after=self._at(self._begins(request)),
             lives=[self._at(self._chain.next_sequence - 1)] if batches else [],
         )
@@ -136,7 +135,7 @@ class Plant:
     def _define(self, request: GetDefinitions, incoming: Incoming) -> None:
         origin, (wanted,) = self._chain.origin, request.wanted
         run = DefinitionRun(zone=wanted.zone, digest=wanted.digest, lengths=[len(self._definition)])
-        answer = DefinitionsAnswer(store_zone=origin.zone, epoch=origin.epoch.hex(), runs=[run])
+        answer = DefinitionsAnswer(store_zone=origin.zone, life=origin.life.hex(), runs=[run])
         self._publish(answer, [self._definition], incoming)
 
     def _publish(self, answer: Answer, attachment: list[bytes], incoming: Incoming) -> None:

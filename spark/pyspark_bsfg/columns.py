@@ -2,7 +2,7 @@
 
 Batches are collected into a group before a record batch is made, because some twenty Arrow calls for a batch of a
 hundred facts would cost more than its facts. Within a group, a *run* is a sequence of facts of one origin without a
-gap: columns of identity (offset, sequence, zone, epoch, message_id of a sample), and whether it is verified, are made
+gap: columns of identity (offset, sequence, zone, life, message_id of a sample), and whether it is verified, are made
 per run, from headers. A batch is opened only if another column is requested, or a row test needs one, and then only
 those columns are built.
 
@@ -33,7 +33,7 @@ from pyspark_bsfg.values import Values, text_bytes
 FACTS_MAX_PER_GROUP = 65_536  # some 15 MB of all columns; a quarter of it cost a tenth more in calls of Arrow
 TEXT_BYTES_MAX = 32 * 1024 * 1024  # a column of 16,384 equal texts of 64 KiB is 2 KB in a batch and 1 GB in Arrow
 # Columns that need no opened batch.
-BY_RUN = frozenset(("offset", "stream", "zone", "epoch", "sequence", "verified", COUNT.name))
+BY_RUN = frozenset(("offset", "stream", "zone", "life", "sequence", "verified", COUNT.name))
 
 _COUNTING = pc.subtract(pc.cumulative_sum(pa.repeat(1, FACTS_MAX + FACTS_MAX_PER_GROUP + 1)), 1)
 _COUNTING_32 = _COUNTING.cast(pa.int32())
@@ -190,7 +190,7 @@ def _counts(stream: str, runs: Sequence[Run]) -> Makers:
         COUNT.name: lambda: pa.array([run.count for run in runs], pa.int64()),
         "stream": lambda: texts([stream] * len(runs)),
         "zone": lambda: texts([run.origin.zone for run in runs]),
-        "epoch": lambda: texts([run.origin.epoch.hex() for run in runs]),
+        "life": lambda: texts([run.origin.life.hex() for run in runs]),
         "verified": lambda: texts([run.verified for run in runs]),
     }
 
@@ -215,7 +215,7 @@ def _identity_columns(stream: str, runs: Sequence[Run], places: Any) -> Makers:
 
     def message_ids() -> Any:
         # Ids of samples of one origin differ only in the sequence, which is at their end.
-        before = (sample_message_id(stream, run.origin.zone, run.origin.epoch, 0).removesuffix("0") for run in runs)
+        before = (sample_message_id(stream, run.origin.zone, run.origin.life, 0).removesuffix("0") for run in runs)
         made = [
             part
             for text, run in zip(before, runs, strict=True)
@@ -228,7 +228,7 @@ def _identity_columns(stream: str, runs: Sequence[Run], places: Any) -> Makers:
         "message_id": message_ids,
         "stream": lambda: pa.repeat(pa.scalar(stream), wanted),
         "zone": lambda: per_run([run.origin.zone for run in runs]),
-        "epoch": lambda: per_run([run.origin.epoch.hex() for run in runs]),
+        "life": lambda: per_run([run.origin.life.hex() for run in runs]),
         "sequence": lambda: counting([run.first_sequence for run in runs]),
         "verified": lambda: per_run([run.verified for run in runs]),
     }

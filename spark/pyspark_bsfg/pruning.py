@@ -1,6 +1,6 @@
 """Pruning: which batches and facts a query's filters exclude, so that they need not be opened or built. Core: no IO.
 
-Spark passes simple comparisons of one column with a constant. A batch's summary excludes by offset, time, zone, epoch
+Spark passes simple comparisons of one column with a constant. A batch's summary excludes by offset, time, zone, life
 and kind; the definitions of an origin by tag, predicate and unit; an opened batch by quality; then its facts one by
 one. Only what cannot match is excluded, and Spark checks every filter again, so this module may ignore filters that it
 does not understand.
@@ -52,7 +52,7 @@ class Pruning:
 
     offsets: Span = ANY
     times_ns: Span = ANY
-    of_origin: tuple[tuple[str, Filter], ...] = ()  # on zone and epoch
+    of_origin: tuple[tuple[str, Filter], ...] = ()  # on zone and life
     of_definition: tuple[tuple[str, Filter], ...] = ()  # on tag, predicate and unit
     of_quality: tuple[Filter, ...] = ()
 
@@ -70,7 +70,7 @@ class Pruning:
                     times_ns = _both(times_ns, _span(one, 1))
                 case "ts":
                     times_ns = _both(times_ns, _span(one, _NS_PER_US))
-                case "zone" | "epoch" if _is_usable(one, str):
+                case "zone" | "life" if _is_usable(one, str):
                     origin.append((column, one))
                 case "tag" | "predicate" | "unit" if _is_usable(one, str):
                     definition.append((column, one))
@@ -131,7 +131,7 @@ class Pruning:
         return pc.is_in(qualities, pa.array(wanted, pa.int64()))
 
     def _wants_origin(self, origin: Origin) -> bool:
-        values = {"zone": origin.zone, "epoch": origin.epoch.hex()}
+        values = {"zone": origin.zone, "life": origin.life.hex()}
         return all(passes(one, values[column]) for column, one in self.of_origin)
 
     def _wants_messages(self) -> bool:

@@ -5,7 +5,7 @@ made. Spark does not tell a Python data source which columns a query needs. Core
 
     offset          position in the store's stream, dense, the order of arrival
     message_id      identity of the fact as text; computed for a sample, the producer's own for a message
-    stream zone epoch sequence      the fact's identity for ever: where, and by which life of which store, it was recorded
+    stream zone life sequence      the fact's identity for ever: where, and by which life of which store, it was recorded
     verified        yes: a signature of the origin proves the fact; suspect: with a key that counts as compromised; or no
     tag             subject: `tag:<scope>/<id>` for a sample, any `kind:id` for a message
     predicate       what the fact states about the subject
@@ -28,7 +28,7 @@ TABLE has more columns, made only if requested, and landed: the rest of a messag
 
 Making a row for each fact is most of the cost of a count, so facts can be counted by the headers of batches:
 
-    facts           how many facts a row stands for; only with stream, zone, epoch and verified, which they share. Their
+    facts           how many facts a row stands for; only with stream, zone, life and verified, which they share. Their
                     sum is guaranteed, not where one row ends and the next one begins
 """
 
@@ -58,7 +58,7 @@ FACTS = StructType([
     StructField("message_id", StringType(), nullable=False),
     StructField("stream", StringType(), nullable=False),
     StructField("zone", StringType(), nullable=False),
-    StructField("epoch", StringType(), nullable=False),
+    StructField("life", StringType(), nullable=False),
     StructField("sequence", LongType(), nullable=False),
     StructField("verified", StringType(), nullable=False),
     StructField("tag", StringType(), nullable=False),
@@ -79,9 +79,9 @@ LABELS = StructField("labels", MapType(StringType(), StringType()))
 ENVELOPE = ("to_zone", "correlation_id", "causation_id", "object_media_type", "object_schema")
 TABLE = StructType([*FACTS.fields, LABELS, *(StructField(name, StringType()) for name in ENVELOPE)])
 LANDED = StructType([*TABLE.fields, StructField("date", DateType())])
-IDENTITY = ("stream", "zone", "epoch", "sequence")
+IDENTITY = ("stream", "zone", "life", "sequence")
 COUNT = StructField("facts", LongType(), nullable=False)
-SHARED = ("stream", "zone", "epoch", "verified")
+SHARED = ("stream", "zone", "life", "verified")
 
 # Spark compares the first record batch with this exactly: names, order, types and nullability.
 _ARROW: dict[type[DataType], Any] = {

@@ -99,7 +99,7 @@ def forged(content: Any, *, compress: bool = False, **changes: Any) -> bytes:
     content = content if isinstance(content, bytes) else msgspec.msgpack.encode(content)
     body = zstandard.ZstdCompressor(level=1).compress(content) if compress else content
     fields: dict[str, Any] = {
-        "magic": b"BSFB", "version": 1, "kind": 1, "codec": int(compress), "flags": 0, "epoch": bytes(16),
+        "magic": b"BSFB", "version": 1, "kind": 1, "codec": int(compress), "flags": 0, "life": bytes(16),
         "first_sequence": 1, "count": 3, "time_min_ns": 10, "time_max_ns": 30, "previous_digest": bytes(16),
         "definition_count": 5, "definitions_digest": b"\x05" * 16, "content_bytes": len(content),
         "body_bytes": None, "zone_bytes": None, "stream_bytes": None, "zone": b"plant", "stream": b"facts", "body": body,

@@ -86,7 +86,7 @@ def test_a_bool_further_down_counts_as_its_integer() -> None:
 )
 def test_a_link_that_no_chain_has_is_not_sealed(link: batch.Link) -> None:
     """The rules of the header hold for the writer as for the reader."""
-    with pytest.raises(ValueError, match=r"stream|zone|epoch|sequence|digest"):
+    with pytest.raises(ValueError, match=r"stream|zone|life|sequence|digest"):
         batch.seal_samples(link, [(1, 1, 1, 0)], DEFINITIONS)
 
 

@@ -91,7 +91,7 @@ def page_header(sealed: bytes) -> tuple[dict[str, Any], bytes]:
     return {
         "kind": {1: "samples", 2: "messages"}[kind], "codec": {0: "raw", 1: "zstd"}[codec], "slice": flags == 1,
         "signed": flags == 2,
-        "zone": zone, "epoch": sealed[8:24].hex(), "stream": stream, "first_sequence": first, "count": count,
+        "zone": zone, "life": sealed[8:24].hex(), "stream": stream, "first_sequence": first, "count": count,
         "time_min_ns": earliest, "time_max_ns": latest, "previous_digest": sealed[52:68].hex(),
         "definition_count": definition_count, "definitions_digest": sealed[72:88].hex(),
         "content_bytes": content_bytes, "digest": sealed[-16:].hex(),
@@ -218,7 +218,7 @@ def test_the_product_reads_the_vectors(vector: dict[str, Any]) -> None:
     header, expected = parsed.header, vector["header"]
     assert (header.kind.name.lower(), header.codec.name.lower()) == (expected["kind"], expected["codec"])
     assert (header.stream, header.origin.zone) == (expected["stream"], expected["zone"])
-    assert (header.origin.epoch.hex(), header.previous_digest.hex()) == (expected["epoch"], expected["previous_digest"])
+    assert (header.origin.life.hex(), header.previous_digest.hex()) == (expected["life"], expected["previous_digest"])
     assert parsed.digest.hex() == expected["digest"]
     assert (header.is_slice, header.is_signed) == (expected["slice"], expected["signed"])
     assert header.definitions == batch.Definitions(
@@ -242,7 +242,7 @@ def test_the_product_reads_the_vectors(vector: dict[str, Any]) -> None:
 def test_the_product_still_writes_the_vectors(vector: dict[str, Any]) -> None:
     """The same facts give the same content, and uncompressed the same bytes; compressed bytes may change with zstd."""
     expected = vector["header"]
-    origin = batch.Origin(expected["zone"], bytes.fromhex(expected["epoch"]))
+    origin = batch.Origin(expected["zone"], bytes.fromhex(expected["life"]))
     link = batch.Link(
         expected["stream"], origin, expected["first_sequence"], bytes.fromhex(expected["previous_digest"])
     )
@@ -274,7 +274,7 @@ def test_a_second_reader_verifies_each_record(vector: dict[str, Any]) -> None:
     def covered(signed: bytes) -> bytes:
         last = header["first_sequence"] + header["count"] - 1
         names = bytes([len(zone)]) + zone + bytes([len(stream)]) + stream
-        end = bytes.fromhex(header["epoch"]) + struct.pack("<Q", last) + page_digest(signed)
+        end = bytes.fromhex(header["life"]) + struct.pack("<Q", last) + page_digest(signed)
         return b"bsfg/record/1\x00" + record[:10] + names + end + record[10:18]
 
     assert hashlib.sha256(public).digest()[:8] == record[2:10]

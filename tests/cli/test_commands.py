@@ -113,7 +113,7 @@ def test_the_same_command_twice_is_one_fact(node: Bsfg) -> None:
 
 
 def test_a_lease_from_the_command_line_fences(node: Bsfg) -> None:
-    """`bsfg lease` prints the next epoch; an append with an older one stores nothing, names the epoch in force, and
+    """`bsfg lease` prints the next life; an append with an older one stores nothing, names the life in force, and
     fails."""
     assert node("lease", "mes").stdout == "1\n"
     assert json.loads(node("lease", "mes", "--json").stdout) == {"lease_epoch": 2}

@@ -95,7 +95,7 @@ def test_a_value_that_is_no_json_is_left_out_and_named(
 ) -> None:
     """The others are printed; a line says which value of which peer cannot be read."""
     values = [value(1), msgspec.structs.replace(value(2), value=msgspec.Raw(b'"\xff"')), value(3)]
-    own: dict[str, Any] = {"store_zone": "idmz", "epoch": "0" * 32, "stream": STREAM}
+    own: dict[str, Any] = {"store_zone": "idmz", "life": "0" * 32, "stream": STREAM}
     answer = LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=values)
     monkeypatch.setattr(peer_requests, "_ask", lambda *_: answer)
     settings: Any = None

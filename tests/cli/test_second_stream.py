@@ -36,7 +36,7 @@ def test_an_append_waits_as_long_as_its_stream(monkeypatch: pytest.MonkeyPatch) 
 
     def ask(_settings: object, request: AppendFact, *_: object, waits_ms: int) -> Any:
         waited.append((request.stream, waits_ms))
-        return AppendAnswer(store_zone="a", epoch="", outcomes=[AppendedEntry(offset=1, outcome="applied")])
+        return AppendAnswer(store_zone="a", life="", outcomes=[AppendedEntry(offset=1, outcome="applied")])
 
     monkeypatch.setattr(append, "ask", ask)
     for stream in ("facts.a", "facts.b", "facts.c"):
@@ -50,7 +50,7 @@ def test_latest_values_of_a_stream_from_peers() -> None:
     assert CliRunner().invoke(bsfg, ["append", "--stream", "facts.b", "batch:1", "done", "{}"]).exit_code == 0
     kept = [("plant-b", "facts.a", 1), ("plant-b", "facts.b", 2), ("plant-c", "facts.a", 3)]
     for zone, stream, number in kept:
-        save_peer_latest(Path("state"), PeerLatest(zone, "00" * 16, stream, 1, [value(number)]))
+        save_peer_latest(Path("state"), PeerLatest(zone, stream, 1, [value(number)]))
     for words, numbers in (([], [1, 2, 3]), (["--stream", "facts.a"], [1, 3]), (["--stream", "facts.b"], [2])):
         shown = CliRunner().invoke(bsfg, ["latest", "--json", *words]).output.splitlines()
         assert [json.loads(line)["subject"] for line in shown] == [f"tag:{number:03}" for number in numbers]

@@ -39,9 +39,10 @@ def arrive(site: Site, zone: str) -> None:
     wait_until(lambda: arrived(site, zone) > before, f"facts of {zone}", 60)
 
 
-def epoch(site: Site, zone: str) -> str:
-    """The epoch of a zone's store."""
-    return str(json.loads(site.type(zone, f"bsfg store stats --json --config /etc/bsfg/{zone}.toml"))["epoch"])
+def oldest_life(site: Site, zone: str) -> str:
+    """The oldest life of a zone's store."""
+    lines = site.type(zone, f"bsfg store lives --zone {zone} --json --config /etc/bsfg/{zone}.toml").splitlines()
+    return str(json.loads(lines[0])["life"])
 
 
 def said_by(said: dict[str, str], part: str) -> str:
@@ -92,10 +93,10 @@ def test_rotate_certificates(site: Site) -> None:
 
 
 def test_move_the_store(site: Site) -> None:
-    """The moved store has its epoch and its facts, and the IDMZ goes on reading it without an incident."""
-    before, count = epoch(site, "plant-a"), arrived(site, "plant-a")
+    """The moved store has its lives and its facts, and the IDMZ goes on reading it without an incident."""
+    before, count = oldest_life(site, "plant-a"), arrived(site, "plant-a")
     site.page("move-the-store")
-    assert epoch(site, "plant-a") == before
+    assert oldest_life(site, "plant-a") == before
     arrive(site, "plant-a")
     assert arrived(site, "plant-a") > count
 
@@ -116,10 +117,10 @@ def test_add_a_plant(site: Site) -> None:
 def test_upgrade_a_fleet(site: Site) -> None:
     """After the restart the zones are connected and hold the same."""
     site.page("add-a-plant")
-    before = epoch(site, "plant-b")
+    before = oldest_life(site, "plant-b")
     said = site.page("../operate/install")
     assert "equal" in said_by(said, "peer compare")
-    assert epoch(site, "plant-b") == before
+    assert oldest_life(site, "plant-b") == before
 
 
 def test_replace_a_gateway(site: Site) -> None:
@@ -127,10 +128,10 @@ def test_replace_a_gateway(site: Site) -> None:
     arrive(site, "plant-a")
     site.running["plant-a bsfg@plant-a"].kill()
     site.page("replace-a-gateway")
-    epochs = "bsfg sql --json --config /etc/bsfg/idmz.toml \"select distinct epoch from facts where zone = 'plant-a'\""
-    wait_until(lambda: site.type("idmz", epochs).count("epoch") == 2, "facts of both stores", 60)
+    lives = "bsfg sql --json --config /etc/bsfg/idmz.toml \"select distinct life from facts where zone = 'plant-a'\""
+    wait_until(lambda: site.type("idmz", lives).count("life") >= 2, "facts of both stores", 60)
     kinds = "bsfg sql --json --config /etc/bsfg/plant-a.toml 'select distinct kind from incidents'"
-    wait_until(lambda: "former_epoch" in site.type("plant-a2", kinds), "the incident that the page names", 60)
+    wait_until(lambda: "restored" in site.type("plant-a2", kinds), "the incident that the page names", 60)
     site.running["plant-a2 bsfg@plant-a"].stop()
     refused = site.type("plant-a", "bsfg peer test idmz --config /etc/bsfg/plant-a.toml", is_good=False)
     assert "Was the zone denied on purpose?" in refused

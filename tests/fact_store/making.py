@@ -146,8 +146,8 @@ def chain_is_whole(store: FactStore | StoreReader) -> None:
 class Elsewhere:
     """An origin in another zone: seals batches of samples of one chain, and hands them to stores."""
 
-    def __init__(self, zone: str = "plant", stream: str = TELEMETRY, epoch: bytes = EPOCH, tags: int = 2) -> None:
-        self.origin = batch.Origin(zone, epoch)
+    def __init__(self, zone: str = "plant", stream: str = TELEMETRY, life: bytes = EPOCH, tags: int = 2) -> None:
+        self.origin = batch.Origin(zone, life)
         self.stream = stream
         self.link = batch.Link(stream, self.origin)
         self.bodies = [tag(number).to_json() for number in range(1, tags + 1)]
@@ -178,6 +178,6 @@ class Elsewhere:
 
     def put(self, store: FactStore, sealed: list[bytes], offset: int = 0, *, first_definition: int = 1) -> PutResult:
         """Hand batches to a store as this origin's own zone."""
-        position = Position(self.origin.epoch, offset)
+        position = Position(self.origin.life, offset)
         definitions = self.received(first_definition)
         return done(put_page(store, self.origin.zone, self.stream, parsed(sealed), definitions, position))

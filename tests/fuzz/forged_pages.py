@@ -46,7 +46,7 @@ STREAM = OPERATIONAL
 ROUND = 100
 """Forged answers between two honest pages that must be stored."""
 STORE_CASES_MAX = 20_000
-"""Answers that one store gets: each round begins an epoch, and a store takes a thousand of a zone."""
+"""Answers that one store gets: each round begins an life, and a store takes a thousand of a zone."""
 IMPATIENT = ReceiverSettings(
     wait_ms=0, answer_timeout_ms=20, backoff_ms_min=1, backoff_ms_max=2, blocked_ms=1, pause_ms_min=1, pause_ms_max=2,
     spread_ms=0, restart_ms=0, returning_ms=0, empty_ms_min=0, history_claim_after_ms=0,
@@ -76,9 +76,9 @@ class HostilePeer:
         self.begin()
 
     def begin(self) -> None:
-        """Serve an empty log under a new epoch, whose facts have not been seen."""
-        self.epoch = self.chance.randbytes(16)
-        self.chains = {zone: batch.Link(self.stream, batch.Origin(zone, self.epoch)) for zone in (PEER, OTHER)}
+        """Serve an empty log under a new life, whose facts have not been seen."""
+        self.life = self.chance.randbytes(16)
+        self.chains = {zone: batch.Link(self.stream, batch.Origin(zone, self.life)) for zone in (PEER, OTHER)}
         self.definitions = batch.Definitions()
         self.texts = list[bytes]()
         self.served = 0
@@ -141,7 +141,7 @@ class HostilePeer:
 
     def _honest(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         header = {"protocol": "bsfg.replication", "version": "1.0", "operation": request["operation"], "status": "ok"}
-        header |= {"store_zone": PEER, "epoch": self.epoch.hex()}
+        header |= {"store_zone": PEER, "life": self.life.hex()}
         match request["operation"]:
             case "FetchFacts":
                 return self._page(request, header)
@@ -162,8 +162,8 @@ class HostilePeer:
         raise AssertionError(request)
 
     def _page(self, request: dict[str, Any], header: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-        if request.get("epoch") not in {None, header["epoch"]}:
-            return header | error_body("epoch_changed"), []
+        if request.get("life") not in {None, header["life"]}:
+            return header | error_body("life_unknown"), []
         named = request.get("trail") or [request.get("after") or {}]
         after = named[-1].get("offset", 0)
         sealed, entries, at = self._batches(), [], after
@@ -222,7 +222,7 @@ class HostilePeer:
         if request.get("origin"):
             ends = [[n, digest] for n in range(request["first_sequence"], request["first_sequence"] + 3)]
             return {"stream": self.stream, "end_offset": self.served, "ends": ends}
-        ranges = [[f"{PEER}/{self.epoch.hex()}", 1, max(1, link.next_sequence - 1), "00" * 16, digest]]
+        ranges = [[f"{PEER}/{self.life.hex()}", 1, max(1, link.next_sequence - 1), "00" * 16, digest]]
         return {
             "stream": self.stream,
             "end_offset": self.served,
@@ -271,7 +271,7 @@ class HostilePeer:
         chance, edge = self.chance, self.chance.choice(hostile.EDGES)
         after = header["batches"][0][0] - 1 if header.get("batches") else 0
         lies: list[Callable[[], dict[str, Any]]] = [
-            lambda: {"epoch": chance.choice((chance.randbytes(16).hex(), "00" * 16, "ff" * 16))},
+            lambda: {"life": chance.choice((chance.randbytes(16).hex(), "00" * 16, "ff" * 16))},
             lambda: {"store_zone": chance.choice((OWN, OTHER, "x"))},
             lambda: {"stream": chance.choice(("facts.other", ""))},
             lambda: {"end_offset": edge},
@@ -334,7 +334,7 @@ def packed(header: dict[str, Any] | bytes, attachment: bytes) -> bytes:
 
 async def pull_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
     """Answer with `cases` forged answers, those to every other store behind signatures of which the puller trusts
-    most. Fails unless the puller and the store live, an honest page under a new epoch is stored after every ROUND of
+    most. Fails unless the puller and the store live, an honest page under a new life is stored after every ROUND of
     them, and each store verifies. Returns how many were forged, by operation."""
     peer, done = HostilePeer(random.Random(seed)), 0
     parts = max(2, -(-cases // STORE_CASES_MAX))
@@ -376,7 +376,7 @@ async def _life(peer: HostilePeer, store: FactStore, cases: int) -> None:
 
 
 async def _round(peer: HostilePeer, puller: Puller, anti_entropy: AntiEntropy, is_over: Callable[[], bool]) -> None:
-    """Forged answers, a comparison among them, then honest ones under a new epoch until one of them is stored."""
+    """Forged answers, a comparison among them, then honest ones under a new life until one of them is stored."""
     before = peer.answered
     peer.forging = True
     try:
@@ -386,7 +386,7 @@ async def _round(peer: HostilePeer, puller: Puller, anti_entropy: AntiEntropy, i
     await wait_until_async(lambda: is_over() or peer.answered >= before + ROUND, "the pull to go on")
     peer.forging = False
     peer.begin()
-    stored, epoch = puller.statistics().facts_stored, peer.epoch
+    stored, life = puller.statistics().facts_stored, peer.life
     await wait_until_async(
-        lambda: is_over() or (puller.statistics().facts_stored > stored and peer.epoch == epoch), "an honest page"
+        lambda: is_over() or (puller.statistics().facts_stored > stored and peer.life == life), "an honest page"
     )

@@ -1,6 +1,6 @@
 """Forged requests into the real serving side: server, operations and store, over a link that this module plays.
 
-Zone evil sends requests of every operation that fit the store at that moment (its epoch, its offsets, its consumers),
+Zone evil sends requests of every operation that fit the store at that moment (its life, its offsets, its consumers),
 changed in structure, in bytes, or by fields that are well formed and untrue; also topics, correlations and expiries
 that are wrong. Zone idmz fetches and confirms in between, honestly.
 """
@@ -65,11 +65,9 @@ class Served:
 class Forger:
     """Makes the requests of evil."""
 
-    def __init__(
-        self, chance: random.Random, zone: str, epoch: str, life: str, end_offset: Callable[[str], int]
-    ) -> None:
-        """For the store of `zone`, with its epoch, its life and the ends of its streams."""
-        self.chance, self._zone, self._epoch, self._life, self._end_offset = chance, zone, epoch, life, end_offset
+    def __init__(self, chance: random.Random, zone: str, life: str, end_offset: Callable[[str], int]) -> None:
+        """For the store of `zone`, with its life and the ends of its streams."""
+        self.chance, self._zone, self._life, self._end_offset = chance, zone, life, end_offset
         self._seeds = [json.loads(one) for one in seeds.requests()]
 
     def incoming(self) -> Incoming:
@@ -106,15 +104,14 @@ class Forger:
         return json.dumps(request).encode()
 
     def _fitting(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The request with names, epochs and offsets that exist here, mostly."""
+        """The request with names, lives and offsets that exist here, mostly."""
         chance, fitting = self.chance, dict(request)
         stream = chance.choice((OPERATIONAL, TELEMETRY))
         end = self._end_offset(stream)
         names = {
             "stream": stream,
             "consumer_name": f"{EVIL}.{chance.choice(('a', 'b', stream))}",
-            "epoch": self._epoch,
-            "origin": f"{self._zone}/{self._epoch}",
+            "origin": f"{self._zone}/{self._life}",
             "after": {"offset": chance.randint(0, end), "life": self._life},
             "life": self._life,
             "offset": chance.randint(0, end + 1),
@@ -146,16 +143,9 @@ class Forger:
         """Change a field to a well-formed untruth, or add one."""
         chance, edge = self.chance, self.chance.choice(hostile.EDGES)
         lies: dict[str, Any] = {
-            "epoch": chance.choice((self._epoch, chance.randbytes(16).hex())),
             "life": chance.choice(("00" * 16, "ab" * 16, chance.randbytes(16).hex())),
             "trail": [{"offset": edge, "life": self._life}] * chance.choice((0, 1, 64, 65)),
             "position": {"offset": edge, "life": self._life},
-            "origin_head": {
-                "last_sequence": chance.choice((1, abs(edge) + 1)),
-                "digest": "ab" * 16,
-                "record": base64.b64encode(chance.randbytes(82)).decode(),
-                "signed_digest": "cd" * 16,
-            },
             "confirm": {"last_offset": edge, "life": self._life, "first_offset": chance.choice(hostile.EDGES)},
             "lease": edge,
             "lease_after": edge,
@@ -189,7 +179,7 @@ class Forger:
 
 
 async def serve_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
-    """Send `cases` forged requests. Fails unless server and store live under one epoch, every request ends, and an
+    """Send `cases` forged requests. Fails unless server and store live under one life, every request ends, and an
     honest zone is served after every ROUND of them, and the store verifies. Returns how they were answered."""
     link, served = Link(Access("b", OWN, "host", 1, lambda: None)), Served()  # type: ignore[arg-type, return-value]
     with FactStore.open(folder / "facts.db", OWN, settings=IN_MEMORY, streams=STREAMS, unattended=True) as store:
@@ -199,8 +189,8 @@ async def serve_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
             link, store, {EVIL: both, HONEST: both}, STORE_ERRORS, REFUSAL_CODES, appends={EVIL: both}, look_up=look_up
         )
         link.connection = served  # type: ignore[assignment]
-        running, epoch = asyncio.create_task(server.run()), store.epoch
-        forger, sent = Forger(random.Random(seed), OWN, epoch.hex(), store.life.hex(), store.end_offset), 0
+        running, life = asyncio.create_task(server.run()), store.life
+        forger, sent = Forger(random.Random(seed), OWN, life.hex(), store.life.hex(), store.end_offset), 0
         await asyncio.wrap_future(store.appends.define([TagDefinition("tag:line1/t1")]))
         try:
             while sent < cases:
@@ -214,7 +204,7 @@ async def serve_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
                 await _serve_honest(link, served, store, sent)
                 assert not running.done(), running.exception()
                 assert store.failure is None, store.failure
-                assert store.epoch == epoch
+                assert store.life == life
         finally:
             running.cancel()
             await asyncio.wait([running])
@@ -249,7 +239,7 @@ async def _serve_honest(link: Link, served: Served, store: FactStore, number: in
         request = {"protocol": "bsfg.replication", "version": "1.0", "operation": "FetchFacts", "limit": 100_000}
         after = {"offset": end - 1 if confirm is None else end, "life": life}
         request |= {"consumer_name": name, "stream": TELEMETRY, "after": after}
-        request |= {"epoch": store.epoch.hex(), "confirm": confirm}
+        request |= {"life": store.life.hex(), "confirm": confirm}
         served.honest.clear()
         topic = f"bsfg/1/{OWN}/{HONEST}/req"
         answer_to = f"bsfg/1/{OWN}/{HONEST}/rsp/0/a"

@@ -184,7 +184,7 @@ def _changed(chance: random.Random, value: Any) -> Any:
         case 1 if len(copy) < REPEATED_MAX:
             copy = copy * chance.choice((2, 5))
         case 2 if isinstance(copy, dict):
-            copy[chance.choice(("x", "", "operation", "status", "epoch", "\u0000", "batches"))] = hostile_json(chance)
+            copy[chance.choice(("x", "", "operation", "status", "life", "\u0000", "batches"))] = hostile_json(chance)
         case 3 if isinstance(value[key], int):
             copy[key] = value[key] + chance.choice((1, -1, 2**31, 2**63))
         case _:

@@ -105,7 +105,6 @@ def requests() -> list[bytes]:
         limit=1000,
         stream=TELEMETRY,
         start="2026-11-21T06:00:00Z",
-        epoch=EPOCH,
         wait_ms=2000,
         after=read,
         confirm=messages.Confirm(last_offset=9, life=EPOCH, first_offset=3),
@@ -116,7 +115,6 @@ def requests() -> list[bytes]:
         messages.FetchFacts(
             consumer_name="c",
             limit=1,
-            origin_head=messages.OriginHead(last_sequence=7, digest=EPOCH, record=records()[0], signed_digest=EPOCH),
             signers_known=[EPOCH[:16]],
         ),
         messages.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, life=EPOCH, limit=10),
@@ -143,7 +141,7 @@ def requests() -> list[bytes]:
 
 def answers() -> list[bytes]:
     """Every operation's answer, pages as the store gives them, and errors."""
-    own = {"store_zone": "plant-a", "epoch": EPOCH}
+    own = {"store_zone": "plant-a", "life": EPOCH}
 
     def read(offset: int) -> messages.LogPosition:
         return messages.LogPosition(offset=offset, life=EPOCH if offset else "")

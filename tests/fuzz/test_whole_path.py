@@ -34,7 +34,7 @@ def test_forged_answers_end_no_puller(memory: Path) -> None:
 
 @patient
 def test_forged_requests_end_no_server(memory: Path) -> None:
-    """Every request of a peer may be forged: the server lives, the epoch stays, and another zone is served."""
+    """Every request of a peer may be forged: the server lives, the life stays, and another zone is served."""
     with bounded_memory():
         print(dict(asyncio.run(serve_forged(memory, CASES, first_seed()))))
 
@@ -61,7 +61,7 @@ class Endless:
         bodies = [b"%d" % number for number in numbers]
         after = wanted.held[0] if wanted.held else None
         run = DefinitionRun(zone=PEER, digest=wanted.digest, after=after, lengths=[len(one) for one in bodies])
-        return Reply(DefinitionsAnswer(store_zone=PEER, epoch="ab" * 16, runs=[run]), bodies)
+        return Reply(DefinitionsAnswer(store_zone=PEER, life="ab" * 16, runs=[run]), bodies)
 
 
 async def test_definitions_that_never_end_are_refused(memory: Path) -> None:

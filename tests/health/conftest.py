@@ -23,7 +23,7 @@ def healthy() -> NodeSnapshot:
     counts = (90, 9, 1, *[0] * 11)
     return NodeSnapshot(
         zone="idmz",
-        epoch="00112233445566778899aabbccddeeff",
+        life="00112233445566778899aabbccddeeff",
         taken_unix_ms=NOW_MS,
         started_unix_ms=NOW_MS - 3_600_000,
         store_fill_percent=3.5,

@@ -149,14 +149,3 @@ def test_a_changed_server_certificate_is_one_line(healthy: NodeSnapshot) -> None
         "the server's certificate changed: SHA-1 aa, before bb",
         "if right: bsfg opcua trust aa",
     )
-
-
-def test_a_store_that_peers_call_an_old_copy(healthy: NodeSnapshot) -> None:
-    """The node says so itself, with the command; the consumer that cannot go on follows from it."""
-    integrity = replace(healthy.integrity, claimed_by=("enterprise",))
-    behind = replace(healthy.consumers[0], behind_facts=5, oldest_unconfirmed_age_s=600.0)
-    verdict = assess(replace(healthy, integrity=integrity, consumers=(behind,)))
-    first, second = verdict.reasons
-    assert (first.problem, first.alert) == (Problem.STORE_IS_OLD_COPY, True)
-    assert "bsfg store new-epoch" in first.hint
-    assert second.caused_by == ("store",)

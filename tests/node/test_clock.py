@@ -136,7 +136,7 @@ def test_the_zone_above_shows_what_happened_to_the_clock(tmp_path: Path) -> None
         for messages in ([clock_message(back, "plant-a")], others, [clock_message(again, "plant-a")]):
             sealed = seal_messages(plant.link, messages)
             plant.link, offset = sealed.link, offset + len(messages)
-            position = Position(plant.origin.epoch, offset)
+            position = Position(plant.origin.life, offset)
             done(put_page(store, "plant-a", OPERATIONAL, [parse(sealed.sealed)], [], position))
             shown.append(changes.read(NOW))
     fell = "set back by 2 h at 2026-11-10 00:00:00Z, to 2026-11-09 22:00:00Z; not believed since then"

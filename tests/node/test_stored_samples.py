@@ -24,7 +24,7 @@ STREAM = "facts.telemetry"
 
 def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> None:
     """The last recorded sample counts, also with an older source time after a clock was set back; it comes with the
-    time of the newest good one. Other tags, and streams without facts, are left out. In another epoch the same numbers
+    time of the newest good one. Other tags, and streams without facts, are left out. In another life the same numbers
     are other tags."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.appends.define([TagDefinition(f"tag:t/{n}") for n in range(4)]).result()
@@ -33,7 +33,7 @@ def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> N
             [Sample(1, 5 * S, 1.5), Sample(2, 11 * S, None, BAD), Sample(2, 12 * S, None, BAD)],
         ):
             store.appends.append_samples(STREAM, rows).result()
-        stored = StoredSamples(store.reader, lambda: store.origin)
+        stored = StoredSamples(store.reader, store.own_lives)
         found = stored.newest_samples(STREAM, [1, 2, 3])
         assert found == {
             1: Newest(Sample(1, 5 * S, 1.5), 5 * S),
@@ -54,7 +54,7 @@ def test_no_definition_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             store.appends.define([TagDefinition(f"tag:t/{number}")]).result()
             store.appends.append_samples(STREAM, [Sample(number, number * S, 1.0)]).result()
         monkeypatch.setattr(StoreReader, "definitions", None)
-        stored = StoredSamples(store.reader, lambda: store.origin)
+        stored = StoredSamples(store.reader, store.own_lives)
         assert stored.newest_samples(STREAM, [1, 2]).keys() == {1, 2}
         opened: list[object] = []
         monkeypatch.setattr(scanner, "open_packed", lambda batch: opened.append(batch) or open_packed(batch))
@@ -76,7 +76,7 @@ def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: 
         for n in range(5):
             other = Message(Envelope(f"other {n}", "plant-a", "*", n), Fact("x:y", "z", b"{}"))
             store.appends.append_message("facts.operational", other).result()
-        stored = StoredSamples(store.reader, lambda: store.origin)
+        stored = StoredSamples(store.reader, store.own_lives)
         assert [one.sample for one in stored.newest_samples(STREAM, [2, 3]).values()] == [Sample(2, 30 * S, 30.0)]
         assert stored.open_outages("plc") == []
         monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 5)
@@ -95,7 +95,7 @@ def test_a_store_that_cannot_be_read_holds_no_source_up(tmp_path: Path, monkeypa
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.appends.define([TagDefinition("tag:t/a")]).result()
         store.appends.append_samples(STREAM, [Sample(1, S, 1.0)]).result()
-        stored = StoredSamples(store.reader, lambda: store.origin)
+        stored = StoredSamples(store.reader, store.own_lives)
         monkeypatch.setattr(StoreReader, "bounds", damaged)
         assert stored.newest_samples(STREAM, [1]) == {}
         assert stored.open_outages("plc") == []
@@ -120,7 +120,7 @@ def test_what_applications_append_under_our_predicates_is_no_outage(tmp_path: Pa
         store.appends.append_message("facts.operational", outage(10)).result()
         foreign = Message(Envelope("foreign", "plant-a", "*", 1), Fact("source:plc", "samples_lost", content.encode()))
         store.appends.append_message("facts.operational", foreign).result()
-        stored = StoredSamples(store.reader, lambda: store.origin)
+        stored = StoredSamples(store.reader, store.own_lives)
         assert stored.open_outages("plc") == [10 * S]
 
 
@@ -136,7 +136,7 @@ def test_times_are_those_of_the_range_or_too_many(tmp_path: Path) -> None:
         store.appends.define([TagDefinition("tag:t/a"), TagDefinition("tag:t/b")]).result()
         rows = [Sample(n, t * S, float(t)) for t in range(100) for n in (1, 2)]
         store.appends.append_samples(STREAM, rows).result()
-        stored = StoredSamples(store.reader, lambda: store.origin)
+        stored = StoredSamples(store.reader, store.own_lives)
         assert stored.sample_times(STREAM, [1], 10 * S, 12 * S, 3) == {1: {10 * S, 11 * S, 12 * S}}
         assert stored.sample_times(STREAM, [1, 2], 10 * S, 12 * S, 5) is None
 
@@ -148,7 +148,7 @@ def test_the_times_of_a_tag_are_those_of_all_its_numbers(tmp_path: Path) -> None
         named = [TagDefinition("tag:t/a"), TagDefinition("tag:t/a", acquisition="history"), TagDefinition("tag:t/b")]
         store.appends.define([*named, TagDefinition("tag:t/a", unit="bar")]).result()
         store.appends.append_samples(STREAM, [Sample(n, n * S, 1.0) for n in (1, 2, 3, 4)]).result()
-        stored = StoredSamples(store.reader, lambda: store.origin)
+        stored = StoredSamples(store.reader, store.own_lives)
         assert stored.sample_times(STREAM, [4], 0, 9 * S, 9) == {4: {1 * S, 2 * S, 4 * S}}
 
 
@@ -174,7 +174,7 @@ def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path) -> No
             gap("other", SOURCE_LOST, 70, 71),
         ):
             store.appends.append_message("facts.operational", message).result()
-        stored = StoredSamples(store.reader, lambda: store.origin)
+        stored = StoredSamples(store.reader, store.own_lives)
         assert stored.open_outages("plc") == [50 * S, 30 * S + 100]
 
 
@@ -185,6 +185,6 @@ def test_a_source_is_complete_up_to_what_was_recorded_last(tmp_path: Path) -> No
             store.appends.set_completeness("plc", parts).result()
         store.appends.set_completeness("other", {"": (7, 0)}).result()
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        stored = StoredSamples(store.reader, lambda: store.origin)
+        stored = StoredSamples(store.reader, store.own_lives)
         assert stored.completeness("plc") == {"": Stored(10, 5), "events": Stored(8, None)}
         assert stored.completeness("unknown") == {}

@@ -96,7 +96,7 @@ def naive(file: Path) -> list[dict[str, Any]]:
             for stored in reader.read(info.name, 0, EVERYTHING, EVERYTHING).batches:
                 batch = parse(stored.sealed)
                 origin, first = batch.header.origin, batch.header.first_sequence
-                where = {"stream": info.name, "zone": origin.zone, "epoch": origin.epoch.hex()}
+                where = {"stream": info.name, "zone": origin.zone, "life": origin.life.hex()}
                 if batch.header.kind is Kind.MESSAGES:
                     for n, one in enumerate(open_messages(batch)):
                         found.append(
@@ -111,7 +111,7 @@ def naive(file: Path) -> list[dict[str, Any]]:
                         where
                         | of_sample(sample, definitions[sample.tag - 1])
                         | {"offset": stored.first_offset + n, "sequence": first + n}
-                        | {"message_id": f"{info.name}/{origin.zone}/{origin.epoch.hex()}/{first + n}"}
+                        | {"message_id": f"{info.name}/{origin.zone}/{origin.life.hex()}/{first + n}"}
                     )
     return found
 

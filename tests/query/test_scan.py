@@ -31,7 +31,7 @@ from tests.support.relay_store import ALARMS, HOLES, placed, relay_store
 
 MINUTE_NS = relay.MINUTE_NS
 NAMES = (
-    "stream", "offset", "zone", "epoch", "sequence", "kind", "subject", "predicate", "tag", "unit", "quality",
+    "stream", "offset", "zone", "life", "sequence", "kind", "subject", "predicate", "tag", "unit", "quality",
     "source_time", "source_time_ns", "object_json", "message_id",
 )  # fmt: skip
 EXACT = ("value_type", "value", "value_text")

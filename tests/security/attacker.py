@@ -50,12 +50,12 @@ class Attacker(ServerProcess):
 
     # ----------------------------------------------------------------------------------------------------- serving
 
-    def serve(self, zone: str, asking: str, epoch: str | None = None) -> str:
-        """Answer the requests of a zone from a log of our own. Returns the epoch under which it is served."""
-        return str(self.command("serve", zone=zone, asking=asking, epoch=epoch))
+    def serve(self, zone: str, asking: str, life: str | None = None) -> str:
+        """Answer the requests of a zone from a log of our own. Returns the life under which it is served."""
+        return str(self.command("serve", zone=zone, asking=asking, life=life))
 
     def append(self, zone: str, stream: str, messages: Sequence[Mapping[str, Any]], **batch: Any) -> dict[str, Any]:
-        """Add a batch of messages to that log. `origin` and `epoch` are those that the batch claims."""
+        """Add a batch of messages to that log. `origin` and `life` are those that the batch claims."""
         return dict(self.command("append", zone=zone, stream=stream, batch={"messages": messages, **batch}))
 
     def append_sample(self, zone: str, stream: str, sample: Mapping[str, Any], definitions: Sequence[str]) -> None:

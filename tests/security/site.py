@@ -100,7 +100,7 @@ class Site:
         self.wait_ready()
 
     def fresh_evil(self) -> int:
-        """Let evil serve an empty log under a new epoch, to an idmz that pulls it. Returns the end of idmz's stream."""
+        """Let evil serve an empty log under a new life, to an idmz that pulls it. Returns the end of idmz's stream."""
         self.attacker.command("begin", zone=EVIL)
         self.attacker.serve(EVIL, IDMZ)
         peers = self.status(IDMZ)["peers"]
@@ -137,11 +137,11 @@ class Site:
         with contextlib.closing(StoreReader(self.store(zone))) as reader:
             return reader.end_offset(stream)
 
-    def epoch(self, zone: str) -> str:
-        """The epoch of a zone's store, hex."""
+    def life(self, zone: str) -> str:
+        """The life of a zone's store, hex."""
         with contextlib.closing(sqlite3.connect(f"file:{self.store(zone)}?mode=ro", uri=True)) as connection:
-            (epoch,) = connection.execute("select epoch from store").fetchone()
-        return bytes(epoch).hex()
+            (life,) = connection.execute("select life from store").fetchone()
+        return bytes(life).hex()
 
     def incidents(self, zone: str) -> list[str]:
         """The incidents in a zone's store, newest first, as texts."""
@@ -210,13 +210,13 @@ class Site:
 
     @contextlib.contextmanager
     def unharmed(self, limit_s: float = LIMIT_S) -> Iterator[None]:
-        """An attack in this block ends no process, begins no epoch, and stops no honest facts."""
-        before = {zone: (node.pid, self.epoch(zone)) for zone, node in self.nodes.items()}
+        """An attack in this block ends no process, begins no life, and stops no honest facts."""
+        before = {zone: (node.pid, self.life(zone)) for zone, node in self.nodes.items()}
         yield
         self.assert_honest_flow(limit_s)
         for zone, node in self.nodes.items():
             assert node.running, f"{zone} has ended:\n{node.log_tail()}"
-            assert (node.pid, self.epoch(zone)) == before[zone], zone
+            assert (node.pid, self.life(zone)) == before[zone], zone
 
 
 def identities(broker: Mosquitto, zones: Iterable[str]) -> dict[str, dict[str, str | int]]:

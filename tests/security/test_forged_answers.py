@@ -72,7 +72,7 @@ FENCED = {"status": "error", "error": {"code": "fenced", "message": "forged", "r
 FORGED = {
     "fenced": FENCED,
     "holes": {"status": "ok", "stream": STREAM, "frontier": 0, "end_offset": 99, "holes": [[1, 99, "expired"]]},
-    "another epoch": {"status": "ok", "stream": STREAM, "frontier": 0, "end_offset": 0, "epoch": "ab" * 16},
+    "another life": {"status": "ok", "stream": STREAM, "frontier": 0, "end_offset": 0, "life": "ab" * 16},
     "no answer": {"status": "?", "operation": ["?"]},
 }
 

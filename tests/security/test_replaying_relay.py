@@ -99,7 +99,7 @@ def checkpoints(site: Site, zone: str) -> list[bytes]:
 
 
 def test_a_log_that_was_taken_back_changes_nothing(site: Site) -> None:
-    """The relay serves all facts of the plant, then under another epoch only its first ones, twice, as an old copy
+    """The relay serves all facts of the plant, then under another life only its first ones, twice, as an old copy
     would. The enterprise has all facts once, and accepts the next one."""
     first = site.append()
     end = relay(site)
@@ -153,8 +153,8 @@ def test_an_old_checkpoint_proves_nothing_new(site: Site) -> None:
     assert content != real
     forged = {"predicate": CHECKPOINT, "subject": f"stream:{PLANT}/{STREAM}"}
     batch_of_plant = [message("forged", content, zone=PLANT, message_id=f"forged-{secrets.token_hex(4)}", **forged)]
-    for epoch in (batches(site, PLANT)[0].header.origin.epoch.hex(), secrets.token_hex(16)):
-        of_plant = {"zone": PLANT, "epoch": epoch, "messages": batch_of_plant}
+    for life in (batches(site, PLANT)[0].header.origin.life.hex(), secrets.token_hex(16)):
+        of_plant = {"zone": PLANT, "life": life, "messages": batch_of_plant}
         site.attacker.command("append", zone=IDMZ, stream=STREAM, batch=of_plant)
     serve_own(site, object={"bin": b64(content)}, **forged)
     assert checkpoints(site, ENTERPRISE) == [real]

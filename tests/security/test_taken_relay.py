@@ -26,10 +26,10 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-def serve_forged(site: Site, epoch: str, ids: list[str]) -> None:
+def serve_forged(site: Site, life: str, ids: list[str]) -> None:
     """Serve messages in the name of the plant, in one batch."""
     forged = [message(one, zone=PLANT, message_id=one) for one in ids]
-    site.attacker.command("append", zone=IDMZ, stream=STREAM, batch={"zone": PLANT, "epoch": epoch, "messages": forged})
+    site.attacker.command("append", zone=IDMZ, stream=STREAM, batch={"zone": PLANT, "life": life, "messages": forged})
 
 
 def serve_own(site: Site, name: str) -> None:
@@ -37,17 +37,17 @@ def serve_own(site: Site, name: str) -> None:
     site.attacker.append(IDMZ, STREAM, [message(name, zone=IDMZ, message_id=name)])
 
 
-@pytest.mark.parametrize("case", ["one epoch", "many epochs", "with facts of evil between"])
+@pytest.mark.parametrize("case", ["one life", "many lives", "with facts of evil between"])
 def test_forged_facts_of_the_plant_are_not_stored(site: Site, case: str) -> None:
-    """Well-formed batches with the plant's name and correct chains, under one invented epoch or many: none of their
+    """Well-formed batches with the plant's name and correct chains, under one invented life or many: none of their
     facts is in the enterprise's store, an incident names the plant, and the relay's own fact after them is stored."""
     site.attacker.command("begin", zone=IDMZ)
-    name, epoch = secrets.token_hex(4), secrets.token_hex(16)
+    name, life = secrets.token_hex(4), secrets.token_hex(16)
     forged = [f"forged-{name}-{number}" for number in range(10)]
     for one in forged:
-        serve_forged(site, secrets.token_hex(16) if case == "many epochs" else epoch, [one])
+        serve_forged(site, secrets.token_hex(16) if case == "many lives" else life, [one])
         if case == "with facts of evil between":
-            batch = {"zone": EVIL, "epoch": epoch, "messages": [message(f"between-{one}", message_id=f"between-{one}")]}
+            batch = {"zone": EVIL, "life": life, "messages": [message(f"between-{one}", message_id=f"between-{one}")]}
             site.attacker.command("append", zone=IDMZ, stream=STREAM, batch=batch)
     behind = f"behind-{name}"
     serve_own(site, behind)
@@ -61,11 +61,11 @@ def test_forged_facts_of_the_plant_are_not_stored(site: Site, case: str) -> None
 
 
 def test_a_lie_about_the_relays_epoch_costs_its_own_pull_only(site: Site) -> None:
-    """A relay changes its epoch with every answer, returns to former ones and jumps in its offsets: the node keeps
+    """A relay changes its life with every answer, returns to former ones and jumps in its offsets: the node keeps
     running, and stores what the relay serves once it is consistent again."""
     for _ in range(12):
         site.attacker.command("begin", zone=IDMZ)
-        serve_own(site, f"epoch-{secrets.token_hex(4)}")
+        serve_own(site, f"life-{secrets.token_hex(4)}")
         header = {"omitted": [[1, 10**12]], "batches": [], "end_offset": 10**12}
         site.attacker.command("patch", zone=IDMZ, operation="FetchFacts", header=header, times=1)
     site.attacker.command("begin", zone=IDMZ)

@@ -36,13 +36,13 @@ def chain(
     at: Collection[int] | None = None,
     signed_at_ms: int = NOW_MS,
     stream: str = STREAM,
-    epoch: bytes = EPOCH,
+    life: bytes = EPOCH,
     text: str = "x",
     link: Link | None = None,
 ) -> list[Batch]:
     """Batches of one fact each, from `link` on or from the start of a chain. With `key` all are signed, or those at the
     positions `at`."""
-    end, found = link or Link(stream, Origin(zone, epoch)), list[Batch]()
+    end, found = link or Link(stream, Origin(zone, life)), list[Batch]()
     for place in range(count):
         sign = signing(key, signed_at_ms) if key is not None and (at is None or place in at) else None
         found.append(seal_messages(end, [message(end.next_sequence, text)], sign))

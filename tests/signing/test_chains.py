@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.batch import RECORD_BYTES, Batch, Link, Origin
+from agent.batch import Batch, Link, Origin
 from agent.message import UNIX_MS_MAX
 from agent.signing.certificates import Refusal, RefusalReason, Signer
 from agent.signing.chains import (
@@ -20,7 +20,6 @@ from agent.signing.chains import (
     SignedEnd,
     check_record,
     judge_page,
-    proves_own,
 )
 from agent.signing.keys import SignerPublic, SigningKey
 from tests.signing.making import EPOCH, STREAM, Signers, chain, page, spoiled, with_record
@@ -44,12 +43,12 @@ def _verified(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 @st.composite
 def honest_pages(draw: Any) -> list[Offered]:
-    """Chains of one or two zones and epochs, interleaved, each of them signed at its end and anywhere before."""
+    """Chains of one or two zones and lives, interleaved, each of them signed at its end and anywhere before."""
     chains = list[list[Batch]]()
     for number in range(draw(st.integers(1, 3))):
         zone, count = draw(st.sampled_from(["plant", "evil"])), draw(st.integers(1, 6))
         signed = {count - 1, *draw(st.sets(st.integers(0, count - 1)))}
-        run = chain(count, zone, SIGNERS.of(zone), at=signed, epoch=bytes([number]) * 16)
+        run = chain(count, zone, SIGNERS.of(zone), at=signed, life=bytes([number]) * 16)
         chains.append(run[draw(st.integers(0, count - 1)) :])  # a page may begin inside a chain
     turns = draw(st.permutations([number for number, run in enumerate(chains) for _ in run]))
     return page([chains[number].pop(0) for number in turns])
@@ -116,9 +115,9 @@ def _continue(offered: list[Offered], _: int) -> list[Offered]:
 
 
 def _other_chain(offered: list[Offered], at: int) -> list[Offered]:
-    """Forged facts of another epoch or stream, some signed by the relay under the plant's name."""
+    """Forged facts of another life or stream, some signed by the relay under the plant's name."""
     forged = chain(
-        len(offered), key=EVIL, at=[at], epoch=bytes([at]) * 16, stream=("facts.other", STREAM)[at % 2], text="forged"
+        len(offered), key=EVIL, at=[at], life=bytes([at]) * 16, stream=("facts.other", STREAM)[at % 2], text="forged"
     )
     return [one._replace(batch=forged[n]) for n, one in enumerate(offered)]
 
@@ -137,7 +136,7 @@ ATTACKS = [
 )
 def test_nothing_forged_is_accepted(count: int, at: set[int], attacks: list[Any], rule: str) -> None:
     """Whatever a relay changes, spoils, drops, reorders, cuts off, appends, signs with its own key or moves from
-    another stream or epoch: only batches that the plant signed, or that precede one it signed, are accepted, and each
+    another stream or life: only batches that the plant signed, or that precede one it signed, are accepted, and each
     batch of the page is either accepted or declined."""
     honest = chain(count, key=PLANT, at={one for one in at if one < count} | {count - 1})
     offered = page(honest)
@@ -226,9 +225,9 @@ def test_what_was_recorded_without_a_key_is_proven_by_the_next_signed_batch() ->
 
 def test_a_proven_zone_is_demanded_at_once() -> None:
     """Under `if_present`, what follows the first verified record in the same page must be proven too; what came before
-    it in another epoch stays."""
-    old, run = chain(1, epoch=b"o" * 16), chain(2, key=PLANT)
-    forged = chain(2, epoch=b"f" * 16, text="forged")
+    it in another life stays."""
+    old, run = chain(1, life=b"o" * 16), chain(2, key=PLANT)
+    forged = chain(2, life=b"f" * 16, text="forged")
     judged = judge_page(page([*old, *run, *forged]), SIGNERS.trust("if_present"))
     assert judged.accepted == (0, 1, 2)
     (declined,) = judged.declined
@@ -297,23 +296,6 @@ def test_a_signature_outside_the_certificate_does_not_count() -> None:
         assert found[0] is expected
 
 
-def test_only_our_own_signature_proves_our_own_past() -> None:
-    """A record of our chain by a present or former key of ours is proof; one with another key, of another chain end or
-    zone, or malformed, is not."""
-    former, present = SigningKey.generate(), SigningKey.generate()
-    own = [Signer("plant", one.public, 0, UNIX_MS_MAX) for one in (present, former)]
-    for key, is_proof in ((former, True), (present, True), (STRANGER, False)):
-        (batch,) = chain(1, key=key)
-        end = SignedEnd.of(batch)
-        assert end == (STREAM, Origin("plant", EPOCH), 1, batch.signed_digest)
-        assert proves_own(batch.record, end, own) is is_proof
-        assert not proves_own(batch.record, end._replace(last_sequence=2), own)
-        assert not proves_own(batch.record, end._replace(digest=batch.digest), own)
-        assert not proves_own(batch.record, end._replace(origin=Origin("evil", EPOCH)), own)
-        assert not proves_own(b"", end, own)
-        assert not proves_own(bytes(RECORD_BYTES), end, own)
-
-
 def test_a_key_of_another_zone_proves_nothing() -> None:
     """Also where it is looked up for the zone: a key id is a hint, and two zones may have keys with one id."""
     (batch,) = chain(1, key=PLANT)
@@ -351,10 +333,10 @@ def test_a_malformed_record_is_wrong(change: Any) -> None:
 
 def test_declined_facts_of_two_epochs_are_reported_apart() -> None:
     """Although their sequences and offsets follow each other, and the reason is the same."""
-    later = Origin("plant", b"other epoch, yes")
+    later = Origin("plant", b"another life, ys")
     batches = [*chain(2), *chain(1, link=Link(STREAM, later, 3, b"d" * 16))]
     declined = judge_page(page(batches), SIGNERS.trust("required")).declined
-    assert [(one.facts.epoch, one.facts.first_sequence, one.facts.last_sequence) for one in declined] == [
+    assert [(one.facts.life, one.facts.first_sequence, one.facts.last_sequence) for one in declined] == [
         (EPOCH, 1, 2),
-        (later.epoch, 3, 3),
+        (later.life, 3, 3),
     ]

@@ -74,7 +74,7 @@ def put(opened: FactStore, batches: Sequence[Batch], offset: int) -> None:
     """Receive batches of one origin from a peer of that name, definitions included."""
     header = batches[0].header
     received = [chain_of(header.origin.zone, [one.to_json() for one in DEFINITIONS])]
-    position = Position(header.origin.epoch, offset)
+    position = Position(header.origin.life, offset)
     put_page(opened, header.origin.zone, header.stream, batches, received, position).result()
 
 
@@ -94,10 +94,10 @@ def row(sample: Sample, offset: int, origin: Origin, sequence: int, stream: str 
     }[type(value)]()
     return {
         "offset": offset,
-        "message_id": f"{stream}/{origin.zone}/{origin.epoch.hex()}/{sequence}",
+        "message_id": f"{stream}/{origin.zone}/{origin.life.hex()}/{sequence}",
         "stream": stream,
         "zone": origin.zone,
-        "epoch": origin.epoch.hex(),
+        "life": origin.life.hex(),
         "sequence": sequence,
         "verified": "no",
         "tag": definition.subject,

@@ -128,11 +128,11 @@ def test_any_choice_of_columns_has_the_same_values(runs: list[list[Sample]], dat
 
 
 def test_identity_needs_no_batch_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offset, stream, zone, epoch, sequence and a sample's id follow from headers; a count opens nothing."""
+    """Offset, stream, zone, life, sequence and a sample's id follow from headers; a count opens nothing."""
     batches = [
         (batch, 1 + 2 * n, 0, 2) for n, batch in enumerate(foreign(PLANT_A, [[Sample(1, NOON_NS, 1.0)] * 2] * 3))
     ]
-    names = ["offset", "stream", "zone", "epoch", "sequence", "message_id"]
+    names = ["offset", "stream", "zone", "life", "sequence", "message_id"]
     schema = arrow_schema(StructType([FACTS[name] for name in names]))
     expected = pa.Table.from_batches(built(batches)).select(names).to_pylist()
 

@@ -133,7 +133,7 @@ def test_a_cluster_lands_several_nodes_while_one_dies(tmp_path: Path) -> None:
     assert all(text.startswith("west: ") for text in result["refused"])
     assert landed() == {plant: batches * BATCH for plant, batches in ALL.items()}
     rows = (
-        ds.dataset(tmp_path / "facts", partitioning="hive").to_table(columns=["zone", "epoch", "sequence"]).to_pylist()
+        ds.dataset(tmp_path / "facts", partitioning="hive").to_table(columns=["zone", "life", "sequence"]).to_pylist()
     )
     assert len({tuple(row.values()) for row in rows}) == len(rows)
     held = [

@@ -122,7 +122,7 @@ WORDS = {
     "predicate": ["value_sampled", "setpoint_changed", "order_released", "set"],
     "unit": ["bar", "°C", "b"],
     "zone": ["plant-a", "plant-b", "enterprise", "plant-"],
-    "epoch": [PLANTS[0].epoch.hex(), "61"],
+    "life": [PLANTS[0].life.hex(), "61"],
 }
 
 

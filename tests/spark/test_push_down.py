@@ -67,7 +67,7 @@ WORDS = {
     "unit": ("'bar'", "'°C'", "'b'", "NULL"),
     "predicate": ("'value_sampled'", "'setpoint_changed'", "'order_released'"),
     "zone": ("'plant-a'", "'plant-b'", "'enterprise'", "NULL"),
-    "epoch": ("'" + PLANTS[0].epoch.hex() + "'", "'61'"),
+    "life": ("'" + PLANTS[0].life.hex() + "'", "'61'"),
     "value_type": ("'double'", "'message'"),
     "value_text": ("'ok'", "''"),
 }

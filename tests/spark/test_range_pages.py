@@ -30,7 +30,7 @@ def pages(first: int, last: int, signers_trusted: Signers | None = None) -> Rang
 def answer(batches: Sequence[tuple[int, Batch]], **fields: Any) -> tuple[RangeAnswer, list[bytes]]:
     """A page with batches at their offsets."""
     entries = [(at, at + one.header.count - 1, len(one.sealed)) for at, one in batches]
-    page: dict[str, Any] = {"store_zone": "enterprise", "epoch": EPOCH, "stream": STREAM, "end_offset": 6}
+    page: dict[str, Any] = {"store_zone": "enterprise", "life": EPOCH, "stream": STREAM, "end_offset": 6}
     return RangeAnswer(**(page | {"batches": entries} | fields)), [one.sealed for _, one in batches]
 
 

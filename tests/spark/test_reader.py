@@ -134,15 +134,15 @@ def test_two_streams_of_two_plants_are_read_around_two_holes(
     for stream in (relay.TELEMETRY, relay.ALARMS):
         found = [
             tuple(
-                row[name] for name in ("offset", "zone", "epoch", "sequence", "tag", "unit", "value", "source_time_ns")
+                row[name] for name in ("offset", "zone", "life", "sequence", "tag", "unit", "value", "source_time_ns")
             )
             for row in read(path, stream=stream, numPartitions=tasks)
         ]
         expected = []
         for offset, zone, sequence in relay.placed(stream):
             tag, at_ns, value, _ = relay.sample(stream, sequence)
-            definition, epoch = relay.TAGS[zone][tag - 1], relay.PLANTS[zone].epoch.hex()
-            expected.append((offset, zone, epoch, sequence, definition.subject, definition.unit, value, at_ns))
+            definition, life = relay.TAGS[zone][tag - 1], relay.PLANTS[zone].life.hex()
+            expected.append((offset, zone, life, sequence, definition.subject, definition.unit, value, at_ns))
         assert found == expected
     assert [
         record.getMessage().partition(";")[0] for record in caplog.records if record.levelno == logging.WARNING

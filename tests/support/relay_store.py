@@ -97,5 +97,5 @@ def _receive(store: FactStore, stream: str, runs: tuple[tuple[str, int], ...]) -
         batch = parse(sealed)
         verify(batch)
         links[zone] = batch.link
-        position = Position(PLANTS[zone].epoch, batch.header.last_sequence)
+        position = Position(PLANTS[zone].life, batch.header.last_sequence)
         put_page(store, zone, stream, [batch], [received], position).result()

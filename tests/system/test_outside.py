@@ -41,7 +41,7 @@ def relay(source: Path, path: Path, leave_out: int = 0) -> None:
     """Another zone's store with the source's facts, without the last so many batches."""
     with FactStore.open(source, "plant", settings=AT_ONCE) as store:
         batches = store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING).batches
-        epoch = store.epoch
+        epoch = store.life
     kept = batches[: len(batches) - leave_out]
     with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
         position = Position(epoch, kept[-1].last_offset)

@@ -184,7 +184,7 @@ def vector(name: str, about: str, sealed: batch.Batch) -> dict[str, Any]:
         "header": {
             "kind": header.kind.name.lower(), "codec": header.codec.name.lower(), "slice": header.is_slice,
             "signed": header.is_signed,
-            "zone": header.origin.zone, "epoch": header.origin.epoch.hex(), "stream": header.stream,
+            "zone": header.origin.zone, "life": header.origin.life.hex(), "stream": header.stream,
             "first_sequence": header.first_sequence, "count": header.count, "time_min_ns": header.time_min_ns,
             "time_max_ns": header.time_max_ns, "previous_digest": header.previous_digest.hex(),
             "definition_count": header.definitions.count, "definitions_digest": header.definitions.digest.hex(),

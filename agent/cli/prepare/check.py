@@ -139,8 +139,8 @@ def _check_store(file: Path, zone: str) -> Iterator[Finding]:
         return
     try:
         with closing(StoreReader(file)) as reader:
-            if reader.origin.zone != zone:
-                why = f"is the store of zone {reader.origin.zone!r}, this node is {zone!r}"
+            if reader.zone != zone:
+                why = f"is the store of zone {reader.zone!r}, this node is {zone!r}"
                 hint = "correct the zone in node.toml, or name another state_dir"
                 yield Finding(f"{file}: {why}; {hint}", is_problem=True)
     except (StoreForeign, StoreTooNew) as error:

@@ -36,7 +36,7 @@ def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:
     """Print statistics of a store: streams, origins, definitions, consumers, files, incidents."""
     with open_reader(config_file, store_file) as reader:
         found = statistics(reader)
-        flash = _measured(config_file, found.origin) if store_file is None else None
+        flash = _measured(config_file, found.zone) if store_file is None else None
         flash = flash or _estimated(reader, found)
     if as_json:
         click.echo(json.dumps({**found.to_dict(), "flash": flash}))
@@ -44,7 +44,7 @@ def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:
         click.echo("\n".join([text(found), *([] if flash is None else [f"  flash       {flash['text']}"])]))
 
 
-def _measured(config_file: Path, origin: Origin) -> dict[str, Any] | None:
+def _measured(config_file: Path, zone: str) -> dict[str, Any] | None:
     """Bytes per second that the running node of this store has written since its start; None if no node answers, or if
     it has just started."""
     settings = load_settings(config_file)
@@ -52,7 +52,7 @@ def _measured(config_file: Path, origin: Origin) -> dict[str, Any] | None:
         answer = Client(settings.node.state_dir).status()
     except NodeSilent:
         return None
-    if (answer["zone"], answer["epoch"]) != (origin.zone, origin.epoch.hex()):  # another node has the port
+    if answer["zone"] != zone:  # another node has the socket
         return None
     seconds = (answer["taken_unix_ms"] - answer["started_unix_ms"]) / 1000
     written = answer["store"].get("written_bytes_total")
@@ -90,7 +90,7 @@ def text(found: Statistics) -> str:
     file = found.file
     each = f", {file.bytes / found.facts:.2f} bytes a fact" if found.facts else ""
     lines = [
-        f"{found.origin.zone}: {found.facts:,} facts in {file.path}",
+        f"{found.zone}: {found.facts:,} facts in {file.path}",
         f"  file        {_mb(file.bytes)}{each}; {_mb(file.free_bytes)} of it free for reuse; log {_mb(file.wal_bytes)}",
     ]
     for stream in found.streams:
@@ -127,7 +127,7 @@ def text(found: Statistics) -> str:
 
 
 def _name(origin: Origin) -> str:
-    return f"{origin.zone}, epoch {origin.epoch.hex()[:8]}"
+    return f"{origin.zone}, life {origin.life.hex()[:16]}"
 
 
 def _mb(size: int) -> str:

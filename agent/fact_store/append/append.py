@@ -15,13 +15,24 @@ from itertools import chain
 from typing import Any
 
 from agent.append_contract import AppendOutcome
-from agent.batch import NO_DIGEST, Batch, BatchTooLarge, Link, seal_columns, seal_messages
+from agent.batch import Batch, BatchTooLarge, Link, seal_columns, seal_messages
 from agent.columns import SampleColumns
 from agent.fact_store.append.checkpoint import PREDICATE, checkpoint_objects
 from agent.fact_store.append.group_commit import batch_sizes
+from agent.fact_store.append.history import report_branch
 from agent.fact_store.append.message_plan import digest, plan_messages
 from agent.fact_store.append.queue import AppendMessages, AppendSamples
-from agent.fact_store.log import OPERATIONAL_STREAM, Appended, FactsRefused, Refused, digests_in, operational_fact
+from agent.fact_store.log import (
+    OPERATIONAL_STREAM,
+    Appended,
+    Branch,
+    FactsRefused,
+    Refused,
+    digests_in,
+    find_division,
+    find_predecessor,
+    operational_fact,
+)
 from agent.fact_store.sqlite import Transaction
 from agent.message import Message
 from agent.pages import HeldRange
@@ -142,10 +153,10 @@ def append_notice(
 ) -> None:
     """Store an operational fact about a stream, or about the store (None), in the transaction that makes the reported
     change. A repeat is stored once."""
-    origin = transaction.catalog.origin
-    message = operational_fact(origin, stream, predicate, about, key, transaction.now_unix_ms)
+    zone = transaction.catalog.zone
+    message = operational_fact(zone, stream, predicate, about, key, transaction.now_unix_ms)
     stream = stream or OPERATIONAL_STREAM
-    notice = AppendMessages(stream, [message], [message_key(message, origin.zone)], [content_digest(message)], 0, 0)
+    notice = AppendMessages(stream, [message], [message_key(message, zone)], [content_digest(message)], 0, 0)
     (outcome,) = append_messages(transaction, stream, [notice], 1)
     assert not isinstance(outcome, Refused), outcome
 
@@ -163,20 +174,27 @@ def append_checkpoint(transaction: Transaction, date: str) -> None:
 
 def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch], writer: str = "") -> int:
     """Store batches just sealed here; returns the offset of their first fact."""
-    known = transaction.stream(stream)
-    ranges = transaction.held(known.id, transaction.catalog.own_origin)
-    # `decide_insert` is not needed: this store's own history has no gaps, and the batches were sealed on its last link.
-    # It would cost as much as sealing a fact.
-    first, last = batches[0].header, batches[-1]
-    assert (first.first_sequence, first.previous_digest) == (
-        (ranges[-1].last_sequence + 1, ranges[-1].last_digest) if ranges else (1, NO_DIGEST)
-    )
-    assert len(ranges) <= 1, ranges
-    transaction.set_held(
-        known.id, transaction.catalog.own_origin, (HeldRange(1, last.header.last_sequence, NO_DIGEST, last.digest),)
-    )
-    verified = range(len(batches) if transaction.signer else 0)
-    return transaction.add_batches(known, batches, verified=verified, writer=writer)
+    # `decide_insert` would cost as much as sealing a fact; these were sealed on this store's own link.
+    known, first = transaction.stream(stream), batches[0]
+    is_start = not transaction.held(known.id, transaction.origin_number(first.header.origin))
+    first_offset = transaction.add_own(known, batches, writer)
+    if is_start:
+        _report_division(transaction, stream, HeldRange.of(first.header, first.digest))
+    return first_offset
+
+
+def _report_division(transaction: Transaction, stream: str, first: HeldRange) -> None:
+    """Own facts that a peer has brought home may continue the same batch as the first one of this life."""
+    catalog, number = transaction.catalog, transaction.catalog.streams[stream].id
+    origins = {one.life: at for one, at in transaction.origins_of(catalog.zone).items()}
+    held = {life: ranges for life, at in origins.items() if (ranges := transaction.held(number, at))}
+
+    def batch_at(life: bytes, sequence: int) -> HeldRange | None:
+        return transaction.batch_at(number, origins[life], sequence)
+
+    found = find_division(held, catalog.life, first) or find_predecessor(held, catalog.life, first, batch_at)
+    if isinstance(found, Branch):
+        report_branch(transaction, stream, catalog.origin, found)
 
 
 def _joined(appends: Sequence[AppendSamples]) -> SampleColumns:

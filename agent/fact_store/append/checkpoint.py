@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from agent.batch import DIGEST_BYTES, EPOCH_BYTES, Origin
+from agent.batch import DIGEST_BYTES, LIFE_BYTES, Origin
 from agent.message import Message
 from agent.pages import HeldRange
 
@@ -39,7 +39,7 @@ def checkpoint_objects(date: str, held: Mapping[Origin, tuple[HeldRange, ...]]) 
     ends = [
         {
             "zone": origin.zone,
-            "epoch": origin.epoch.hex(),
+            "life": origin.life.hex(),
             "last_sequence": ranges[-1].last_sequence,
             "digest": ranges[-1].last_digest.hex(),
         }
@@ -58,9 +58,9 @@ def checkpoints_in(messages: Iterable[Message]) -> Iterator[Checkpoint]:
         try:
             content = json.loads(message.fact.object_json)
             for one in content["origins"]:
-                origin = Origin(str(one["zone"]), bytes.fromhex(one["epoch"]))
+                origin = Origin(str(one["zone"]), bytes.fromhex(one["life"]))
                 digest, last_sequence = bytes.fromhex(one["digest"]), one["last_sequence"]
-                if (len(origin.epoch), len(digest), type(last_sequence)) == (EPOCH_BYTES, DIGEST_BYTES, int):
+                if (len(origin.life), len(digest), type(last_sequence)) == (LIFE_BYTES, DIGEST_BYTES, int):
                     by, date, stream = message.envelope.from_zone, str(content["date"]), str(content["stream"])
                     yield Checkpoint(by, date, stream, origin, last_sequence, digest)
         except (KeyError, TypeError, ValueError, RecursionError):

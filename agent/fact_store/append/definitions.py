@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 
 from agent.batch import Definitions
-from agent.fact_store.log import FactsRefused, ForkError, StoreDamaged
+from agent.fact_store.log import FactsRefused, StoreDamaged
 from agent.fact_store.sqlite import Transaction
 from agent.message import MessageError, TagDefinition
 from agent.pages import DefinitionChain, LackingDefinitions
@@ -30,7 +30,7 @@ def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:
     catalog = transaction.catalog
     own = catalog.own_definitions
     try:
-        stored = transaction.definition_bodies(catalog.origin.zone, own)
+        stored = transaction.definition_bodies(catalog.zone, own)
     except StoreDamaged:
         own, stored = Definitions(), []
     known = {body: number for number, body in enumerate(stored, 1)}
@@ -38,18 +38,16 @@ def define(transaction: Transaction, bodies: Sequence[bytes]) -> list[int]:
     if fresh:
         known |= {body: number for number, body in enumerate(fresh, own.count + 1)}
         now = reduce(Definitions.extended, fresh, own)
-        transaction.add_definitions(DefinitionChain(catalog.origin.zone, now, own, fresh))
+        transaction.add_definitions(DefinitionChain(catalog.zone, now, own, fresh))
         transaction.set_own_definitions(now)
     return [known[body] for body in bodies]
 
 
-def are_held(transaction: Transaction, zone: str, definitions: Definitions) -> bool:
-    """Whether the definitions that a batch names are held. Raises ForkError if it names their digest with another
-    count."""
+def held_count(transaction: Transaction, zone: str, definitions: Definitions) -> int | None:
+    """How many definitions a digest stands for, which is what a batch that names it must say; None if they are not
+    held."""
     number = transaction.definition_id(zone, definitions.digest)
-    if number is not None and (count := transaction.definition_number(number)) != definitions.count:
-        raise ForkError(f"a batch of {zone} names {definitions.count} tag definitions by the digest of {count}")
-    return number is not None
+    return None if number is None else transaction.definition_number(number)
 
 
 def lacking_definitions(

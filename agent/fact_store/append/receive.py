@@ -1,70 +1,95 @@
 """A peer's page: batches sealed elsewhere, stored once, byte for byte, together with the peer's position.
 
-A page is stored whole or not at all, and only when the tag definitions of its batches are held. A batch of the peer's
-present epoch that contradicts the facts held refuses the page, and only an incident is recorded. A batch of another
-epoch that contradicts them is passed over and reported (decision 0041). A batch that is held already is compared with
-the stored one before it is skipped: a gateway restored from an old image sends other facts under the same sequences,
-and taking them for duplicates would lose them. What retention has released here is compared by the rows after it. Where
-those are gone too it cannot be compared; where the origin may have two histories, that is reported.
+A page is always stored, with its position, once the tag definitions of its batches are held. A batch that is held
+already is a duplicate. One that overlaps other facts of the same life is refused by name: a life that ran twice, or a
+zone that lies (log/held_ranges.py). Where the history of a zone divides, or facts before a batch are missing, both
+sides are stored and an incident says so.
 
-A zone of which this store keeps no more (epochs, definitions, ranges) loses what is beyond, by name: facts of other
+A zone of which this store keeps no more (lives, definitions, ranges) loses what is beyond, by name: facts of other
 zones that the same peer relays are stored. Only a page of the peer's own facts is refused for it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from bisect import bisect_right, insort
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from agent import batch as batch_format
-from agent.batch import Batch
+from agent.batch import Batch, Definitions, Origin
 from agent.columns import BatchError
 from agent.fact_store.append.append import append_notice
-from agent.fact_store.append.definitions import are_held, lacking_definitions
-from agent.fact_store.append.page_plan import PagePlan, ReceivedPage
-from agent.fact_store.append.renamed import Search
-from agent.fact_store.append.second_history import add_uncompared, may_have_two_histories, note_released, restarts
+from agent.fact_store.append.definitions import HELD_NAMED_MAX, held_count, lacking_definitions
+from agent.fact_store.append.history import report_branch
 from agent.fact_store.log import (
+    Branch,
     DefinitionsMissing,
     Duplicate,
     FactsRefused,
-    Fork,
-    ForkError,
+    Gap,
     Insert,
+    LifeRefused,
     decide_insert,
     digests_in,
+    find_division,
+    find_predecessor,
     messages_in,
-    origins_with_other_facts,
 )
 from agent.fact_store.sqlite import Transaction
-from agent.pages import BatchEnd, HeldRange, LackingDefinitions, OriginRange, PutResult
+from agent.pages import Declined, HeldRange, OriginRange, PutResult, SignerCertificate
+from agent.positions import Position
 
-EPOCHS_OF_ZONE_MAX = 1_000
-"""Origins of one zone. Each takes a kilobyte of memory for ever, also after every restart, so a peer that sends each
-batch under an epoch of its own would otherwise end this process."""
+LIVES_OF_ZONE_MAX = 10_000
+"""Lives of one zone: a start a day for 27 years. A peer that sends each batch under a life of its own would otherwise
+fill the disk."""
 DEFINITIONS_OF_ZONE_MAX = 200_000
 """With those of tags that were changed or removed."""
-RANGES_OF_ZONE_MAX = 10_000
-"""Held ranges of one zone, in all streams and epochs. Each takes a quarter of a kilobyte of memory for ever, also after
-every restart, so a peer whose sequences are nothing but gaps would otherwise end this process."""
+RANGES_OF_ZONE_MAX = 20_000
+"""Held ranges of one zone, in all streams and lives: one or two a life, so that a peer whose sequences are nothing but
+gaps does not fill the disk."""
 REPORTED_MAX = 16
 """Ranges of one page that are named for one reason; each is an incident and a notice, and a page may have 2,048."""
 
-
 _T = TypeVar("_T")
-_BatchName = tuple[batch_format.Origin, int, bytes]
-"""Origin, first sequence and digest."""
 
 
-class _NoRoom(NamedTuple):
-    """This store keeps no more of a zone. `beyond`: the batches of a page that are more, by name."""
+@dataclass(frozen=True, slots=True)
+class ReceivedPage:
+    """A page whose batches have been checked one by one."""
 
-    zone: str
-    why: str
-    hint: str
-    beyond: Collection[_BatchName]
+    peer: str
+    stream: str
+    batches: Sequence[Batch]
+    read: Sequence[Position] = ()
+    """Up to where each life of the peer's log is stored with this page, in order; none for batches from before, which
+    a comparison found missing."""
+    holes: Sequence[tuple[int, int, str]] = ()
+    is_backlog: bool = False
+    verified: Collection[int] = ()
+    """Positions of batches whose record is that of a trusted signer of their zone."""
+    signers: Sequence[SignerCertificate] = ()
+    declined: Sequence[Declined] = ()
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What storing a page writes, worked out before anything is written."""
+
+    stream: int  # 0: not here yet
+    ranges: dict[Origin, tuple[HeldRange, ...]] = field(default_factory=dict)
+    fresh: defaultdict[Origin, list[HeldRange]] = field(default_factory=lambda: defaultdict(list))
+    inserts: list[Batch] = field(default_factory=list)
+    verified: set[int] = field(default_factory=set)  # positions in `inserts`
+    divided: list[tuple[Origin, Branch]] = field(default_factory=list)
+    gaps: list[OriginRange] = field(default_factory=list)
+    forks: list[tuple[Batch, str, Batch | None]] = field(default_factory=list)  # why, and the other batch
+    refused: list[OriginRange] = field(default_factory=list)
+    definitions: dict[tuple[str, Definitions], bool] = field(default_factory=dict)  # that are needed: are they held
+    duplicate_facts: int = 0
+    left_out: dict[str, list[OriginRange]] = field(default_factory=dict)  # by reason
 
 
 def check_headers(stream: str, batches: Iterable[Batch]) -> None:
@@ -81,172 +106,194 @@ def check_headers(stream: str, batches: Iterable[Batch]) -> None:
 
 
 def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
-    """Store what is not held yet and move the peer's position. Raises ForkError, FactsRefused, and DefinitionsMissing
-    with all that the page lacks; then nothing is stored."""
-    if not page.read:  # whatever epoch the peer has begun since
-        epoch = transaction.catalog.peer_epochs.get((page.peer, page.stream))
-        if epoch is None:
-            raise FactsRefused(f"nothing of {page.stream} was pulled from {page.peer} yet", "pull it first")
-        page = replace(page, epoch=epoch)
-    plan = _plan_within_limits(transaction, page)
-    recorded = [(one.header.origin.zone, message) for one in plan.inserts for message in messages_in([one])]
-    contradicted = origins_with_other_facts(recorded, page.stream)
-    add_uncompared(transaction, plan, page, contradicted)
+    """Store what is not held yet and move the peer's position. Raises FactsRefused, and DefinitionsMissing with all
+    that the page lacks; then nothing is stored."""
+    known = transaction.catalog.streams.get(page.stream)
+    plan = _Plan(known.id if known else 0)
+    for index, batch in enumerate(page.batches):
+        if _plan_batch(transaction, page, plan, batch) and index in page.verified:
+            plan.verified.add(len(plan.inserts) - 1)
+    if lacking := lacking_definitions(transaction, plan.definitions):
+        zones = ", ".join(one.zone for one in lacking)
+        raise DefinitionsMissing(f"{page.stream} from {page.peer}: tag definitions of {zones} are not held", lacking)
+    _write(transaction, page, plan)
+    _report(transaction, page, plan)
+    stored_facts = sum(batch.header.count for batch in plan.inserts)
+    end_offset = transaction.catalog.streams[page.stream].end_offset
+    left = tuple(one for ranges in plan.left_out.values() for one in ranges)
+    return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps), tuple(plan.refused), left)
+
+
+# ------------------------------------------------------------------------------------------------------------ decisions
+
+
+def _plan_batch(transaction: Transaction, page: ReceivedPage, plan: _Plan, batch: Batch) -> bool:
+    """Decide on one batch, with those before it in the page; whether it is to be stored."""
+    header, origin = batch.header, batch.header.origin
+    offered, batch_at = HeldRange.of(header, batch.digest), partial(_batch_at, transaction, plan)
+    match decide_insert(_held(transaction, plan, origin), offered, partial(batch_at, origin)):
+        case Duplicate():
+            plan.duplicate_facts += header.count
+            return False
+        case LifeRefused(why, held):
+            other = held and transaction.batch(plan.stream, transaction.origin_number(origin) or 0, held.first_sequence)
+            plan.forks.append((batch, why, other or None))
+            _add_range(plan.refused, header)
+            return False
+        case Insert(ranges, is_start, fork):
+            if reason := _beyond_limit(transaction, page, plan, batch, is_start=is_start):
+                _add_range(plan.left_out.setdefault(reason, []), header)
+                return False
+            if fork:
+                plan.forks.append((batch, fork, None))
+            else:
+                _plan_history(transaction, page, plan, offered, origin, is_start=is_start)
+            plan.ranges[origin] = ranges
+            insort(plan.fresh[origin], offered)
+            plan.inserts.append(batch)
+            return True
+
+
+def _plan_history(
+    transaction: Transaction, page: ReceivedPage, plan: _Plan, offered: HeldRange, origin: Origin, *, is_start: bool
+) -> None:
+    """Note where the history of the batch's zone divides, or what is missing before the batch. Reads what is held of
+    the zone only where it may."""
+    starts = [ranges[-1].first_sequence for one, ranges in plan.ranges.items() if one.zone == origin.zone]
+    highest = max([transaction.highest_start(plan.stream, origin.zone), *starts])
+    if not is_start and offered.first_sequence > highest:
+        return
+    held = {one.life: _held(transaction, plan, one) for one in transaction.origins_of(origin.zone)}
+    held |= {one.life: ranges for one, ranges in plan.ranges.items() if one.zone == origin.zone}
+    held = {life: ranges for life, ranges in held.items() if ranges}
+
+    def batch_at(life: bytes, sequence: int) -> HeldRange | None:
+        return _batch_at(transaction, plan, Origin(origin.zone, life), sequence)
+
+    found = find_division(held, origin.life, offered)
+    before = find_predecessor(held, origin.life, offered, batch_at) if is_start else None
+    if found is None and isinstance(before, Branch):
+        found = before
+    if found is not None:
+        plan.divided.append((origin, found))
+    elif isinstance(before, Gap) and page.read:  # a comparison fetches old lives first, and newer parts of them later
+        plan.gaps.append(OriginRange(origin.zone, origin.life, *before))
+
+
+def _beyond_limit(
+    transaction: Transaction, page: ReceivedPage, plan: _Plan, batch: Batch, *, is_start: bool
+) -> str | None:
+    """Why this store keeps no more of the batch's zone; None if it does. Raises FactsRefused for the peer's own facts:
+    those of no other zone wait behind them."""
+    origin, needed = batch.header.origin, (batch.header.origin.zone, batch.header.definitions)
+    zone, why = origin.zone, ""
+    if batch.header.definitions.count and needed not in plan.definitions:
+        if (count := held_count(transaction, *needed)) is not None and count != batch.header.definitions.count:
+            why = f"a batch of {zone} names {batch.header.definitions.count} tag definitions by the digest of {count}"
+        elif count is None and (total := _definitions_with(transaction, *needed)) > DEFINITIONS_OF_ZONE_MAX:
+            why = f"{zone} would have {total} tag definitions here, at most {DEFINITIONS_OF_ZONE_MAX}"
+        else:
+            plan.definitions[needed] = count is not None
+    if is_start and not why:
+        fresh = Counter(one.zone for one in plan.ranges)
+        is_new = origin not in plan.ranges and transaction.origin_number(origin) is None
+        if is_new and len(transaction.origins_of(zone)) + fresh[zone] >= LIVES_OF_ZONE_MAX:
+            why = f"{zone} would have more than {LIVES_OF_ZONE_MAX} lives here"
+        grown = sum(len(ranges) for one, ranges in plan.ranges.items() if one.zone == zone)
+        if transaction.range_count(zone) + grown >= RANGES_OF_ZONE_MAX:
+            why = f"facts of {zone} would be more than {RANGES_OF_ZONE_MAX} separate ranges here"
+    if why and zone == page.peer:
+        hint = f"find out whether {page.peer} invents facts of {zone}, and take it from pulls or relays if it does"
+        raise FactsRefused(why, hint)
+    return f"{why}. {page.peer} sent them; they are not stored here" if why else None
+
+
+def _definitions_with(transaction: Transaction, zone: str, needed: Definitions) -> int:
+    """How many definitions of a zone are stored if those up to `needed` are."""
+    newest = transaction.newest_definitions(zone, HELD_NAMED_MAX)
+    return transaction.definition_count(zone) + max(1, needed.count - max((one.count for one in newest), default=0))
+
+
+def _held(transaction: Transaction, plan: _Plan, origin: Origin) -> tuple[HeldRange, ...]:
+    """The ranges held of an origin, with the batches before in the page."""
+    if (planned := plan.ranges.get(origin)) is not None:
+        return planned
+    number = transaction.origin_number(origin)
+    return transaction.held(plan.stream, number) if plan.stream and number else ()
+
+
+def _batch_at(transaction: Transaction, plan: _Plan, origin: Origin, sequence: int) -> HeldRange | None:
+    """The batch that holds a sequence, stored or of this page; None if it is released or damaged."""
+    fresh = plan.fresh.get(origin, ())
+    at = bisect_right(fresh, sequence, key=lambda one: one.first_sequence) - 1
+    if at >= 0 and sequence <= fresh[at].last_sequence:
+        return fresh[at]
+    number = transaction.origin_number(origin)
+    return transaction.batch_at(plan.stream, number, sequence) if plan.stream and number else None
+
+
+def _add_range(ranges: list[OriginRange], header: batch_format.Header) -> None:
+    """Add the sequences of a batch that is passed over; consecutive ones are reported as one range."""
+    zone, life, first_sequence = header.origin.zone, header.origin.life, header.first_sequence
+    last = ranges[-1] if ranges else None
+    if last is not None and (zone, life, first_sequence) == (last.zone, last.life, last.last_sequence + 1):
+        first_sequence = ranges.pop().first_sequence
+    ranges.append(OriginRange(zone, life, first_sequence, header.last_sequence))
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+
+def _write(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:
     stream = transaction.stream(page.stream)
-    for origin in plan.ranges:  # 0055: numbered in the order in which their facts came
-        transaction.origin(origin)
     transaction.add_signers(page.signers, page.peer)
+    own = transaction.catalog.origin
+    if own in plan.ranges or any(batch.header.origin == own for batch, _, _ in plan.forks):
+        transaction.begin_life(is_forked=True)  # a batch of the present life that was not sealed in it: it runs twice
+    if any(origin.zone == own.zone for origin in plan.ranges):
+        transaction.keep_tip(stream)  # what comes home is not what this store sealed last
     if plan.inserts:
         transaction.add_batches(
             *(stream, plan.inserts), verified=plan.verified, is_backlog=page.is_backlog, writer=page.peer
         )
         kept = transaction.catalog.streams[page.stream]
-        transaction.add_artifacts(kept, digests_in(message for _, message in recorded), kept.end_offset)
+        transaction.add_artifacts(kept, digests_in(messages_in(plan.inserts)), kept.end_offset)
     for origin, ranges in plan.ranges.items():
         transaction.set_held(stream.id, transaction.origin(origin), ranges)
+        transaction.note_start(stream.id, origin.zone, ranges)
+    _report_holes(transaction, page)  # before the position says that they are read
+    transaction.set_peer_position(page.peer, stream, page.read)
+
+
+def _report(transaction: Transaction, page: ReceivedPage, plan: _Plan) -> None:
+    """Incidents, and for what is not stored a notice for the zones that read from this store."""
+    for origin, branch in dict(plan.divided).items():
+        report_branch(transaction, page.stream, origin, branch)
     for gap, others in _first_ones(plan.gaps, "gaps"):
-        subject = f"{page.stream} of {batch_format.Origin(gap.zone, gap.epoch)}"
+        subject = f"{page.stream} of {Origin(gap.zone, gap.life)}"
         detail = f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}{others}"
         transaction.add_incident("gap", subject, detail)
-    _report_holes(transaction, page)
-    _report_declined(transaction, page)
-    for why, left_out in plan.left_out.items():
-        for one, others in _first_ones(left_out):
-            _report(transaction, page, one, "declined", f"{why}{others}")
-    _report_refused(transaction, page, plan.refused)
-    _report_uncompared(transaction, page, plan.uncompared)
-    for shift in plan.renamed:
-        transaction.add_renamed(stream.id, transaction.origin(shift.older), transaction.origin(shift.newer), shift.by)
-    for number in plan.unproven:
-        transaction.add_unproven(stream.id, number)
-    for origin in contradicted:
-        if (known := transaction.origin_number(origin)) is not None:  # a notice numbers none: it may name invented ones
-            transaction.add_contradicted(stream.id, known)
-    is_again = restarts(transaction, page)
-    transaction.set_peer_position(page.peer, stream, page.read, page.epoch, is_read_again=is_again)
-    stored_facts = sum(batch.header.count for batch in plan.inserts)
-    end_offset = transaction.catalog.streams[page.stream].end_offset
-    refused, uncompared = tuple(plan.refused), tuple(plan.uncompared)
-    left = tuple(one for left_out in plan.left_out.values() for one in left_out)
-    return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps), refused, uncompared, left)
-
-
-def _plan_within_limits(transaction: Transaction, page: ReceivedPage) -> PagePlan:
-    """The plan of a page without what is beyond the limits of a zone. Raises as `store_page`."""
-    left_out = dict[str, list[OriginRange]]()
-    while True:
-        plan = _plan_page(transaction, page)
-        lacking = lacking_definitions(transaction, plan.definitions)
-        full = (
-            _no_more_epochs(transaction, page)
-            or _no_more_definitions(transaction, plan, lacking)
-            or _no_more_ranges(transaction, page, plan)
+    for batch, why, other in plan.forks[:REPORTED_MAX]:
+        header = batch.header
+        records = [one.record.hex() for one in (batch, other) if one is not None and one.record]
+        detail = (
+            f"{why} ({page.peer}): this life ran twice, or {header.origin.zone} lies. Records: {', '.join(records)}"
         )
-        if full is None and lacking:
-            zones = ", ".join(one.zone for one in lacking)
-            raise DefinitionsMissing(
-                f"{page.stream} from {page.peer}: tag definitions of {zones} are not held", lacking
-            )
-        if full is None:
-            plan.left_out = left_out
-            return plan
-        if full.zone == page.peer:  # no other zone's facts wait behind them
-            raise FactsRefused(full.why, full.hint)
-        page = _leave_out(page, full, left_out)
-
-
-def _leave_out(page: ReceivedPage, full: _NoRoom, left_out: dict[str, list[OriginRange]]) -> ReceivedPage:
-    """The page without what is beyond the room of a zone. The second time without all of the zone: batches that
-    contradict each other would each come in the place of the one before, for a round of its own."""
-    of_zone = [one for one in page.batches if one.header.origin.zone == full.zone]
-    if not any(one.zone == full.zone for ranges in left_out.values() for one in ranges):
-        of_zone = [one for one in of_zone if _name(one) in full.beyond] or of_zone
-    ranges = left_out.setdefault(f"{full.why}. {page.peer} sent them; they are not stored here", [])
-    for one in of_zone:
-        _add_range(ranges, one.header)
-    names = set(map(_name, of_zone))
-    kept = [at for at, one in enumerate(page.batches) if _name(one) not in names]
-    verified = {index for index, at in enumerate(kept) if at in page.verified}
-    return replace(page, batches=[page.batches[at] for at in kept], verified=verified)
-
-
-def _name(batch: Batch) -> _BatchName:
-    return batch.header.origin, batch.header.first_sequence, batch.digest
-
-
-def _is_apart(transaction: Transaction, page: ReceivedPage) -> Callable[[Batch], bool]:
-    """Says of the batches of a page, asked in their order, which are not next to facts held or said to be next to."""
-    catalog = transaction.catalog
-    known = catalog.streams.get(page.stream)
-    begins, ends = set[tuple[batch_format.Origin, int]](), set[tuple[batch_format.Origin, int]]()
-    for origin in {batch.header.origin for batch in page.batches}:
-        for one in transaction.held(known.id, transaction.origin_number(origin)) if known else ():
-            begins.add((origin, one.first_sequence))
-            ends.add((origin, one.last_sequence))
-
-    def is_apart(batch: Batch) -> bool:
-        origin, first, last = batch.header.origin, batch.header.first_sequence, batch.header.last_sequence
-        if (origin, first - 1) not in ends and (origin, last + 1) not in begins:
-            return True
-        begins.add((origin, first))
-        ends.add((origin, last))
-        return False
-
-    return is_apart
-
-
-def _no_more_epochs(transaction: Transaction, page: ReceivedPage) -> _NoRoom | None:
-    """A zone that would have more epochs here than one that begins a new one each day for years."""
-    # Also of facts that are held under another name: their epoch is remembered.
-    origins = {batch.header.origin for batch in page.batches}
-    new = {origin for origin in origins if transaction.origin_number(origin) is None}
-    for zone in {origin.zone for origin in new}:
-        count = len(transaction.origins_of(zone)) + sum(origin.zone == zone for origin in new)
-        if count > EPOCHS_OF_ZONE_MAX:
-            hint = f"find out whether {page.peer} invents facts of {zone}, and take it from pulls or relays if it does"
-            why = f"{zone} would have {count} epochs here, at most {EPOCHS_OF_ZONE_MAX}"
-            return _NoRoom(zone, why, hint, _names(page.batches, {one for one in new if one.zone == zone}))
-    return None
-
-
-def _no_more_definitions(
-    transaction: Transaction, plan: PagePlan, lacking: Sequence[LackingDefinitions]
-) -> _NoRoom | None:
-    """A zone that would have more tag definitions here than lists of ten thousand tags make in years: no retention
-    releases them, and a search for latest values reads all of them."""
-    for zone, wanted, held in lacking:
-        more = max(wanted.count - max((one.count for one in held), default=0), 1)
-        count = transaction.definition_count(zone) + more
-        if count > DEFINITIONS_OF_ZONE_MAX:
-            hint = "a new tag list adds only what differs; find out what renames its tags, or invents them"
-            why = f"{zone} would have {count} tag definitions here, at most {DEFINITIONS_OF_ZONE_MAX}"
-            of_zone = (one for one in plan.inserts if one.header.origin.zone == zone)
-            return _NoRoom(zone, why, hint, {_name(one) for one in of_zone if one.header.definitions == wanted})
-    return None
-
-
-def _names(batches: Iterable[Batch], origins: Collection[batch_format.Origin]) -> set[_BatchName]:
-    return {_name(one) for one in batches if one.header.origin in origins}
-
-
-def _no_more_ranges(transaction: Transaction, page: ReceivedPage, plan: PagePlan) -> _NoRoom | None:
-    """A zone that would have more held ranges here than retention at its peers makes in years."""
-    catalog = transaction.catalog
-    known = catalog.streams.get(page.stream)
-    grown = Counter[str]()
-    for origin, ranges in plan.ranges.items():
-        held = transaction.held(known.id, transaction.origin_number(origin)) if known else ()
-        grown[origin.zone] += len(ranges) - len(held)
-    # A zone begins a range with its first batch in a stream, and with a gap: nearly no page does.
-    for zone in (one for one, more in grown.items() if more > 0):
-        count = grown[zone] + transaction.range_count(zone)
-        if count > RANGES_OF_ZONE_MAX:
-            hint = f"find out why {page.peer} sends facts of {zone} with so many gaps, and take it from pulls or relays"
-            why = f"facts of {zone} would be {count} separate ranges here, at most {RANGES_OF_ZONE_MAX}"
-            is_apart = _is_apart(transaction, page)
-            of_zone = [one for one in plan.inserts if one.header.origin.zone == zone]
-            return _NoRoom(zone, why, hint, {_name(one) for one in of_zone if is_apart(one)})
-    return None
+        transaction.add_incident("fork", f"{page.stream} of {header.origin}", detail)
+    for one, others in _first_ones(plan.refused):
+        why = (
+            f"{page.peer} has other facts under these sequences of one life; bsfg store export reads them there{others}"
+        )
+        _report_range(transaction, page, one, "refused", why)
+    for reason, left_out in plan.left_out.items():
+        for one, others in _first_ones(left_out):
+            _report_range(transaction, page, one, "declined", f"{reason}{others}")
+    for declined in page.declined:
+        why = (
+            f"{declined.reason}. {page.peer} sent them; they are not stored here, and the comparison of both stores"
+            " requests them again (docs/operate/threats.md)"
+        )
+        _report_range(transaction, page, declined.facts, "declined", why)
 
 
 def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
@@ -264,34 +311,6 @@ def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
         transaction.add_incident("peer_hole", f"{page.stream} from {page.peer}", what)
 
 
-def _report_declined(transaction: Transaction, page: ReceivedPage) -> None:
-    """For each range of facts that its origin did not prove, or that cannot be read, an incident here and a notice for
-    the zones that read from this store. The same range again counts on."""
-    for one in page.declined:
-        why = (
-            f"{one.reason}. {page.peer} sent them; they are not stored here, and the comparison of both stores requests"
-            " them again (docs/operate/threats.md)"
-        )
-        _report(transaction, page, one.facts, "declined", why)
-
-
-def _report_refused(transaction: Transaction, page: ReceivedPage, refused: Sequence[OriginRange]) -> None:
-    """For each range of sequences under which the peer has other facts, record an incident here, and append a notice
-    for the zones that read from this store."""
-    for one, others in _first_ones(refused):
-        why = (
-            f"{page.peer} has other facts under these sequences than this store: {one.zone} continued from an old copy of its store."
-            f" They are not stored here; bsfg store export reads them at {page.peer}, as long as it keeps them{others}"
-        )
-        _report(transaction, page, one, "refused", why)
-
-
-def _report_uncompared(transaction: Transaction, page: ReceivedPage, uncompared: Mapping[OriginRange, str]) -> None:
-    """The same for facts that were taken for duplicates and could not be compared, because they were released here."""
-    for one, others in _first_ones(uncompared):
-        _report(transaction, page, one, "uncompared", uncompared[one] + others)
-
-
 def _first_ones(all_of_page: Iterable[_T], what: str = "ranges") -> Iterator[tuple[_T, str]]:
     """The ranges of a page that are named; with the last of them what to say of the others."""
     found = list(all_of_page)
@@ -300,115 +319,8 @@ def _first_ones(all_of_page: Iterable[_T], what: str = "ranges") -> Iterator[tup
         yield one, f"; the same is true of {left} other {what} of the same page" if left else ""
 
 
-def _report(transaction: Transaction, page: ReceivedPage, one: OriginRange, kind: str, why: str) -> None:
+def _report_range(transaction: Transaction, page: ReceivedPage, one: OriginRange, kind: str, why: str) -> None:
     """An incident and a notice about sequences of an origin."""
-    origin = batch_format.Origin(one.zone, one.epoch)
-    place = f"{page.stream} of {origin}, {one.first_sequence} to {one.last_sequence}"
+    place = f"{page.stream} of {Origin(one.zone, one.life)}, {one.first_sequence} to {one.last_sequence}"
     append_notice(transaction, page.stream, f"facts_{kind}", {"from": page.peer, "origins": [one.named()]}, place)
     transaction.add_incident(kind, place, why)
-
-
-def _plan_page(transaction: Transaction, page: ReceivedPage) -> PagePlan:
-    """What to do with each batch. Raises ForkError for a contradiction in the peer's present epoch, which the peer can
-    still resolve. A contradiction in any other epoch cannot be resolved: both histories are true, and only one fits
-    here. That batch is passed over and reported (decision 0041)."""
-    fresh = dict[tuple[batch_format.Origin, int], HeldRange]()
-    plan, present = PagePlan(Search(transaction, page.stream), fresh), page.present
-    for index, batch in enumerate(page.batches):
-        origin, stored_before = batch.header.origin, len(plan.inserts)
-        try:
-            is_uncompared = _plan_batch(transaction, plan, batch)
-        except ForkError:
-            if origin in {present, transaction.catalog.origin}:
-                raise  # the peer can still resolve it, by a new epoch (decisions 0041, 0047)
-            if _is_renamed(transaction, plan, batch):
-                continue
-            _add_range(plan.refused, batch.header)
-            note_released(transaction, plan, page.peer, batch.header, batch.header.first_sequence - 1)
-        else:
-            if is_uncompared:
-                has_two_histories = may_have_two_histories(transaction, plan, page, origin)
-                last, peer = batch.header.last_sequence, page.peer
-                note_released(transaction, plan, peer, batch.header, last, has_two_histories=has_two_histories)
-            if index in page.verified and len(plan.inserts) > stored_before:
-                plan.verified.add(stored_before)
-    return plan
-
-
-def _add_range(ranges: list[OriginRange], header: batch_format.Header) -> None:
-    """Add the sequences of a batch that is passed over; consecutive ones are reported as one range."""
-    zone, epoch, first_sequence = header.origin.zone, header.origin.epoch, header.first_sequence
-    last = ranges[-1] if ranges else None
-    if last is not None and (zone, epoch, first_sequence) == (last.zone, last.epoch, last.last_sequence + 1):
-        first_sequence = ranges.pop().first_sequence
-    ranges.append(OriginRange(zone, epoch, first_sequence, header.last_sequence))
-
-
-def _proof_of_released(transaction: Transaction, stream: int, origin: int, offered: HeldRange) -> HeldRange | None:
-    """What the rows after a batch that is held, and whose own row is gone, say of it: the batch itself, another, or
-    nothing."""
-    if (other := transaction.batch_at(stream, origin, offered.last_sequence)) is not None:
-        return other  # batches are never cut: a row that holds the end of this one, and not its begin, is of another history
-    digest = transaction.digest_before(stream, origin, offered.last_sequence + 1)
-    return None if digest is None else replace(offered, last_digest=digest)
-
-
-def _is_renamed(transaction: Transaction, plan: PagePlan, batch: Batch) -> bool:
-    """Whether the facts of a batch are held under another epoch of their zone (0055); they count as duplicates then."""
-    shift = plan.search.find_renamed(batch, _held(transaction, plan, batch))
-    if shift is None:
-        return False
-    plan.renamed.add(shift)
-    plan.duplicate_facts += batch.header.count
-    return True
-
-
-def _held(transaction: Transaction, plan: PagePlan, batch: Batch) -> tuple[HeldRange, ...]:
-    """The ranges held of the origin of a batch, with the batches before it in the page."""
-    header, catalog = batch.header, transaction.catalog
-    known = catalog.streams.get(header.stream)
-    stored = transaction.held(known.id, transaction.origin_number(header.origin)) if known else ()
-    return plan.ranges.get(header.origin, stored)
-
-
-def _plan_batch(transaction: Transaction, plan: PagePlan, batch: Batch) -> bool:
-    """Decide on one batch, with those before it in the page; True where it counts as a duplicate and nothing is left to
-    compare it with. Raises ForkError."""
-    header, catalog = batch.header, transaction.catalog
-    origin, offered = header.origin, HeldRange.of(header, batch.digest)
-    known = catalog.streams.get(header.stream)
-    number = transaction.origin_number(origin)
-    ranges = _held(transaction, plan, batch)
-    decision, stored = decide_insert(ranges, offered), None
-    if isinstance(decision, Duplicate):
-        stored = plan.fresh.get((origin, offered.first_sequence))
-        if stored is None and known and number:
-            stored = transaction.batch_at(known.id, number, offered.first_sequence)
-        if stored is None and known and number:
-            stored = _proof_of_released(transaction, known.id, number, offered)
-        if stored is not None and stored != offered:
-            why = f"{offered.first_sequence} to {offered.last_sequence} is not the batch stored"
-            decision = Fork(why, BatchEnd(stored.last_sequence, stored.last_digest))
-    if isinstance(decision, Insert) and number == catalog.own_origin:
-        decision = Fork(
-            f"sequences {offered.first_sequence} to {offered.last_sequence} are of this store, which never wrote them"
-        )
-    match decision:
-        case Fork(why, held):
-            raise ForkError(f"{header.stream} of {origin}: {why}", None if number == catalog.own_origin else held)
-        case Duplicate():
-            plan.duplicate_facts += header.count
-            return stored is None
-        case Insert() if _is_renamed(transaction, plan, batch):
-            pass
-        case Insert(ranges, gap):
-            needed = origin.zone, header.definitions
-            if header.definitions.count and needed not in plan.definitions:
-                plan.definitions[needed] = are_held(transaction, *needed)
-            plan.ranges[origin] = ranges
-            plan.fresh[origin, offered.first_sequence] = offered
-            plan.search.add(batch)
-            plan.inserts.append(batch)
-            if gap is not None:
-                plan.gaps.append(OriginRange(origin.zone, origin.epoch, *gap))
-    return False

@@ -1,13 +1,7 @@
-"""Detects and repairs divergence: a file too damaged to use, and a store restored from an old copy that its peers have
-read past.
-
-Opening, epochs, witness, quarantine, high-water marks, comparison with a peer's claims, resealing, and the background
-scrub.
+"""A file too damaged to use, a store put back to an old copy, a lost log: what is found when a store is opened, said
+and recorded; quarantine, the witness, and the background scrub.
 """
 
-from agent.fact_store.divergence.high_water import ReadHighWater
-from agent.fact_store.divergence.history_check import find_contradiction, lacks_batch
-from agent.fact_store.divergence.new_epoch import begin_epoch_while_running
 from agent.fact_store.divergence.opening import migrate_store, open_writer
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
 from agent.fact_store.divergence.scrubber import Scrubber

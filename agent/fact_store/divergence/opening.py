@@ -1,13 +1,12 @@
-"""Opens a store's file as its only writer: PRAGMAs, schema, zone, the catalog from the tables, and the epoch in which
-it continues.
+"""Opens a store's file as its only writer: PRAGMAs, schema, zone, the catalog from the tables.
 
 Unattended, as in a node, an unusable file is quarantined and a new store begins in its place; a store that is an old
-copy, or has lost the end of its write-ahead log, begins a new epoch. Attended, an exception is raised in these cases,
-and nothing has changed. Opening reads no batch's body, and its time does not grow with the file.
+copy, or has lost the end of its write-ahead log, says so in an incident and a fact, and goes on: what it records has
+the life of this opening. Attended, a lost log is an exception, and nothing has changed. Opening reads no batch's body,
+and its time does not grow with the file.
 
-One transaction makes and records all changes, so an interrupted opening is repeated. It also marks the store as open,
-and a checkpoint brings the mark into the database file before the first append: from then on the log must be there
-(decision 0046).
+One transaction makes and records all changes. It also marks the store as open, and a checkpoint brings the mark into
+the database file before the first append: from then on the log must be there (decision 0046).
 """
 
 from __future__ import annotations
@@ -15,29 +14,19 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent.batch import Origin
 from agent.fact_store.append import append_notice
-from agent.fact_store.divergence.epoch_rules import (
-    LogFound,
-    Witness,
-    ends_of,
-    log_lost_because,
-    restored_because,
-)
-from agent.fact_store.divergence.new_epoch import begin_epoch
 from agent.fact_store.divergence.quarantine import (
     QuarantinedFile,
     keep_log,
-    log_lost_earlier,
     quarantine,
     quarantined_files,
     suspect_reason,
 )
-from agent.fact_store.divergence.witness import LiveWitness, read_witness
+from agent.fact_store.divergence.witness import LiveWitness, missing_in, read_witness
 from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreUnusable
 from agent.fact_store.sqlite import (
     QUERIES,
@@ -87,7 +76,8 @@ class _Found:
     is_unattended: bool
     has_header: bool
     has_commits_behind: bool
-    witness: Witness | None
+    witness: dict[str, int] | None
+    """Where the streams ended by the witness."""
     quarantined: str | None
     """The file just quarantined, which the new store reports. If it is None, a new store reports the newest one,
     because the life that quarantined it ended before it could report it."""
@@ -142,12 +132,6 @@ def migrate_store(path: Path) -> None:
         unlock(descriptor)
 
 
-def witness_of(catalog: Catalog) -> Witness:
-    """The witness of a store in this state."""
-    ends = {name: state.end_offset for name, state in catalog.streams.items()}
-    return Witness(catalog.origin.epoch.hex(), ends, catalog.reseals)
-
-
 def _open(
     path: Path,
     zone: str,
@@ -165,7 +149,7 @@ def _open(
         witness = read_witness(path) if is_unattended else None
         found = _Found(*(path, zone, now_unix_ms, is_unattended, header is not None, is_cut, witness, quarantined))
         _migrate(connection, path)
-        opened = _load_or_begin_epoch(connection, found, signer)
+        opened = _load(connection, found, signer)
         _checkpoint(connection)  # the mark of an open store is now in the database file itself
     except sqlite3.Error as error:
         close_and_keep_log(path, connection)
@@ -175,8 +159,8 @@ def _open(
         raise
     if not is_unattended:
         return opened
-    # After the commit: a witness ahead of the store would begin a new epoch (decision 0047).
-    return replace(opened, witness=LiveWitness(path, witness_of(opened.catalog)))
+    # After the commit: a witness ahead of the store would be an alarm at the next opening.
+    return replace(opened, witness=LiveWitness(path, _ends(opened.catalog)))
 
 
 def _has_commits_behind(connection: sqlite3.Connection, path: Path, header: WalHeader | None) -> bool:
@@ -207,23 +191,8 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         raise opening_error(path, error) from error
 
 
-def _load_or_begin_epoch(connection: sqlite3.Connection, found: _Found, signer: RecordSigner | None) -> Opened:
-    """Load the catalog, begin a new epoch if one is due, and record what happened, in one transaction.
-
-    On a disk without room to reseal facts, the epoch still begins, and the facts keep their old origin.
-    """
-    try:
-        return _load_and_begin(connection, found, signer, is_resealing=True)
-    except sqlite3.OperationalError as error:
-        if not error.sqlite_errorname.startswith("SQLITE_FULL"):
-            raise
-        _roll_back(connection)
-        return _load_and_begin(connection, found, signer, is_resealing=False)
-
-
-def _load_and_begin(
-    connection: sqlite3.Connection, found: _Found, signer: RecordSigner | None, *, is_resealing: bool
-) -> Opened:
+def _load(connection: sqlite3.Connection, found: _Found, signer: RecordSigner | None) -> Opened:
+    """Load the catalog and record what was found, in one transaction."""
     path = found.path
     connection.execute(QUERIES["begin"])
     with reading_tables(path):
@@ -233,23 +202,23 @@ def _load_and_begin(
     catalog = load(connection, path)
     with reading_tables(path):
         index = MessageIndex.load(connection)
+    lost = None if is_new else _log_lost_because(found, was_open=bool(was_open))
     transaction = Transaction(connection, catalog, index, found.now_unix_ms, catalog.age_ms, signer)
-    why = None if is_new else _new_epoch_because(transaction, found, was_open=bool(was_open))
-    if why is not None:
-        held, witness = witness_of(catalog), found.witness
-        known = witness if witness is not None and witness.epoch == held.epoch else None
-        reseals = witness.reseals if witness is not None and is_resealing else ()
-        if witness is not None:  # facts that peers hold of an epoch that this copy has never had are its own as well
-            transaction.origin(Origin(found.zone, bytes.fromhex(witness.epoch)))
-        # Earlier lives record no reads, so all facts count as read, and none is resealed for the first time (0041).
-        begin_epoch(transaction, why, ends=ends_of(known, held), reseals=reseals)
-    if is_new:
-        _record_predecessor(transaction, found)
-    with nullcontext() if is_new or why is not None else _undone_on_full_disk(connection):
-        # On a full disk the mark and the filters of message ids are lost: a log that is deleted later is not noticed.
+    try:
+        if is_new:
+            _record_predecessor(transaction, found)
+        else:
+            _record_losses(transaction, found, lost)
         if not was_open:
             connection.execute(QUERIES["update_is_open"], (1,))
         connection.execute(QUERIES["commit"])
+    except sqlite3.OperationalError as error:
+        if is_new or not error.sqlite_errorname.startswith("SQLITE_FULL"):
+            raise
+        # The store opens without what it could not record: a log that is deleted later is not noticed.
+        _roll_back(connection)
+        index.settle(is_durable=False)
+        return Opened(connection, catalog, index)
     index.settle(is_durable=True)
     return Opened(connection, transaction.catalog, index)
 
@@ -271,45 +240,65 @@ def _roll_back(connection: sqlite3.Connection) -> None:
         connection.execute(QUERIES["rollback"])
 
 
-def _new_epoch_because(transaction: Transaction, found: _Found, *, was_open: bool) -> str | None:
-    """Why a new epoch is due; None if it is not. Raises StoreDamaged for a lost log unless the opening is
-    unattended."""
-    catalog = transaction.catalog
-    epoch = catalog.origin.epoch.hex()
-    lost = log_lost_because(LogFound(was_open, found.has_header, found.has_commits_behind))
-    if lost is not None and not found.is_unattended:
-        raise StoreDamaged(f"{found.path}: {lost}")
+def _log_lost_because(found: _Found, *, was_open: bool) -> str | None:
+    """Why committed frames of the last life must be missing; None if the log does not prove it. Raises StoreDamaged
+    unless the opening is unattended.
+
+    A power cut causes neither damage: the header is synced before the first frame, and at most one transaction is
+    unsynced (decision 0046).
+    """
+    why = None
+    if was_open and not found.has_header:
+        why = "the store was not closed, and its write-ahead log is missing or damaged from its beginning"
+    elif found.has_commits_behind:
+        why = "its write-ahead log is damaged, and commits follow the damage"
+    if why is not None and not found.is_unattended:
+        raise StoreDamaged(f"{found.path}: {why}")
+    return why
+
+
+def _ends(catalog: Catalog) -> dict[str, int]:
+    return {name: state.end_offset for name, state in catalog.streams.items()}
+
+
+def _record_losses(transaction: Transaction, found: _Found, lost: str | None) -> None:
+    """Say that the store has less than it acknowledged. What is missing comes back from peers by comparison."""
+    catalog, name = transaction.catalog, found.path.name
+    missing = missing_in(found.witness, _ends(catalog))
+    ends = ", ".join(f"{stream} ends at {end}, {known} was acknowledged" for stream, (end, known) in missing.items())
+    about: dict[str, object] = {
+        "life": catalog.life.hex(),
+        "streams": [
+            {"stream": stream, "end_offset": end, "known_end_offset": known} for stream, (end, known) in missing.items()
+        ],
+    }
     if lost is not None:
-        # Before this transaction writes to the log: the evidence may be overwritten before the new epoch is durable.
-        lost = keep_log(found.path, epoch, lost, found.now_unix_ms)
+        lost = keep_log(found.path, lost, found.now_unix_ms)  # before this transaction writes to the log
         log.error("log_lost", extra={"path": str(found.path), "reason": lost})
-    elif found.is_unattended:
-        lost = log_lost_earlier(found.path, epoch)
-    own = {one.epoch.hex() for one in transaction.origins_of(catalog.origin.zone)}
-    old = restored_because(found.witness, own, witness_of(catalog))
-    return "; ".join(why for why in (lost, old) if why is not None) or None
+        transaction.add_incident("log_lost", name, f"{lost}{f'; {ends}' if ends else ''}")
+        append_notice(transaction, None, "log_lost", {**about, "because": lost}, catalog.life.hex())
+    elif missing:
+        log.error("store_restored", extra={"path": str(found.path), "reason": ends})
+        transaction.add_incident("restored", name, f"{name} is an old copy, or lost its end: {ends}")
+        append_notice(transaction, None, "store_restored", about, catalog.life.hex())
 
 
 def _record_predecessor(transaction: Transaction, found: _Found) -> None:
     """Record in a new store the fate of its predecessor: quarantined, or missing except for its witness."""
     files = quarantined_files(found.path) if found.is_unattended else []
     reported = [one for one in files if one.file == found.quarantined] or files[-1:]
-    witness = found.witness
-    if witness is None:
+    if found.witness is None:
         for one in reported:
             _record_quarantine(transaction, one)
         return
-    # From here on that epoch is one of this store's own, so a witness that still names it begins no new epoch.
-    transaction.origin(Origin(transaction.catalog.origin.zone, bytes.fromhex(witness.epoch)))
-    name = found.path.name
-    streams = ends_of(witness, Witness(witness.epoch, {}))
-    about = {"previous_epoch": witness.epoch, "epoch": transaction.catalog.origin.epoch.hex(), "streams": streams}
-    ends = ", ".join(f"{stream} up to {end_offset}" for stream, end_offset in sorted(witness.ends.items()))
-    detail = f"{name} was missing or empty, a new store began; the one before had epoch {witness.epoch}, and"
-    detail += f" acknowledged {ends or 'no facts'}: put a backup in place, or restore what peers hold"
-    log.error("store_missing", extra={"path": str(found.path), "previous_epoch": witness.epoch})
+    name, life = found.path.name, transaction.catalog.life.hex()
+    streams = [{"stream": stream, "known_end_offset": end} for stream, end in sorted(found.witness.items())]
+    ends = ", ".join(f"{stream} up to {end_offset}" for stream, end_offset in sorted(found.witness.items()))
+    detail = f"{name} was missing or empty, a new store began; the one before acknowledged {ends or 'no facts'}: put a"
+    detail += " backup in place, or let what peers hold come home"
+    log.error("store_missing", extra={"path": str(found.path)})
     transaction.add_incident("missing", name, detail)
-    append_notice(transaction, None, "store_missing", about, witness.epoch)
+    append_notice(transaction, None, "store_missing", {"life": life, "streams": streams}, life)
 
 
 def _record_quarantine(transaction: Transaction, quarantined: QuarantinedFile) -> None:

@@ -3,9 +3,6 @@
 facts.db.suspect            the last life found damage while writing: the file is quarantined before it is opened again
 facts.db.damaged-<time>     a quarantined file, with its -wal, -shm and .witness, and .why; this program never deletes
                             it. Only -wal and .why where the log alone was damaged, or the database was missing
-
-The .why of a log also names the epoch of its store. While the store still has that epoch, a new one is due: the
-evidence in the log may be overwritten before the new epoch is durable.
 """
 
 from __future__ import annotations
@@ -70,9 +67,9 @@ def quarantine(path: Path, why: str, now_unix_ms: int) -> Path:
     return target
 
 
-def keep_log(path: Path, epoch: str, why: str, now_unix_ms: int) -> str:
-    """Copy the damaged log of a store that continues without the log's end, and record why a new epoch is due; returns
-    the reason with the name of the copy. On a disk without room no copy is kept."""
+def keep_log(path: Path, why: str, now_unix_ms: int) -> str:
+    """Copy the damaged log of a store that continues without the log's end, and record why; returns the reason with the
+    name of the copy. On a disk without room no copy is kept."""
     target = _free_name(path, now_unix_ms)
     copy = wal_path(target)
     try:
@@ -81,17 +78,8 @@ def keep_log(path: Path, epoch: str, why: str, now_unix_ms: int) -> str:
     except OSError:  # there is no log, or no room; a partial copy would take the room that opening needs
         with suppress(OSError):
             copy.unlink(missing_ok=True)
-    write_json(sidecar_path(target, ".why"), {"why": why, "epoch": epoch})
+    write_json(sidecar_path(target, ".why"), {"why": why})
     return why
-
-
-def log_lost_earlier(path: Path, epoch: str) -> str | None:
-    """The reason for which an interrupted opening was beginning the epoch after this one (hex); None if there was
-    none."""
-    for why in _reasons(path):
-        if (found := read_json(why)).get("epoch") == epoch:
-            return str(found.get("why", ""))
-    return None
 
 
 def quarantined_files(path: Path) -> list[QuarantinedFile]:

@@ -106,6 +106,6 @@ def _record_repair(transaction: Transaction, stream: str, peer: str, batch: Batc
         **place._asdict(),
         "count": header.count,
         "from": peer,
-        "origins": [OriginRange(origin.zone, origin.epoch, header.first_sequence, header.last_sequence).named()],
+        "origins": [OriginRange(origin.zone, origin.life, header.first_sequence, header.last_sequence).named()],
     }
     append_notice(transaction, stream, "facts_repaired", about, f"{stream}:{place.first_offset}-{place.last_offset}")

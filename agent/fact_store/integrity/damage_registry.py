@@ -111,9 +111,9 @@ def _record_damage(
     }
     number = transaction.stream(stream).id
     for one in origins:
-        if (known := transaction.origin_number(Origin(one.zone, one.epoch))) is not None:
+        if (known := transaction.origin_number(Origin(one.zone, one.life))) is not None:
             transaction.add_damage(number, known, one.first_sequence, one.last_sequence)
-    whose = ", ".join(f"{one.zone}/{one.epoch.hex()} {one.first_sequence} to {one.last_sequence}" for one in origins)
+    whose = ", ".join(f"{one.zone}/{one.life.hex()} {one.first_sequence} to {one.last_sequence}" for one in origins)
     transaction.add_incident(
         INCIDENT,
         f"{stream} {hole.first_offset} to {hole.last_offset}",

@@ -101,9 +101,9 @@ class _Walk:
         self._unreadable = list[Damage]()  # found since the last `_take_unreadable`
 
     def identity(self, path: Path) -> Iterator[Damage]:
-        """The zone and epoch of the store."""
+        """The zone of the store."""
         try:
-            self._zone = identity(self._connection, path).zone
+            self._zone = identity(self._connection, path)
         except StoreDamaged as error:
             yield Damage("", 0, 0, "", 0, error.why)
 
@@ -141,9 +141,9 @@ class _Walk:
 
     def _tables(self) -> _Tables:
         tables = _Tables()
-        for number, zone, epoch in self._rows("the table origin", "select_origins"):
-            if isinstance(zone, str) and isinstance(epoch, bytes):
-                tables.origins[number] = Origin(zone, epoch)
+        for number, zone, life in self._rows("the table origin", "select_origins"):
+            if isinstance(zone, str) and isinstance(life, bytes):
+                tables.origins[number] = Origin(zone, life)
         for number, name, released_offset, released_bytes in self._rows("the table stream", "select_stream_rows"):
             tables.streams[number] = _StreamTable(name, released_offset, released_bytes)
             what = f"the index of {name}"

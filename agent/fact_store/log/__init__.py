@@ -35,7 +35,6 @@ from agent.fact_store.log.errors import (
     ConsumerNotYours,
     ConsumerStreamMismatch,
     DefinitionsMissing,
-    EpochChanging,
     FactsRefused,
     ForkError,
     LeaseUnknown,
@@ -60,9 +59,18 @@ from agent.fact_store.log.errors import (
     copy_error,
 )
 from agent.fact_store.log.frontier import Confirmed, confirm_range, skip_released
-from agent.fact_store.log.held_ranges import Duplicate, Fork, Insert, decide_insert
+from agent.fact_store.log.held_ranges import (
+    Branch,
+    Duplicate,
+    Gap,
+    Insert,
+    LifeRefused,
+    decide_insert,
+    find_division,
+    find_predecessor,
+)
 from agent.fact_store.log.lifecycle import ACTIVE_STATES, TRANSITIONS, Event, Lifecycle, next_state, next_timeout
-from agent.fact_store.log.operational_facts import OPERATIONAL_STREAM, operational_fact, origins_with_other_facts
+from agent.fact_store.log.operational_facts import OPERATIONAL_STREAM, operational_fact
 from agent.fact_store.log.page_assembly import PageAssembly, PageRow, parse_row
 from agent.fact_store.log.records import (
     Appended,
@@ -72,9 +80,16 @@ from agent.fact_store.log.records import (
     Incident,
     Integrity,
     Refusal,
-    Reseal,
     StoreStatistics,
     StreamInfo,
 )
-from agent.fact_store.log.store_age import HOUR_MS, MARK_EVERY_MS, NEVER_NS, AgeClock, is_mark_due, last_offset_before
+from agent.fact_store.log.store_age import (
+    HOUR_MS,
+    MARK_EVERY_MS,
+    NEVER_NS,
+    AgeClock,
+    WallClock,
+    is_mark_due,
+    last_offset_before,
+)
 from agent.fact_store.log.tail_cache import TailCache

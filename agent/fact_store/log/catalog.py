@@ -10,12 +10,13 @@ read a consistent state without a lock; when the commit fails, the draft is drop
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from agent.batch import Definitions, Origin
-from agent.fact_store.log.records import ConsumerState, Reseal, StreamInfo
+from agent.batch import NO_DIGEST, Definitions, Link, Origin
+from agent.fact_store.log.records import ConsumerState, StreamInfo
 from agent.fact_store.log.shards import Shards
 from agent.fact_store.log.tail_cache import TailCache
+from agent.pages import BatchEnd
 from agent.positions import LifeRow, LifeRows, LogLives, Trail
 
 
@@ -44,35 +45,29 @@ class StreamState:
 class Catalog:
     """The state of the whole store. Values are immutable."""
 
-    origin: Origin
+    zone: str
     streams: dict[str, StreamState] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     zone_uses: Shards[tuple[int, str], int] = field(default_factory=Shards)
     """Sealed bytes here by number of stream and the zone that wrote them, of other zones than this one."""
     trails: Shards[tuple[str, str], Trail] = field(default_factory=Shards)
     """By peer and stream: how far the peer's log is stored here."""
-    peer_epochs: Shards[tuple[str, str], bytes] = field(default_factory=Shards)
     life: bytes = b""
     """The life of this process; in `newest_lives` of each stream in which it has stored a fact."""
     newest_lives: Mapping[str, LifeRow] = field(default_factory=dict)
     """By stream. The mapping is replaced."""
-    read_again: frozenset[tuple[str, str]] = frozenset()
-    """Peers and streams where, since the first read, the peer has begun another epoch or its log was read again from
-    before."""
-    unproven: frozenset[tuple[int, int]] = frozenset()
-    """Numbers of streams and origins whose released facts were received again and could not be compared."""
-    contradicted: frozenset[tuple[int, int]] = frozenset()
-    """Numbers of streams and origins that have two histories, according to another zone's notice."""
-    reseals: tuple[Reseal, ...] = ()
-    """In the order in which the facts were resealed."""
-    renamed: Mapping[tuple[int, int, int], int] = field(default_factory=dict)
-    """For facts known under two epochs of a zone: by stream, older and newer origin, how much higher the sequences of
-    the older origin are. The mapping is replaced."""
+    forked: frozenset[bytes] = frozenset()
+    """Own lives that ran twice, or during which the clock jumped."""
+    tips: dict[str, BatchEnd] = field(default_factory=dict)
+    """By stream, the end of the last batch that this store has sealed: its chain runs on from there."""
+    kept_tips: frozenset[int] = frozenset()
+    """Numbers of streams whose tip is a row of its own (`Transaction.keep_tip`)."""
+    starts: Shards[tuple[int, str], int] = field(default_factory=Shards)
+    """By number of stream and zone, where its last held range begins; read when it is first needed."""
     leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Lease epochs by stream and producer; the mapping is replaced, so no commit copies it."""
     proven_zones: frozenset[str] = frozenset()
     """Zones of which a record was verified."""
-    own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
     own_definitions: Definitions = field(default_factory=Definitions)
     """The tag definitions with which own samples are sealed; the id of the newest."""
     own_definition_id: int | None = None
@@ -80,12 +75,15 @@ class Catalog:
 
     def draft(self) -> Catalog:
         """A copy that may be changed."""
-        return Catalog(
-            self.origin, self.streams.copy(), self.consumers.copy(), self.zone_uses.copy(), self.trails.copy(),
-            self.peer_epochs.copy(), self.life, self.newest_lives, self.read_again, self.unproven, self.contradicted,
-            self.reseals, self.renamed, self.leases, self.proven_zones, self.own_origin, self.own_definitions,
-            self.own_definition_id, self.tails.copy(),
+        return replace(
+            self, streams=self.streams.copy(), consumers=self.consumers.copy(), zone_uses=self.zone_uses.copy(),
+            trails=self.trails.copy(), tips=self.tips.copy(), starts=self.starts.copy(), tails=self.tails.copy(),
         )  # fmt: skip
+
+    @property
+    def origin(self) -> Origin:
+        """The origin of what is recorded now."""
+        return Origin(self.zone, self.life)
 
     @property
     def age_ms(self) -> int:
@@ -96,4 +94,9 @@ class Catalog:
         """The lives of a stream's log, in which positions are resolved; `rows` reads those before the newest."""
         known = self.streams.get(stream)
         end_offset = known.end_offset if known else 0
-        return LogLives(rows, end_offset, self.life, newest=self.newest_lives.get(stream))
+        return LogLives(rows, end_offset, self.life, self.forked, newest=self.newest_lives.get(stream))
+
+    def link(self, stream: str) -> Link:
+        """The link that the next batch of own facts continues."""
+        tip = self.tips.get(stream, BatchEnd(0, NO_DIGEST))
+        return Link(stream, self.origin, tip.last_sequence + 1, tip.digest)

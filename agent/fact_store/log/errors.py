@@ -13,11 +13,10 @@
                 ArtifactsFull       all artifacts together are at their limit, or the disk has too little space for one
                 ArtifactQuota       a zone has sent too many bytes to which no fact refers
             StoreFailed             the disk failed a commit; this process must be restarted
-            EpochChanging           it is beginning a new epoch
             StoreClosed             closed by its owner
         Refused                     the caller's arguments break a rule; nothing was stored (final)
             FactsRefused            samples, messages or definitions that cannot be sealed
-            ForkError               a batch contradicts the history held of its origin
+            ForkError               a copy for a repair is another batch
             DefinitionsMissing      a batch needs tag definitions that are not held
             UnknownConsumer         no consumer of this name is registered
             ConsumerNotYours        the name was registered by another zone
@@ -32,7 +31,6 @@
                 ArtifactMissing     it is not stored here, or not complete
                 ArtifactMismatch    the bytes do not have the digest
                 ArtifactTooLarge    larger than this node's limit
-            EpochEnded              it names offsets of an epoch that is over
             ConfirmRefused          an invalid range
                 ConfirmBeyondLog    it names an offset that was never written here
 
@@ -44,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.errors import BsfgError
-from agent.pages import BatchEnd, LackingDefinitions
+from agent.pages import LackingDefinitions
 
 
 class StoreError(BsfgError):
@@ -156,12 +154,6 @@ class StoreFailed(StoreUnavailable):
     hint = "restart the node: it reopens the store from the disk; check the disk if it happens again"
 
 
-class EpochChanging(StoreUnavailable):
-    """The store is beginning a new epoch, so the facts being read may be resealed under it."""
-
-    hint = "try again in a moment"
-
-
 class StoreClosed(StoreUnavailable):
     """The store was closed."""
 
@@ -181,15 +173,7 @@ class AcksRefused(Refused):
 
 
 class ForkError(Refused):
-    """A batch contradicts the history held of its origin: that gateway was restored from an old image, or a batch was
-    forged. `held` is the end of a batch held here that no history shares with the refused one; None if none is
-    known."""
-
-    hint = "give the origin a new epoch (a fresh store), or find out who changed its history; see the incident"
-
-    def __init__(self, why: str, held: BatchEnd | None = None) -> None:
-        super().__init__(why)
-        self.held = held
+    """A copy that is to repair a damaged batch is another batch than the one that was damaged."""
 
 
 class DefinitionsMissing(Refused):
@@ -280,4 +264,4 @@ class ConfirmRefused(Refused):
 class ConfirmBeyondLog(ConfirmRefused):
     """A confirmation names an offset that was never written here."""
 
-    hint = "if this store was restored from a backup, it needs a new epoch; otherwise correct the offset"
+    hint = "correct the offset; if this store was restored from a backup, name the life, too"

@@ -1,125 +1,161 @@
-"""The held ranges of sequences of an origin, and the decision about one more batch of it. Core: no IO.
+"""The decision about a batch that arrives, from what is held of its zone. Core: no IO.
 
-An origin assigns its sequences without gaps, and its batches form a hash chain, so a batch is compared with a few
-ranges and no fact is looked up. Each range has the digest that its first batch names as predecessor and the digest of
-its last batch. A batch is one of:
+A life assigns its sequences without gaps, and its batches form a hash chain, so a batch is compared with a few ranges
+and no fact is looked up. Each range has the digest that its first batch names as predecessor and the digest of its last
+batch. Batches are never merged or cut.
 
-    Insert      new, and its digests fit its neighbours; `gap` names the sequences that were skipped, for an incident
-    Duplicate   held already: a repeat after a lost answer, or the same history by another path
-    Fork        contradicts what is held: a changed, restored or forged history. Never stored, always reported
-
-Batches are immutable and never merged or cut, so one that overlaps a range without lying inside it is a fork. For a
-batch inside a range the digests at the range's ends prove nothing; the shell compares it with the stored batch
-(decision 0003).
+    its sequences are   it                                                     decision
+    ------------------  -----------------------------------------------------  ----------------------------------------
+    held                is the batch held there                                Duplicate
+                        is another, or overlaps it in part                     LifeRefused
+                        cannot be compared: released, no end of a range        Duplicate
+    not held            follows a range here, or precedes one, by its digests  Insert, joined
+                        lies beside a range whose digest does not fit          Insert, a range of its own; a fork
+                        lies apart                                             Insert, a range of its own
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from agent.batch import NO_DIGEST
-from agent.pages import BatchEnd, HeldRange
+from agent.pages import HeldRange
 
 RANGES_MAX = 1000  # each gap is an incident for an operator; a batch that would add one more is refused
+
+BatchAt = Callable[[int], HeldRange | None]
+"""The batch of a life that holds a sequence; None if it is released or damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Store the batch; `ranges` are held afterwards. `gap` is (first, last) of the sequences skipped, if any."""
+    """Store the batch; `ranges` are held afterwards. `fork`: how it contradicts a neighbour, which stays. `is_start`:
+    it begins a range."""
 
     ranges: tuple[HeldRange, ...]
-    gap: tuple[int, int] | None = None
+    is_start: bool
+    fork: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The batch is held already, as far as the digests at the ends of the ranges show."""
+    """The batch is held already."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
-    """The batch contradicts what is held. `held` is the end of a batch that is held here, or that a held one names as
-    its predecessor, and that no history shares with the offered batch; None if the offered batch is in no history at
-    all."""
+class LifeRefused:
+    """Other facts are held under these sequences of the same life. `held`: the batch there, if it is not released."""
 
     why: str
-    held: BatchEnd | None = None
+    held: HeldRange | None = None
 
 
-def decide_insert(ranges: tuple[HeldRange, ...], offered: HeldRange) -> Insert | Duplicate | Fork:
-    """Decide about a batch, given as the range `offered`, where `ranges` (sorted, disjoint, never adjacent) are
-    held."""
-    if (offered.first_sequence == 1) != (offered.first_previous_digest == NO_DIGEST):
-        return Fork(f"sequence {offered.first_sequence} names {offered.first_previous_digest.hex()} as predecessor")
-    at = bisect_right(ranges, offered.first_sequence, key=lambda held: held.first_sequence)
-    left = ranges[at - 1] if at else None
-    right = ranges[at] if at < len(ranges) else None
-    if left is not None and offered.first_sequence <= left.last_sequence:
-        return _inside(left, offered)
-    if right is not None and offered.last_sequence >= right.first_sequence:
-        return Fork(f"{_text(offered)} overlaps {_text(right)}, which is held", _before(right))
-    if left is not None and not _attaches(left, offered):
-        why = f"{_text(offered)} follows {offered.first_previous_digest.hex()}, held is {left.last_digest.hex()}"
-        return Fork(why, _end(left))
-    if right is not None and not _attaches(offered, right):
-        why = f"{_text(offered)} is {offered.last_digest.hex()}, its successor follows another batch"
-        return Fork(why, _before(right))
-    joined = _joined(left, offered, right)
-    if len(joined) + len(ranges) - sum(one is not None for one in (left, right)) > RANGES_MAX:
-        return Fork(f"{_text(offered)} would be the {RANGES_MAX + 1}th separate range of its origin")
-    first_of_joined = at - (left is not None)
-    after = ranges[at + (right is not None) :]
-    return Insert((*ranges[:first_of_joined], *joined, *after), _gap(left, offered, right))
+def decide_insert(
+    ranges: tuple[HeldRange, ...], offered: HeldRange, batch_at: BatchAt
+) -> Insert | Duplicate | LifeRefused:
+    """Decide about a batch, given as the range `offered`, where `ranges` of its life (sorted, disjoint) are held."""
+    first, last = offered.span
+    if (first == 1) != (offered.first_previous_digest == NO_DIGEST):
+        return LifeRefused(f"sequence {first} names {offered.first_previous_digest.hex()} as predecessor")
+    at = bisect_right(ranges, first, key=lambda held: held.first_sequence)
+    left, right = ranges[at - 1] if at else None, ranges[at] if at < len(ranges) else None
+    if left is not None and first <= left.last_sequence:
+        return _among_held(left, offered, batch_at)
+    if right is not None and last >= right.first_sequence:
+        return LifeRefused(f"{_text(offered)} overlaps {_text(right)}, which is held", batch_at(right.first_sequence))
+    fork, joined, begin, end = "", offered, at, at
+    if left is not None and left.last_sequence + 1 == first:
+        if left.last_digest == offered.first_previous_digest:
+            joined, begin = _join(left, joined), at - 1
+        else:
+            fork = f"{_text(offered)} follows {offered.first_previous_digest.hex()}, held is {left.last_digest.hex()}"
+    if right is not None and last + 1 == right.first_sequence:
+        if offered.last_digest == right.first_previous_digest:
+            joined, end = _join(joined, right), at + 1
+        else:
+            fork = f"{_text(offered)} is {offered.last_digest.hex()}, its successor follows another batch"
+    if len(ranges) + 1 - (end - begin) > RANGES_MAX:
+        return LifeRefused(f"{_text(offered)} would be the {RANGES_MAX + 1}th separate range of its life")
+    return Insert((*ranges[:begin], joined, *ranges[end:]), begin == at, fork)
 
 
-def _inside(held: HeldRange, offered: HeldRange) -> Duplicate | Fork:
-    """Decide about a range that starts inside a held one: the same facts, or another history of the same sequences."""
-    if offered.last_sequence > held.last_sequence:
-        return Fork(f"{_text(offered)} overlaps {_text(held)}, which is held", _end(held))
-    if offered.last_sequence == held.last_sequence and offered.last_digest != held.last_digest:
-        return Fork(f"{_text(offered)} is {offered.last_digest.hex()}, held is {held.last_digest.hex()}", _end(held))
-    if offered.first_sequence == held.first_sequence and offered.first_previous_digest != held.first_previous_digest:
-        return Fork(f"{_text(offered)} follows another batch than the one held", _before(held))
+def _among_held(held: HeldRange, offered: HeldRange, batch_at: BatchAt) -> Duplicate | LifeRefused:
+    """Decide about a batch that begins inside a held range."""
+    stored = batch_at(offered.first_sequence)
+    if offered.last_sequence > held.last_sequence or (stored is not None and stored != offered):
+        return LifeRefused(f"{_text(offered)} is another batch than the one held", stored)
+    ends = offered.last_sequence == held.last_sequence and offered.last_digest != held.last_digest
+    begins = offered.first_sequence == held.first_sequence
+    if ends or (begins and offered.first_previous_digest != held.first_previous_digest):
+        return LifeRefused(f"{_text(offered)} is another batch than the one that was held")
     return Duplicate()
 
 
-def _attaches(before: HeldRange, after: HeldRange) -> bool:
-    """Whether two ranges are apart, or adjacent and linked by digest."""
-    return before.last_sequence + 1 != after.first_sequence or before.last_digest == after.first_previous_digest
-
-
-def _joined(left: HeldRange | None, offered: HeldRange, right: HeldRange | None) -> tuple[HeldRange, ...]:
-    """The offered range with its neighbours, joined where they are adjacent."""
-    joined = [left] if left is not None else []
-    for following in (offered, right):
-        if following is None:
-            continue
-        if joined and joined[-1].last_sequence + 1 == following.first_sequence:
-            last = joined.pop()
-            following = HeldRange(  # noqa: PLW2901 - the joined range takes its place
-                last.first_sequence, following.last_sequence, last.first_previous_digest, following.last_digest
-            )
-        joined.append(following)
-    return tuple(joined)
-
-
-def _gap(left: HeldRange | None, offered: HeldRange, right: HeldRange | None) -> tuple[int, int] | None:
-    """The sequences between the last range and a batch after it. A batch that fills an older gap, or is the first one
-    held, skips none."""
-    if left is None or right is not None or left.last_sequence + 1 == offered.first_sequence:
-        return None
-    return left.last_sequence + 1, offered.first_sequence - 1
-
-
-def _end(one: HeldRange) -> BatchEnd:
-    return BatchEnd(one.last_sequence, one.last_digest)
-
-
-def _before(one: HeldRange) -> BatchEnd:
-    """The end of the batch before a range, as the range's first batch names it."""
-    return BatchEnd(one.first_sequence - 1, one.first_previous_digest)
+def _join(left: HeldRange, right: HeldRange) -> HeldRange:
+    return replace(left, last_sequence=right.last_sequence, last_digest=right.last_digest)
 
 
 def _text(one: HeldRange) -> str:
     return f"{one.first_sequence} to {one.last_sequence}"
+
+
+# ----------------------------------------------------------------------------------------- what a batch continues
+
+
+class Branch(NamedTuple):
+    """The history of a zone divides after a sequence: facts of `life` follow it as well. `is_exact`: not earlier."""
+
+    life: bytes
+    after_sequence: int
+    is_exact: bool = True
+
+
+class Gap(NamedTuple):
+    """What a batch continues is not held: sequences of its zone that are missing before it."""
+
+    first_sequence: int
+    last_sequence: int
+
+
+Held = Mapping[bytes, tuple[HeldRange, ...]]
+"""What is held of a zone in a stream, by life."""
+
+
+def find_division(held: Held, life: bytes, offered: HeldRange) -> Branch | None:
+    """Another life that has a range which begins where a batch of `life` begins, after the same batch."""
+    for other, ranges in held.items():
+        if other == life:
+            continue
+        at = bisect_right(ranges, offered.first_sequence, key=lambda one: one.first_sequence) - 1
+        start = (ranges[at].first_sequence, ranges[at].first_previous_digest) if at >= 0 else None
+        if start == (offered.first_sequence, offered.first_previous_digest):
+            return Branch(other, offered.first_sequence - 1)
+    return None
+
+
+def find_predecessor(
+    held: Held, life: bytes, offered: HeldRange, batch_at: Callable[[bytes, int], HeldRange | None]
+) -> Branch | Gap | None:
+    """What a batch of `life` that begins a range continues: None if it is the end of what is held of a life, a branch
+    if that life goes on, a gap if it is not held."""
+    sequence, released = offered.first_sequence - 1, None
+    for other, ranges in held.items():
+        at = bisect_right(ranges, sequence, key=lambda one: one.first_sequence) - 1
+        if not sequence or at < 0 or sequence > ranges[at].last_sequence:
+            continue
+        if sequence == ranges[at].last_sequence:
+            if ranges[at].last_digest == offered.first_previous_digest:
+                return None
+            continue
+        stored = batch_at(other, sequence)
+        if stored is None:
+            released = Branch(other, sequence, is_exact=False)
+        elif (stored.last_sequence, stored.last_digest) == (sequence, offered.first_previous_digest):
+            return Branch(other, sequence) if other != life else None
+    if released is not None or not sequence or not held:
+        return released
+    before = [one.last_sequence for ranges in held.values() for one in ranges if one.last_sequence < sequence]
+    return Gap(max(before, default=sequence - 1) + 1, sequence)

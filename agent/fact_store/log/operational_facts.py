@@ -1,4 +1,4 @@
-"""Operational facts: what a store records about itself in its own log, such as expired or damaged facts and new epochs.
+"""Operational facts: what a store records about itself in its own log, such as expired or damaged facts.
 Core: no IO.
 
 An incident stays on the gateway. An operational fact is replicated with the others, so a zone that misses data finds
@@ -10,56 +10,33 @@ message id is derived from the event, so a repeated event is stored once.
     facts_expired       stream:<zone>/<stream>      facts that a consumer lacks expired (time to live, store full)
     facts_damaged       stream:<zone>/<stream>      a batch is found damaged
     facts_repaired      stream:<zone>/<stream>      a damaged batch was repaired from a peer, at its offsets
-    facts_refused       stream:<zone>/<stream>      a peer has other facts under the same sequences
-    facts_uncompared    stream:<zone>/<stream>      a peer may have other facts; those held here were released
+    facts_refused       stream:<zone>/<stream>      a peer has other facts under the same sequences of one life
     facts_declined      stream:<zone>/<stream>      facts of a peer that their origin did not prove, or that are unreadable
     heads_checkpointed  stream:<zone>/<stream>      once a day: the last sequence held of each origin, and its digest
     store_quarantined   store:<zone>                a file that could not be used was quarantined
     store_missing       store:<zone>                the store's file was gone, and a new store began
-    epoch_began         store:<zone>                this store began a new epoch
+    store_restored      store:<zone>                the store was put back to a copy
+    log_lost            store:<zone>                the end of the write-ahead log was lost
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from agent.batch import Origin
 from agent.message import JSON_INTEGER_MAX, Envelope, Fact, Message, canonical_json
 
 OPERATIONAL_STREAM = "facts.operational"  # for facts about the store as a whole
 ALL_ZONES = "*"
-OTHER_FACTS = frozenset({"facts_refused", "facts_uncompared"})
-"""Predicates of the notices that a peer has, or may have, other facts under sequences that the store holds."""
 
 
 def operational_fact(
-    origin: Origin, stream: str | None, predicate: str, about: Mapping[str, object], key: str, now_unix_ms: int
+    zone: str, stream: str | None, predicate: str, about: Mapping[str, object], key: str, now_unix_ms: int
 ) -> Message:
-    """The fact about a stream, or about the store as a whole; `key` is unique among those of its predicate in this
-    epoch."""
-    subject = f"store:{origin.zone}" if stream is None else f"stream:{origin.zone}/{stream}"
+    """The fact about a stream, or about the store as a whole; `key` is unique among those of its predicate."""
+    subject = f"store:{zone}" if stream is None else f"stream:{zone}/{stream}"
     content = _plain(about if stream is None else {"stream": stream, **about})
-    envelope = Envelope(f"{predicate}:{origin.epoch.hex()}:{key}", origin.zone, ALL_ZONES, now_unix_ms)
+    envelope = Envelope(f"{predicate}:{key}", zone, ALL_ZONES, now_unix_ms)
     return Message(envelope, Fact(subject, predicate, canonical_json(content)))
-
-
-def origins_with_other_facts(recorded: Iterable[tuple[str, Message]], stream: str) -> dict[Origin, str]:
-    """The origins that have two histories in a stream, according to notices (OTHER_FACTS) among messages, each with a
-    zone that reports it. `recorded`: the zone that recorded each message, because `from_zone` is not signed. Malformed
-    notices are skipped, because any zone may write such messages."""
-    found = dict[Origin, str]()
-    for zone, message in recorded:
-        if message.fact.predicate not in OTHER_FACTS:
-            continue
-        try:
-            about = json.loads(message.fact.object_json)
-            named = {Origin(one["zone"], bytes.fromhex(one["epoch"])) for one in about["origins"]}
-            if about["stream"] == stream:
-                found |= dict.fromkeys(named, zone)
-        except (KeyError, TypeError, ValueError):
-            continue
-    return found
 
 
 def _plain(value: object) -> object:

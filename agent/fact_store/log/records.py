@@ -23,17 +23,6 @@ class Appended(NamedTuple):
     last_offset: int
 
 
-class Reseal(NamedTuple):
-    """Own facts of a stream that were resealed: all from `first_sequence` of `epoch` on became the first facts of
-    `new_epoch`. `digest` is the old digest of the first of these batches."""
-
-    stream: str
-    epoch: bytes
-    first_sequence: int
-    digest: bytes
-    new_epoch: bytes
-
-
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
     """A registered consumer. `seen_unix_ms` is the stored time of activity; the last activity may be newer."""
@@ -103,8 +92,6 @@ class Integrity:
     last_full_pass_unix_ms: int | None
     quarantined: tuple[tuple[str, int], ...]
     losses: int = 0
-    claimed_by: tuple[str, ...] = ()
-    """Peers that claim facts of the present epoch that are not held here."""
 
 
 @dataclass(frozen=True, slots=True)

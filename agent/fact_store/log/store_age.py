@@ -34,6 +34,28 @@ class AgeClock:
         return self.base_ms + (monotonic_ns - self.started_ns) // 1_000_000
 
 
+JUMP_MS, JUMPS_EVERY_MS = 10_000, 60_000
+
+
+class WallClock:
+    """Whether the wall clock has jumped against the clock that counts from the start of the machine: it may have been
+    put back with its memory, and then this life runs twice. A clock that jumps on and on is believed once a minute."""
+
+    def __init__(self) -> None:
+        self._apart_ms: int | None = None
+        self._jumped_ms = -JUMPS_EVERY_MS
+
+    def has_jumped(self, unix_ms: int, boot_ms: int) -> bool:
+        """Called before each commit."""
+        apart_ms = unix_ms - boot_ms
+        if self._apart_ms is None:
+            self._apart_ms = apart_ms
+        if abs(apart_ms - self._apart_ms) <= JUMP_MS or boot_ms - self._jumped_ms < JUMPS_EVERY_MS:
+            return False
+        self._apart_ms, self._jumped_ms = apart_ms, boot_ms
+        return True
+
+
 def is_mark_due(last_ms: int | None, now_ms: int, last_unix_ms: int, now_unix_ms: int) -> bool:
     """Whether the next append to a stream sets a mark; `last_ms` is the age at its last mark, None if it has none.
 

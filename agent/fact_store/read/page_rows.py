@@ -106,7 +106,7 @@ def origins_between(connection: sqlite3.Connection, stream: int, hole: Hole) -> 
     except sqlite3.DatabaseError:
         return []  # the damage is reported without them
     return [
-        OriginRange(zone, epoch, first_sequence, first_sequence + count - 1)
-        for zone, epoch, first_sequence, count in rows
-        if (type(zone), type(epoch), type(first_sequence), type(count)) == (str, bytes, int, int)
+        OriginRange(zone, life, first_sequence, first_sequence + count - 1)
+        for zone, life, first_sequence, count in rows
+        if (type(zone), type(life), type(first_sequence), type(count)) == (str, bytes, int, int)
     ]

@@ -15,6 +15,8 @@ from agent.fact_store.sqlite import QUERIES
 from agent.signing.records import key_id_in
 
 Verified = Literal["yes", "no", "suspect"]
+LIVES_MAX = 64
+"""Lives without a verified record that are looked through for one."""
 
 
 class Proof(NamedTuple):
@@ -38,7 +40,7 @@ class Proofs:
         known = self._last.get((stream, origin))
         if (
             known is None
-            and (self._connection.execute(QUERIES["select_is_proven"], (origin,)).fetchone() or (0,))[0] == 0
+            and (self._connection.execute(QUERIES["select_is_zone_proven"], (origin,)).fetchone() or (0,))[0] == 0
         ):
             known = self._last[stream, origin] = Proof(1, SEQUENCE_MAX, "no")
         if known is None or not known.first_sequence <= sequence <= known.last_sequence:
@@ -46,12 +48,27 @@ class Proofs:
         return known.verified
 
     def _read(self, stream: int, origin: int, sequence: int) -> Proof:
-        asked = {"stream": stream, "origin": origin, "sequence": sequence}
-        row = self._connection.execute(QUERIES["select_proof"], asked).fetchone()
-        if row is None:
+        found = find_proof(self._connection, stream, origin, sequence)
+        if found is None:
             return Proof(sequence, sequence, "no")
-        last_sequence, first_held, record, verified_unix_ms = row
+        last_sequence, first_held, record, verified_unix_ms = found
         since_ms = self._since_ms.get(key_id_in(record))
         is_suspect = since_ms is not None and verified_unix_ms >= since_ms
         # An earlier sequence may have an earlier record, verified at another time, so this one counts from here on.
         return Proof(max(sequence, first_held), last_sequence, "suspect" if is_suspect else "yes")
+
+
+def find_proof(
+    connection: sqlite3.Connection, stream: int, origin: int, sequence: int
+) -> tuple[int, int, bytes, int] | None:
+    """The last sequence that the first verified record at or after a sequence covers, the first held with it, the
+    record, and when it was verified. It may be of a later life, which goes on where this one ends."""
+    asked = {"stream": stream, "origin": origin, "sequence": sequence}
+    for hop in range(LIVES_MAX):
+        row: tuple[int, int, bytes, int] | None = connection.execute(QUERIES["select_proof"], asked).fetchone()
+        if row is not None:
+            return row if not hop else (sequence, sequence, *row[2:])
+        if (later := connection.execute(QUERIES["select_following"], asked).fetchone()) is None:
+            return None
+        asked |= {"origin": later[0], "sequence": later[1]}
+    return None

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.batch import SEQUENCE_MAX, Definitions, Origin
+from agent.batch import Definitions, Origin
 from agent.fact_store.log import (
     BatchSummary,
     Catalog,
@@ -34,7 +34,7 @@ from agent.fact_store.log import (
 from agent.fact_store.read.forecast import StoreSpace
 from agent.fact_store.read.history import SequenceRequest, batch_ends_at, read_history
 from agent.fact_store.read.page_rows import origins_between, read_rows, read_undamaged_rows
-from agent.fact_store.read.proofs import Proofs, Verified
+from agent.fact_store.read.proofs import Proofs, Verified, find_proof
 from agent.fact_store.read.space import measure_space
 from agent.fact_store.sqlite import (
     FILES,
@@ -63,7 +63,6 @@ from agent.pages import (
     Hole,
     OriginRange,
     Page,
-    SignedBatch,
     StoredBatch,
 )
 from agent.positions import LifeRow, LifeRows, LogLives, Position, Resolved
@@ -103,7 +102,7 @@ class StoreReader:
                         f"{path} has schema {steps[-1] if steps else 'none'}, this program reads {FILES[-1].stem}",
                         "start its node once, or run bsfg store migrate (for a quarantined file, on a copy of it)",
                     )
-                self.origin = identity(connection, path)
+                self.zone = identity(connection, path)
             on_error.pop_all()
 
     def read(
@@ -190,22 +189,7 @@ class StoreReader:
         """Whether a verified record proves a sequence that is held."""
         with self._reading() as connection:
             number, of = self._stream(connection, stream), self._number(connection, origin)
-            asked = {"stream": number, "origin": of, "sequence": sequence}
-            return connection.execute(QUERIES["select_proof"], asked).fetchone() is not None
-
-    def signed_batch(self, stream: str, origin: Origin, sequence: int) -> SignedBatch | None:
-        """The first batch of an origin at or after a sequence, if it is signed. Its record covers the sequence if
-        everything between is held. Of released facts the last batch of each held range is known."""
-        with self._reading() as connection:
-            number, of = self._stream(connection, stream), self._number(connection, origin)
-            asked = {"stream": number, "origin": of, "sequence": sequence}
-            released = connection.execute(QUERIES["select_released_record"], asked).fetchone()
-        kept = released and SignedBatch(*released)
-        for one in self.read_sequences(stream, origin, sequence, SEQUENCE_MAX, 1, 1).batches:
-            batch = one.batch
-            if kept is None or one.last_offset < kept.last_sequence:
-                kept = SignedBatch(one.last_offset, batch.digest, batch.record, batch.signed_digest)
-        return kept if kept and kept.record else None
+            return find_proof(connection, number or 0, of or 0, sequence) is not None
 
     def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
         """End and digest of the batches that hold these sequences of an origin, from the table, in order, each once;
@@ -299,6 +283,17 @@ class StoreReader:
         with self._reading() as connection:
             number = self._stream(connection, stream)
             return number is not None and holds_other(connection.execute, StreamState(number, stream), offset, digest)
+
+    def own_lives(self) -> list[bytes]:
+        """The lives of this store that have stored something."""
+        with self._reading() as connection:
+            return [life for (life,) in connection.execute(QUERIES["select_own_lives"])]
+
+    def lives_held(self, zone: str | None = None) -> list[tuple[str, bytes, str, int, int, int, int]]:
+        """By zone, life and stream: how many facts are or were held, the first and the last sequence, and in how many
+        ranges."""
+        with self._reading() as connection:
+            return connection.execute(QUERIES["select_lives_held"], {"zone": zone}).fetchall()
 
     def log(self, stream: str) -> LogLives:
         """The lives of a stream's log. Which of them a process still writes cannot be seen from outside."""
@@ -394,7 +389,7 @@ class StoreReader:
         """Every origin whose facts are held, this store first."""
         with self._reading() as connection:
             rows = connection.execute(QUERIES["select_origins"]).fetchall()
-        return [Origin(zone, epoch) for _, zone, epoch in rows]
+        return [Origin(zone, life) for _, zone, life in rows]
 
     def artifact_streams(self, digest: str) -> list[str]:
         """The streams with a held fact that refers to an artifact. Raises ArtifactRefused."""
@@ -496,7 +491,7 @@ class StoreReader:
     def _number(self, connection: sqlite3.Connection, origin: Origin) -> int | None:
         """Number of an origin, which never changes; None if none of its facts was ever held."""
         if origin not in self._numbers:
-            row = connection.execute(QUERIES["select_origin"], (origin.zone, origin.epoch)).fetchone()
+            row = connection.execute(QUERIES["select_origin"], (origin.zone, origin.life)).fetchone()
             if row is None:
                 return None
             self._remember(row[0], origin)
@@ -538,7 +533,7 @@ class _MomentReader(StoreReader):
     """A reader on one connection that has a read transaction open, which belongs to its maker."""
 
     def __init__(self, reader: StoreReader, connection: sqlite3.Connection) -> None:
-        self.path, self.origin = reader.path, reader.origin
+        self.path, self.zone = reader.path, reader.zone
         self._connection = connection
         self._on_damaged = None
         self._streams: dict[str, int] = {}

@@ -110,7 +110,7 @@ class Housekeeping:
         if nearest.share is not None:
             why = f"{zone} has {nearest.share.used:,} bytes here, its share is {nearest.share.limit:,}, and the rest of"
             why += f" {nearest.what} ({stream}) is kept for other zones"
-            return StoreFull(why, ShareFull.hint) if zone == transaction.catalog.origin.zone else ShareFull(why)
+            return StoreFull(why, ShareFull.hint) if zone == transaction.catalog.zone else ShareFull(why)
         return StoreFull(
             f"{nearest.what} is full ({stream}: {nearest.used:,} of {nearest.limit:,} bytes)",
             f"see which consumer is behind (bsfg consumer list), free space, or {nearest.remedy}",
@@ -152,7 +152,7 @@ class Housekeeping:
             full = self._full(catalog, catalog.streams.get(stream.name, stream), write)
             if full is None:
                 return False
-        is_own = write.zone == catalog.origin.zone and uses.get(stream.name, {}).keys() <= over.keys()
+        is_own = write.zone == catalog.zone and uses.get(stream.name, {}).keys() <= over.keys()
         if (full.share is not None and not is_own) or self._policy(stream.name).on_full != "drop_oldest":
             return False
         self._release(transaction, catalog.streams.get(stream.name, stream), full, may_drop=True)
@@ -194,7 +194,7 @@ class Housekeeping:
             given = {zone: 0 for zone, one in self.holds.items() if stream.name in one.writes}
         else:
             given = {zone: one.share_bytes for zone, one in self.holds.items() if one.writes}
-        return shares_of({catalog.origin.zone: 0, **given}, limit.limit)
+        return shares_of({catalog.zone: 0, **given}, limit.limit)
 
     def _uses(self, catalog: Catalog, stream: StreamState | None) -> dict[str, int]:
         """Sealed bytes of each zone in a stream, or in all, with those of rows that are released and not yet
@@ -206,7 +206,7 @@ class Housekeeping:
                 found[zone] += size
         own = sum(one.bytes_total - one.released_bytes + self._reclaimer.pending_of(one) for one in streams)
         own -= found.total()
-        return {**found, catalog.origin.zone: own} if own > 0 else dict(found)
+        return {**found, catalog.zone: own} if own > 0 else dict(found)
 
     def _limits(self, stream: StreamState) -> list[Limit]:
         """The limits of a stream now. Released facts do not count, although their rows may not be deleted yet."""

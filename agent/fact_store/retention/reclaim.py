@@ -8,11 +8,10 @@ Belongs to the writer's thread and works inside its transactions. Housekeeping d
 from __future__ import annotations
 
 import sqlite3
-from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
 
-from agent.fact_store.log import StreamState, parse_row
+from agent.fact_store.log import StreamState
 from agent.fact_store.sqlite import QUERIES, Transaction
 
 MESSAGE_ROWS_WITH_COMMIT = 64
@@ -88,8 +87,6 @@ class Reclaimer:
             return 0
         values = (stream.id, stream.released_offset, rows_max)
         rows = self._execute(QUERIES["select_released_rows"], values).fetchall()
-        if rows:  # a restored peer needs these records as proof (decision 0047)
-            self._keep_records(transaction, stream, rows[0][0], rows[-1][0])
         gone = Counter[str]()
         for number, _, zone, size in rows:
             self._execute(QUERIES["delete_batch"], (number,))
@@ -106,23 +103,6 @@ class Reclaimer:
             self._execute(QUERIES["delete_repaired"], (stream.id, stream.released_offset))
         self._pending[stream.id] = stream.released_bytes - deleted.bytes
         return len(rows)
-
-    def _keep_records(self, transaction: Transaction, stream: StreamState, first_row: int, last_row: int) -> None:
-        """Keep the record of the last batch of each held range among rows that are about to be deleted."""
-        last_of = dict[tuple[int, int], int]()  # row, by origin and first sequence of the range
-        for row, origin, sequence in self._execute(QUERIES["select_ends_to_release"], (stream.id, first_row, last_row)):
-            ranges = transaction.held(stream.id, origin)
-            at = bisect_right(ranges, sequence, key=lambda one: one.first_sequence) - 1
-            assert at >= 0, f"a row of no held range: origin {origin}, {sequence}"
-            last_of[origin, ranges[at].first_sequence] = row
-        for (origin, first_sequence), row in last_of.items():
-            batch = parse_row(stream.name, self._execute(QUERIES["select_row"], (row,)).fetchone())
-            if isinstance(batch, str) or not batch.header.is_signed:
-                continue
-            last = batch.header.last_sequence
-            self._execute(QUERIES["delete_released_records"], (stream.id, origin, first_sequence, last))
-            kept = (stream.id, origin, last, batch.digest, batch.record, batch.signed_digest)
-            self._execute(QUERIES["insert_released_record"], kept)
 
     def _deleted_of(self, stream: StreamState) -> _Deleted:
         """How far a stream's rows are deleted; read from the table the first time."""

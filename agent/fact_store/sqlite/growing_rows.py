@@ -27,7 +27,7 @@ def zone_number(execute: Execute, zone: str) -> int:
 
 def origins_of(execute: Execute, zone: str) -> dict[Origin, int]:
     """The origins of a zone with their numbers, in the order in which they were recorded."""
-    return {Origin(zone, epoch): number for number, epoch in execute(QUERIES["select_origins_of_zone"], (zone,))}
+    return {Origin(zone, life): number for number, life in execute(QUERIES["select_origins_of_zone"], (zone,))}
 
 
 def held_of(execute: Execute, stream: int, origin: int) -> tuple[HeldRange, ...]:
@@ -38,8 +38,8 @@ def held_of(execute: Execute, stream: int, origin: int) -> tuple[HeldRange, ...]
 def ranges_of(rows: Iterable[tuple[Any, ...]]) -> dict[Origin, tuple[HeldRange, ...]]:
     """Rows of origins and their ranges, by origin."""
     found = dict[Origin, list[HeldRange]]()
-    for zone, epoch, *ends in rows:
-        found.setdefault(Origin(zone, epoch), []).append(HeldRange(*ends))
+    for zone, life, *ends in rows:
+        found.setdefault(Origin(zone, life), []).append(HeldRange(*ends))
     return {origin: tuple(ranges) for origin, ranges in found.items()}
 
 

@@ -24,32 +24,17 @@ SELECT name FROM _sqlite_migrations WHERE migration_set = 'bsfg' ORDER BY id;
 -- tables: how many objects the schema has, whichever program made them
 SELECT count(*) FROM sqlite_schema;
 
--- insert_store: the zone and epoch of a new store
-INSERT INTO store (id, zone, epoch, format, created_unix_ms) VALUES (1, ?, ?, ?, ?);
+-- insert_store: the zone of a new store
+INSERT INTO store (id, zone, format, created_unix_ms) VALUES (1, ?, ?, ?);
 
--- select_store: the store's zone, epoch and format
-SELECT zone, epoch, format FROM store;
+-- select_store: the store's zone and format
+SELECT zone, format FROM store;
 
 -- select_is_open: whether the store was left open
 SELECT is_open FROM store;
 
 -- update_is_open: the store is opened, or closed in order
 UPDATE store SET is_open = ?;
-
--- update_new_epoch_because: a new epoch begins with this transaction
-UPDATE store SET new_epoch_because = ?;
-
--- select_origin_rows: batches of an origin that begin after an offset
-SELECT id, first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch
-WHERE stream = ? AND origin = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
-
--- update_batch: a batch sealed again under the new epoch, in its place
-UPDATE batch
-SET origin = ?, first_sequence = ?, digest = ?, previous_digest = ?, body = ?
-WHERE id = ?;
-
--- update_epoch: a new epoch has begun
-UPDATE store SET epoch = ?, new_epoch_because = NULL;
 
 -- insert_zone: number a new zone
 INSERT INTO zone (name) VALUES (?) RETURNING id;
@@ -58,28 +43,29 @@ INSERT INTO zone (name) VALUES (?) RETURNING id;
 SELECT id FROM zone WHERE name = ?;
 
 -- insert_origin: number a new origin
-INSERT INTO origin (zone, epoch) VALUES (?, ?) RETURNING id;
+INSERT INTO origin (zone, life) VALUES (?, ?) RETURNING id;
 
 -- select_origins: every origin with its number
-SELECT id, zone, epoch FROM named_origin ORDER BY id;
+SELECT id, zone, life FROM named_origin ORDER BY id;
 
 -- select_origin: the number of an origin
-SELECT origin.id FROM zone JOIN origin ON origin.zone = zone.id WHERE zone.name = ? AND origin.epoch = ?;
+SELECT origin.id FROM zone JOIN origin ON origin.zone = zone.id WHERE zone.name = ? AND origin.life = ?;
 
 -- select_origin_by_number: the origin with a number
-SELECT zone, epoch FROM named_origin WHERE id = ?;
+SELECT zone, life FROM named_origin WHERE id = ?;
 
--- select_origin_place: the zone's number and the epoch of an origin, and what is held of the zone's origins but the newest
-SELECT origin.zone, origin.epoch, before.newest, newest.epoch, before.ranges, before.facts, before.digest_sum FROM origin
+-- select_origin_place: the zone's number and the life of an origin, and what is held of the zone's origins but the newest
+SELECT origin.zone, origin.life, before.newest, newest.life, before.ranges, before.facts, before.digest_sum FROM origin
 LEFT JOIN held_before AS before ON before.stream = :stream AND before.zone = origin.zone
 LEFT JOIN origin AS newest ON newest.id = before.newest
 WHERE origin.id = :origin;
 
--- select_origin_epoch: the epoch of an origin
-SELECT epoch FROM origin WHERE id = ?;
+
+-- select_origin_life: the life of an origin
+SELECT life FROM origin WHERE id = ?;
 
 -- select_origins_of_zone: the origins of a zone with their numbers, in the order in which they were recorded
-SELECT origin.id, origin.epoch FROM zone JOIN origin ON origin.zone = zone.id WHERE zone.name = ? ORDER BY origin.id;
+SELECT origin.id, origin.life FROM zone JOIN origin ON origin.zone = zone.id WHERE zone.name = ? ORDER BY origin.id;
 
 -- select_is_proven: whether a record of an origin was ever verified
 SELECT is_proven FROM origin WHERE id = ?;
@@ -133,6 +119,18 @@ WHERE held.stream = :stream AND held.origin = :origin
     )
 ORDER BY batch.first_sequence LIMIT 1;
 
+-- select_following: the life that goes on where what is held of an origin around a sequence ends
+SELECT next.origin, next.first_sequence
+FROM held AS here JOIN origin ON origin.id = here.origin
+JOIN origin AS later ON later.zone = origin.zone
+JOIN held AS next ON next.stream = here.stream AND next.origin = later.id
+    AND next.first_sequence = here.last_sequence + 1 AND next.first_previous_digest = here.last_digest
+WHERE here.stream = :stream AND here.origin = :origin
+    AND :sequence BETWEEN here.first_sequence AND here.last_sequence LIMIT 1;
+
+-- select_is_zone_proven: whether a record of an origin's zone was ever verified
+SELECT zone.is_proven FROM origin JOIN zone ON zone.id = origin.zone WHERE origin.id = ?;
+
 -- select_compromised: keys whose signatures prove nothing from a time on
 SELECT key_id, since_unix_ms FROM compromised;
 
@@ -141,21 +139,6 @@ DELETE FROM compromised;
 
 -- insert_compromised: a compromised key
 INSERT INTO compromised (key_id, since_unix_ms) VALUES (?, ?);
-
--- select_released_record: the first record of an origin among released batches at or after a sequence
-SELECT last_sequence, digest, record, signed_digest FROM released_record
-WHERE stream = :stream AND origin = :origin AND last_sequence >= :sequence ORDER BY last_sequence LIMIT 1;
-
--- select_ends_to_release: origin and last sequence of batches that are about to be deleted
-SELECT id, origin, first_sequence + count - 1 FROM batch
-WHERE stream = ? AND id BETWEEN ? AND ? ORDER BY origin, first_sequence;
-
--- insert_released_record: the record of the last batch that was released of a held range
-INSERT OR REPLACE INTO released_record (stream, origin, last_sequence, digest, record, signed_digest)
-VALUES (?, ?, ?, ?, ?, ?);
-
--- delete_released_records: those before another of the same held range
-DELETE FROM released_record WHERE stream = ? AND origin = ? AND last_sequence >= ? AND last_sequence < ?;
 
 -- insert_stream: number a new stream
 INSERT INTO stream (name) VALUES (?) RETURNING id;
@@ -239,7 +222,7 @@ SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM 
 WHERE stream = ? AND first_offset = ?;
 
 -- select_page_columns: the origins of batches between two offsets, from the columns
-SELECT origin.zone, origin.epoch, batch.first_sequence, batch.count
+SELECT origin.zone, origin.life, batch.first_sequence, batch.count
 FROM batch JOIN named_origin AS origin ON origin.id = batch.origin
 WHERE batch.stream = :stream AND batch.first_offset >= :offset AND batch.first_offset <= :until_offset
 ORDER BY batch.first_offset LIMIT :limit;
@@ -264,11 +247,11 @@ WHERE stream = :stream
 ORDER BY first_sequence;
 
 -- select_held_in: the ranges of each origin that are held in a stream, or were before retention
-SELECT origin.zone, origin.epoch, first_sequence, last_sequence, first_previous_digest, last_digest
+SELECT origin.zone, origin.life, first_sequence, last_sequence, first_previous_digest, last_digest
 FROM held JOIN named_origin AS origin ON origin.id = held.origin WHERE stream = ? ORDER BY held.origin, first_sequence;
 
 -- select_newest_held: the ranges of the newest origin of each zone in a stream
-SELECT origin.zone, origin.epoch, first_sequence, last_sequence, first_previous_digest, last_digest
+SELECT origin.zone, origin.life, first_sequence, last_sequence, first_previous_digest, last_digest
 FROM held_before AS before JOIN held ON held.stream = before.stream AND held.origin = before.newest
 JOIN named_origin AS origin ON origin.id = before.newest
 WHERE before.stream = ? ORDER BY before.zone, first_sequence;
@@ -319,7 +302,7 @@ ON CONFLICT (stream, origin, first_sequence) DO NOTHING;
 DELETE FROM damage WHERE stream = ? AND origin = ? AND first_sequence = ?;
 
 -- select_damage: the damaged batches of a stream
-SELECT origin.zone, origin.epoch, damage.first_sequence, damage.last_sequence
+SELECT origin.zone, origin.life, damage.first_sequence, damage.last_sequence
 FROM damage JOIN named_origin AS origin ON origin.id = damage.origin
 WHERE damage.stream = ?
 ORDER BY origin.id, damage.first_sequence;
@@ -436,7 +419,7 @@ SELECT last_offset, bytes_total FROM (
 SELECT last_offset FROM batch WHERE stream = ? AND first_offset > ? AND bytes_total >= ? ORDER BY first_offset LIMIT 1;
 
 -- select_origins_between: origins and sequences of the facts after one offset and up to another
-SELECT origin.zone, origin.epoch, min(first_sequence), max(first_sequence + count - 1)
+SELECT origin.zone, origin.life, min(first_sequence), max(first_sequence + count - 1)
 FROM batch JOIN named_origin AS origin ON origin.id = batch.origin
 WHERE stream = ? AND first_offset > ? AND first_offset <= ?
 GROUP BY origin.id ORDER BY origin.id;
@@ -643,52 +626,34 @@ DELETE FROM trail WHERE peer = ? AND stream = ? AND life = ?;
 SELECT trail.peer, stream.name, trail.life, trail.peer_offset, trail.digest
 FROM trail JOIN stream ON stream.id = trail.stream ORDER BY trail.id;
 
--- insert_peer_epoch: the epoch of a peer whose stream is stored here
-INSERT INTO peer_epoch (peer, stream, epoch, is_read_again) VALUES (?, ?, ?, ?)
-ON CONFLICT (peer, stream) DO UPDATE SET
-    epoch = excluded.epoch, is_read_again = peer_epoch.is_read_again OR excluded.is_read_again;
-
--- select_peer_epochs: the epoch of each peer
-SELECT peer_epoch.peer, stream.name, peer_epoch.epoch, peer_epoch.is_read_again
-FROM peer_epoch JOIN stream ON stream.id = peer_epoch.stream ORDER BY peer_epoch.peer, stream.name;
-
--- insert_unproven: an origin of which facts came again that could not be compared
-INSERT OR IGNORE INTO unproven (stream, origin) VALUES (?, ?);
-
--- select_unproven: origins of which facts came again that could not be compared
-SELECT stream, origin FROM unproven;
-
--- insert_contradicted: an origin that has two histories, according to another zone
-INSERT OR IGNORE INTO contradicted (stream, origin) VALUES (?, ?);
-
--- select_contradicted: origins that have two histories, according to another zone
-SELECT stream, origin FROM contradicted;
-
--- insert_reseal: the facts of an origin from a sequence on were resealed as the first facts of another origin
-INSERT INTO reseal (stream, origin, first_sequence, digest, new_origin) VALUES (?, ?, ?, ?, ?);
-
--- select_reseals: all reseals, in the order in which they were made
-SELECT s.name, o.epoch, r.first_sequence, r.digest, n.epoch FROM reseal r JOIN stream s ON s.id = r.stream
-JOIN named_origin AS o ON o.id = r.origin JOIN named_origin AS n ON n.id = r.new_origin ORDER BY r.id;
-
--- select_likenesses: the columns by which the first and the last batches of an origin are recognised
-SELECT * FROM (
-    SELECT first_sequence, count, time_min_ns, time_max_ns, length(body) + length(digest) FROM batch
-    WHERE stream = :stream AND origin = :origin ORDER BY first_sequence LIMIT :first_rows
-) UNION SELECT * FROM (
-    SELECT first_sequence, count, time_min_ns, time_max_ns, length(body) + length(digest) FROM batch
-    WHERE stream = :stream AND origin = :origin ORDER BY first_sequence DESC LIMIT :last_rows
-) ORDER BY first_sequence;
-
--- insert_renamed: facts of one epoch are known under another
-INSERT INTO renamed (stream, origin, new_origin, shift) VALUES (?, ?, ?, ?)
-ON CONFLICT (stream, origin, new_origin) DO UPDATE SET shift = excluded.shift;
-
--- select_renamed: facts of one epoch that are known under another
-SELECT stream, origin, new_origin, shift FROM renamed;
-
 -- insert_life: a process stores its first fact of a stream
 INSERT INTO life (stream, first_offset, life) VALUES (?, ?, ?);
+
+-- update_forked: a life that ran twice, or during which the clock jumped
+UPDATE life SET is_forked = 1 WHERE life = ?;
+
+-- select_forked: the lives that ran twice, or during which the clock jumped
+SELECT DISTINCT life FROM life WHERE is_forked;
+
+-- insert_tip: the end of the last batch sealed here, where what is held of own lives does not end with it
+INSERT OR REPLACE INTO tip (stream, sequence, digest) VALUES (?, ?, ?);
+
+-- delete_tip: what is held of the newest own life ends with the last batch sealed here
+DELETE FROM tip WHERE stream = ?;
+
+-- select_tips: the ends of the last batches sealed here that are kept
+SELECT stream, sequence, digest FROM tip;
+
+-- select_own_end: the end of what is held of the newest life of a stream in which own facts were sealed
+SELECT held.last_sequence, held.last_digest
+FROM life CROSS JOIN zone ON zone.name = :zone
+CROSS JOIN origin ON origin.zone = zone.id AND origin.life = life.life
+CROSS JOIN held ON held.stream = life.stream AND held.origin = origin.id
+WHERE life.stream = :stream ORDER BY life.first_offset DESC, held.first_sequence DESC LIMIT 1;
+
+-- select_highest_start: where the last held range of a zone begins
+SELECT max(held.first_sequence) FROM zone JOIN origin ON origin.zone = zone.id JOIN held ON held.origin = origin.id
+WHERE held.stream = ? AND zone.name = ?;
 
 -- select_newest_lives: the last life of each stream
 SELECT stream.name, life.life, life.first_offset FROM stream
@@ -704,6 +669,17 @@ SELECT life, first_offset FROM life
 WHERE stream = :stream AND first_offset >= coalesce(
     (SELECT max(first_offset) FROM life WHERE stream = :stream AND first_offset <= :offset), 0
 ) ORDER BY first_offset LIMIT :limit;
+
+-- select_own_lives: the lives of the store, whatever the stream
+SELECT DISTINCT life FROM life;
+
+-- select_lives_held: facts that are or were held, by zone, life and stream
+SELECT
+    origin.zone, origin.life, stream.name, sum(held.last_sequence - held.first_sequence + 1), min(held.first_sequence),
+    max(held.last_sequence), count(*)
+FROM held JOIN named_origin AS origin ON origin.id = held.origin JOIN stream ON stream.id = held.stream
+WHERE :zone IS NULL OR origin.zone = :zone
+GROUP BY held.origin, held.stream ORDER BY origin.zone, origin.life, stream.name;
 
 -- select_at_offset: the batch that may hold an offset, unless retention has released it
 SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch

@@ -7,15 +7,13 @@ the log. An inconsistent file is refused (StoreDamaged).
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from agent.batch import EPOCH_BYTES, Definitions, Origin
+from agent.batch import Definitions
 from agent.fact_store.log import (
     ACTIVE_STATES,
     Catalog,
@@ -23,20 +21,20 @@ from agent.fact_store.log import (
     ConsumerState,
     Event,
     Lifecycle,
-    Reseal,
     StoreDamaged,
     StoreForeign,
     StreamState,
     next_state,
 )
 from agent.fact_store.sqlite.connection import reading_tables
-from agent.fact_store.sqlite.growing_rows import held_of, zone_number
+from agent.fact_store.sqlite.growing_rows import held_of
 from agent.fact_store.sqlite.queries import QUERIES
+from agent.fact_store.sqlite.transaction import draw_life
 from agent.lease import Lease
-from agent.positions import Position, drawn_life
+from agent.pages import BatchEnd
+from agent.positions import Position
 
-FIRST_ORIGIN = 1  # number of a new store in the table `origin`
-FORMAT = 5  # of the tables and what they mean; incremented by changes that other programs must not read or write
+FORMAT = 6  # of the tables and what they mean; incremented by changes that other programs must not read or write
 
 OWN_DEFINITIONS_MAX = 50_000
 """Own tag definitions, with those of tags that were changed or removed, after which an opening begins without any: each
@@ -48,21 +46,19 @@ def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_m
     StoreDamaged."""
     is_new = connection.execute(QUERIES["select_store"]).fetchone() is None
     if is_new:
-        epoch = os.urandom(EPOCH_BYTES)
-        connection.execute(QUERIES["insert_store"], (zone, epoch, FORMAT, now_unix_ms))
-        number = zone_number(connection.execute, zone)
-        number = connection.execute(QUERIES["insert_origin"], (number, epoch)).fetchone()[0]
-        if number != FIRST_ORIGIN:
-            raise StoreDamaged(f"{path} holds facts, but the record of its zone and epoch is missing")
+        if connection.execute(QUERIES["select_origins"]).fetchone() is not None:
+            raise StoreDamaged(f"{path} holds facts, but the record of its zone is missing")
+        connection.execute(QUERIES["insert_store"], (zone, FORMAT, now_unix_ms))
     return is_new
 
 
-def identity(connection: sqlite3.Connection, path: Path) -> Origin:
-    """Zone and epoch of the store; raises StoreForeign for tables without a store, or of an unknown format."""
+def identity(connection: sqlite3.Connection, path: Path) -> str:
+    """The zone of the store; raises StoreForeign for tables without a store, or of an unknown format."""
     row = connection.execute(QUERIES["select_store"]).fetchone()
     if row is None:
         raise StoreForeign(f"{path} has tables but is not a store yet", "start the node once")
-    zone, epoch, store_format = row
+    zone: str
+    zone, store_format = row
     if store_format < FORMAT:
         why = f"{path} was made by a version before 1.0; this program cannot read it"
         raise StoreForeign(
@@ -70,14 +66,14 @@ def identity(connection: sqlite3.Connection, path: Path) -> Origin:
         )
     if store_format != FORMAT:
         raise StoreForeign(f"{path} has format {store_format}, this program reads {FORMAT}", "update the program")
-    return Origin(zone, epoch)
+    return zone
 
 
-def check_zone(origin: Origin, zone: str, path: Path) -> None:
+def check_zone(found: str, zone: str, path: Path) -> None:
     """Raise StoreForeign unless the store belongs to `zone`."""
-    if origin.zone != zone:
+    if found != zone:
         raise StoreForeign(
-            f"{path} is the store of zone {origin.zone!r}, this node is {zone!r}",
+            f"{path} is the store of zone {found!r}, this node is {zone!r}",
             "correct the zone in node.toml, or name another state_dir",
         )
 
@@ -102,40 +98,33 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
             *(number, name, end_offset, bytes_total, released_offset, released_bytes),
             *(mark_ms, mark_unix_ms or 0, bool(is_backlog)),
         )
-    own = connection.execute(QUERIES["select_origin"], (catalog.origin.zone, catalog.origin.epoch)).fetchone()
-    if own is None:
-        raise StoreDamaged(f"{path}: the store's own origin is missing")
-    catalog.own_origin = own[0]
     for number, count, digest in _rows(connection, "select_own_definition"):
         if count <= OWN_DEFINITIONS_MAX:
             catalog.own_definition_id, catalog.own_definitions = number, Definitions(count, digest)
     for peer, stream, *position in _rows(connection, "select_trails"):
         catalog.trails[peer, stream] = (*catalog.trails.get((peer, stream), ()), Position(*position))
-    for peer, stream, epoch, is_read_again in _rows(connection, "select_peer_epochs"):
-        catalog.read_again |= {(peer, stream)} if is_read_again else set()
-        catalog.peer_epochs[peer, stream] = epoch
     _load_lives(connection, catalog)
     for stream, zone, size in _rows(connection, "select_zone_uses"):
         catalog.zone_uses[stream, zone] = size
     catalog.proven_zones = frozenset(zone for (zone,) in _rows(connection, "select_proven_zones"))
-    catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))
-    catalog.contradicted = frozenset((stream, origin) for stream, origin in _rows(connection, "select_contradicted"))
-    catalog.reseals = tuple(Reseal(*row) for row in _rows(connection, "select_reseals"))
-    catalog.renamed = {
-        (stream, older, newer): shift for stream, older, newer, shift in _rows(connection, "select_renamed")
-    }
     catalog.leases = {(stream, producer): epoch for stream, producer, epoch in _rows(connection, "select_leases")}
     _load_consumers(connection, catalog)
     return catalog
 
 
 def _load_lives(connection: sqlite3.Connection, catalog: Catalog) -> None:
-    """Load the last life of each stream, and draw that of this process. It stays in memory until a stream grows, so an
-    opening that stores nothing leaves no trace."""
+    """Load the last life of each stream and where own facts end in it, and draw the life of this process. It stays in
+    memory until a stream grows, so an opening that stores nothing leaves no trace."""
     catalog.newest_lives = {stream: (life, first) for stream, life, first in _rows(connection, "select_newest_lives")}
-    chance = os.urandom(16) + time.time_ns().to_bytes(16) + os.getpid().to_bytes(8)
-    highest = max((life for life, _ in catalog.newest_lives.values()), default=b"")
-    catalog.life = drawn_life(highest, time.time_ns() // 1_000_000, chance)
+    catalog.forked = frozenset(life for (life,) in _rows(connection, "select_forked"))
+    catalog.life = draw_life(max((life for life, _ in catalog.newest_lives.values()), default=b""))
+    kept = {stream: BatchEnd(*tip) for stream, *tip in _rows(connection, "select_tips")}
+    catalog.kept_tips = frozenset(kept)
+    for name, state in catalog.streams.items():
+        asked = {"stream": state.id, "zone": catalog.zone}
+        tip = kept.get(state.id) or connection.execute(QUERIES["select_own_end"], asked).fetchone()
+        if tip is not None:
+            catalog.tips[name] = BatchEnd(*tip)
 
 
 def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:
@@ -173,7 +162,7 @@ def _check_last(connection: sqlite3.Connection, stream: int, last: tuple[Any, ..
     """Compare the last batch of a stream with the held ranges of its origin."""
     origin, last_sequence, digest = last
     where = f"{path}: stream {stream}, origin {origin}"
-    if connection.execute(QUERIES["select_origin_epoch"], (origin,)).fetchone() is None:
+    if connection.execute(QUERIES["select_origin_life"], (origin,)).fetchone() is None:
         raise StoreDamaged(f"{path}: facts of origin {origin} are held, but the origin is missing")
     ranges = held_of(connection.execute, stream, origin)
     if any(left.last_sequence + 1 >= right.first_sequence for left, right in pairwise(ranges)):

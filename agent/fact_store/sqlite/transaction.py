@@ -7,19 +7,20 @@ affected. An SQLite error ends the whole transaction.
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from agent.batch import DIGEST_BYTES, Batch, Definitions, Link, Origin, Sign, parse
+from agent.batch import DIGEST_BYTES, NO_DIGEST, Batch, Definitions, Link, Origin, Sign, parse
 from agent.columns import BatchError
 from agent.fact_store.log import (
     Catalog,
     ConsumerState,
     PageRow,
-    Reseal,
     StreamState,
     TailCache,
     is_mark_due,
@@ -32,6 +33,7 @@ from agent.fact_store.sqlite.queries import QUERIES, with_rows
 from agent.pages import (
     CERTIFICATES_OF_KEY_MAX,
     KEYS_OF_ZONE_MAX,
+    BatchEnd,
     DefinitionChain,
     HeldRange,
     HeldSum,
@@ -39,7 +41,7 @@ from agent.pages import (
     SignerCertificate,
 )
 from agent.pages import count as count_of
-from agent.positions import Position, Resolved, extended
+from agent.positions import Position, Resolved, drawn_life, extended
 from agent.signing.records import KEY_ID_BYTES, RecordSigner, sign_record
 
 ROWS_AT_ONCE = 8
@@ -63,6 +65,12 @@ def holds_other(execute: Execute, stream: StreamState | None, offset: int, diges
         return False
     batch = parse_row(stream.name, row)
     return isinstance(batch, Batch) and row[0] <= offset <= row[1]
+
+
+def draw_life(before: bytes) -> bytes:
+    """A life of this process. `before`: the highest life in the store's own table."""
+    chance = os.urandom(16) + time.time_ns().to_bytes(16) + os.getpid().to_bytes(8)
+    return drawn_life(before, time.time_ns() // 1_000_000, chance)
 
 
 class Transaction:
@@ -180,7 +188,7 @@ class Transaction:
     def origin_number(self, origin: Origin) -> int | None:
         """The number of an origin; None if none of its facts was ever held."""
         if origin not in self._origins:
-            row = self._execute(QUERIES["select_origin"], (origin.zone, origin.epoch)).fetchone()
+            row = self._execute(QUERIES["select_origin"], (origin.zone, origin.life)).fetchone()
             if row is None:
                 return None
             self._origins[origin] = row[0]
@@ -202,36 +210,25 @@ class Transaction:
         """The ranges of the newest origin of each zone in a stream."""
         return ranges_of(self._execute(QUERIES["select_newest_held"], (stream,)))
 
-    def origins_numbered(self, numbers: Iterable[int]) -> list[tuple[Origin, int]]:
-        """The origins with these numbers, which exist."""
-        rows = ((self._execute(QUERIES["select_origin_by_number"], (one,)).fetchone(), one) for one in sorted(numbers))
-        return [(Origin(*row), number) for row, number in rows]
-
-    def link(self, stream: str) -> Link:
-        """The link that the next batch of own facts continues."""
-        known, origin = self.catalog.streams.get(stream), self.catalog.origin
-        held = self.held(known.id, self.catalog.own_origin) if known else ()
-        return Link(stream, origin, held[-1].last_sequence + 1, held[-1].last_digest) if held else Link(stream, origin)
-
     def range_count(self, zone: str) -> int:
         """How many separate ranges of a zone are held, in all streams."""
         return int(self._execute(QUERIES["select_range_count"], {"zone": zone}).fetchone()[0])
 
     def damaged(self, stream: int) -> list[tuple[str, bytes, int, int]]:
-        """Zone, epoch, first and last sequence of the batches of a stream that were found damaged and are not
+        """Zone, life, first and last sequence of the batches of a stream that were found damaged and are not
         repaired."""
         return self._execute(QUERIES["select_damage"], (stream,)).fetchall()
 
-    def origin_rows(self, stream: int, origin: int, after_offset: int) -> Iterator[tuple[int, PageRow]]:
-        """The rows of an origin's batches that begin after an offset, in order, with their row numbers. Only a few are
-        in memory at once."""
-        while True:
-            asked = (stream, origin, after_offset, ROWS_AT_ONCE)
-            rows = self._execute(QUERIES["select_origin_rows"], asked).fetchall()
-            yield from ((number, tuple(row)) for number, *row in rows)
-            if not rows:
-                return
-            after_offset = rows[-1][1]
+    def highest_start(self, stream: int, zone: str) -> int:
+        """Where the last held range of a zone begins; 0 if there is none."""
+        if (found := self.catalog.starts.get((stream, zone))) is None:
+            found = self._execute(QUERIES["select_highest_start"], (stream, zone)).fetchone()[0] or 0
+            self.catalog.starts[stream, zone] = found
+        return found
+
+    def link(self, stream: str) -> Link:
+        """The link that the next batch of own facts continues."""
+        return self.catalog.link(stream)
 
     def origins_between(self, stream: StreamState, after_offset: int, until_offset: int) -> list[dict[str, object]]:
         """Origins and sequences of the batches that begin after one offset and up to another."""
@@ -251,7 +248,7 @@ class Transaction:
         """The number of an origin; assigned if it has none."""
         if (known := self.origin_number(origin)) is None:
             zone = zone_number(self._execute, origin.zone)
-            known = self._execute(QUERIES["insert_origin"], (zone, origin.epoch)).fetchone()[0]
+            known = self._execute(QUERIES["insert_origin"], (zone, origin.life)).fetchone()[0]
             self._origins[origin] = known
         return known
 
@@ -289,7 +286,7 @@ class Transaction:
             self._execute(_INSERT_BATCHES, list(chain.from_iterable(rows[at : at + ROWS_AT_ONCE])))
         for row in rows[whole:]:
             self._execute(QUERIES["insert_batch"], row)
-        self.add_use(stream.id, writer or self.catalog.origin.zone, bytes_total - stream.bytes_total)
+        self.add_use(stream.id, writer or self.catalog.zone, bytes_total - stream.bytes_total)
         marked = stream
         if is_mark_due(stream.mark_ms, self.age_ms, stream.mark_unix_ms, self.now_unix_ms) or (
             is_backlog and not stream.is_backlog
@@ -311,7 +308,7 @@ class Transaction:
 
     def add_use(self, stream: int, zone: str, size: int) -> None:
         """Count bytes of a zone that came, or with a negative size are gone. Those of this zone are the rest."""
-        if zone == self.catalog.origin.zone:
+        if zone == self.catalog.zone:
             return
         use = max(0, self.catalog.zone_uses.get((stream, zone), 0) + size)
         self.catalog.zone_uses[stream, zone] = use
@@ -320,7 +317,7 @@ class Transaction:
     def _definition_of(self, zone: str, definitions: Definitions) -> int | None:
         """The id of the last definition that a batch needs; None for messages."""
         catalog = self.catalog
-        if (zone, definitions) == (catalog.origin.zone, catalog.own_definitions):
+        if (zone, definitions) == (catalog.zone, catalog.own_definitions):
             return catalog.own_definition_id if definitions.count else None
         return self.definition_id(zone, definitions.digest) if definitions.count else None
 
@@ -329,7 +326,7 @@ class Transaction:
         without."""
         self.signer = signer
         if signer is not None and signer.certificate:
-            zone = self.catalog.origin.zone
+            zone = self.catalog.zone
             self.add_signers([SignerCertificate(signer.key_id, signer.certificate, is_trusted=True, zone=zone)])
 
     def add_damage(self, stream: int, origin: int, first_sequence: int, last_sequence: int) -> None:
@@ -395,7 +392,7 @@ class Transaction:
     ) -> None:
         """Keep what is held of all origins of a zone but the newest, whose own ranges have just changed."""
         place = self._execute(QUERIES["select_origin_place"], {"stream": stream, "origin": origin}).fetchone()
-        zone, epoch, newest, newest_epoch, *counted = place
+        zone, life, newest, newest_life, *counted = place
         if newest == origin:
             return
         held, facts = HeldSum(), 0
@@ -403,13 +400,58 @@ class Transaction:
             newest = origin
         else:
             held, facts = HeldSum(counted[0], int.from_bytes(counted[2])), counted[1]
-            added_epoch, added = epoch, ranges
-            if epoch > newest_epoch:  # what was the newest is now one of the others
-                added_epoch, added, newest = newest_epoch, self.held(stream, newest), origin
-            held = held.minus(HeldSum.of(epoch, before)).plus(HeldSum.of(added_epoch, added))
+            added_life, added = life, ranges
+            if life > newest_life:  # what was the newest is now one of the others
+                added_life, added, newest = newest_life, self.held(stream, newest), origin
+            held = held.minus(HeldSum.of(life, before)).plus(HeldSum.of(added_life, added))
             facts += count_of(one.span for one in added) - count_of(one.span for one in before)
         values = (stream, zone, newest, held.ranges, facts, held.digest_sum.to_bytes(DIGEST_BYTES))
         self._execute(QUERIES["insert_held_before"], values)
+
+    def note_start(self, stream: int, zone: str, ranges: tuple[HeldRange, ...]) -> None:
+        """Ranges of a zone are held now: `highest_start` knows them."""
+        if (start := self.catalog.starts.get((stream, zone))) is not None:
+            self.catalog.starts[stream, zone] = max(start, ranges[-1].first_sequence)
+
+    # ------------------------------------------------------------------------------------------------- own facts
+
+    def begin_life(self, *, is_forked: bool = False) -> None:
+        """Seal under a new life from here on. `is_forked`: the present one ran twice, or its clock jumped, so where it
+        ends here does not say what was read of it."""
+        catalog = self.catalog
+        if is_forked:
+            self._execute(QUERIES["update_forked"], (catalog.life,))
+            catalog.forked |= {catalog.life}
+        catalog.life = draw_life(max([catalog.life, *(life for life, _ in catalog.newest_lives.values())]))
+
+    def add_own(self, stream: StreamState, batches: Sequence[Batch], writer: str = "") -> int:
+        """Add batches that were just sealed here on the stream's link; returns the offset of their first fact."""
+        tip, first, last = self.catalog.link(stream.name), batches[0].header, batches[-1]
+        assert (first.first_sequence, first.previous_digest) == (tip.next_sequence, tip.digest)
+        assert first.origin == self.catalog.origin
+        number = self.origin(first.origin)
+        ranges, sealed = self.held(stream.id, number), HeldRange.of(first, last.digest)
+        sealed = replace(sealed, last_sequence=last.header.last_sequence)
+        if ranges and ranges[-1].last_sequence + 1 == sealed.first_sequence:  # of this life nothing else is held
+            *before, left = ranges
+            sealed = replace(left, last_sequence=sealed.last_sequence, last_digest=sealed.last_digest)
+            ranges = tuple(before)
+        self.set_held(stream.id, number, (*ranges, sealed))
+        self.note_start(stream.id, first.origin.zone, (sealed,))
+        self.catalog.tips[stream.name] = BatchEnd(last.header.last_sequence, last.digest)
+        if stream.id in self.catalog.kept_tips:  # what is held of this life ends with the tip again
+            self._execute(QUERIES["delete_tip"], (stream.id,))
+            self.catalog.kept_tips -= {stream.id}
+        return self.add_batches(stream, batches, verified=range(len(batches) if self.signer else 0), writer=writer)
+
+    def keep_tip(self, stream: StreamState) -> None:
+        """Write the stream's tip, because what is held of own lives will no longer end with it. Otherwise recovery
+        finds it there, and no commit writes a row for it."""
+        tip = self.catalog.tips.get(stream.name, BatchEnd(0, NO_DIGEST))
+        self._execute(QUERIES["insert_tip"], (stream.id, *tip))
+        self.catalog.kept_tips |= {stream.id}
+
+    # ------------------------------------------------------------------------------------------------- the rest
 
     def add_definitions(self, chain: DefinitionChain) -> int:
         """Store definitions whose digests the caller has compared, as far as they are not stored; a stored one that is
@@ -436,7 +478,7 @@ class Transaction:
     def set_own_definitions(self, definitions: Definitions) -> None:
         """The newest of this store's own definitions, which is stored already."""
         catalog = self.catalog
-        number = self.definition_id(catalog.origin.zone, definitions.digest)
+        number = self.definition_id(catalog.zone, definitions.digest)
         self._execute(QUERIES["update_own_definition"], (number,))
         catalog.own_definitions, catalog.own_definition_id = definitions, number
 
@@ -460,11 +502,8 @@ class Transaction:
             fresh = {(stream, producer): epoch for producer, epoch in epochs.items()}
             self.catalog.leases = {**self.catalog.leases, **fresh}
 
-    def set_peer_position(
-        self, peer: str, stream: StreamState, read: Sequence[Position], epoch: bytes, *, is_read_again: bool
-    ) -> None:
-        """Set how far a peer's stream is stored, in each of these lives of its log. `is_read_again`: from this page on
-        facts come that may have been read before."""
+    def set_peer_position(self, peer: str, stream: StreamState, read: Sequence[Position]) -> None:
+        """Set how far a peer's stream is stored, in each of these lives of its log."""
         at = peer, stream.name
         before = self.catalog.trails.get(at, ())
         self.catalog.trails[at] = after = extended(before, read)
@@ -472,34 +511,6 @@ class Transaction:
             self._execute(QUERIES["insert_trail"], (peer, stream.id, *one))
         for gone in {one.life for one in before} - {one.life for one in after}:
             self._execute(QUERIES["delete_trail"], (peer, stream.id, gone))
-        if self.catalog.peer_epochs.get(at) != epoch or is_read_again:
-            self.catalog.read_again |= {at} if is_read_again else set()
-            self._execute(QUERIES["insert_peer_epoch"], (peer, stream.id, epoch, is_read_again))
-            self.catalog.peer_epochs[at] = epoch
-
-    def add_unproven(self, stream: int, origin: int) -> None:
-        """Record that released facts of an origin were received again. Writes only the first time."""
-        if (stream, origin) not in self.catalog.unproven:
-            self._execute(QUERIES["insert_unproven"], (stream, origin))
-            self.catalog.unproven |= {(stream, origin)}
-
-    def add_contradicted(self, stream: int, origin: int) -> None:
-        """Record that another zone reports two histories of an origin. Writes only the first time."""
-        if (stream, origin) not in self.catalog.contradicted:
-            self._execute(QUERIES["insert_contradicted"], (stream, origin))
-            self.catalog.contradicted |= {(stream, origin)}
-
-    def likenesses(self, stream: int, origin: int, first_rows: int, last_rows: int) -> list[tuple[int, ...]]:
-        """First sequence, count, least and greatest time, and length of an origin's first and last batches, in
-        order."""
-        asked = {"stream": stream, "origin": origin, "first_rows": first_rows, "last_rows": last_rows}
-        return self._execute(QUERIES["select_likenesses"], asked).fetchall()
-
-    def add_renamed(self, stream: int, older: int, newer: int, shift: int) -> None:
-        """Record that facts of an epoch are known under another. Writes only a change."""
-        if self.catalog.renamed.get((stream, older, newer)) != shift:
-            self._execute(QUERIES["insert_renamed"], (stream, older, newer, shift))
-            self.catalog.renamed = {**self.catalog.renamed, (stream, older, newer): shift}
 
     def add_consumer(self, consumer: ConsumerState) -> ConsumerState:
         """Register a consumer and number it."""
@@ -543,32 +554,6 @@ class Transaction:
         released = replace(stream, released_offset=row[0], released_bytes=row[1])
         self.catalog.streams[stream.name] = released
         return released
-
-    def set_new_epoch_because(self, why: str) -> None:
-        """Record the reason why this transaction begins a new epoch. From here to `set_epoch` own batches may be
-        resealed."""
-        self._execute(QUERIES["update_new_epoch_because"], (why,))
-
-    def set_epoch(self, origin: Origin) -> None:
-        """Make this origin the store's own."""
-        self._execute(QUERIES["update_epoch"], (origin.epoch,))
-        self.catalog.origin, self.catalog.own_origin = origin, self.origin(origin)
-
-    def reseal(self, row: int, origin: int, batch: Batch) -> None:
-        """Overwrite a batch by its resealed form under the new epoch. Allowed only while a new epoch is due."""
-        header, body = batch.header, memoryview(batch.sealed)[:-DIGEST_BYTES]
-        values = (origin, header.first_sequence, batch.digest, header.previous_digest, body, row)
-        self._execute(QUERIES["update_batch"], values)
-        if header.is_signed:
-            self._note_proven(header.origin)
-
-    def add_reseal(self, one: Reseal) -> None:
-        """Record that own facts were resealed."""
-        catalog = self.catalog
-        stream, zone = catalog.streams[one.stream].id, catalog.origin.zone
-        old, new = (self.origin(Origin(zone, epoch)) for epoch in (one.epoch, one.new_epoch))
-        self._execute(QUERIES["insert_reseal"], (stream, old, one.first_sequence, one.digest, new))
-        catalog.reseals = (*catalog.reseals, one)
 
     def set_completeness(self, source: str, parts: Mapping[str, tuple[int, int | None] | None]) -> None:
         """Up to when these parts of a source are complete, and by how much its clock was ahead then; None: as the

@@ -47,9 +47,7 @@ from agent.fact_store.log import (
     NEVER_NS,
     AgeClock,
     Catalog,
-    ForkError,
     Refused,
-    Reseal,
     ShareFull,
     StoreBusy,
     StoreClosed,
@@ -57,6 +55,7 @@ from agent.fact_store.log import (
     StoreFailed,
     StoreFull,
     StoreStatistics,
+    WallClock,
     copy_error,
 )
 from agent.fact_store.retention import Housekeeping
@@ -82,8 +81,8 @@ SHARE_REFUSED_NS = 15_000_000_000  # after the last refusal of a zone: its next 
 WAIT_NS_MAX = 3_600_000_000_000  # one hour, below the system's limit for a timed wait
 
 OnCommit = Callable[[Mapping[str, int]], None]
-Witness = Callable[[str, Mapping[str, int], tuple[Reseal, ...]], None]
-"""Records the epoch (hex), the ends that a commit has moved, and what was resealed. Must not raise."""
+Witness = Callable[[Mapping[str, int]], None]
+"""Records the ends that a commit has moved. Must not raise."""
 _Outcomes = list[tuple[Work, Any]]
 
 
@@ -121,6 +120,7 @@ class Writer:
         self._data_version = connection.execute(QUERIES["data_version"]).fetchone()[0]
         self._age = AgeClock(catalog.age_ms, time.monotonic_ns())
         self._witness = witness
+        self._clock = WallClock()
         self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms, holds)
         self._committed_ns = -NEVER_NS
         self._pace = CommitPace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
@@ -337,6 +337,8 @@ class Writer:
             transaction = Transaction(
                 self._connection, self.catalog, self._index, now_unix_ms, self.age_ms(), self.signer
             )
+            if self._clock.has_jumped(now_unix_ms, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000):
+                transaction.begin_life(is_forked=True)  # the memory of this process may have been put back
             outcomes = self._perform(transaction, group)
             self.housekeeping.work(transaction, time.monotonic_ns(), is_idle=group.is_empty)
             execute(QUERIES["commit"])
@@ -353,8 +355,7 @@ class Writer:
             if stream is not ends_before.get(name)
         }
         if self._witness is not None:  # between commit and answers: the witness has all that was answered (0046)
-            catalog = self.catalog
-            self._witness(catalog.origin.epoch.hex(), ends, catalog.reseals)
+            self._witness(ends)
         self._answer(outcomes)  # after the commit only: an answer means that the work is on the disk
         if ends:
             for callback in self._subscribers:
@@ -393,7 +394,7 @@ class Writer:
         """Run the work of the group inside the open transaction; a refusal is an outcome."""
         target = self._pace.facts_target
         outcomes: _Outcomes = [(call, _run_call(transaction, self.housekeeping, call)) for call in group.early]
-        own = transaction.catalog.origin.zone
+        own = transaction.catalog.zone
         for stream, samples in group.samples.items():
             size = sum(one.bytes for one in samples)
             if (refusal := self.housekeeping.refusal(transaction, stream, own, size)) is not None:
@@ -524,15 +525,12 @@ class Writer:
 
 
 def _run_call(transaction: Transaction, housekeeping: Housekeeping, call: Call) -> Any:
-    """The result of a call, or its refusal; a fork is also recorded as an incident."""
+    """The result of a call, or its refusal."""
     if call.stream is not None:
         refusal = housekeeping.refusal(transaction, call.stream, call.zone, call.bytes)
         if refusal is not None:
             return refusal
     try:
         return call.run(transaction)
-    except ForkError as error:
-        transaction.add_incident("fork", call.name, error.why)
-        return error
     except Refused as error:
         return error

@@ -176,7 +176,7 @@ class RequestHandler:
         """The answer to a request that is not carried out."""
         store = self._store
         body = ErrorBody(code=code, message=why[:1000], retryable=ERRORS[code].retryable, hint=hint[:1000])
-        where = {"store_zone": store.zone, "epoch": store.epoch.hex(), "life": store.life.hex()}
+        where = {"store_zone": store.zone, "life": store.life.hex()}
         return Reply(ErrorAnswer(operation=operation[:64], error=body, **where), [])
 
     async def _carry_out(self, request: Request) -> Answer:
@@ -193,10 +193,6 @@ class RequestHandler:
                 removing = store.consumers.remove(request.consumer_name, force=request.force, now=request.now)
                 state_after = await asyncio.wrap_future(removing)
                 return messages.Removed(state_after.value, entries[request.consumer_name])
-            case messages.BeginEpoch(because):
-                before = store.epoch
-                now = await asyncio.wrap_future(store.begin_epoch(because))
-                return messages.EpochBegan(now.epoch.hex(), before.hex())
             case messages.ComparePeer():
                 if self._compare is None:
                     raise LocalError("this process has no link to a peer", "ask the node")

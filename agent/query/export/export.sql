@@ -5,7 +5,7 @@ CREATE TABLE facts (
     stream TEXT NOT NULL,
     "offset" INTEGER NOT NULL,
     zone TEXT NOT NULL,
-    epoch TEXT NOT NULL,
+    life TEXT NOT NULL,
     sequence INTEGER NOT NULL,
     kind TEXT NOT NULL,
     subject TEXT NOT NULL,

@@ -105,7 +105,7 @@ class ParquetForm:
         self._schema = pa.schema([
             pa.field("offset", whole, nullable=False), pa.field("message_id", text, nullable=False),
             pa.field("stream", text, nullable=False), pa.field("zone", text, nullable=False),
-            pa.field("epoch", text, nullable=False), pa.field("sequence", whole, nullable=False),
+            pa.field("life", text, nullable=False), pa.field("sequence", whole, nullable=False),
             pa.field("verified", text, nullable=False),
             pa.field("tag", text, nullable=False), pa.field("predicate", text, nullable=False),
             pa.field("ts", pa.timestamp("us", tz="UTC"), nullable=False),
@@ -152,7 +152,7 @@ Form = SqliteForm | CsvForm | JsonLinesForm | ParquetForm
 
 
 def flat_column(facts: Facts, name: str) -> Sequence[Any]:
-    """A column of a flat row. A sample's message_id is left out: it is the row's stream, zone, epoch and sequence."""
+    """A column of a flat row. A sample's message_id is left out: it is the row's stream, zone, life and sequence."""
     if name == "message_id" and facts.samples is not None:
         return [None] * len(facts.places)
     return facts.column(name)

@@ -55,7 +55,7 @@ class Dictionary:
     def own(self) -> Chain:
         """The chain of the store's own definitions. Raises StoreDamaged."""
         own = self._reader.own_definitions()
-        return self.of(self._reader.origin.zone, own) if own.count else Chain(self._reader.origin.zone)
+        return self.of(self._reader.zone, own) if own.count else Chain(self._reader.zone)
 
     def forget_chain(self, zone: str, definitions: Definitions) -> None:
         """Drop a chain."""

@@ -3,7 +3,7 @@
 `sql` and `export` read these columns. The columns of a row:
 
     stream offset                its position in this store
-    zone epoch sequence          with the stream, its identity: where it was first recorded
+    zone life sequence          with the stream, its identity: where it was first recorded
     kind                         sample or message
     subject predicate            what it is about, what it states
     tag                          number of the tag's definition at its origin; NULL for a message
@@ -37,7 +37,7 @@ from agent.query.scan.bounds import INT64_MAX
 from agent.status_codes import is_good
 
 COLUMNS = (
-    "stream", "offset", "zone", "epoch", "sequence", "kind", "subject", "predicate", "tag", "value", "value_type",
+    "stream", "offset", "zone", "life", "sequence", "kind", "subject", "predicate", "tag", "value", "value_type",
     "value_text", "unit", "quality", "is_good", "source_time", "source_time_ns", "object_json", "message_id", "from_zone",
     "to_zone", "correlation_id", "causation_id", "labels_json", "verified",
 )  # fmt: skip
@@ -72,8 +72,8 @@ class Facts:
                 return [self.first_offset + place for place in self.places]
             case "zone":
                 return [header.origin.zone] * count
-            case "epoch":
-                return [header.origin.epoch.hex()] * count
+            case "life":
+                return [header.origin.life.hex()] * count
             case "sequence":
                 return [header.first_sequence + place for place in self.places]
             case "kind":
@@ -115,7 +115,7 @@ class Facts:
             case "message_id":
                 origin, stream = self.batch.header.origin, self.batch.header.stream
                 first = self.batch.header.first_sequence
-                return [sample_message_id(stream, origin.zone, origin.epoch, first + place) for place in self.places]
+                return [sample_message_id(stream, origin.zone, origin.life, first + place) for place in self.places]
             case _:
                 return [None] * len(self.places)
 

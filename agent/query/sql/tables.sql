@@ -5,7 +5,7 @@ CREATE TABLE facts (
     stream TEXT,
     offset INTEGER,
     zone TEXT,
-    epoch TEXT HIDDEN,
+    life TEXT HIDDEN,
     sequence INTEGER,
     kind TEXT,
     subject TEXT,

@@ -97,12 +97,12 @@ def judge_answer(zone: str, payload: bytes) -> tuple[Diagnostic, StreamsAnswer |
         "version": VERSION,
         "peer_version": theirs,
         "store_zone": answer.store_zone,
-        "epoch": answer.epoch,
+        "life": answer.life,
     }
     if answer.store_zone != zone:
         what = f"the node that answers for {zone} has the store of {answer.store_zone}"
         return bad(what, "correct [node] zone in its node.toml", step="protocol", figures=figures), None
-    what = f"{PROTOCOL} {theirs} there, {VERSION} here; store of {answer.store_zone}, epoch {answer.epoch}"
+    what = f"{PROTOCOL} {theirs} there, {VERSION} here; store of {answer.store_zone}, life {answer.life}"
     return good(what, step="protocol", figures=figures), answer
 
 

@@ -116,11 +116,11 @@ def answer_parts(
     return [_LENGTH.pack(len(header)) + header, *attachment]
 
 
-def encode_error(store_zone: str, epoch: str, operation: str, code: str, message: str, life: str = "") -> bytes:
+def encode_error(store_zone: str, life: str, operation: str, code: str, message: str) -> bytes:
     """The bytes of an error answer; `retryable` and `hint` come from the table."""
     row = ERRORS[code]
     body = ErrorBody(code=code, message=message[:1000], retryable=row.retryable, hint=row.hint)
-    answer = ErrorAnswer(store_zone=store_zone, epoch=epoch, operation=operation[:64], error=body, life=life)
+    answer = ErrorAnswer(store_zone=store_zone, life=life, operation=operation[:64], error=body)
     return b"".join(answer_parts(answer, []))
 
 

@@ -112,11 +112,6 @@ _ROWS = (
              "The serving node has no room for the artifact: its artifacts have reached their limit, or its disk has "
              "too little free space. Facts are still appended.",
              "Put it again later; bsfg status of the serving node names the limit."),
-    ErrorRow("history_differs", Fault.OPERATOR, True,
-             "The requester claims to hold a batch that this store recorded (origin_head), and it is not there: the "
-             "claim is wrong, or the store is an old copy that has grown since.",
-             "If the serving node was restored from a backup, begin a new epoch there (bsfg store new-epoch); its "
-             "incidents name the claim."),
     ErrorRow("life_unknown", Fault.NONE, True,
              "The position of the request is not in this log as it is: the store was restored from a copy, or another "
              "machine answered before. Nothing was carried out.",
@@ -125,9 +120,6 @@ _ROWS = (
              "The request changes something, and no signature proves that the requesting zone has sent it. The serving "
              "node requires one.",
              "Give the requesting node a signing key (bsfg pki signer), or correct [[origin]] of the serving node."),
-    ErrorRow("epoch_changed", Fault.NONE, True,
-             "The request names another epoch of this store; the answer names the present one.",
-             "Ask again, naming the present epoch."),
     ErrorRow("fenced", Fault.OPERATOR, False,
              "Another instance with this consumer name has acquired a newer lease. The error is final for the instance "
              "that gets it.",

@@ -37,7 +37,6 @@ Time = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
 StartText = Annotated[str, msgspec.Meta(max_length=40)]
 Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9._-]{1,64}\Z")]
 Zone = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}\Z")]
-Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 DigestStart = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 Life = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
@@ -86,10 +85,10 @@ class RequestBody(Part, frozen=True):
 
 
 class AnswerBody(Part, frozen=True):
-    """Base class of answers: names the answering store."""
+    """Base class of answers: names the answering store, and the life of the process."""
 
     store_zone: Zone
-    epoch: Epoch
+    life: Life
 
     def check(self) -> None:
         """Raise MalformedMessage for rules that field types cannot express."""
@@ -124,8 +123,6 @@ BYTES_MAX_MIN, BYTES_MAX_MAX = 1024, 8 * 1024 * 1024
 BYTES_MAX_DEFAULT = 256 * 1024
 """The page size with the highest throughput of paho and one broker (measured); larger pages delay other messages."""
 WAIT_MS_MAX = 60_000
-FORMER_EPOCHS_MAX = 64
-"""Epochs of its own zone of which a requester takes facts back. A store begins one after it was restored."""
 SIGNERS_MAX = 16
 """Keys of one page whose certificates are sent; a page ends before the batch that needs those of another one."""
 CERTIFICATES_MAX = CERTIFICATES_OF_KEY_MAX * SIGNERS_MAX
@@ -152,19 +149,6 @@ class Confirm(Part, frozen=True):
             raise MalformedMessage(why, "bad_request", operation)
 
 
-class OriginHead(Part, frozen=True):
-    """A batch of the serving store's own origin, in its present epoch, that the requester holds by any path: the one
-    that a page of the server contradicted, else the newest.
-
-    Its last sequence and its digest; if it is signed, its record and the digest that the record signs.
-    """
-
-    last_sequence: ClaimedPosition
-    digest: Digest
-    record: Record | None = None
-    signed_digest: Digest | None = None
-
-
 class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operation"):
     """A page from the consumer's frontier, or after a position; waits up to `wait_ms` for facts.
 
@@ -177,19 +161,15 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
     wait_ms: int = 0
     stream: Name | None = None
     start: Time | StartText = "oldest"
-    epoch: Epoch | None = None
     after: LogPosition | None = None
     trail: Annotated[list[LogPosition], msgspec.Meta(max_length=TRAIL_MAX)] | None = None
     confirm: Confirm | None = None
     lease: Lease | None = None
     lease_after: Lease | None = None
-    origin_head: OriginHead | None = None
-    former_epochs: list[Epoch] = []
     signers_known: SignersKnown | None = None
 
     def check(self) -> None:
         check_page(self.limit, self.bytes_max, "FetchFacts")
-        check_range("former_epochs", len(self.former_epochs), 0, FORMER_EPOCHS_MAX, "FetchFacts")
         check_range("wait_ms", self.wait_ms, 0, WAIT_MS_MAX, "FetchFacts")
         _ = self.starts
         if self.after is not None and self.trail is not None:
@@ -294,11 +274,11 @@ class UnregisterConsumer(RequestBody, frozen=True, tag="UnregisterConsumer", tag
 class PageAnswer(AnswerBody, frozen=True):
     """One page of a stream. `batches`: (first_offset, last_offset, bytes in the attachment), in order of offset.
 
-    `omitted`: ranges of offsets left out because the requester recorded these facts itself and did not ask for its
-    former epochs. `holes`: (first_offset, last_offset, reason) of facts that the store no longer has: `expired`
-    (released unconfirmed) or `damaged`; unknown reasons mean the same. Together they cover a contiguous run of offsets.
-    `more`: the requested range continues after the page. `signers`: certificates (DER) of the keys of these batches
-    that the requester did not name in `signers_known`; none if it sent no such list."""
+    `omitted`: ranges of offsets left out because they are of the requester's own zone. `holes`: (first_offset,
+    last_offset, reason) of facts that the store no longer has: `expired` (released unconfirmed) or `damaged`; unknown
+    reasons mean the same. Together they cover a contiguous run of offsets. `more`: the requested range continues after
+    the page. `signers`: certificates (DER) of the keys of these batches that the requester did not name in
+    `signers_known`; none if it sent no such list."""
 
     stream: Name
     batches: list[tuple[ClaimedPosition, ClaimedPosition, ClaimedPosition]] = []
@@ -351,11 +331,9 @@ class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", ta
 
     `lease`: the requester's lease, if it sent or requested one. `lease_in_force`: the lease in force, if `lease_after`
     named another one; the answer then contains nothing else. `after`: the position after which the page begins.
-    `lives`: of each life with facts in the page, the last position there, in order. `life`: of the answering
-    process."""
+    `lives`: of each life with facts in the page, the last position there, in order."""
 
     frontier: ClaimedOffset
-    life: Life
     lease: Lease | None = None
     lease_in_force: Lease | None = None
     after: LogPosition = LogPosition()
@@ -453,12 +431,12 @@ class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operat
 
     `ranges`: (origin, first_sequence, last_sequence, digest before the first, digest of the last batch), sorted, of
     what is held or was held before retention; whole origins, and `more` if others follow. `ends`: (last_sequence,
-    digest) of batches in the requested range. `end_offset`: end of the log when it was read, which `life` has
+    digest) of batches in the requested range. `end_offset`: end of the log when it was read, which `end_life` has
     stored; the log up to there contains all `ranges`."""
 
     stream: Name
     end_offset: ClaimedOffset
-    life: LifeOrNone = ""
+    end_life: LifeOrNone = ""
     ranges: Annotated[
         list[tuple[OriginName, ClaimedPosition, ClaimedPosition, Digest, Digest]], msgspec.Meta(max_length=RANGES_MAX)
     ] = []
@@ -481,8 +459,8 @@ class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operat
 
 def origin_named(name: str) -> Origin:
     """The origin in a field that was already checked."""
-    zone, _, epoch = name.partition("/")
-    return Origin(zone, bytes.fromhex(epoch))
+    zone, _, life = name.partition("/")
+    return Origin(zone, bytes.fromhex(life))
 
 
 # ------------------------------------------------------------------------------------------------------ tag definitions
@@ -614,13 +592,13 @@ class StreamEntry(Part, frozen=True):
 
 
 class BoundsAnswer(AnswerBody, frozen=True, tag="GetBounds", tag_field="operation"):
-    """The bounds of one stream. `life` has stored its last fact. `resolved`: the position of the request, as far as it
-    is valid in this log; none if it is unknown."""
+    """The bounds of one stream. `end_life` has stored its last fact. `resolved`: the position of the request, as far as
+    it is valid in this log; none if it is unknown."""
 
     stream: Name
     first_offset: ClaimedPosition
     end_offset: ClaimedOffset
-    life: LifeOrNone = ""
+    end_life: LifeOrNone = ""
     resolved: LogPosition | None = None
 
 
@@ -824,10 +802,9 @@ def readable(values: Iterable[LatestEntry]) -> tuple[list[LatestEntry], list[str
 
 @dataclass(frozen=True, slots=True)
 class PeerLatest:
-    """The latest values of a stream in a peer's store (zone, epoch), and when the peer was asked for them."""
+    """The latest values of a stream in a peer's store, and when the peer was asked for them."""
 
     peer: str
-    epoch: str
     stream: str
     asked_unix_ms: int
     values: Sequence[LatestEntry]
@@ -869,12 +846,10 @@ class ErrorBody(Part, frozen=True):
 
 
 class ErrorAnswer(AnswerBody, frozen=True):
-    """The request was not carried out. `operation` repeats the requested operation, as far as it could be read. `life`:
-    of the answering process."""
+    """The request was not carried out. `operation` repeats the requested operation, as far as it could be read."""
 
     operation: Annotated[str, msgspec.Meta(max_length=64)]
     error: ErrorBody
-    life: LifeOrNone = ""
 
 
 Answer = (

@@ -12,9 +12,7 @@ both, and describes each method. In addition:
   attribute `lacking`, which names them (`put_definitions`).
 - Errors are raised, directly or through the future, as exceptions of the store's own (given to the shells as
   `store_errors`), whose attribute `retryable` says whether the same call may succeed later: true for a full or busy
-  store, false for a forked history or a malformed batch. The error for a forked history of a peer's present epoch has
-  an attribute `held`: the end of a batch held here that the page contradicts, or None. After an exception nothing has
-  changed.
+  store, false for a malformed batch. After an exception nothing has changed.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ from agent.pages import (
     Page,
     PutResult,
     RepairedRange,
-    SignedBatch,
     SignerCertificate,
 )
 from agent.positions import LogLives, Position, Resolved, Trail
@@ -155,8 +152,6 @@ class ServingStore(ComparedStore, Protocol):
     @property
     def zone(self) -> str: ...
     @property
-    def epoch(self) -> bytes: ...
-    @property
     def signer(self) -> RecordSigner | None: ...
 
     def streams(self) -> Sequence[StreamBounds]: ...
@@ -171,13 +166,6 @@ class ServingStore(ComparedStore, Protocol):
     def resolve(self, stream: str, position: Position) -> Resolved: ...
 
     def peer_reads_more(self, peer: str, why: str) -> None: ...
-
-    def peer_is_ahead(self, peer: str, why: str) -> None: ...
-
-    def begin_epoch(self, why: str, *, instead_of: bytes | None = None) -> Future[Origin]: ...
-    def peer_names_epoch(self, peer: str, epoch: str) -> None: ...
-
-    def contradiction(self, stream: str, origin_head: tuple[int, bytes]) -> str | None: ...
 
     def read(
         self,
@@ -199,8 +187,6 @@ class Inbound(Protocol):
 
     def trail(self, peer: str, stream: str) -> Trail: ...
 
-    def peer_epoch(self, peer: str, stream: str) -> bytes | None: ...
-
     def put_batches(
         self,
         peer: str,
@@ -209,8 +195,6 @@ class Inbound(Protocol):
         position: Position | None,
         *,
         passed: Sequence[Position] = (),
-        after: Position | None = None,
-        epoch: bytes | None = None,
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
         verified: Collection[int] = (),
@@ -242,11 +226,14 @@ class ReceivingStore(ComparedStore, Protocol):
     @property
     def zone(self) -> str: ...
     @property
-    def epoch(self) -> bytes: ...
-    @property
     def signer(self) -> RecordSigner | None: ...
     @property
-    def former_epochs(self) -> Sequence[bytes]: ...
+    def life(self) -> bytes: ...
+
+    def own_lives(self) -> frozenset[bytes]: ...
+
+    @property
+    def times_restored(self) -> int: ...
 
     def is_nearly_full(self, stream: str) -> bool: ...
 
@@ -255,8 +242,6 @@ class ReceivingStore(ComparedStore, Protocol):
     def signed_zones(self) -> frozenset[str]: ...
 
     def is_proven(self, stream: str, origin: Origin, sequence: int) -> bool: ...
-
-    def signed_batch(self, stream: str, origin: Origin, sequence: int) -> SignedBatch | None: ...
 
     def end_offset(self, stream: str) -> int: ...
 

@@ -5,10 +5,9 @@ Only digests are exchanged for equal facts. Fetched batches are checked like any
 end of the log; damaged ones are put back at their offsets, if the store still has their digests. A fork is recorded as
 an incident and is not repaired.
 
-Facts of this node's present epoch are fetched only to repair damage, never as new facts. Other facts of its own are
-fetched if they are missing, because a restore or a lost disk may have taken them: those of epochs that its store knows,
-and, if it signs, all that its key has signed. They are fetched only while there is room. A node compares soon after
-each start, and after it has begun a new epoch.
+Facts of this node's own zone are left out of pages and come home here, because a restore or a lost disk may have taken
+them: all that its key has signed; without a key, those of lives in its own table. They are fetched only while there is
+room. A node compares soon after each start, and at once when a peer shows that its store was put back.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ HOLE_PAGES_MAX = 64
 """Pages without batches for one range, with 2,048 holes each. A peer could invent them without end."""
 REFUSED_MAX = 100
 """Refusals that one comparison reports, of which the last says that there are others; and forks that it reports."""
-EPOCH_CHECK_S = 60.0
-"""Between two checks whether the store has begun a new epoch. If so, facts that a restore lost are fetched at once."""
+RESTORED_CHECK_S = 60.0
+"""Between two checks whether a peer has shown that the store was put back: what that lost is fetched at once."""
 RETRY_S = 600.0
 """Wait after such a comparison has failed."""
 OPENING_S = 60.0, 600.0
@@ -101,8 +100,6 @@ class Comparison:
     answers."""
 
     stream: str
-    epoch: str = ""
-    """The peer's epoch; all its answers must name the same one."""
     position: LogPosition | None = None
     """The end of the peer's log in its first answer: all others must be of that log."""
     compared_facts: int = 0
@@ -190,16 +187,15 @@ class AntiEntropy:
             await asyncio.get_running_loop().create_future()  # until cancelled
         first_s, last_s = OPENING_S
         due_s = time.monotonic() + min(every_s, first_s + (last_s - first_s) * self._chance())
-        wait_s = EPOCH_CHECK_S * self._chance()
-        recovered = frozenset[bytes]()  # former epochs whose facts were fetched
+        wait_s, compared = RESTORED_CHECK_S * self._chance(), 0
         while True:
             await asyncio.sleep(max(0.0, min(wait_s, due_s - time.monotonic())))
-            wait_s, former = EPOCH_CHECK_S, frozenset(self._store.former_epochs)
-            if former <= recovered and time.monotonic() < due_s:
+            wait_s, restored = RESTORED_CHECK_S, self._store.times_restored
+            if restored == compared and time.monotonic() < due_s:
                 continue
             if await self._compare_all():
-                recovered = former
-            elif not former <= recovered:
+                compared = restored
+            elif restored != compared:
                 wait_s = RETRY_S
             due_s = time.monotonic() + every_s
 
@@ -255,18 +251,17 @@ class AntiEntropy:
         ours = self._store.held(stream)
         for origin, ranges in theirs.items():
             mine = ours.get(origin, ())
-            forks = len(found.forks)
             for span in shared(mine, ranges):
                 await self._compare_span(found, origin, span, mine, ranges)
             is_own = origin.zone == self._store.zone
-            if len(found.forks) == forks and (not is_own or self._comes_home(origin)):
+            if not is_own or self._comes_home(origin):
                 is_from_start = is_own or stream not in self._settings.begun_late
                 # Own facts are left out of pages, so they are never under way.
                 for span in missing(mine, ranges, is_level=is_level or is_own, is_from_start=is_from_start):
                     await self._note_missing(found, origin, span)
             await self._check_definitions(found, origin, mine, ranges)
         for one in await asyncio.wrap_future(self._store.inbound.damaged(stream)):
-            origin, span = Origin(one.zone, one.epoch), (one.first_sequence, one.last_sequence)
+            origin, span = Origin(one.zone, one.life), (one.first_sequence, one.last_sequence)
             is_theirs = intersect([each.span for each in theirs.get(origin, [])], [span])
             if is_theirs and (origin, span) not in found.damaged:
                 found.damaged.append((origin, span))
@@ -285,11 +280,11 @@ class AntiEntropy:
         return found
 
     def _comes_home(self, origin: Origin) -> bool:
-        """Whether lost facts of this own origin are taken back. A peer can invent facts of an epoch that this store
-        does not know, but not their signature."""
-        if origin.epoch in self._store.former_epochs:
+        """Whether lost facts of this own origin are taken back. A peer can invent facts of a life, but not their
+        signature."""
+        if self._store.signer is not None:
             return True
-        return self._store.signer is not None and origin.epoch != self._store.epoch
+        return origin.life in self._store.own_lives() and origin.life != self._store.life
 
     def _scan(self, stream: str) -> None:
         """Read the whole stream, so that the store detects damage. Runs in a thread."""
@@ -322,7 +317,7 @@ class AntiEntropy:
                 raise PageRefused(
                     f"{peer} names more than {RANGES_KEPT_MAX} ranges of {found.stream} whose facts it may send"
                 )
-            end = Position(bytes.fromhex(answer.life), answer.end_offset)
+            end = Position(bytes.fromhex(answer.end_life), answer.end_offset)
             more = answer.more and bool(answer.ranges)
             after = answer.ranges[-1][0] if answer.ranges else None
         trail = self._store.inbound.trail(self._settings.peer_zone, found.stream)
@@ -442,14 +437,8 @@ class AntiEntropy:
             # Ranges of one copy of the log do not describe another copy.
             raise OtherCopy(f"{peer} was restored from a copy, or two machines answer in its name: {error}") from error
         answer = reply.answer
-        found.epoch = found.epoch or answer.epoch
-        if answer.epoch != found.epoch:
-            raise OtherCopy(
-                f"{peer} answered under epoch {found.epoch} and then under {answer.epoch}: it has begun a new epoch, or"
-                " two machines answer in its name; compare again"
-            )
         if isinstance(answer, DigestsAnswer) and found.position is None:
-            found.position = LogPosition(offset=answer.end_offset, life=answer.life)
+            found.position = LogPosition(offset=answer.end_offset, life=answer.end_life)
         found.exchanges += 1
         found.bytes += reply.bytes
         return reply
@@ -478,7 +467,7 @@ class AntiEntropy:
         found.repaired_ranges += stored > 0
 
     async def _put(self, stream: str, judged: JudgedPage) -> PutResult:
-        """Store batches without a position: the pull may have moved it, or changed to another epoch of the peer."""
+        """Store batches without a position, which the pull moves."""
         putting = self._store.inbound.put_batches(
             *(self._settings.peer_zone, stream, judged.batches, None),
             is_backlog=True,

@@ -110,5 +110,5 @@ class LatestSeed:
                 why = f"more than {ANSWERS_BYTES_MAX >> 20} MiB of last values"
                 raise MalformedMessage(why, operation="GetLatest")
             if not answer.more:
-                return PeerLatest(self._requester.peer_zone, answer.epoch, self._stream, asked_unix_ms, values)
+                return PeerLatest(self._requester.peer_zone, self._stream, asked_unix_ms, values)
             after = answer.last_after(after)

@@ -68,7 +68,6 @@ def check_page(
         raise PageRefused(f"page of stream {answer.stream!r}, asked for was {stream!r}")
     first_offset, last_offset = answer.covered() or (0, 0)
     return ArrivedPage(
-        epoch=answer.epoch,
         frontier=answer.frontier,
         first_offset=first_offset,
         last_offset=last_offset,

@@ -21,8 +21,7 @@ from agent.pages import Declined, HeldRange, SignerCertificate
 from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.message_judge import MessageJudge, TrustPolicy, remember
-from agent.signing.certificates import Signer
-from agent.signing.chains import Judgement, Offered, SignedEnd, Trust, judge_page, proves_own
+from agent.signing.chains import Judgement, Offered, Trust, judge_page
 from agent.signing.records import key_id_in
 
 PASSED_ON_MS = 60_000
@@ -99,15 +98,6 @@ class PageJudge(MessageJudge):
             remember(self._relayed, {one.key_id: self._clock_ms() for one in to_store if not one.is_trusted})
         self._keep_evidence(peer, stream, offered, found)
         return JudgedPage(batches, verified, tuple(to_store), _bounded(found.declined))
-
-    def proves_own(self, record: bytes, end: SignedEnd) -> bool:
-        """Whether a present or former key of this node has signed the end of a chain of its zone. Reads the disk only
-        for a former key."""
-        key_id, policy = key_id_in(record), self._policy
-        certificates = (*policy.own_certificates, *self._store.signers([key_id]))
-        found = [policy.signer(one, self._clock_ms()) for one in certificates]
-        own = [one for one in found if isinstance(one, Signer) and one.zone == policy.own_zone]
-        return end.origin.zone == policy.own_zone and proves_own(record, end, own)
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:

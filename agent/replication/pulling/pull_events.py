@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Literal, TypeVar
 
-from agent.pages import BatchEnd
 from agent.positions import NOTHING_READ, Position, Trail
 from agent.replication.protocol.pacing import BYTES_MAX
 
@@ -86,15 +85,12 @@ class ReceiverSettings:
     blocked_ms: int = 60_000
     """Between two attempts at something that an operator must repair."""
     restart_ms: int = 1_000
-    """Between two requests that a peer made necessary by refusing the position or the epoch. Otherwise it would be
+    """Between two requests that a peer made necessary by refusing the position. Otherwise it would be
     asked as fast as it refuses, with a log line each time."""
     twins_ms: int = 600_000
     """After two machines have answered in turn: until only one has answered for this long, requests are rare."""
     pause_ms_min: int = 100
     pause_ms_max: int = 5_000
-    history_claim_after_ms: int = 1_000
-    """A request claims what is held of the peer unless the last answered request was sent within this time: it takes
-    longer to stop a store, restore it from an old copy, start it and fill it again."""
     page_bytes_max: int = BYTES_MAX
     empty_ms_min: int = 200
     """A page without facts that arrives sooner than this did not wait at the peer. Asking again at once would loop."""
@@ -112,7 +108,6 @@ class ArrivedPage(Generic[Content]):
     position, `lives` has its last position in each life of the log, `life` is that of the answering process.
     """
 
-    epoch: str
     frontier: int
     first_offset: int
     last_offset: int
@@ -151,14 +146,13 @@ class PageArrived(Generic[Content]):
 class FetchFailed:
     """A fetch failed: refused by the peer, not delivered by the broker, or answered with something unreadable.
 
-    `epoch` is the peer's present epoch and `life` the life of the answering process, if an answer named them.
+    `life` is that of the answering process, if an answer named it.
     """
 
     fetch_id: int
     code: str
     reason: str
     is_retryable: bool
-    epoch: str | None = None
     life: str = ""
 
 
@@ -169,12 +163,10 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class AppendFailed:
-    """The page was not stored, nor any part of it. `contradicted`: the end of a batch held here that the peer's page,
-    of its present epoch, contradicts."""
+    """The page was not stored, nor any part of it."""
 
     reason: str
     is_retryable: bool
-    contradicted: BatchEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +187,6 @@ class Fetch:
     """Send this request."""
 
     fetch_id: int
-    epoch: str | None
     after: Position | None
     """Where the page must begin."""
     trail: Trail | None
@@ -208,10 +199,6 @@ class Fetch:
     """The lease held at the peer; 0 requests one."""
     lease_after: int | None = None
     """With lease 0: the last lease that is known to have been in force; the new one must follow it."""
-    must_claim_history: bool = False
-    """Whether to claim what is held of the peer, so that it notices if its store was restored from an old copy."""
-    contradicted: BatchEnd | None = None
-    """The batch of the peer's own facts to claim; None: the last one held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +214,6 @@ class NoteKind(Enum):
     PEER_LOST = "peer_lost"
     PEER_RETURNED = "peer_returned"
     PEER_REFUSES = "peer_refuses"
-    PEER_EPOCH_CHANGED = "peer_epoch_changed"
     PEER_RESTORED = "peer_restored"
     STORE_REFUSES = "store_refuses"
     STORE_ACCEPTS = "store_accepts"

@@ -15,10 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from msgspec.structs import replace
-
-from agent.batch import Batch, Kind, Origin
-from agent.pages import BatchEnd, LackingDefinitions, PutResult
+from agent.batch import Batch, Kind
+from agent.pages import LackingDefinitions, PutResult
 from agent.positions import Position
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.errors import (
@@ -30,12 +28,10 @@ from agent.replication.protocol.errors import (
     advice,
 )
 from agent.replication.protocol.messages import (
-    FORMER_EPOCHS_MAX,
     Confirm,
     ErrorAnswer,
     FetchFacts,
     LogPosition,
-    OriginHead,
 )
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.protocol.token_bucket import TokenBucket
@@ -62,7 +58,7 @@ from agent.telemetry import Telemetry
 @dataclass(frozen=True, slots=True)
 class PullSettings:
     """What to pull from which peer. `origins` are the zones whose facts this peer may send: its own and those that it
-    relays. Facts of our own former epochs are always allowed."""
+    relays."""
 
     peer_zone: str
     stream: str
@@ -148,15 +144,11 @@ class PullRunner:
         self._io, self._store, self._settings = io, store, settings
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
         at = settings.peer_zone, settings.stream
-        epoch, trail = store.inbound.peer_epoch(*at), store.inbound.trail(*at)
-        of_peer = epoch.hex() if epoch is not None else None
-        self.core = make_receiver(settings.receiver, of_peer, trail, bandwidth)
+        trail = store.inbound.trail(*at)
+        self.core = make_receiver(settings.receiver, trail, bandwidth)
         self.spans = PullSpans(telemetry or Telemetry(), *at, is_new=not trail)
         self.catch_up = CatchUpTracker()
         self.peer_end_offset = 0
-        self._newest: Batch | None = None  # the last batch of the page that was just stored
-        self._former: Sequence[bytes] = ()
-        self._former_of: bytes = b""
 
     def handle(self, event: PullEvent, now_ms: int, chance: float) -> None:
         """Pass an event to the receiver and carry out its effects; `chance` is 0 to 1."""
@@ -171,11 +163,7 @@ class PullRunner:
             match effect:
                 case Fetch():
                     settings = self._settings.receiver
-                    self._read_former_epochs()
-                    held = self._origin_head(effect) if effect.must_claim_history else None
-                    self._newest = None
-                    former = [epoch.hex() for epoch in self._former[-FORMER_EPOCHS_MAX:]]
-                    request = fetch_request(effect, self._settings, held, self._judge.signers_known(), former)
+                    request = fetch_request(effect, self._settings, self._judge.signers_known())
                     expiry_s = (effect.wait_ms + settings.answer_timeout_ms) // 1000 + 1
                     self._io.send(effect.fetch_id, request, expiry_s)
                 case Append():
@@ -197,41 +185,6 @@ class PullRunner:
 
     # --------------------------------------------------------------------------------------------------------- internal
 
-    def _read_former_epochs(self) -> None:
-        """Read our own former epochs, with each request but those that follow a page: they change with an epoch."""
-        if self._newest is None or self._former_of != self._store.epoch:
-            self._former_of, self._former = self._store.epoch, self._store.former_epochs
-
-    def _origins(self) -> frozenset[str]:
-        """The origins of which the peer may send facts: its zones, and our own former epochs, whose facts a restore may
-        have lost."""
-        return self._settings.origins.union(str(Origin(self._store.zone, epoch)) for epoch in self._former)
-
-    def _origin_head(self, fetch: Fetch) -> OriginHead | None:
-        """The claim to send: a batch of the peer's own facts, of this epoch, that is held here, whichever peer sent it.
-        It is the batch that the peer's page contradicted (0041), else the last one; in the request after a page the
-        last of that page, which needs no look into the store. If its row is not here, a later one with a record covers
-        it; a claim without a record proves nothing (0047)."""
-        settings, end = self._settings, fetch.contradicted
-        if fetch.epoch is None:
-            return None
-        origin = Origin(settings.peer_zone, bytes.fromhex(fetch.epoch))
-        newest = self._newest
-        if end is None and newest is not None and newest.header.origin == origin:
-            return _claim(newest.header.last_sequence, newest.digest, newest.record, newest.signed_digest)
-        ranges = self._store.held_of(settings.stream, origin)
-        if end is None and ranges:
-            end = BatchEnd(ranges[-1].last_sequence, ranges[-1].last_digest)
-        if end is None:
-            return None
-        found = self._store.signed_batch(settings.stream, origin, end.last_sequence)
-        # The batch before a held range is known too: the first batch of the range names its digest.
-        if found is not None and any(
-            one.first_sequence <= end.last_sequence + 1 and found.last_sequence <= one.last_sequence for one in ranges
-        ):
-            return _claim(found.last_sequence, found.digest, found.record, found.signed_digest)
-        return _claim(end.last_sequence, end.digest)
-
     def _read_answer(self, fetch_id: int, arrived: ArrivedAnswer) -> PageArrived[CheckedContent] | FetchFailed:
         settings = self._settings
         try:
@@ -239,7 +192,7 @@ class PullRunner:
             if isinstance(answer, ErrorAnswer):
                 error = answer.error
                 reason = f"{error.code}: {advice(error.message, error.hint)}"
-                return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch, answer.life)
+                return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.life)
             page = check_page(answer, sealed, settings.peer_zone, settings.stream, self._start_check)
         except UnprovenAnswer as error:
             return FetchFailed(fetch_id, error.code, str(error), error.retryable)
@@ -253,7 +206,7 @@ class PullRunner:
         settings = self._settings
 
         def check() -> JudgedPage:
-            offered = check_batches(content, settings.stream, self._origins())
+            offered = check_batches(content, settings.stream, settings.origins)
             return self._judge.judge(settings.peer_zone, settings.stream, offered, content.signers)
 
         # Certificates count too: a page of few facts may contain hundreds to parse.
@@ -283,25 +236,15 @@ class PullRunner:
                 await self._io.fetch_artifacts(judged.batches)
         except self._expected as error:
             is_retryable = bool(getattr(error, "retryable", False))
-            held = getattr(error, "held", None)
             reason = f"{type(error).__name__}: {error}"
-            self._io.happened(AppendFailed(reason, is_retryable=is_retryable, contradicted=held))
+            self._io.happened(AppendFailed(reason, is_retryable=is_retryable))
         else:
-            is_all_held = judged.batches and not result.refused and not result.left_out
-            self._newest = judged.batches[-1] if is_all_held else None
             self._io.stored(result)
             self._io.happened(Appended())
 
 
-def fetch_request(
-    effect: Fetch,
-    settings: PullSettings,
-    origin_head: OriginHead | None,
-    signers_known: Sequence[str] = (),
-    former_epochs: Sequence[str] = (),
-) -> FetchFacts:
-    """The request of a fetch. `origin_head` is the claimed batch, if there is one; `former_epochs` are our own epochs
-    of which facts are taken back."""
+def fetch_request(effect: Fetch, settings: PullSettings, signers_known: Sequence[str] = ()) -> FetchFacts:
+    """The request of a fetch."""
     return FetchFacts(
         consumer_name=settings.consumer_name,
         stream=settings.stream,
@@ -309,25 +252,17 @@ def fetch_request(
         limit=settings.limit,
         bytes_max=effect.bytes_max,
         wait_ms=effect.wait_ms,
-        epoch=effect.epoch,
         after=None if effect.after is None else LogPosition.of(effect.after),
         trail=None if effect.trail is None else [LogPosition.of(one) for one in effect.trail],
         confirm=None if effect.confirm is None else _confirm(effect.confirm),
         lease=effect.lease,
         lease_after=effect.lease_after,
-        origin_head=origin_head,
-        former_epochs=list(former_epochs),
         signers_known=list(signers_known),
     )
 
 
 def _confirm(read: Position) -> Confirm:
     return Confirm(last_offset=read.offset, life=read.life.hex(), digest=read.digest.hex())
-
-
-def _claim(last_sequence: int, digest: bytes, record: bytes = b"", signed_digest: bytes = b"") -> OriginHead:
-    claim = OriginHead(last_sequence=last_sequence, digest=digest.hex())
-    return replace(claim, record=record, signed_digest=signed_digest.hex()) if record else claim
 
 
 def put_page(
@@ -346,8 +281,6 @@ def put_page(
         judged.batches,
         page.lives[-1],
         passed=page.lives[:-1],
-        after=page.after,
-        epoch=bytes.fromhex(page.epoch),
         holes=page.content.content.holes,
         is_backlog=is_backlog,
         verified=judged.verified,

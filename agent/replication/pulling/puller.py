@@ -56,8 +56,6 @@ take."""
 CHECKS_MAX = 8
 """Pages being checked or waiting for it: three that are read ahead, and a few late ones. A peer could answer 256
 requests at once with 1 MiB each; further answers count as lost."""
-UNCOMPARED_MAX = 1_000
-"""Ranges that are remembered as logged, because a peer could name any number of them."""
 
 _log = logging.getLogger(__name__)
 _INFORMATIVE = {NoteKind.PEER_RETURNED, NoteKind.STORE_ACCEPTS}
@@ -136,7 +134,6 @@ class Puller:
         self._timer_ms = 0
         self._facts_stored = 0
         self._facts_duplicate = 0
-        self._uncompared = dict[OriginRange, None]()  # ordered by when they were last named
         self._last_answer_ms: int | None = None
         throttled = ThrottledRequester(requester, bandwidth, telemetry=telemetry)
         self._artifacts = ArtifactPull(throttled, store.artifacts, store_errors)
@@ -299,12 +296,6 @@ class Puller:
         self._facts_stored += result.stored_facts
         self._facts_duplicate += result.duplicate_facts
         self._log_ranges("facts_refused", result.refused)
-        self._log_ranges("facts_uncompared", [one for one in result.uncompared if one not in self._uncompared])
-        for one in result.uncompared:  # logged once, although each page of an old epoch names it again
-            self._uncompared.pop(one, None)
-            self._uncompared[one] = None
-        while len(self._uncompared) > UNCOMPARED_MAX:
-            del self._uncompared[next(iter(self._uncompared))]
 
     def caught_up(self, event: CatchUpEvent, progress: CatchUp) -> None:
         _log.info(event.value, extra={**self._about(), "percent": round(progress.percent, 1), **asdict(progress)})
@@ -315,7 +306,7 @@ class Puller:
     def _log_ranges(self, event: str, ranges: Iterable[OriginRange]) -> None:
         for one in ranges:
             where = {"first_sequence": one.first_sequence, "last_sequence": one.last_sequence}
-            _log.warning(event, extra={**self._about(), "origin": one.zone, "epoch": one.epoch.hex(), **where})
+            _log.warning(event, extra={**self._about(), "origin": one.zone, "life": one.life.hex(), **where})
 
 
 def _retrieve(future: asyncio.Future[JudgedPage]) -> None:

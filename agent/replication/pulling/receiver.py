@@ -7,8 +7,7 @@ next one at once (at most two pages are read ahead); when the page is durable, c
 A page is accepted if it starts where the accepted pages end, whichever request it answers, or where the peer's log
 parts from the trail, if the newest request named that (agent/positions.py); any other is dropped and counted. Nothing
 is skipped: a page that the store cannot take now is offered again, and one that it refuses for good is requested again,
-rarely, until an operator acts. After a silence the next request claims what is held here of the peer, so that a
-restored peer notices (0041). Each life of a receiver holds a lease and stops when another instance has a newer one
+rarely, until an operator acts. Each life of a receiver holds a lease and stops when another instance has a newer one
 (0036). DESIGN.md gives the reasons.
 
 There are two states, each with its table: towards the peer (`Asking`) and towards the store (`Storing`). Randomness is
@@ -20,7 +19,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Generic
 
-from agent.pages import BatchEnd
 from agent.positions import NOTHING_READ, Position, Trail, continues, extended, last_of
 from agent.replication.protocol.errors import UnprovenAnswer
 from agent.replication.protocol.pacing import HEARTBEAT_MS, PageSize, backoff_ms
@@ -53,10 +51,6 @@ from agent.replication.pulling.pull_events import (
 PAGES_AHEAD_MAX = 2
 """One page can be under way while another waits for the disk. With only one, the times of round trip and check would
 add up."""
-CLAIMS_REFUSED_MAX = 8
-"""Requests, over some 20 s, to a peer that is an old copy. By then it has begun a new epoch, or it waits for an
-operator."""
-
 FORMER_LIVES_MAX = 8
 """Former answering lives of the peer that are remembered. Two machines under one name need two."""
 
@@ -64,27 +58,22 @@ _WAITS = {Asking.BACKOFF, Asking.BLOCKED, Asking.PACED}
 
 
 class Receiver(Generic[Content]):
-    """One stream of one peer. `epoch` and `trail` are those stored with the last page; None and empty before the first.
-    `bandwidth` is shared by all streams of the peer; None if it is not limited. `lost_reason`
-    says why the peer sends no facts at present, None while it does; `page_waits` why the store repeatedly refuses a
-    page for now, "" while it does not."""
+    """One stream of one peer. `trail` is that stored with the last page, empty before the first. `bandwidth` is shared
+    by all streams of the peer; None if it is not limited. `lost_reason` says why the peer sends no facts at present,
+    None while it does; `page_waits` why the store repeatedly refuses a page for now, "" while it does not."""
 
     def __init__(
         self,
         settings: ReceiverSettings,
-        epoch: str | None,
         trail: Trail = (),
         bandwidth: TokenBucket | None = None,
     ) -> None:
         self._settings = settings
-        self.epoch = epoch
-        """The peer's epoch; None before its first answer."""
         self._stored = trail
         self._accepted = trail  # with the pages that are not stored yet
         self._is_placed = bool(trail) or settings.start == "oldest"
         self._names_trail = True  # in the next request
         self._log_end: Position | None = None  # where the peer's log ends, if that is before our position
-        self._answered_sent_ms: int | None = None  # when the request that was answered last was sent
         self._bandwidth = bandwidth
         self._page_size = PageSize(settings.page_bytes_max)
         self.asking = Asking.OFFLINE
@@ -110,8 +99,6 @@ class Receiver(Generic[Content]):
         self._ask_at_ms = 0
         self._append_at_ms = 0
         self._failures = 0
-        self._claims_refused = 0  # in this epoch; not reset by an answer, which may come from a copy that agrees
-        self._contradicted: BatchEnd | None = None  # a batch held here that a page of this epoch contradicted
         self._handled_ms = 0
         self._was_linked = False
         self._returning_until_ms = 0
@@ -210,11 +197,10 @@ class Receiver(Generic[Content]):
         self._open = OpenFetch(self._last_fetch_id, now_ms, deadline_ms, last_ms, wait_ms, names_trail)
         # What is stored, not what is merely accepted.
         confirm = self._log_end or last_of(self._stored)
-        must_confirm = self.epoch is not None and confirm.offset > self.frontier
+        must_confirm = confirm.offset > self.frontier
         self._effects.append(
             Fetch(
                 self._last_fetch_id,
-                self.epoch,
                 last_of(self._accepted) if self._is_placed and not names_trail else None,
                 self._accepted if names_trail else None,
                 confirm if must_confirm else None,
@@ -222,18 +208,9 @@ class Receiver(Generic[Content]):
                 self._page_bytes(),
                 self.lease,
                 None if self.lease else self._lease_after,
-                self._must_claim_history(now_ms),
-                self._contradicted,
             )
         )
         self._to(Asking.WAITING)
-
-    def _must_claim_history(self, now_ms: int) -> bool:
-        """Whether the request claims what is held of the peer. Not needed while answers come in quick succession
-        (0041)."""
-        sent_ms, after_ms = self._answered_sent_ms, self._settings.history_claim_after_ms
-        is_due = not self._is_answering or sent_ms is None or now_ms - sent_ms >= after_ms
-        return is_due and self.epoch is not None
 
     def _page_bytes(self) -> int:
         found = self._page_size.bytes
@@ -259,8 +236,6 @@ class Receiver(Generic[Content]):
             return
         if is_newest:
             assert self._open is not None
-            self._answered_sent_ms = self._open.sent_ms
-            self._note_epoch(page.epoch)
             self._note_life(page.life, now_ms)
             self.frontier = page.frontier
         if page.lease_in_force is not None:
@@ -282,16 +257,6 @@ class Receiver(Generic[Content]):
                 self._back_off("page_not_at_position", reason, now_ms, jitter)
         if is_newest:
             self._block_twins(now_ms)
-
-    def _note_epoch(self, epoch: str) -> None:
-        """The peer answers in an epoch. A claim was about the one before."""
-        if epoch == self.epoch:
-            return
-        if self.epoch is not None:
-            self._effects.append(Note(NoteKind.PEER_EPOCH_CHANGED, f"epoch {self.epoch} became {epoch}"))
-        self.epoch = epoch
-        self._claims_refused = 0
-        self._contradicted = None
 
     def _note_life(self, life: str, now_ms: int) -> None:
         """A process has answered. A process never answers again after the next one has, so if its life returns, two
@@ -365,7 +330,6 @@ class Receiver(Generic[Content]):
     def _peer_restored(self, before: Position, after: Position) -> None:
         """The peer's log was read further, or is another one: it is read on from where both are the same."""
         self.counters.restarts += 1
-        self._is_answering = False  # the next request claims what is held of the peer: its own facts may differ too
         read = f"offset {before.offset} of life {before.life.hex()} was read"
         self._effects.append(Note(NoteKind.PEER_RESTORED, f"{read}, and the log goes on after offset {after.offset}"))
 
@@ -385,13 +349,6 @@ class Receiver(Generic[Content]):
         if event.code == UnprovenAnswer.code:
             self._unproven = event.reason  # no answer yet (0052): the peer's own may still come before the time-out
         elif event.code == "life_unknown" and not self._open.names_trail:
-            self._is_answering = (
-                False  # the peer may be an old copy: claim what we hold of it before it sends its facts
-            )
-            self._ask_anew(now_ms)
-        elif event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch:
-            self._note_epoch(event.epoch)
-            self._is_answering = False
             self._ask_anew(now_ms)
         elif event.code == "fenced":
             self._lose(NoteKind.RECEIVER_FENCED, event.reason)
@@ -399,10 +356,7 @@ class Receiver(Generic[Content]):
         elif event.code == "lease_unknown":  # the peer's store is new or restored, or has removed the consumer
             self.lease = self._lease_after = 0
             self._back_off(event.code, event.reason, now_ms, jitter)
-        elif event.code == "history_differs" and self._claims_refused >= CLAIMS_REFUSED_MAX:
-            self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)  # an operator must begin its new epoch
         elif event.is_retryable:
-            self._claims_refused += event.code == "history_differs"
             self._back_off(event.code, event.reason, now_ms, jitter)
         else:
             self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)
@@ -511,7 +465,6 @@ class Receiver(Generic[Content]):
         page = self._appending.page
         self._appending = None
         self._stored = extended(self._stored, page.lives)
-        self._contradicted = None
         if self._pauses:
             self._pauses = 0
             self.page_waits = ""
@@ -537,15 +490,7 @@ class Receiver(Generic[Content]):
         self._read_ahead, self._accepted, self._names_trail = (), self._stored, True
         self._is_page_refused = True
         self.page_waits = ""
-        if event.contradicted in {None, self._contradicted}:
-            self._block(NoteKind.PAGE_REFUSED, event.reason, now_ms)
-            return
-        # 0041: the next request claims the contradicted batch, so that the peer can begin a new epoch. It is sent at
-        # once; if the same contradiction comes again, requests are rare.
-        self._contradicted = event.contradicted
-        self._lose(NoteKind.PAGE_REFUSED, event.reason)
-        if self.asking not in {Asking.OFFLINE, Asking.FENCED}:
-            self._close(Asking.HOLDING)
+        self._block(NoteKind.PAGE_REFUSED, event.reason, now_ms)
 
     # ----------------------------------------------------------------------------------------------------------- states
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agent.lease import Lease, LeaseClaim, decide_lease, must_claim_again
-from agent.pages import BatchEnd, Consumer
+from agent.pages import Consumer
 from agent.positions import Position, furthest
 from agent.replication.protocol.messages import (
     ConfirmAnswer,
@@ -45,13 +45,12 @@ _Some = Generator[Effect[Any], Any, _T]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerCore:
-    """Serves one request of `caller`, which may read the streams in `exports`. Zone, epoch and life are those of the
+    """Serves one request of `caller`, which may read the streams in `exports`. Zone and life are those of the
     store."""
 
     caller: Caller
     exports: AbstractSet[str]
     store_zone: str
-    epoch: str
     life: str
 
     def fetch(self, request: FetchFacts, arrived_ms: int) -> Steps:
@@ -61,8 +60,6 @@ class ConsumerCore:
         stream = admit_fetch(request, zone, self.exports, consumer)
         if isinstance(stream, Refuse):
             return stream
-        if refusal := (yield from self._check_history(request, stream)):
-            return refusal
         # A position of another copy of this log neither releases facts nor selects any.
         after = yield from self._resolve(request, stream)
         if isinstance(after, Refuse):
@@ -146,39 +143,12 @@ class ConsumerCore:
     @property
     def _store_name(self) -> StoreName:
         """The first fields of every answer."""
-        return {"store_zone": self.store_zone, "epoch": self.epoch}
+        return {"store_zone": self.store_zone, "life": self.life}
 
     def _find_own(self, name: str) -> _Some[Consumer | Refuse]:
         """The consumer, if the caller's zone may use it."""
         consumer = yield from effects.FindConsumer(name)
         return check_consumer(name, self.caller.zone, self.exports, consumer)
-
-    def _refuse_claim(self, request: FetchFacts, refusal: Refuse) -> _Some[Refuse]:
-        """The peer claims facts of this epoch that are not here: it is wrong, or this store is an old copy.
-
-        0047: an unproven claim only records an incident; a proven one begins a new epoch, under which the node goes on.
-        """
-        zone = self.caller.zone
-        why = f"consumer {request.consumer_name} of {zone}: {refusal.message}"
-        if (yield from effects.IsProven(zone, request)):
-            yield from effects.BeginEpoch(why, self.epoch)
-            return Refuse("epoch_changed", "this store was an old copy and has begun a new epoch")
-        hint = "if this store was restored from an old copy, begin a new epoch: bsfg store new-epoch"
-        yield from effects.ReportPeerAhead(zone, f"{why}; {hint}")
-        return refusal
-
-    def _check_history(self, request: FetchFacts, stream: str) -> _Some[Refuse | None]:
-        """Refuse a caller that names another epoch, or holds facts of this one that are not in this store.
-
-        0041: a store that lacks its own facts is an old copy. It would give their sequences to other facts, so it must
-        begin a new epoch before any reader gets those."""
-        if request.epoch is not None and request.epoch != self.epoch:
-            return Refuse("epoch_changed", f"epoch {request.epoch} is named, this store is {self.epoch}")
-        if request.epoch is None or (held := request.origin_head) is None:
-            return None
-        end = BatchEnd(held.last_sequence, bytes.fromhex(held.digest))
-        why = yield from effects.CompareHistory(stream, self.caller.zone, end)
-        return None if why is None else (yield from self._refuse_claim(request, Refuse("history_differs", why)))
 
     def _resolve(self, request: FetchFacts, stream: str) -> _Some[Position | Refuse | None]:
         """The position after which the page begins; None: after the frontier. A position that is not known here as it
@@ -220,7 +190,6 @@ class ConsumerCore:
             frontier=consumer.frontier,
             end_offset=now.log.end_offset,
             more=now.log.end_offset > position,
-            life=self.life,
             lease_in_force=lease.epoch,
         )
         return Reply(answer, [])
@@ -232,15 +201,12 @@ class ConsumerCore:
         zone, waited_ns = self.caller.zone, 0
         while True:
             now = yield from effects.GetStreamState(stream, zone)
-            if now.epoch != self.epoch:  # 0047: a new epoch began while this fetch waited
-                return Refuse("epoch_changed", f"epoch {self.epoch} of this store is over"), waited_ns
             due = decide_fetch(request, stream, position, now.log.end_offset, now.parked_of_zone, until_ms, now.now_ms)
             if isinstance(due, Refuse):
                 return due, waited_ns
             if due is not None:
-                former = frozenset(map(bytes.fromhex, request.former_epochs))
                 signers = None if request.signers_known is None else tuple(request.signers_known)
-                reading = effects.ReadPage(due, zone, signers, former)
+                reading = effects.ReadPage(due, zone, signers)
                 return (yield from reading), waited_ns
             asked_by = self.caller.answer_to, self.caller.correlation
             parked = yield from effects.Park(request.consumer_name, zone, stream, position, until_ms, *asked_by)
@@ -259,7 +225,6 @@ class ConsumerCore:
             holes=read.holes,
             more=read.last_offset < read.end_offset,
             lease=lease,
-            life=self.life,
             after=LogPosition.of(Position(after.life, after.offset)),
             lives=[LogPosition.of(one) for one in read.lives],
             signers=read.signers,

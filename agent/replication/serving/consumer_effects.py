@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from agent.lease import Lease, LeaseClaim
-from agent.pages import BatchEnd, Consumer
+from agent.pages import Consumer
 from agent.positions import LogLives, Position, Resolved
-from agent.replication.protocol.messages import Confirm, FetchFacts
+from agent.replication.protocol.messages import Confirm
 from agent.replication.serving.outcomes import Outcome, Refuse
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageRead
@@ -45,10 +45,9 @@ class Confirming(Protocol):
 
 
 class StreamState(NamedTuple):
-    """A stream at one moment: the store's epoch, the lives of the stream's log, how many fetches of the zone are
+    """A stream at one moment: the lives of the stream's log, how many fetches of the zone are
     parked, and the monotonic clock in ms."""
 
-    epoch: str
     log: LogLives
     parked_of_zone: int
     now_ms: int
@@ -77,31 +76,6 @@ class GetStreamState(Effect[StreamState]):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportPeerAhead(Effect[None]):
-    """Record that a peer claims facts of this epoch that are not here, with a limited frequency for each zone."""
-
-    zone: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class IsProven(Effect[bool]):
-    """Whether a request proves its claim that this store has written facts of this epoch that it lacks. Reads the
-    disk."""
-
-    zone: str
-    request: FetchFacts
-
-
-@dataclass(frozen=True, slots=True)
-class BeginEpoch(Effect[None]):
-    """Have the store begin a new epoch in place of this one, durably; nothing changes if it has ended meanwhile."""
-
-    why: str
-    instead_of: str
-
-
-@dataclass(frozen=True, slots=True)
 class Resolve(Effect[tuple[tuple[Position, Resolved], ...]]):
     """What positions mean in the log of a stream. At the end of the log from memory, else it reads the disk."""
 
@@ -117,15 +91,6 @@ class ReportRestored(Effect[None]):
 
     zone: str
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class CompareHistory(Effect[str | None]):
-    """How the batch that a peer names contradicts the stored ones; None if it does not. Reads the disk."""
-
-    stream: str
-    zone: str
-    origin_head: BatchEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +177,6 @@ class ReadPage(Effect[PageRead | Refuse]):
     plan: ReadPlan
     asking_zone: str
     signers_known: tuple[str, ...] | None = None
-    former_epochs: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

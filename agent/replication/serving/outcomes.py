@@ -13,7 +13,7 @@ class StoreName(TypedDict):
     """The fields of every answer that name the answering store."""
 
     store_zone: str
-    epoch: str
+    life: str
 
 
 class Reply(NamedTuple):

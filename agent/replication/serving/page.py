@@ -3,17 +3,15 @@
 - A batch is sent whole. Only the first one is sliced, where the limit falls inside it or a range begins or ends inside
   it. A node requests with a limit above the largest batch and never receives a slice.
 - Facts that were released or are damaged are named as holes. A page never skips offsets silently.
-- Facts whose origin is the asking zone are left out and named as omitted, except those of its former epochs for which
-  it asks: after a restore its peers may be the only ones to hold them.
+- Facts of the asking zone are left out and named as omitted; after a restore they come home by comparison.
 - A page stays within the requester's `bytes_max` and within the broker's packet size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.batch import Origin
 from agent.pages import BATCHES_MAX, Hole, Page, StoredBatch
 from agent.replication.protocol.messages import SIGNERS_MAX
 from agent.replication.serving.outcomes import Refuse
@@ -80,7 +78,6 @@ def select_page(
     asking_zone: str,
     packet_bytes_max: int,
     signers: Mapping[bytes, int] | None = None,
-    former_epochs: Collection[bytes] = (),
 ) -> Selection | Refuse:
     """Choose which of the batches and holes that were read go into one page.
 
@@ -94,7 +91,7 @@ def select_page(
     for batch in batches:
         while holes and holes[-1].first_offset < batch.first_offset:
             selection.add_hole(holes.pop())
-        if is_omitted(batch.origin, asking_zone, former_epochs):
+        if batch.origin.zone == asking_zone:
             selection.omit(batch)
             taken += 1
             continue
@@ -112,11 +109,6 @@ def select_page(
     if why and not (chosen.pieces or chosen.omitted or chosen.holes):
         return Refuse("batch_exceeds_packet", why)
     return chosen
-
-
-def is_omitted(origin: Origin, asking_zone: str, former_epochs: Collection[bytes]) -> bool:
-    """Whether facts of an origin are left out of a page for a zone that asks for its own of some former epochs."""
-    return origin.zone == asking_zone and origin.epoch not in former_epochs
 
 
 class _Selection:

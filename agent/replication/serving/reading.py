@@ -38,14 +38,12 @@ five-hundredth of its time in slow reads."""
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """What to read, and for which zone: the signers that it knows, the largest packet, and its former epochs of which
-    it takes its own facts back."""
+    """What to read, and for which zone: the signers that it knows, and the largest packet."""
 
     plan: ReadPlan
     asking_zone: str
     packet_bytes_max: int
     signers_known: Sequence[str] | None = None
-    former_epochs: frozenset[bytes] = frozenset()
 
     @property
     def read_bytes_max(self) -> int:
@@ -144,7 +142,7 @@ def _select_whole(store: ServingStore, asked: PageQuery, page: Page) -> PageRead
 def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Refuse:
     signers = _read_signers(store, page.batches, asked)
     sizes = {key_id: sum(len(one) * 4 // 3 + 8 for one in certificates) for key_id, certificates in signers.items()}
-    chosen = select_page(asked.plan, page, asked.asking_zone, asked.packet_bytes_max, sizes, asked.former_epochs)
+    chosen = select_page(asked.plan, page, asked.asking_zone, asked.packet_bytes_max, sizes)
     if isinstance(chosen, Refuse):
         return chosen
     entries, batches, key_ids = list[tuple[int, int, int]](), list[bytes](), dict[bytes, None]()

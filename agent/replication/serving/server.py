@@ -35,10 +35,8 @@ from agent.replication.serving.operations import (
     Alarm,
     Consumers,
     Context,
-    IsProven,
     Turns,
     handlers,
-    never_proven,
 )
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.settings.peers import PeerLimits
@@ -67,8 +65,7 @@ class Server:
     """Serves the peers of one link.
 
     `exports` maps each peer zone to the streams it may read, `appends` to those it may append to. `look_up` finds
-    latest values. `is_proven` says whether a request proves that this store is an old copy. `refuses_request` says why
-    no signature proves the zone of a request that changes something.
+    latest values. `refuses_request` says why no signature proves the zone of a request that changes something.
     `signer` signs the answers. `refusals` maps the store's errors to codes; any other of `store_errors` is answered
     `store_unavailable`. `turns` are shared by the servers of a node.
     """
@@ -84,7 +81,6 @@ class Server:
         appends: Mapping[str, frozenset[str]] | None = None,
         look_up: LookUp | None = None,
         telemetry: Telemetry | None = None,
-        is_proven: IsProven = never_proven,
         refuses_request: RefusesRequest = accept_every_request,
         limits: Mapping[str, PeerLimits] | None = None,
         turns: Turns | None = None,
@@ -97,7 +93,7 @@ class Server:
         self._telemetry = telemetry or Telemetry()
         exported = {zone: exports.get(zone, frozenset()) for zone in self._peers}
         self._context = Context(
-            *(link, store, exported, self._telemetry, appends or {}, is_proven, limits or {}),
+            *(link, store, exported, self._telemetry, appends or {}, limits or {}),
             turns=turns or Turns(),
         )
         self._context.on_answer_lost = self._not_sent
@@ -221,8 +217,8 @@ class Server:
                 self._telemetry.discard(span, reason.value)
             case Refuse(code, message):
                 self._refusals[code] += 1
-                own = self._store.zone, self._context.epoch
-                refusal = encode_error(*own, operation, code, message, self._context.store.life.hex())
+                own = self._store.zone, self._store.life.hex()
+                refusal = encode_error(*own, operation, code, message)
                 self._send(caller, [refusal], known)
                 self._telemetry.fail(span, code)
             case (answer, attachment, facts, waited_ns):

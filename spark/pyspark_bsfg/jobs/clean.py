@@ -5,7 +5,7 @@
     problem     NULL if nothing is wrong; else bad, uncertain, nan, infinite, or the name of the first rule that the fact breaks
     number      the value of a numeric fact without a problem; NULL otherwise, also for texts and messages
 
-Only repetitions are dropped: of rows with the same stream, zone, epoch and sequence, the one with the lowest offset
+Only repetitions are dropped: of rows with the same stream, zone, life and sequence, the one with the lowest offset
 stays. There is no watermark: after a late fact its date and zone are computed again.
 """
 

@@ -28,11 +28,11 @@ from pyspark_bsfg.jobs.clean import floored, tag_is
 from pyspark_bsfg.jobs.settings import Expected
 
 VERSION = 1
-COLUMNS = ("date", "zone", "tag", "source_time_ns", "offset", "epoch", "sequence", "value_type", "problem")
+COLUMNS = ("date", "zone", "tag", "source_time_ns", "offset", "life", "sequence", "value_type", "problem")
 END = StructType([
     StructField("ns", LongType()),
     StructField("offset", LongType()),
-    StructField("epoch", StringType()),
+    StructField("life", StringType()),
     StructField("sequence", LongType()),
 ])  # fmt: skip
 WITHIN = StructType([
@@ -43,7 +43,7 @@ WITHIN = StructType([
 ])  # fmt: skip
 GAP = ("zone", "tag", "kind", "begin", "end")
 SAMPLES_LOST, UNREAD = "samples_lost", "facts_unread"
-OF_ORIGINS = ("facts_expired", "facts_damaged")  # losses of a node, by zone, epoch and sequences
+OF_ORIGINS = ("facts_expired", "facts_damaged")  # losses of a node, by zone, life and sequences
 TAGS_NAMED_MAX = 20  # agent/ingest/gap.py: a declaration with fewer tags names them all
 
 _SECOND_NS = 1_000_000_000
@@ -61,7 +61,7 @@ def found_within(facts: DataFrame, limit_s: Column) -> DataFrame:
     """Rows of COLUMNS to WITHIN: gaps that begin and end on one date, of the kinds missing and stale; and for each tag
     one row `facts` and one `usable` with the first and the last of the date."""
     samples = facts.where("value_type <> 'message'")
-    samples = samples.withColumn("here", F.struct(F.col("source_time_ns").alias("ns"), "offset", "epoch", "sequence"))
+    samples = samples.withColumn("here", F.struct(F.col("source_time_ns").alias("ns"), "offset", "life", "sequence"))
     usable = F.when(F.col("problem").isNull(), F.col("here"))
     days = Window.partitionBy("date", "zone", "tag").orderBy("here")
     ordered = samples.withColumns({
@@ -160,7 +160,7 @@ def _declared(gaps: DataFrame, incidents: DataFrame) -> DataFrame:
     detail = {name: F.get_json_object("detail", f"$.{name}") for name in ("first_time", "last_time", "reason")}
     origins = F.from_json(
         F.get_json_object("detail", "$.origins"),
-        "array<struct<zone:string,epoch:string,first_sequence:long,last_sequence:long>>",
+        "array<struct<zone:string,life:string,first_sequence:long,last_sequence:long>>",
     )
     declarations = incidents.where(F.col("what").isin(SAMPLES_LOST, UNREAD, *OF_ORIGINS)).select(
         "what",
@@ -224,7 +224,7 @@ def _is_of_origin() -> Column:
     """Whether facts that a node lost lie between the ends of a gap, by the sequences of their origin."""
     is_after = F.col("origin.last_sequence") > F.col("begin.sequence")
     is_before = F.col("origin.first_sequence") < F.col("end.sequence")
-    begun, ended = (F.col("origin.epoch") == F.col(f"{end}.epoch") for end in ("begin", "end"))
+    begun, ended = (F.col("origin.life") == F.col(f"{end}.life") for end in ("begin", "end"))
     is_between = (begun | ended) & (is_after | ~begun) & (is_before | ~ended)
     return F.col("what").isin(*OF_ORIGINS) & (F.col("origin.zone") == F.col("zone")) & is_between
 

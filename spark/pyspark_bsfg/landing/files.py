@@ -97,7 +97,7 @@ class FileWriter(DataSourceArrowWriter):
             found[0] = OffsetRange(done.seen.pop().first, found[0].last)
         done.seen += found
         if self.known:
-            is_known = self.known.has(*(facts[name].to_pylist() for name in ("stream", "zone", "epoch", "sequence")))
+            is_known = self.known.has(*(facts[name].to_pylist() for name in ("stream", "zone", "life", "sequence")))
             done.known += sum(is_known)
             facts = facts.filter(pa.array([not one for one in is_known], pa.bool_()))
         done.declared += _declared(facts)
@@ -120,7 +120,7 @@ def _declared(facts: Any) -> list[Incident]:
             time_us=row["source_time_ns"] // 1000,
             subject=row["tag"],
             zone=row["zone"],
-            epoch=row["epoch"],
+            life=row["life"],
             sequence=row["sequence"],
             detail=row["object_json"] or "{}",
         )

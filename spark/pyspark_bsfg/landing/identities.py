@@ -1,4 +1,4 @@
-"""The identities of the facts in a table: ranges of sequences by stream, zone and epoch. Core: no IO.
+"""The identities of the facts in a table: ranges of sequences by stream, zone and life. Core: no IO.
 
 Needed only if facts may come again at other offsets: if several checkpoints write one table, or a restored store is
 read again.
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 
 Spans = list[tuple[int, int]]
 Origin = tuple[str, str, str]
-"""Stream, zone, epoch."""
+"""Stream, zone, life."""
 
 
 class Identities:
-    """Sequences by stream, zone and epoch (hex)."""
+    """Sequences by stream, zone and life (hex)."""
 
     def __init__(self) -> None:
         self._spans: dict[Origin, Spans] = {}
@@ -46,12 +46,12 @@ class Identities:
         return self
 
     def has(
-        self, streams: Sequence[str], zones: Sequence[str], epochs: Sequence[str], sequences: Sequence[int]
+        self, streams: Sequence[str], zones: Sequence[str], lives: Sequence[str], sequences: Sequence[int]
     ) -> list[bool]:
         """Whether each fact is in the table."""
         return [
-            self._has((stream, zone, epoch), sequence)
-            for stream, zone, epoch, sequence in zip(streams, zones, epochs, sequences, strict=True)
+            self._has((stream, zone, life), sequence)
+            for stream, zone, life, sequence in zip(streams, zones, lives, sequences, strict=True)
         ]
 
     def to_json(self) -> str:
@@ -62,8 +62,8 @@ class Identities:
     def of(cls, text: str) -> Identities:
         """The identities from the text of `to_json`."""
         found = cls()
-        for stream, zone, epoch, spans in json.loads(text):
-            found._spans[stream, zone, epoch] = [(first, last) for first, last in spans]
+        for stream, zone, life, spans in json.loads(text):
+            found._spans[stream, zone, life] = [(first, last) for first, last in spans]
         return found
 
     def _has(self, origin: Origin, sequence: int) -> bool:

@@ -47,7 +47,7 @@ INCIDENTS_SCHEMA = pa.schema([
     ("ts", pa.timestamp("us", tz="UTC")),
     ("subject", pa.string()),
     ("zone", pa.string()),
-    ("epoch", pa.string()),
+    ("life", pa.string()),
     ("sequence", pa.int64()),
     ("detail", pa.string()),
 ])  # fmt: skip

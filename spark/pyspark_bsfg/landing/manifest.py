@@ -23,11 +23,11 @@ DECLARING = frozenset({
     "facts_damaged",
     "facts_repaired",
     "facts_refused",
-    "facts_uncompared",
     "facts_declined",
     "store_quarantined",
     "store_missing",
-    "epoch_began",
+    "store_restored",
+    "log_lost",
     "samples_lost",
     "history_backfilled",
 })  # fmt: skip
@@ -62,7 +62,7 @@ class Incident:
     time_us: int
     subject: str = ""
     zone: str = ""
-    epoch: str = ""
+    life: str = ""
     sequence: int | None = None
     detail: str = "{}"
 

@@ -1,6 +1,6 @@
 """Shell: tables to which each range of a stream is added once, as Delta (through delta-rs) or as folders of Parquet.
 
-A writer has a key, which stands for one checkpoint and one epoch of the store. In the step that adds the files of a
+A writer has a key, which stands for one checkpoint and one life of the store. In the step that adds the files of a
 range, a table records the offset up to which it has this writer's facts. So it takes a comparison of numbers to know
 whether a range is there already, whatever the state of Spark's checkpoint. A table is durable when `commit` returns.
 
@@ -122,14 +122,12 @@ def identities(files: Iterable[str], found: Identities) -> Identities:
     """`found` with the identities of the facts in some files of a table added."""
     for path in files:
         zone = Path(path).parent.name.partition("=")[2]
-        for batch in pq.ParquetFile(path).iter_batches(columns=["stream", "epoch", "sequence"]):
+        for batch in pq.ParquetFile(path).iter_batches(columns=["stream", "life", "sequence"]):
             rows = pa.table(batch)
-            for origin in rows.group_by(["stream", "epoch"]).aggregate([]).to_pylist():
-                stream, epoch = origin["stream"], origin["epoch"]
-                is_own = pa.compute.and_(
-                    pa.compute.equal(rows["stream"], stream), pa.compute.equal(rows["epoch"], epoch)
-                )
-                found.add((stream, zone, epoch), rows["sequence"].filter(is_own).to_pylist())
+            for origin in rows.group_by(["stream", "life"]).aggregate([]).to_pylist():
+                stream, life = origin["stream"], origin["life"]
+                is_own = pa.compute.and_(pa.compute.equal(rows["stream"], stream), pa.compute.equal(rows["life"], life))
+                found.add((stream, zone, life), rows["sequence"].filter(is_own).to_pylist())
     return found.sealed()
 
 

@@ -26,7 +26,7 @@ INCIDENTS = StructType([
     StructField("offset", LongType()),
     StructField("last_offset", LongType()),
     StructField("ts", TimestampType()),
-    *(StructField(name, StringType()) for name in ("subject", "zone", "epoch")),
+    *(StructField(name, StringType()) for name in ("subject", "zone", "life")),
     StructField("sequence", LongType()),
     StructField("detail", StringType()),
 ])  # fmt: skip
@@ -40,7 +40,7 @@ def messages(facts: DataFrame) -> DataFrame:
         {name: F.col(column) for name, column in renamed.items()}
         | {"produced_at_unix_ms": F.call_function("div", "source_time_ns", F.lit(1_000_000))}
     )
-    return rows.select(*named, "subject", "predicate", "object_json", "stream", "epoch", "sequence", "offset", "ts")
+    return rows.select(*named, "subject", "predicate", "object_json", "stream", "life", "sequence", "offset", "ts")
 
 
 def labels(facts: DataFrame) -> DataFrame:

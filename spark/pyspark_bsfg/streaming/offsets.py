@@ -83,7 +83,7 @@ def next_step(
             raise FactsGone(
                 f"the checkpoint is at offset {start.offset} of life {start.life}, and {here}: the store was restored"
                 " from an older copy, or is another one",
-                "onRestored=reread reads on from there; drop rows with a (zone, epoch, sequence) that you have",
+                "onRestored=reread reads on from there; drop rows with a (zone, life, sequence) that you have",
             )
         if held.resolved is None:
             return Step(StreamOffset(held.life, held.first_offset - 1))

@@ -122,7 +122,7 @@ class MqttNodeSource:
         answer = self._ask(GetBounds(stream=stream, position=named)).answer
         assert isinstance(answer, BoundsAnswer), answer
         resolved = None if answer.resolved is None else answer.resolved.offset
-        return Bounds(answer.life, answer.first_offset, answer.end_offset, self._at.peer, resolved=resolved)
+        return Bounds(answer.end_life, answer.first_offset, answer.end_offset, self._at.peer, resolved=resolved)
 
     def marks(self, stream: str) -> Sequence[tuple[int, int]]:  # noqa: ARG002
         raise AssertionError("the options refuse time ranges: the protocol has no marks")

@@ -72,7 +72,7 @@ class StoreFileSource:
 
     @property
     def zone(self) -> str:
-        return self.reader.origin.zone
+        return self.reader.zone
 
     def bounds(self, stream: str, read: Position | None = None) -> Bounds:
         streams = {one.name: one for one in self.reader.streams()}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.batch import EPOCH_BYTES, Origin, open_messages, parse
+from agent.batch import LIFE_BYTES, Origin, open_messages, parse
 from agent.fact_store import FactStore, VerifyCounts, verify_store
 from agent.fact_store.append import checkpoint
 from agent.fact_store.append.checkpoint import ORIGINS_MAX, PREDICATE, checkpoint_objects, checkpoints_in
@@ -109,7 +109,7 @@ def test_a_history_that_was_rewritten_contradicts_the_checkpoint(tmp_path: Path)
 def test_checkpoints_of_many_origins_are_split() -> None:
     """Each fact has a bounded number of origins, and together they have all."""
     held = {
-        Origin("mill", number.to_bytes(EPOCH_BYTES, "big")): (HeldRange(1, number + 1, bytes(16), bytes(16)),)
+        Origin("mill", number.to_bytes(LIFE_BYTES, "big")): (HeldRange(1, number + 1, bytes(16), bytes(16)),)
         for number in range(ORIGINS_MAX + 5)
     }
     parts = [*checkpoint_objects("2026-11-22", held)]
@@ -118,7 +118,7 @@ def test_checkpoints_of_many_origins_are_split() -> None:
     assert {one.origin for one in checkpoints_in(messages)} == set(held)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["date", "origins", "zone", "epoch", "digest", "last_sequence", "stream"]), inner)))  # fmt: skip
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["date", "origins", "zone", "life", "digest", "last_sequence", "stream"]), inner)))  # fmt: skip
 def test_a_checkpoint_without_its_form_is_no_checkpoint(content: object) -> None:
     """Reading a malformed fact under the predicate of checkpoints raises nothing."""
     assert [*checkpoints_in([message(json.dumps(content).encode())])] == []

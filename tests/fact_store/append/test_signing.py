@@ -1,6 +1,5 @@
 """The signatures of a store's own batches, and what it remembers of those of peers."""
 
-import shutil
 import sqlite3
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from agent.fact_store.integrity import VerifyCounts
 from agent.message import Sample
 from agent.pages import Declined, OriginRange, SignerCertificate, StoredBatch
 from agent.positions import Position
-from agent.signing.certificates import Signer, describe_signer
-from agent.signing.chains import SignedEnd, proves_own
+from agent.signing.certificates import describe_signer
+from agent.signing.chains import Proof, SignedEnd, check_record
 from agent.signing.keys import SigningKey, ZoneSigner
 from agent.signing.records import key_id_in
 from tests.fact_store.making import (
@@ -48,16 +47,11 @@ def fill(store: FactStore, count: int = 10) -> None:
     done(store.appends.append_samples(TELEMETRY, [Sample(1, n * 1_000_000, n, 0) for n in range(1, count + 1)]))
 
 
-def own(*ders: bytes) -> list[Signer]:
-    """The signers that certificates name."""
-    found = [describe_signer(one) for one in ders]
-    assert all(isinstance(one, Signer) for one in found)
-    return found  # type: ignore[return-value]
-
-
 def is_signed(one: StoredBatch) -> bool:
     """Whether a batch has a record that the plant's key made."""
-    return proves_own(one.batch.record, SignedEnd.of(one.batch), own(MADE.der))
+    signer = describe_signer(MADE.der)
+    proof, _ = check_record(one.batch.record, "plant", lambda *_: signer, lambda: SignedEnd.of(one.batch))
+    return proof is Proof.VERIFIED
 
 
 def batches(store: FactStore, stream: str = TELEMETRY) -> list[StoredBatch]:
@@ -151,58 +145,6 @@ def test_a_store_of_the_format_before_is_refused(tmp_path: Path) -> None:
         damages(tmp_path)
 
 
-def test_resealed_facts_are_signed_under_the_new_epoch(tmp_path: Path) -> None:
-    """A restored store reseals the facts that no peer has read; they are signed again, with the times of their records:
-    where an older copy of the file repeats this, the bytes are the same. Without a key they keep their origin."""
-    with opened(tmp_path) as store:
-        fill(store)
-    shutil.copy(tmp_path / "facts.db", tmp_path / "image")
-    with opened(tmp_path) as store:
-        fill(store, 20)
-        before = batches(store)
-        done(store.begin_epoch("a peer has proven that it is an old copy"))
-        after = batches(store)
-        assert after[-1].origin == store.origin != before[-1].origin
-        assert all(map(is_signed, after))
-        assert after[-1].batch.record[10:18] == before[-1].batch.record[10:18]
-        assert store.signed_zones() == {"plant"}
-        epoch = store.epoch
-    assert damages(tmp_path) == []
-    shutil.copy(tmp_path / "image", tmp_path / "facts.db")
-    with opened(tmp_path, None) as store:
-        done(store.set_signer(SIGNER))
-        fill(store)
-        done(store.set_signer(None))
-        done(store.begin_epoch("a peer has proven that it is an old copy"))
-        assert store.epoch != epoch
-        last = batches(store)[-1]
-        assert is_signed(last)
-        assert last.origin != store.origin
-    assert damages(tmp_path) == []
-
-
-def test_only_a_signed_batch_that_is_not_here_is_lacking(tmp_path: Path) -> None:
-    """By its last sequence and the digest that its record signs: one beyond the end, another one in the same place, or
-    one that ends within a batch held here. The held one is not, and neither is one whose place was damaged."""
-    with opened(tmp_path) as store:
-        fill(store)
-        fill(store)
-        first, second = (one.batch for one in batches(store))
-        assert not store.lacks_batch(TELEMETRY, (10, first.signed_digest))
-        assert not store.lacks_batch(TELEMETRY, (20, second.signed_digest))
-        assert store.lacks_batch(TELEMETRY, (20, first.signed_digest))
-        assert store.lacks_batch(TELEMETRY, (20, second.digest))
-        assert store.lacks_batch(TELEMETRY, (15, second.signed_digest))
-        assert store.lacks_batch(TELEMETRY, (30, second.signed_digest))
-        assert store.lacks_batch(OPERATIONAL, (1, second.signed_digest))
-    with sqlite3.connect(tmp_path / "facts.db") as connection:
-        connection.execute("DROP TRIGGER batch_update_refused")
-        connection.execute("UPDATE batch SET body = x'00' WHERE first_sequence = 1")
-    connection.close()
-    with opened(tmp_path) as store:
-        assert not store.lacks_batch(TELEMETRY, (10, second.signed_digest))
-
-
 class Signed(Elsewhere):
     """An origin elsewhere that signs."""
 
@@ -215,7 +157,7 @@ class Signed(Elsewhere):
 
 def put(store: FactStore, origin: Signed, first: int, last: int, *verified: int) -> None:
     """Hand over batches `first` to `last` of an origin, some of them as verified."""
-    position = Position(origin.origin.epoch, 5 * (last + 1))
+    position = Position(origin.origin.life, 5 * (last + 1))
     some, places = parsed(origin.sealed[first : last + 1]), {one - first for one in verified}
     signers = [SignerCertificate(origin.key.key_id, b"certificate", is_trusted=False, zone="mill")]
     putting = put_page(store, *("mill", TELEMETRY, some, origin.received(), position), verified=places, signers=signers)
@@ -270,10 +212,10 @@ def test_declined_facts_are_named_once(tmp_path: Path) -> None:
     mill = Elsewhere("mill")
     sealed = [mill.seal(5) for _ in range(2)]
     with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:
-        facts = OriginRange("mill", mill.origin.epoch, 1, 5)
+        facts = OriginRange("mill", mill.origin.life, 1, 5)
         declined = [Declined(1, 5, facts, "no signature")]
         for offset in (5, 6):
-            position = Position(mill.origin.epoch, offset)
+            position = Position(mill.origin.life, offset)
             done(put_page(store, "relay", TELEMETRY, [], [], position, declined=declined))
         assert store.inbound.peer_position("relay", TELEMETRY) == position
         (incident,) = (one for one in store.incidents() if one.kind == "declined")
@@ -281,5 +223,5 @@ def test_declined_facts_are_named_once(tmp_path: Path) -> None:
         assert "no signature" in incident.detail
         assert "mill" in incident.subject
         assert store.end_offset(TELEMETRY) == 1, "one notice"
-        assert Origin("mill", mill.origin.epoch) not in store.held(TELEMETRY)
+        assert Origin("mill", mill.origin.life) not in store.held(TELEMETRY)
         assert mill.put(store, sealed).stored_facts == 10

@@ -7,32 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store.divergence.epoch_rules import Witness
 from agent.fact_store.divergence.quarantine import keep_log, mark_suspect, quarantine, quarantined_files, suspect_reason
 from agent.fact_store.divergence.witness import (
-    RESEALS_MAX,
     LiveWitness,
     read_json,
     read_witness,
     write_json,
     write_witness,
 )
-from agent.fact_store.log.records import Reseal
-from tests.fact_store.making import EPOCH, TELEMETRY
+from tests.fact_store.making import TELEMETRY
 from tests.support.disk_calls import DiskCalls
 
-WITNESS = Witness(EPOCH.hex(), {TELEMETRY: 7}, (Reseal(TELEMETRY, EPOCH, 4, bytes(16), EPOCH),))
+WITNESS = {TELEMETRY: 7}
 
 
 def test_a_side_file_is_durable_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut leaves the old content or the new: the file is synced before it gets the name, and the name after.
-    The record of resealed facts is written before the witness that refers to it."""
+    """A power cut leaves the old content or the new: the file is synced before it gets the name, and the name after."""
     path, calls = tmp_path / "facts.db", DiskCalls(monkeypatch)
     write_witness(path, WITNESS)
     mark_suspect(path, "bad page")
-    for ending in (".reseals", ".witness", ".suspect"):
+    for ending in (".witness", ".suspect"):
         calls.check_durable(tmp_path / f"facts.db{ending}")
-    assert calls.position(tmp_path / "facts.db.reseals") < calls.position(tmp_path / "facts.db.witness")
     assert read_witness(path) == WITNESS
     assert suspect_reason(path) == "bad page"
 
@@ -90,49 +85,23 @@ def test_a_log_that_cannot_be_kept_leaves_no_part(tmp_path: Path, monkeypatch: p
         raise OSError(28, "no space left")
 
     monkeypatch.setattr("shutil.copyfile", full)
-    assert keep_log(tmp_path / "facts.db", EPOCH.hex(), "its end is gone", 0) == "its end is gone"
+    assert keep_log(tmp_path / "facts.db", "its end is gone", 0) == "its end is gone"
     assert [path.name for path in tmp_path.iterdir() if "damaged" in path.name] == [
         "facts.db.damaged-19700101T000000Z.why"
     ]
 
 
-def test_each_new_reseal_is_in_the_witness(tmp_path: Path) -> None:
-    """What was resealed is written again whenever there is more of it; of very many, the newest are kept."""
-    reseals = tuple(Reseal("s", bytes(16), number, bytes(16), EPOCH) for number in range(1, RESEALS_MAX + 3))
-    for count in (1, 2, len(reseals)):
-        write_witness(tmp_path / "facts.db", Witness(EPOCH.hex(), {}, reseals[:count]))
-        found = read_witness(tmp_path / "facts.db")
-        assert found is not None
-        assert found.reseals == reseals[:count][-RESEALS_MAX:]
-
-
 def test_a_witness_that_could_not_be_replaced_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk refuses the witness of a new epoch. What follows is not written into the file of the epoch before, which
-    would then say nothing of either."""
+    """The disk refuses the witness of an opening. Nothing is written into the file of the one before."""
     path = tmp_path / "facts.db"
-    live = LiveWitness(path, WITNESS)
-    live.record(EPOCH.hex(), {TELEMETRY: 9})
-    before = read_witness(path)
-    assert before is not None
-    assert before.ends == {TELEMETRY: 9}
+    write_witness(path, WITNESS)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", refuse)
-        live.record("0" * 32, {})
-    live.record("0" * 32, {TELEMETRY: 11, "facts.other": 2})
+        live = LiveWitness(path, {TELEMETRY: 9})
+    live.record({TELEMETRY: 11, "facts.other": 2})
     live.close()
-    assert read_witness(path) == before
-
-
-def test_lines_of_another_epoch_do_not_count(tmp_path: Path) -> None:
-    """The first line that is whole tells the epoch of a witness; a line of another epoch says nothing of this one."""
-    path, other = tmp_path / "facts.db", Witness("0" * 32, {"facts.other": 5})
-    write_witness(path, other)
-    lines = (tmp_path / "facts.db.witness").read_bytes()
-    write_witness(path, WITNESS)
-    with (tmp_path / "facts.db.witness").open("ab") as file:
-        file.write(lines)
     assert read_witness(path) == WITNESS

@@ -1,5 +1,5 @@
 """The write-ahead log of a store that was not closed is deleted, cut, or changed from outside, at many places: the
-facts that were acknowledged are there, or the next opening reports the loss and begins a new epoch.
+facts that were acknowledged are there, or the next opening reports the loss and begins a new life.
 
 The checker stands outside: it has its own reader of the log, and compares what the store serves with what a killed
 process had said. Each image is that of a real kill -9, so the witness beside the store is exact. After a power cut it
@@ -62,10 +62,10 @@ class Frame:
 
 @dataclass(frozen=True)
 class Image:
-    """The files of a killed process by their suffix, the store's epoch, and what it had acknowledged."""
+    """The files of a killed process by their suffix, the store's life, and what it had acknowledged."""
 
     files: dict[str, bytes]
-    epoch: bytes
+    life: bytes
     promises: Promises
     frames: list[Frame]
 
@@ -153,8 +153,8 @@ def killed_image(folder: Path, rng: random.Random) -> Image:
         if life and len(commit_ends(files["-wal"])) > 1:
             break
     with closing(StoreReader(path)) as reader:
-        epoch = reader.origin.epoch
-    return Image(files, epoch, promises, frames_of(files["-wal"]))
+        life = reader.origin.life
+    return Image(files, life, promises, frames_of(files["-wal"]))
 
 
 def delete(_log: bytes, _commits: list[int], rng: random.Random) -> bytes | None:
@@ -222,8 +222,8 @@ def check_told(store: FactStore, image: Image, *, is_one: bool) -> None:
     """Fail unless a loss was reported: its streams, each up to the last known offset. Nothing else is wrong with the
     state of one commit, and later appends cannot be taken for the lost facts."""
     (notice,) = notices(store, "epoch_began")
-    assert [one.kind for one in store.incidents()] == ["epoch"]
-    assert notice["previous_epoch"] == image.epoch.hex()
+    assert [one.kind for one in store.incidents()] == ["life"]
+    assert notice["previous_epoch"] == image.life.hex()
     streams = notice["streams"]
     assert isinstance(streams, list)
     known = {one["stream"]: one["known_end_offset"] for one in streams}
@@ -236,13 +236,13 @@ def check_told(store: FactStore, image: Image, *, is_one: bool) -> None:
     done(store.appends.define([tag(1)]))
     done(store.appends.append_samples(TELEMETRY, samples(1)))
     header = parse(store.read(TELEMETRY, store.end_offset(TELEMETRY) - 1, 1, 1).batches[0].sealed).header
-    assert (header.origin.epoch, header.first_sequence) == (store.epoch, 1)
+    assert (header.origin.life, header.first_sequence) == (store.life, 1)
 
 
 @patient
 @pytest.mark.system  # when a kill hits depends on the machine
 def test_a_lost_log_is_reported_or_costs_nothing(tmp_path: Path, memory: Path) -> None:
-    """See the module. An undamaged image opens in the same epoch, and nothing is reported. Half of the images were
+    """See the module. An undamaged image opens in the same life, and nothing is reported. Half of the images were
     killed in the middle of a checkpoint, so that a damaged log leaves pages of two commits (decision 0046): a loss is
     reported too, and such a file alone may be quarantined."""
     rng, outcomes = random.Random(first_seed()), {one.__name__: Counter[str]() for one in DAMAGES}
@@ -257,7 +257,7 @@ def test_a_lost_log_is_reported_or_costs_nothing(tmp_path: Path, memory: Path) -
             is_one = is_one_state(database, whole, image.frames, log)
             path = put(memory / "image", {**image.files, "": database, "-wal": log})
             with FactStore.open(path, "plant", settings=IN_MEMORY, unattended=True) as store:
-                if store.epoch == image.epoch:
+                if store.life == image.life:
                     found = broken(store, image.promises)
                     if not is_one:
                         found = [one for one in found if one.startswith(FACTS_LOST)]
@@ -296,7 +296,7 @@ def test_a_log_that_is_gone_after_a_power_cut(tmp_path: Path, memory: Path) -> N
             changed = flip(whole, ends, rng) if kind == "flipped" and ends else None
             path = put(memory / "image", {**crash.files, "-wal": changed})
             with FactStore.open(path, "plant", settings=IN_MEMORY, unattended=True) as store:
-                is_told = any(one.kind in {"epoch", "quarantined"} for one in store.incidents())
+                is_told = any(one.kind in {"life", "quarantined"} for one in store.incidents())
                 lost = [] if is_told else broken(store, promises)
             outcome["told" if is_told else "lost without a word" if lost else "nothing lost"] += 1
     print({kind: dict(found) for kind, found in outcomes.items()})

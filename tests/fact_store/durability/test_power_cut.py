@@ -66,7 +66,7 @@ def check(crash: Crash, folder: Path) -> list[str]:
 def test_invariant_2_acknowledged_facts_survive_a_power_cut(tmp_path: Path, memory: Path) -> None:
     """Nothing acknowledged is missing from any disk a power cut could leave: facts, messages, received pages with their
     position, definitions, confirmed ranges and frontiers; nothing is there twice or half; each store opens by
-    itself, in the same epoch, and without an incident."""
+    itself, in the same life, and without an incident."""
     require_strace()
     seed, began, kinds = first_seed(), time.monotonic(), Counter[str]()
     while (left := STATES - kinds.total()) > 0:

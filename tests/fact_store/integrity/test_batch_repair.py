@@ -71,7 +71,7 @@ def test_a_batch_is_repaired(tmp_path: Path, column: str, value: Callable[[bytes
     edited(tmp_path, f"UPDATE batch SET {column} = ? WHERE first_offset = 21", value(origin.sealed[2]))
     opened(tmp_path).close()
     with FactStore.open(tmp_path / "facts.db", "idmz", settings=AT_ONCE) as store:
-        assert done(store.inbound.damaged(TELEMETRY)) == [OriginRange("plant", origin.origin.epoch, 21, 30)]
+        assert done(store.inbound.damaged(TELEMETRY)) == [OriginRange("plant", origin.origin.life, 21, 30)]
         assert store.read_sequences(TELEMETRY, origin.origin, 1, 50, 99, EVERYTHING).holes == (Hole(21, 30, "damaged"),)
         assert [tuple(one) for one in done(store.inbound.repair(TELEMETRY, "plant", parsed([origin.sealed[2]])))] == [
             (21, 30)
@@ -103,7 +103,7 @@ def test_only_the_original_bytes_are_accepted(tmp_path: Path) -> None:
         error = failed(store.inbound.repair(TELEMETRY, "plant", parsed([forged.sealed])))
         assert isinstance(error, ForkError)
         assert [one.kind for one in store.incidents() if one.kind == "fork"] == ["fork"]
-        stranger = Elsewhere("stranger", epoch=bytes(16))
+        stranger = Elsewhere("stranger", life=bytes(16))
         assert isinstance(
             failed(store.inbound.repair(TELEMETRY, "plant", parsed([stranger.seal(COUNT)]))), FactsRefused
         )

@@ -50,7 +50,7 @@ def test_damage_is_reported_once(tmp_path: Path) -> None:
             wait_until(lambda: store.end_offset(TELEMETRY) == 31, "the notice")
             (incident,) = [one for one in store.incidents() if one.kind == "damaged"]
             assert incident.subject == f"{TELEMETRY} 11 to 20"
-            assert f"plant/{store.epoch.hex()} 11 to 20" in incident.detail
+            assert f"plant/{store.life.hex()} 11 to 20" in incident.detail
 
 
 def test_a_hole_that_grows_is_reported_again(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_hole_that_grows_is_reported_again(tmp_path: Path) -> None:
     by the end of a page, is not reported again."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(30)))
-        ranges = [OriginRange("plant", store.epoch, *one) for one in ((11, 20), (21, 30))]
+        ranges = [OriginRange("plant", store.life, *one) for one in ((11, 20), (21, 30))]
 
         def find(first: int, last: int, origins: list[OriginRange]) -> list[tuple[int, int]]:
             """Report a hole; returns what is listed as damaged afterwards."""
@@ -85,7 +85,7 @@ def test_damage_that_could_not_be_recorded_is_reported_again(tmp_path: Path, *, 
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=faults.connect) as store:
         done(store.appends.define([tag(1)]))
         done(store.appends.append_samples(TELEMETRY, samples(10)))
-        found = Hole(1, 10, "damaged"), "why", [OriginRange("plant", store.epoch, 1, 10)]
+        found = Hole(1, 10, "damaged"), "why", [OriginRange("plant", store.life, 1, 10)]
         if is_busy:
             with pytest.MonkeyPatch.context() as patched:
                 patched.setattr(WriteQueue, "reserve", busy)
@@ -96,7 +96,7 @@ def test_damage_that_could_not_be_recorded_is_reported_again(tmp_path: Path, *, 
         wait_until(lambda: store.integrity().damages == 0, "the report to be withdrawn")
         assert done(store.inbound.damaged(TELEMETRY)) == []
         store._damages.report(TELEMETRY, *found)
-        assert done(store.inbound.damaged(TELEMETRY)) == [OriginRange("plant", store.epoch, 1, 10)]
+        assert done(store.inbound.damaged(TELEMETRY)) == [OriginRange("plant", store.life, 1, 10)]
         assert store.integrity().damages == 1
 
 

@@ -89,7 +89,7 @@ def test_a_whole_store_has_no_damage(tmp_path: Path) -> None:
         ("UPDATE held SET last_digest = zeroblob(16) WHERE origin = 2", "another digest than the held range"),
         ("UPDATE consumer SET frontier = 99", "consumer idmz confirmed 99"),
         ("UPDATE confirmed SET first_offset = 9", "consumer idmz confirmed 9 to 30"),
-        ("UPDATE origin SET epoch = zeroblob(16) WHERE id = 2", "column origin"),
+        ("UPDATE origin SET life = zeroblob(16) WHERE id = 2", "column origin"),
     ],
 )
 def test_every_kind_of_damage_is_named(tmp_path: Path, statement: str, named: str) -> None:

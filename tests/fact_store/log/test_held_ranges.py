@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batch import NO_DIGEST
-from agent.fact_store.log.held_ranges import RANGES_MAX, Duplicate, Fork, Insert, decide_insert
+from agent.fact_store.log.held_ranges import (
+    RANGES_MAX,
+    Branch,
+    Duplicate,
+    Gap,
+    Insert,
+    LifeRefused,
+    decide_insert,
+    find_division,
+    find_predecessor,
+)
 from agent.pages import HeldRange
 
 SIZE = 10
@@ -28,68 +38,127 @@ def run(first: int, last: int) -> HeldRange:
     return HeldRange(batch(first).first_sequence, batch(last).last_sequence, digest(first - 1), digest(last))
 
 
+def chain(first: int, last: int, history: str = "honest") -> dict[int, HeldRange]:
+    """The batches of a history by each of their sequences, as a store has them that released none."""
+    return {n: batch((n - 1) // SIZE + 1, history) for n in range((first - 1) * SIZE + 1, last * SIZE + 1)}
+
+
+INTACT, RELEASED = chain(1, 12).get, dict[int, HeldRange]().get
+OTHER = batch(4, "other")
+BEFORE = HeldRange(31, 40, digest(3), digest(4, "other"))
+"""A batch of another history that follows batch 3 of this one."""
+
+
 @pytest.mark.parametrize(
     "held, offered, decision",
     [
-        ((), batch(1), Insert((run(1, 1),))),
-        ((), batch(4), Insert((run(4, 4),))),
-        ((run(1, 3),), batch(4), Insert((run(1, 4),))),
-        ((run(1, 3),), batch(6), Insert((run(1, 3), run(6, 6)), gap=(31, 50))),
-        ((run(1, 3), run(6, 7)), batch(5), Insert((run(1, 3), run(5, 7)))),
-        ((run(1, 3), run(6, 7)), batch(4), Insert((run(1, 4), run(6, 7)))),
-        ((run(1, 3), run(5, 7)), batch(4), Insert((run(1, 7),))),
-        ((run(5, 7),), batch(1), Insert((run(1, 1), run(5, 7)))),
-        ((run(1, 3), run(6, 7)), batch(8), Insert((run(1, 3), run(6, 8)))),
+        ((), batch(1), Insert((run(1, 1),), is_start=True)),
+        ((), batch(4), Insert((run(4, 4),), is_start=True)),
+        ((run(1, 3),), batch(4), Insert((run(1, 4),), is_start=False)),
+        ((run(1, 3),), batch(6), Insert((run(1, 3), run(6, 6)), is_start=True)),
+        ((run(1, 3), run(6, 7)), batch(5), Insert((run(1, 3), run(5, 7)), is_start=True)),
+        ((run(1, 3), run(6, 7)), batch(4), Insert((run(1, 4), run(6, 7)), is_start=False)),
+        ((run(1, 3), run(5, 7)), batch(4), Insert((run(1, 7),), is_start=False)),
+        ((run(5, 7),), batch(1), Insert((run(1, 1), run(5, 7)), is_start=True)),
         ((run(1, 3),), batch(1), Duplicate()),
         ((run(1, 3),), batch(2), Duplicate()),
         ((run(1, 3),), batch(3), Duplicate()),
         ((run(1, 3), run(6, 7)), batch(6), Duplicate()),
-        ((run(1, 3),), batch(1, "other"), Duplicate()),  # ends are alike: the shell compares with the stored batch
     ],
 )
 def test_new_batches_join_adjacent_ranges(
     held: tuple[HeldRange, ...], offered: HeldRange, decision: Insert | Duplicate
 ) -> None:
-    """New batches join adjacent ranges; a gap is reported only where the new end of the log skips sequences."""
-    assert decide_insert(held, offered) == decision
+    """New batches join the ranges that their digests fit, and held ones are duplicates, released or not."""
+    assert decide_insert(held, offered, INTACT) == decision
+    assert decide_insert(held, offered, RELEASED) == decision
 
 
 @pytest.mark.parametrize(
-    "held, offered",
+    "held, offered, ranges",
     [
-        ((run(1, 3),), batch(3, "other")),  # same sequences, other content, at the end
-        ((run(3, 5),), HeldRange(21, 30, digest(2, "other"), digest(3))),  # same start, another predecessor
-        ((run(1, 3),), batch(4, "other")),  # grown on a branch we do not hold
-        ((run(5, 7),), batch(4, "other")),  # a predecessor our first batch does not follow
-        ((run(1, 3),), HeldRange(25, 34, digest(2), digest(4))),  # across the end of what is held
-        ((run(3, 5),), HeldRange(15, 24, digest(1), digest(2))),  # across its beginning
-        ((run(1, 1), run(3, 5)), HeldRange(12, 21, digest(1), digest(2))),  # by one sequence, between two ranges
-        ((run(3, 5),), HeldRange(11, 60, digest(1), digest(6))),  # around it
-        ((), HeldRange(1, 10, digest(7), digest(1))),  # sequence 1 has no predecessor
-        ((), HeldRange(11, 20, NO_DIGEST, digest(2))),  # and every other has one
+        ((run(1, 3),), OTHER, (run(1, 3), OTHER)),
+        ((run(5, 7),), OTHER, (OTHER, run(5, 7))),
+        ((run(1, 3), run(5, 7)), OTHER, (run(1, 3), OTHER, run(5, 7))),
+        ((run(1, 3), run(5, 7)), BEFORE, (HeldRange(1, 40, NO_DIGEST, BEFORE.last_digest), run(5, 7))),
     ],
 )
-def test_a_contradicting_history_is_a_fork(held: tuple[HeldRange, ...], offered: HeldRange) -> None:
-    """A history that contradicts what is held is a fork, whichever end shows it; the fork names the end of a batch that
-    no history has together with the offered one, or none where no history has the offered one."""
-    decision = decide_insert(held, offered)
-    assert isinstance(decision, Fork), decision
-    assert decision.why
-    if decision.held is None:
-        assert not held
-        return
-    last, digest_there = decision.held
-    ends = {offered.first_sequence - 1: offered.first_previous_digest, offered.last_sequence: offered.last_digest}
-    assert offered.first_sequence - 1 <= last <= offered.last_sequence
-    assert ends.get(last) != digest_there
+def test_a_batch_beside_another_history_is_a_range_of_its_own(
+    held: tuple[HeldRange, ...], offered: HeldRange, ranges: tuple[HeldRange, ...]
+) -> None:
+    """Both sides are stored, and the fork is reported."""
+    decision = decide_insert(held, offered, INTACT)
+    assert isinstance(decision, Insert)
+    assert decision.ranges == ranges
+    assert decision.fork
+
+
+@pytest.mark.parametrize(
+    "held, offered, is_seen_when_released",
+    [
+        ((run(1, 3),), batch(1, "other"), False),
+        ((run(1, 3),), batch(2, "other"), False),
+        ((run(1, 3),), batch(3, "other"), True),
+        ((run(3, 5),), HeldRange(21, 30, digest(2, "other"), digest(3)), True),
+        ((run(1, 3),), HeldRange(25, 34, digest(2), digest(4)), True),  # across the end of what is held
+        ((run(3, 5),), HeldRange(15, 24, digest(1), digest(2)), True),  # across its beginning
+        ((run(1, 1), run(3, 5)), HeldRange(12, 21, digest(1), digest(2)), True),  # by one sequence
+        ((run(3, 5),), HeldRange(11, 60, digest(1), digest(6)), True),  # around it
+        ((), HeldRange(1, 10, digest(7), digest(1)), True),  # sequence 1 has no predecessor
+        ((), HeldRange(11, 20, NO_DIGEST, digest(2)), True),  # and every other has one
+    ],
+)
+def test_only_what_overlaps_other_facts_is_refused(
+    held: tuple[HeldRange, ...], offered: HeldRange, *, is_seen_when_released: bool
+) -> None:
+    """Compared with the batch that is held there; where that is released, only the ends of a range tell them apart."""
+    assert isinstance(decide_insert(held, offered, INTACT), LifeRefused)
+    assert isinstance(decide_insert(held, offered, RELEASED), LifeRefused) == is_seen_when_released
+
+
+OLD, NEW, THIRD = b"old", b"new", b"third"
+FORKED = batch(4, "forked")
+
+
+@pytest.mark.parametrize(
+    "held, offered, found",
+    [
+        ({}, batch(1), None),
+        ({}, batch(4), None),  # a reader that begins late
+        ({OLD: (run(1, 3),)}, batch(4), None),  # a restart
+        ({OLD: (run(1, 3),), THIRD: (run(4, 4),)}, batch(5), None),
+        ({OLD: (run(1, 5),)}, batch(4), Branch(OLD, 30)),  # the store was put back
+        ({OLD: (run(1, 3),)}, batch(6), Gap(31, 50)),
+        ({OLD: (run(1, 3),)}, batch(4, "forked"), Gap(30, 30)),  # what it continues was never here
+    ],
+)
+def test_what_a_life_continues(
+    held: dict[bytes, tuple[HeldRange, ...]], offered: HeldRange, found: Branch | Gap | None
+) -> None:
+    """The end of a life, another life that goes on, or something that is not held."""
+    assert find_predecessor(held, NEW, offered, lambda _, sequence: INTACT(sequence)) == found
+
+
+def test_a_branch_from_released_facts_is_named_as_at_the_latest() -> None:
+    """The batch before cannot be compared: the histories divide there or earlier."""
+    found = find_predecessor({OLD: (run(1, 5),)}, NEW, batch(4), lambda *_: None)
+    assert found == Branch(OLD, 30, is_exact=False)
+
+
+def test_two_lives_after_one_batch_are_a_branch() -> None:
+    """Whichever arrives first, and wherever in the other life the batch stands."""
+    follows = HeldRange(31, 35, digest(3), digest(9))
+    assert find_division({OLD: (run(1, 3),), NEW: (follows,)}, OLD, batch(4)) == Branch(NEW, 30)
+    assert find_division({OLD: (run(1, 3),), NEW: (follows,)}, OLD, batch(5)) is None
+    assert find_division({OLD: (run(1, 3),), NEW: (follows,)}, NEW, batch(4)) is None, "one life does not branch"
 
 
 def test_ranges_are_limited() -> None:
-    """An origin with too many gaps is refused; a gap can still be filled."""
+    """A life with too many gaps is refused; a gap can still be filled."""
     held = tuple(run(number, number) for number in range(1, 2 * RANGES_MAX, 2))
     assert len(held) == RANGES_MAX
-    assert isinstance(decide_insert(held, batch(2 * RANGES_MAX + 5)), Fork)
-    filled = decide_insert(held, batch(2))
+    assert isinstance(decide_insert(held, batch(2 * RANGES_MAX + 5), RELEASED), LifeRefused)
+    filled = decide_insert(held, batch(2), RELEASED)
     assert isinstance(filled, Insert)
     assert len(filled.ranges) == RANGES_MAX - 1
 
@@ -101,15 +170,13 @@ def test_batches_in_any_order_give_the_same_ranges(order: list[int]) -> None:
     held: tuple[HeldRange, ...] = ()
     came = set[int]()
     for number in order:
-        decision = decide_insert(held, batch(number))
+        decision = decide_insert(held, batch(number), INTACT)
         if number in came:
             assert decision == Duplicate()
             continue
         assert isinstance(decision, Insert)
-        if came and number > max(came) + 1:
-            assert decision.gap == (max(came) * SIZE + 1, (number - 1) * SIZE)
-        else:
-            assert decision.gap is None
+        assert not decision.fork
+        assert decision.is_start == (number - 1 not in came)
         came.add(number)
         held = decision.ranges
         covered = {(s - 1) // SIZE + 1 for one in held for s in range(one.first_sequence, one.last_sequence + 1)}
@@ -127,11 +194,11 @@ def test_a_foreign_branch_never_joins(held_numbers: set[int], number: int) -> No
     """A batch of another history is never joined to the held ranges of this one."""
     held: tuple[HeldRange, ...] = ()
     for one in sorted(held_numbers):
-        decision = decide_insert(held, batch(one))
+        decision = decide_insert(held, batch(one), INTACT)
         assert isinstance(decision, Insert)
         held = decision.ranges
     foreign = batch(number, "other")
-    decision = decide_insert(held, foreign)
+    decision = decide_insert(held, foreign, INTACT)
     if isinstance(decision, Insert):
         assert foreign in decision.ranges
-        assert {number - 1, number + 1}.isdisjoint(held_numbers)
+        assert bool(decision.fork) == (not {number - 1, number + 1}.isdisjoint(held_numbers))

@@ -95,7 +95,7 @@ def test_a_hole_of_released_facts_lies_in_what_was_asked_for(
 
 def test_other_programs_can_read_the_catalog(reader: StoreReader) -> None:
     """Streams, ends, origins and definitions can be read by other programs."""
-    assert reader.origin.zone == "plant"
+    assert reader.zone == "plant"
     (info,) = reader.streams()
     assert (info.name, info.first_offset, info.end_offset) == (TELEMETRY, 1, 40)
     assert info.bytes == sum(len(one.sealed) for one in reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches)
@@ -128,7 +128,7 @@ def test_another_reader_sees_commits(tmp_path: Path) -> None:
         origin.put(store, [origin.seal(2)], 9)
         done(store.consumers.register("x", "idmz", TELEMETRY))
         assert reader.read(TELEMETRY, 3, 10, EVERYTHING).batches[0].origin == origin.origin
-        assert store.inbound.peer_position("north", TELEMETRY) == Position(origin.origin.epoch, 9)
+        assert store.inbound.peer_position("north", TELEMETRY) == Position(origin.origin.life, 9)
         assert [one.name for one in reader.consumers()] == ["x"]
         assert reader.streams() == store.streams() == [StreamInfo(TELEMETRY, 1, 5, store.streams()[0].bytes)]
         reader.close()

@@ -64,7 +64,7 @@ def test_invariant_13_reading_changes_nothing(tmp_path: Path) -> None:
 def test_invariant_15_order_holds_inside_a_stream(tmp_path: Path) -> None:
     """Facts of one origin lie in a stream in the order in which it recorded them, also when others write in between.
     Between origins no order is promised."""
-    rng, origins = random.Random(15), [Elsewhere("north"), Elsewhere("south", epoch=bytes(16))]
+    rng, origins = random.Random(15), [Elsewhere("north"), Elsewhere("south", life=bytes(16))]
     with plant(tmp_path) as store:
         first = 1
         for n in range(60):
@@ -94,7 +94,7 @@ def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
         with FactStore.open(tmp_path / "copy.db", "idmz", settings=AT_ONCE) as copy:
             definitions = chains_in(store)
             for stream in (TELEMETRY, OPERATIONAL):
-                position = Position(store.epoch, store.end_offset(stream))
+                position = Position(store.life, store.end_offset(stream))
                 batches = sealed_in(store, stream)
                 done(put_page(copy, "plant", stream, parsed(batches), definitions, position))
                 assert sealed_in(copy, stream) == batches
@@ -117,5 +117,5 @@ def test_invariant_20_offsets_of_two_stores_need_no_mapping(tmp_path: Path) -> N
         again = done(put_page(store, "idmz", TELEMETRY, parsed(north.sealed), north.received(), other_path))
         assert (again.stored_facts, again.duplicate_facts) == (0, 10)
     with plant(tmp_path) as store:
-        assert store.inbound.peer_position("north", TELEMETRY) == Position(north.origin.epoch, 10)
+        assert store.inbound.peer_position("north", TELEMETRY) == Position(north.origin.life, 10)
         assert store.inbound.peer_position("idmz", TELEMETRY) == other_path

@@ -133,7 +133,7 @@ def test_every_format_keeps_each_value_to_the_bit(
         "stream",
         "offset",
         "zone",
-        "epoch",
+        "life",
         "sequence",
         "kind",
         "subject",

@@ -93,7 +93,7 @@ def test_of_a_zone_with_many_chains_the_newest_tags_are_searched_for(tmp_path: P
     file, honest = tmp_path / "facts.db", Elsewhere()
     with FactStore.open(file, "idmz", settings=AT_ONCE) as store:
         for number in (1, 2, 3):
-            evil = Elsewhere("evil", epoch=bytes([number]) * 16)
+            evil = Elsewhere("evil", life=bytes([number]) * 16)
             evil.bodies = [TagDefinition(f"tag:{number}/{at}").to_json() for at in range(2)]
             evil.put(store, [evil.seal(1, salt=1000 * number)], number)
         honest.put(store, [honest.seal(5)], 5)
@@ -382,12 +382,12 @@ def test_only_the_end_is_opened(tmp_path: Path) -> None:
 
 
 def test_equal_subjects_of_two_zones_are_two_tags(tmp_path: Path) -> None:
-    """The same subject and source in two zones, and in two epochs of one zone: a row for each zone, the newest of both
-    epochs, with the time at which the source of that zone was last alive."""
+    """The same subject and source in two zones, and in two lives of one zone: a row for each zone, the newest of both
+    lives, with the time at which the source of that zone was last alive."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
         done(store.appends.define([TagDefinition("tag:line1/t1")]))
         done(store.appends.append_samples(TELEMETRY, [Sample(1, 5, "here")]))
-        old, new = Elsewhere("north"), Elsewhere("north", epoch=bytes(16))
+        old, new = Elsewhere("north"), Elsewhere("north", life=bytes(16))
         old.put(store, [old.seal(3)])
         new.put(store, [new.seal(7)])
     found, _ = found_in(tmp_path / "facts.db")

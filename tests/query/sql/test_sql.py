@@ -57,7 +57,7 @@ def test_select_star_leaves_out_hidden_columns(session: SqlSession) -> None:
     """`select *` leaves out the hidden columns."""
     shown = session.ask("select * from facts limit 1").columns
     assert set(COLUMNS) - set(shown) == {
-        "epoch", "value_text", "message_id", "from_zone", "to_zone", "correlation_id", "causation_id", "labels_json",
+        "life", "value_text", "message_id", "from_zone", "to_zone", "correlation_id", "causation_id", "labels_json",
         "verified", "is_good",
     }  # fmt: skip
 

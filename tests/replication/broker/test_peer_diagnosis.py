@@ -23,14 +23,14 @@ EPOCH = "00" * 16
 def streams_answer(*names: str, zone: str = "plant-a") -> StreamsAnswer:
     """An answer that exports these streams."""
     entries = [StreamEntry(name=name, first_offset=1, end_offset=9) for name in names]
-    return StreamsAnswer(store_zone=zone, epoch=EPOCH, streams=entries, unix_ms=1_700_000_000_000)
+    return StreamsAnswer(store_zone=zone, life=EPOCH, streams=entries, unix_ms=1_700_000_000_000)
 
 
 def test_a_good_answer_names_versions_and_store() -> None:
-    """Versions, zone and epoch are reported; a higher minor version of the peer is accepted."""
+    """Versions, zone and life are reported; a higher minor version of the peer is accepted."""
     payload = encode_answer(streams_answer("facts.telemetry"), [])
     step, answer = judge_answer("plant-a", payload)
-    assert (step.outcome, step.figures["peer_version"], step.figures["epoch"]) == (
+    assert (step.outcome, step.figures["peer_version"], step.figures["life"]) == (
         Outcome.GOOD,
         VERSION,
         EPOCH,
@@ -49,7 +49,7 @@ def test_a_good_answer_names_versions_and_store() -> None:
         (b"rubbish", "cannot be read"),
         (encode_answer(streams_answer(), []).replace(b'"version":"1.', b'"version":"2.'), "2."),
         (encode_answer(streams_answer(zone="plant-b"), []), "has the store of plant-b"),
-        (encode_answer(UnregisterAnswer(store_zone="plant-a", epoch=EPOCH, was_registered=True), []), "in place of"),
+        (encode_answer(UnregisterAnswer(store_zone="plant-a", life=EPOCH, was_registered=True), []), "in place of"),
         (encode_error("plant-a", EPOCH, "ListStreams", "busy", "too much in hand"), "busy: too much in hand"),
     ],
 )

@@ -53,7 +53,7 @@ async def test_all_is_well_while_nodes_run(broker: Mosquitto, tmp_path: Path) ->
         assert [step.step for step in steps] == ALL_STEPS
         assert {step.outcome for step in steps} == {Outcome.GOOD}
         figures = {name: value for step in steps for name, value in step.figures.items()}
-        assert figures["epoch"] == plant.store.epoch.hex()
+        assert figures["life"] == plant.store.life.hex()
         assert figures["packet_bytes_max"] == 1_048_576
         assert figures["exports"] == [STREAM]
         assert float(str(figures["round_trip_ms_p50"])) > 0

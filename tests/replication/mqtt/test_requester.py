@@ -107,7 +107,7 @@ class Scene(NamedTuple):
 
 def answer_of(zone: str = "plant-a") -> bytes:
     """A good answer to ListStreams."""
-    return encode_answer(StreamsAnswer(store_zone=zone, epoch=EPOCH, streams=[]), [])
+    return encode_answer(StreamsAnswer(store_zone=zone, life=EPOCH, streams=[]), [])
 
 
 @contextlib.asynccontextmanager

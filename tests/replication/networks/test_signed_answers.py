@@ -32,16 +32,16 @@ TRUST = SignerTrust(pins={"plant-a": frozenset({MADE["plant-a"].sha256})})
 SIGNED_ANSWER = b"\xff" * 4  # docs/developers/protocol.md, Payloads
 
 
-def header(status: str, epoch: str, **fields: object) -> bytes:
+def header(status: str, life: str, **fields: object) -> bytes:
     """An answer to FetchFacts, without an attachment."""
     common = {"protocol": "bsfg.replication", "version": "1.0", "operation": "FetchFacts"}
-    text = json.dumps({**common, "status": status, "store_zone": "plant-a", "epoch": epoch, **fields}).encode()
+    text = json.dumps({**common, "status": status, "store_zone": "plant-a", "life": life, **fields}).encode()
     return struct.pack("<I", len(text)) + text
 
 
-def refusal(code: str, epoch: str) -> bytes:
+def refusal(code: str, life: str) -> bytes:
     """An error that is final."""
-    return header("error", epoch, error={"code": code, "message": "forged", "retryable": False, "hint": ""})
+    return header("error", life, error={"code": code, "message": "forged", "retryable": False, "hint": ""})
 
 
 def elsewhere(signed: bytes, after: int) -> bytes:
@@ -62,11 +62,11 @@ class Forger:
     """The attacker: answers each request at once with everything that would stop the puller or move it. It has the
     plant's TLS certificate, a signing key of another zone, and all signed answers that it has seen."""
 
-    def __init__(self, epoch: str) -> None:
+    def __init__(self, life: str) -> None:
         self.connection: Connection | None = None
         self.seen = list[bytes]()
         self.forged = 0
-        self._epoch = epoch
+        self._epoch = life
 
     def arrived(self, incoming: Incoming) -> None:
         if incoming.response_topic is None:
@@ -90,7 +90,7 @@ class Forger:
         return (
             fenced,
             refusal("stream_not_exported", self._epoch),
-            refusal("epoch_changed", "ab" * 16),
+            refusal("busy", "ab" * 16),
             header("ok", self._epoch, **whole, holes=[[after + 1, after + 100, "expired"]]),
             header("ok", self._epoch, **whole, omitted=[[after + 1, after + 100]]),
             header("ok", "ab" * 16, **page),
@@ -103,9 +103,9 @@ class Forger:
 
 
 @asynccontextmanager
-async def forging(broker: Mosquitto, epoch: str) -> AsyncIterator[Forger]:
+async def forging(broker: Mosquitto, life: str) -> AsyncIterator[Forger]:
     """The attacker, connected as the plant, and as idmz to see the plant's signatures."""
-    forger = Forger(epoch)
+    forger = Forger(life)
     seeing = await Connection.open(access(broker, "idmz"), forger.arrived)
     await seeing.subscribe([response_filter("idmz", slot) for slot in SLOTS])
     forger.connection = await Connection.open(access(broker, "plant-a"), forger.arrived)
@@ -125,7 +125,7 @@ def pulling(broker: Mosquitto, folder: Path, policy: TrustPolicy | None = None) 
 
 @pytest.mark.parametrize("rule", ["required", "if_present"])
 async def test_a_stranger_stops_no_pull_in_the_peers_name(broker: Mosquitto, tmp_path: Path, rule: str) -> None:
-    """The attacker answers each request first: fenced, another epoch, holes, an empty log, no answer, true facts at
+    """The attacker answers each request first: fenced, another life, holes, an empty log, no answer, true facts at
     other offsets; unsigned, signed by another zone, or signed by the plant for another request. All of it is counted;
     nothing fences the puller, moves its position or restarts it, and the plant's own answers bring every fact. Without
     a rule this holds once the plant has signed facts."""
@@ -135,7 +135,7 @@ async def test_a_stranger_stops_no_pull_in_the_peers_name(broker: Mosquitto, tmp
     await plant.append(0, 50)
     async with plant.running(), idmz.running():
         await idmz.wait_end(50)
-        async with forging(broker, plant.store.epoch.hex()) as forger:
+        async with forging(broker, plant.store.life.hex()) as forger:
             await wait_until_async(lambda: forger.seen and forger.forged > 50, "forged and replayed answers")
             for number in range(50, 55):
                 await plant.append(number, 1)
@@ -159,7 +159,7 @@ async def test_without_keys_a_stranger_can_stop_a_pull(broker: Mosquitto, tmp_pa
     plant.serve({"idmz": [STREAM]})
     idmz, puller = pulling(broker, tmp_path)
     await plant.append(0, 50)
-    async with plant.running(), idmz.running(), forging(broker, plant.store.epoch.hex()):
+    async with plant.running(), idmz.running(), forging(broker, plant.store.life.hex()):
         await wait_until_async(lambda: puller.statistics().asking is Asking.FENCED, "the puller to be fenced")
     for node in (plant, idmz):
         node.store.close()

@@ -61,10 +61,10 @@ PATIENCE = ReceiverSettings(wait_ms=1_000, answer_timeout_ms=500, backoff_ms_min
 class Pull:
     """A receiver, its spans, and a clock."""
 
-    def __init__(self, epoch: str | None = ONE) -> None:
-        self.core = Receiver(PATIENCE, epoch)
+    def __init__(self, life: str | None = ONE) -> None:
+        self.core = Receiver(PATIENCE)
         self.telemetry = Telemetry()
-        self.spans = PullSpans(self.telemetry, "plant-a", STREAM, is_new=epoch is None)
+        self.spans = PullSpans(self.telemetry, "plant-a", STREAM, is_new=life is None)
         self.now_ms = 0
 
     def __call__(self, *events: Event, after_ms: int = 1) -> None:
@@ -91,11 +91,11 @@ def of(telemetry: Telemetry, span: Span, side: Side = Side.ASKING, operation: st
     return next(one for one in telemetry.statistics() if one.step == (span, side, operation))
 
 
-def page(first: int, last: int, *, more: bool = False, epoch: str = ONE, frontier: int = 0) -> ArrivedPage:
+def page(first: int, last: int, *, more: bool = False, frontier: int = 0) -> ArrivedPage:
     """A page with one run of offsets."""
     run = {"first_offset": first, "last_offset": last, "more": more, "life": ONE}
     run |= {"after": at(first - 1 if first else frontier), "lives": (at(last),) if last else ()}
-    return ArrivedPage(epoch=epoch, frontier=frontier, **run, content=None)
+    return ArrivedPage(frontier=frontier, **run, content=None)
 
 
 def at(offset: int) -> Position:
@@ -142,7 +142,7 @@ def test_how_an_append_ends() -> None:
 def test_how_a_first_reading_ends() -> None:
     """It ends when nothing is outstanding for the first time and all is durable. A log that was put back begins a new
     one; a final refusal fails it. A resumed pull has none."""
-    pull = Pull(epoch=None)
+    pull = Pull(life=None)
     pull(LinkUp(), PageArrived(1, page(1, 10, more=True)), Appended(), PageArrived(2, page(11, 20)))
     assert pull.ends(Span.BOOTSTRAP) == (1, 0, 0, 0)
     pull(Appended())
@@ -196,7 +196,7 @@ def test_open_confirm_spans_are_bounded() -> None:
 
 def test_spans_open_at_a_stop_are_discarded() -> None:
     """These are discarded: a fetch, a page being stored, a confirmation, and a bootstrap."""
-    pull = Pull(epoch=None)
+    pull = Pull(life=None)
     pull(LinkUp(), PageArrived(1, page(1, 10, more=True)), Appended(), PageArrived(2, page(11, 20, more=True)))
     pull(Appended(), PageArrived(3, page(21, 30, more=True)))
     pull.spans.stopped()
@@ -238,7 +238,7 @@ def test_how_a_confirm_span_ends_on_the_serving_side() -> None:
             return ended[at]
 
     class Store:
-        epoch, zone, consumers = b"", "plant-a", Confirmed()
+        life, zone, consumers = b"", "plant-a", Confirmed()
 
     telemetry = Telemetry()
     effect = StartConfirm("idmz.a", "idmz", Confirm(last_offset=1, life="0" * 32), LeaseClaim("5f3a"))

@@ -64,9 +64,9 @@ def forged(link: Link, text: str, key: RecordSigner | None = None, count: int = 
     return found
 
 
-def invented(epoch: bytes = b"1", text: str = "invented", key: RecordSigner | None = None) -> list[Batch]:
-    """Batches of an epoch that the plant never had."""
-    return forged(Link(STREAM, Origin("plant-a", epoch * 16)), text, key)
+def invented(life: bytes = b"1", text: str = "invented", key: RecordSigner | None = None) -> list[Batch]:
+    """Batches of an life that the plant never had."""
+    return forged(Link(STREAM, Origin("plant-a", life * 16)), text, key)
 
 
 def smuggle(relay: FactStore, batches: Sequence[Batch], certificate: RecordSigner | None = None) -> None:
@@ -118,7 +118,7 @@ def declined(node: Node) -> list[str]:
 async def test_forged_facts_are_declined_and_honest_ones_flow(
     broker: Mosquitto, tmp_path: Path, authority: Made
 ) -> None:
-    """The relay invents an epoch of the plant without signatures, one signed with its own key, one with a signature
+    """The relay invents an life of the plant without signatures, one signed with its own key, one with a signature
     that the plant made for other facts, and then a successor of the plant's last batch. The enterprise has every fact
     of the plant and none of these, names each, and its position passes them."""
     plant, relay, enterprise = chain(broker, tmp_path, authority)
@@ -149,7 +149,7 @@ async def test_forged_facts_are_declined_and_honest_ones_flow(
 
 
 async def test_without_the_rule_the_forged_facts_are_stored(broker: Mosquitto, tmp_path: Path, authority: Made) -> None:
-    """The attack that the rule prevents: with signatures off, the enterprise stores an epoch that the plant never
+    """The attack that the rule prevents: with signatures off, the enterprise stores an life that the plant never
     had."""
     plant, relay, enterprise = chain(broker, tmp_path, authority, "off")
     async with running(plant, relay, enterprise):
@@ -170,7 +170,7 @@ async def test_once_proven_a_zone_must_prove_everything(broker: Mosquitto, tmp_p
         await enterprise.wait_end(100)
         smuggle(relay.store, invented())
         puller = enterprise.pullers[0]
-        await wait_until_async(lambda: puller.statistics().offset == 103, "the first forged epoch to be passed")
+        await wait_until_async(lambda: puller.statistics().offset == 103, "the first forged life to be passed")
         enterprise.store.close()
         again = Node.open(broker, "enterprise", tmp_path / "e", policy=trusting(authority, "if_present"))
         assert again.store.signed_zones() == {"plant-a"}

@@ -29,15 +29,15 @@ from tests.replication.answers import encode_answer
 
 SIGNER = ZoneSigner(SigningKey.generate(), b"certificate")
 PLACE = MessagePlace("plant", "idmz", "i1", b"c" * 16)
-OWN = {"store_zone": "plant", "epoch": "1" * 32}
+OWN = {"store_zone": "plant", "life": "1" * 32}
 PAGE = {**OWN, "stream": "facts"}
-READ = {"life": "2" * 32, "lives": [LogPosition(offset=9, life="2" * 32)]}
+READ = {"lives": [LogPosition(offset=9, life="2" * 32)]}
 FACTS = FetchAnswer(**PAGE, **READ, frontier=0, end_offset=9, batches=[(1, 2, 20), (3, 9, 30)])  # type: ignore[arg-type]
 ATTACHED = [b"a" * 20, b"b" * 30]
 ANSWERS = [
     FetchAnswer(**PAGE, **READ, frontier=0, end_offset=9, holes=[(1, 9, "expired")]),  # type: ignore[arg-type]
     SequencesAnswer(**PAGE, origin=f"plant/{'1' * 32}", omitted=[(1, 4)]),  # type: ignore[arg-type]
-    FetchAnswer(**PAGE, life="2" * 32, frontier=0, end_offset=0, lease_in_force=7),  # type: ignore[arg-type]
+    FetchAnswer(**PAGE, frontier=0, end_offset=0, lease_in_force=7),  # type: ignore[arg-type]
     DigestsAnswer(**PAGE, end_offset=9),  # type: ignore[arg-type]
     AppendAnswer(**OWN, outcomes=[AppendedEntry(offset=7, outcome="stored")]),
     LatestAnswer(**PAGE, end_offset=9, queue_depth=0, depth_facts=9),  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def test_every_answer_needs_a_proof(answer: Answer) -> None:
 
 @pytest.mark.parametrize("code", ERRORS)
 def test_every_refusal_needs_a_proof(code: str) -> None:
-    """This includes a retryable one: `epoch_changed` makes the requester start again."""
+    """This includes a retryable one: `life_unknown` makes the requester start again."""
     payload = encode_error("plant", "1" * 32, "FetchFacts", code, "why")
     assert opened(sign_answer(SIGNER, PLACE, payload)).error.code == code  # type: ignore[attr-defined]
     with pytest.raises(UnprovenAnswer, match=code):

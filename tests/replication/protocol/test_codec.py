@@ -60,9 +60,9 @@ zones = st.from_regex(r"\A[a-z0-9-]{1,32}\Z")
 offsets = st.integers(0, OFFSET_MAX)
 claims = st.integers(0, CLAIM_MAX)
 positions = st.integers(1, OFFSET_MAX)
-epochs = st.binary(min_size=16, max_size=16).map(bytes.hex)
-confirms = st.builds(Confirm, last_offset=positions, life=epochs)
-read = st.builds(LogPosition, offset=claims, life=epochs, digest=st.just("") | epochs)
+lives = st.binary(min_size=16, max_size=16).map(bytes.hex)
+confirms = st.builds(Confirm, last_offset=positions, life=lives)
+read = st.builds(LogPosition, offset=claims, life=lives, digest=st.just("") | lives)
 fetches = st.builds(
     FetchFacts,
     consumer_name=names,
@@ -71,7 +71,6 @@ fetches = st.builds(
     wait_ms=st.integers(0, WAIT_MS_MAX),
     stream=st.none() | names,
     start=st.sampled_from(["oldest", "end", "2026-11-21T06:00:00Z", 1_700_000_000_000]),
-    epoch=st.none() | epochs,
     after=st.none() | read,
     confirm=st.none() | confirms,
 )
@@ -85,7 +84,7 @@ new_messages = st.builds(
 )
 requests = (
     fetches
-    | st.builds(ConfirmReceipt, consumer_name=names, offset=positions, life=epochs)
+    | st.builds(ConfirmReceipt, consumer_name=names, offset=positions, life=lives)
     | st.builds(GetCursor, consumer_name=names)
     | st.builds(GetBounds, stream=names)
     | st.builds(ListStreams)
@@ -113,11 +112,10 @@ def answer_with(attachment: bytes = b"", **fields: object) -> bytes:
         "operation": "FetchFacts",
         "status": "ok",
         "store_zone": "plant-a",
-        "epoch": EPOCH,
+        "life": EPOCH,
         "stream": "facts",
         "frontier": 0,
         "end_offset": 9,
-        "life": EPOCH,
         **fields,
     }
     encoded = json.dumps(header).encode()
@@ -143,7 +141,6 @@ def test_fetch_answer_round_trip(runs: list[tuple[int, bytes, bool]], frontier: 
         end += count
     answer = FetchAnswer(
         store_zone="plant-a",
-        epoch=EPOCH,
         stream="facts",
         frontier=frontier,
         end_offset=end,
@@ -163,14 +160,14 @@ def test_definitions_answer_round_trip() -> None:
     """Definitions come back byte for byte, also with spaces."""
     bodies = [b'{"subject":"tag:x","a" : [1, 2]}', b"{}"]
     run = DefinitionRun(zone="plant-a", digest=EPOCH, lengths=[len(one) for one in bodies])
-    answer = DefinitionsAnswer(store_zone="plant-a", epoch=EPOCH, runs=[run])
+    answer = DefinitionsAnswer(store_zone="plant-a", life=EPOCH, runs=[run])
     assert decode_answer(encode_answer(answer, bodies)) == (answer, bodies)
 
 
 def test_streams_answer_round_trip() -> None:
     """An answer without attachment."""
     entry = StreamEntry(name="facts.telemetry", first_offset=1, end_offset=0)
-    answer = StreamsAnswer(store_zone="plant-a", epoch=EPOCH, streams=[entry])
+    answer = StreamsAnswer(store_zone="plant-a", life=EPOCH, streams=[entry])
     assert decode_answer(encode_answer(answer, [])) == (answer, [])
 
 
@@ -233,7 +230,6 @@ def test_error_for_an_unreadable_request_can_be_sent() -> None:
         (request_with(confirm={"last_offset": 0, "life": EPOCH}), "bad_request", "$.confirm.last_offset"),
         (request_with(confirm={"last_offset": 3, "life": EPOCH, "first_offset": 4}), "bad_request", "backwards"),
         (request_with(confirm={"last_offset": 3}), "bad_request", "life"),
-        (request_with(epoch="xyz"), "bad_request", "$.epoch"),
         (request_with(signers_known=["x"]), "bad_request", "$.signers_known"),
     ],
 )
@@ -305,7 +301,7 @@ def test_higher_minor_version_is_read() -> None:
         answer_with(holes=[[1, 3, "Not A Reason"]]),
         answer_with(holes=[[1, 3]]),
         answer_with(holes=[[1, 3, "expired"], [5, 6, "expired"]]),
-        answer_with(epoch="short"),
+        answer_with(life="short"),
         answer_with(store_zone="Plant A"),
         b"\x00" * (codec.ANSWER_BYTES_MAX + 1),
     ],
@@ -332,7 +328,7 @@ json_values = st.recursive(
     max_leaves=10,
 )
 fields = st.dictionaries(
-    st.sampled_from(["limit", "confirm", "epoch", "after", "trail", "signers_known", "wait_ms", "stream", "x"]),
+    st.sampled_from(["limit", "confirm", "life", "after", "trail", "signers_known", "wait_ms", "stream", "x"]),
     json_values,
 )
 
@@ -363,7 +359,7 @@ def test_any_bytes_as_answer(payload: bytes) -> None:
 @settings(max_examples=200)
 @given(
     st.dictionaries(
-        st.sampled_from(["batches", "omitted", "definitions", "end_offset", "epoch", "status", "error", "operation"]),
+        st.sampled_from(["batches", "omitted", "definitions", "end_offset", "life", "status", "error", "operation"]),
         json_values,
     ),
     st.binary(max_size=20),
@@ -382,7 +378,6 @@ def test_any_flipped_byte(data: st.DataObject) -> None:
     """A good answer with one byte changed is read, or refused with the one error."""
     answer = FetchAnswer(
         store_zone="plant-a",
-        epoch=EPOCH,
         stream="facts",
         frontier=1,
         end_offset=20,

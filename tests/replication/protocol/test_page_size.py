@@ -67,7 +67,7 @@ def test_on_any_link_pages_settle_at_a_size_that_arrives_in_time(bytes_per_ms: i
 def test_only_a_page_that_did_not_wait_for_facts_is_measured() -> None:
     """The time of a page that waited at the peer for facts says nothing about the link. A page that was requested while
     more was there took as long as the link takes."""
-    receiver = Receiver(ReceiverSettings(), None)
+    receiver = Receiver(ReceiverSettings())
     asked: list[Fetch] = []
     now_ms = 0
 
@@ -79,7 +79,7 @@ def test_only_a_page_that_did_not_wait_for_facts_is_measured() -> None:
     def page(first: int, last: int, *, more: bool) -> PageArrived:
         after, lives = Position(b"l" * 16, first - 1) if first > 1 else NOTHING_READ, (Position(b"l" * 16, last),)
         run = {"first_offset": first, "last_offset": last, "more": more, "after": after, "lives": lives}
-        found = ArrivedPage(epoch="00" * 16, frontier=0, **run, content=None)
+        found = ArrivedPage(frontier=0, **run, content=None)
         return PageArrived(asked[-1].fetch_id, found)
 
     happens(LinkUp())

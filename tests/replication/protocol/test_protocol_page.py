@@ -46,7 +46,6 @@ def following_request() -> bytes:
             stream="facts.telemetry",
             limit=65536,
             wait_ms=2000,
-            epoch=EPOCH.hex(),
             after=LogPosition(offset=1, life=LIFE),
             confirm=Confirm(last_offset=1, life=LIFE),
         )
@@ -60,7 +59,6 @@ def answer() -> bytes:
     sealed = seal_samples(link, [(1, 1_700_000_000_000_000_000, 21.5, 0)], definitions).sealed
     page = FetchAnswer(
         store_zone="plant-a",
-        epoch=EPOCH.hex(),
         stream="facts.telemetry",
         frontier=0,
         end_offset=1,

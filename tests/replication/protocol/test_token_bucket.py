@@ -41,7 +41,7 @@ class Pull:
     10 facts."""
 
     def __init__(self, bandwidth: TokenBucket, end_offset: int) -> None:
-        self.core = Receiver(ReceiverSettings(wait_ms=60_000), ONE, bandwidth=bandwidth)
+        self.core = Receiver(ReceiverSettings(wait_ms=60_000), bandwidth=bandwidth)
         self.bandwidth = bandwidth
         self.end_offset = end_offset
         self.asked: list[tuple[int, Fetch]] = []
@@ -63,7 +63,6 @@ class Pull:
         self.bandwidth.spend(size, now_ms)
         self.bytes += size
         page = ArrivedPage(
-            ONE,
             0,
             after + 1,
             last,
@@ -146,7 +145,7 @@ def test_a_backlog_keeps_to_the_rate_and_lets_live_facts_pass() -> None:
     backlog, live = Pull(bandwidth, 10**6), Pull(bandwidth, 0)
     backlog(LinkUp(), 0)
     live(LinkUp(), 0)
-    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(ONE, 0, 0, 0, more=False, content=None)), 0)
+    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(0, 0, 0, more=False, content=None)), 0)
     waited_ms = []
     for now_ms in range(0, 60_000, 10):
         backlog.tick(now_ms)
@@ -229,7 +228,7 @@ def test_live_facts_beyond_the_rate_are_paced_too() -> None:
     """A stream that is always at its end, with more bytes than the rate allows, is limited to the rate."""
     live = Pull(TokenBucket(RATE), 0)
     live(LinkUp(), 0)
-    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(ONE, 0, 0, 0, more=False, content=None)), 0)
+    live(PageArrived(live.asked[-1][1].fetch_id, ArrivedPage(0, 0, 0, more=False, content=None)), 0)
     for now_ms in range(0, 60_000, 50):
         live.tick(now_ms)
         live.end_offset += 10

@@ -246,7 +246,7 @@ async def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) 
         origin, definitions = plant.store.origin, chains_in(plant.store)
         with FactStore.open(tmp_path / "idmz.db", "idmz") as store:
             some = [*batches[:2], *batches[5:7], batches[8]]
-            position = Position(origin.epoch, 900)
+            position = Position(origin.life, 900)
             put_page(store, "plant-a", STREAM, [parse(one) for one in some], definitions, position).result()
         plant.store.close()
         return batches
@@ -281,7 +281,7 @@ async def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: 
         for one in batches[4:]:
             forged.append(resealed(forged[-1], one))
         with FactStore.open(tmp_path / "idmz.db", "idmz") as store:
-            position = Position(origin.epoch, 1_000)
+            position = Position(origin.life, 1_000)
             put_page(store, "plant-a", STREAM, forged, definitions, position).result()
 
     await other_history()

@@ -89,7 +89,7 @@ def test_catch_up_is_logged_at_start_periodically_and_at_the_end() -> None:
 
 
 def test_a_new_epoch_of_the_peer_starts_another_catch_up() -> None:
-    """An offset that goes back belongs to another epoch of the peer's store."""
+    """An offset that goes back belongs to another life of the peer's store."""
     tracker = CatchUpTracker()
     tracker.update(0, 400_000, 500_000)
     assert tracker.update(1_000, 0, 100_000) == (CatchUpEvent.STARTED, CatchUp(0, 0, 100_000))

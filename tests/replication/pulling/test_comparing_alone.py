@@ -36,11 +36,11 @@ from agent.replication.protocol.messages import (
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import (
-    EPOCH_CHECK_S,
     HOLE_PAGES_MAX,
     OPENING_S,
     RANGES_KEPT_MAX,
     REFUSED_MAX,
+    RESTORED_CHECK_S,
     RETRY_S,
     AntiEntropy,
     AntiEntropySettings,
@@ -91,7 +91,7 @@ class Peer:
 
 def put(store: FactStore, origin: Elsewhere, sealed: Sequence[bytes], position: Position | None = None) -> None:
     """Store batches of an origin with its definitions, as they come from plant-a."""
-    where = position or Position(origin.origin.epoch, 0)
+    where = position or Position(origin.origin.life, 0)
     put_page(store, "plant-a", STREAM, parsed(sealed), origin.received(), where).result()
 
 
@@ -131,7 +131,7 @@ def level(plant: FactStore) -> Position:
 
 
 async def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
-    """Not missing: facts of a zone that it may not relay, and our own facts of an epoch that our store never had."""
+    """Not missing: facts of a zone that it may not relay, and our own facts of a life that our store never had."""
     async with played(tmp_path) as (plant, idmz):
         theirs, relayed, own = Elsewhere("plant-a"), Elsewhere("north"), Elsewhere("idmz")
         for one in (theirs, relayed, own):
@@ -182,8 +182,8 @@ async def test_damage_is_fetched_from_a_peer_that_holds_it(tmp_path: Path) -> No
 
 
 async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None:
-    """Facts of an own former epoch that only the peer holds come back as facts of that epoch; none is accepted of the
-    present epoch, or of one that this store never had."""
+    """Facts of an own former life that only the peer holds come back as facts of that life; without a key none
+    is accepted of the present life, or of one that this store never had."""
     path, witness = tmp_path / "idmz.db", tmp_path / "idmz.db.witness"
 
     def recorded(values: range) -> None:
@@ -197,15 +197,15 @@ async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None
     with FactStore.open(path, "idmz") as before, FactStore.open(tmp_path / "plant.db", "plant-a") as plant:
         lost = [one.sealed for one in before.read(STREAM, 0, 100, 10**6).batches]
         definitions = chains_in(before)
-        position = Position(before.epoch, before.end_offset(STREAM))
+        position = Position(before.life, before.end_offset(STREAM))
         put_page(plant, "idmz", STREAM, parsed(lost), definitions, position).result()
         former = before.origin
     assert witness.exists()
     path.write_bytes(image)
-    FactStore.open(path, "idmz", unattended=True).close()  # begins a new epoch
+    FactStore.open(path, "idmz", unattended=True).close()  # begins a new life
     async with played(tmp_path) as (plant, idmz):
-        assert idmz.former_epochs == [former.epoch]
-        invented, forged = Elsewhere("idmz"), Elsewhere("idmz", epoch=idmz.epoch)
+        assert former.life not in idmz.own_lives()
+        invented, forged = Elsewhere("idmz"), Elsewhere("idmz", life=idmz.life)
         for one in (invented, forged):
             put(plant, one, [one.seal(10)])
         theirs = Elsewhere("plant-a")
@@ -242,7 +242,7 @@ async def lost(folder: Path, signer: ZoneSigner | None) -> AsyncIterator[tuple[F
 
 
 async def test_own_facts_of_a_lost_disk_come_home(tmp_path: Path) -> None:
-    """All that our key has signed comes back, also of an epoch that the new store does not know; what a peer invents in
+    """All that our key has signed comes back, also of a life that the new store does not know; what a peer invents in
     our name does not."""
     policy = TrustPolicy(own_zone="idmz", own_certificates=(OWN_KEY.der,))
     async with lost(tmp_path, OWN_SIGNER) as (plant, idmz, former):
@@ -250,7 +250,7 @@ async def test_own_facts_of_a_lost_disk_come_home(tmp_path: Path) -> None:
             first = await comparer.compare(STREAM, repair=True)
             again = await comparer.compare(STREAM, repair=True)
         own = {origin for origin in idmz.held(STREAM) if origin.zone == "idmz"}
-        assert own == {former, idmz.origin}, "of the present epoch only the notice of what was declined"
+        assert own == {former, idmz.origin}, "of the present life only the notice of what was declined"
         assert [one.span for one in idmz.held_of(STREAM, former)] == [(1, 20)]
         assert (first.repaired_facts, again.repaired_facts) == (20, 0)
         assert "no signature, which this node demands of the zone" in "".join(first.refused)
@@ -296,7 +296,7 @@ async def test_a_digest_that_our_disk_changed_is_no_fork(tmp_path: Path) -> None
     theirs = Elsewhere("plant-a")
     sealed = [theirs.seal(10) for _ in range(3)]
     with FactStore.open(tmp_path / "idmz.db", "idmz") as idmz:
-        put(idmz, theirs, sealed, Position(theirs.origin.epoch, 30))
+        put(idmz, theirs, sealed, Position(theirs.origin.life, 30))
     with contextlib.closing(sqlite3.connect(tmp_path / "idmz.db")) as connection:
         connection.execute("DROP TRIGGER batch_update_refused")
         connection.execute("UPDATE batch SET digest = zeroblob(16) WHERE first_offset = 11")
@@ -316,10 +316,10 @@ async def test_forks_of_one_comparison_are_recorded_within_a_limit(
     """A peer can name twenty thousand differing ranges, and each incident is a commit."""
     monkeypatch.setattr(anti_entropy, "REFUSED_MAX", 2)
     async with played(tmp_path) as (plant, idmz):
-        for epoch in (b"\1" * 16, b"\2" * 16, b"\3" * 16):
-            theirs, forged = (Elsewhere("plant-a", epoch=epoch) for _ in range(2))
-            put(plant, theirs, [theirs.seal(10, salt=1000 * epoch[0])])
-            put(idmz, forged, [forged.seal(10, salt=1000 * epoch[0] + 7)], level(plant))
+        for life in (b"\1" * 16, b"\2" * 16, b"\3" * 16):
+            theirs, forged = (Elsewhere("plant-a", life=life) for _ in range(2))
+            put(plant, theirs, [theirs.seal(10, salt=1000 * life[0])])
+            put(idmz, forged, [forged.seal(10, salt=1000 * life[0] + 7)], level(plant))
         async with comparing(plant, idmz) as (comparer, _):
             found = await comparer.compare(STREAM, repair=True)
         assert len(found.forks) == 3
@@ -351,7 +351,7 @@ async def test_what_a_comparison_declines_is_told(tmp_path: Path) -> None:
         theirs = Elsewhere("plant-a")
         put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
         put(idmz, theirs, theirs.sealed[:1], level(plant))
-        unproven = Declined(11, 20, OriginRange(theirs.origin.zone, theirs.origin.epoch, 11, 20), "no signature")
+        unproven = Declined(11, 20, OriginRange(theirs.origin.zone, theirs.origin.life, 11, 20), "no signature")
         async with comparing(plant, idmz) as (comparer, _):
             comparer._judge.judge = lambda *_: JudgedPage([], declined=(unproven,))  # type: ignore[method-assign]
             found = await comparer.compare(STREAM, repair=True)
@@ -360,7 +360,7 @@ async def test_what_a_comparison_declines_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
-    """While a comparison fetches, the pull may move on, also into another epoch of the peer: the fetched facts are
+    """While a comparison fetches, the pull may move on, also into another life of the peer: the fetched facts are
     stored, and the position stays where the pull has moved it."""
     async with played(tmp_path) as (plant, idmz):
         theirs, later = Elsewhere("plant-a"), Position(b"\7" * 16, 5)
@@ -382,7 +382,7 @@ async def test_facts_that_a_restore_lost_are_asked_for_until_every_stream_is_com
 ) -> None:
     """A stream that cannot be compared keeps no other from it. All are compared again ten minutes later, and once they
     are equal, no more before the next day."""
-    store: Any = SimpleNamespace(zone="idmz", former_epochs=(bytes(16),), artifacts=None, inbound=None)
+    store: Any = SimpleNamespace(zone="idmz", times_restored=1, artifacts=None, inbound=None)
     requester: Any = Mock(peer_zone="plant-a")
     settings = AntiEntropySettings("plant-a", ("one", "two"), frozenset({"plant-a"}), every_hours=24)
     comparer = AntiEntropy(requester, store, settings, COMPARISON_ERRORS, chance=lambda: 0.5, judge=Mock())
@@ -409,7 +409,7 @@ async def test_facts_that_a_restore_lost_are_asked_for_until_every_stream_is_com
         with pytest.raises(asyncio.CancelledError):
             await comparer.run()
     assert compared == ["one", "two"] * 2
-    assert slept_s == [EPOCH_CHECK_S / 2, RETRY_S, *[EPOCH_CHECK_S] * 3]
+    assert slept_s == [RESTORED_CHECK_S / 2, RETRY_S, *[RESTORED_CHECK_S] * 3]
 
 
 @pytest.mark.parametrize("chance, due_s", [(0.0, 60.0), (0.5, 330.0), (1.0, 600.0)])
@@ -417,7 +417,7 @@ async def test_every_start_compares_within_ten_minutes(
     chance: float, due_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a lost disk has taken is known to no table. Nodes that start together do not compare together."""
-    store: Any = SimpleNamespace(zone="idmz", former_epochs=(), artifacts=None, inbound=None)
+    store: Any = SimpleNamespace(zone="idmz", times_restored=0, artifacts=None, inbound=None)
     settings = AntiEntropySettings("plant-a", ("one",), frozenset({"plant-a"}), every_hours=24)
     requester: Any = Mock(peer_zone="plant-a")
     comparer = AntiEntropy(requester, store, settings, COMPARISON_ERRORS, chance=lambda: chance, judge=Mock())
@@ -442,34 +442,13 @@ async def test_every_start_compares_within_ten_minutes(
     assert compared == [due_s]
 
 
-async def test_a_comparison_is_bound_to_one_epoch(tmp_path: Path) -> None:
-    """Two machines of one name answer in turn with different epochs: the comparison fails."""
-    async with played(tmp_path) as (plant, idmz):
-        theirs = Elsewhere("plant-a")
-        put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
-        put(idmz, theirs, theirs.sealed[:1], level(plant))
-        async with comparing(plant, idmz) as (comparer, peer):
-            ask = peer.ask
-
-            async def in_turn(request: Request, timeout_s: float) -> Reply:
-                reply = await ask(request, timeout_s)
-                if len(peer.answers) % 2:
-                    return reply
-                return reply._replace(answer=msgspec.structs.replace(reply.answer, epoch="7" * 32))
-
-            peer.ask = in_turn  # type: ignore[method-assign]
-            with pytest.raises(PageRefused, match="two machines"):
-                await comparer.compare(STREAM, repair=True)
-        assert idmz.end_offset(STREAM) == 10
-
-
 @pytest.mark.parametrize("case", ["an image", "a restart"])
 async def test_a_comparison_is_bound_to_one_copy_of_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
-    """After the first answer the peer is an image from before two of its batches, under the same epoch, and has grown
+    """After the first answer the peer is an image from before two of its batches, under the same life, and has grown
     since: the comparison starts again, and covers only the image. After a restart of the same store it continues."""
-    theirs, north = Elsewhere("plant-a"), Elsewhere("plant-a", epoch=b"n" * 16)
+    theirs, north = Elsewhere("plant-a"), Elsewhere("plant-a", life=b"n" * 16)
     path, image = tmp_path / "first.db", tmp_path / "image.db"
     with FactStore.open(path, "plant-a") as first:
         put(first, theirs, [theirs.seal(10)])
@@ -515,7 +494,7 @@ async def test_a_store_that_is_busy_refuses_no_repair(tmp_path: Path) -> None:
         put(idmz, theirs, theirs.sealed, level(plant))
         busy, damaged = Future[Any](), Future[Any]()
         busy.set_exception(StoreBusy("the disk"))
-        damaged.set_result([OriginRange("plant-a", theirs.origin.epoch, 1, 10)])
+        damaged.set_result([OriginRange("plant-a", theirs.origin.life, 1, 10)])
         idmz.inbound.repair = lambda *_: busy  # type: ignore[method-assign, assignment]
         idmz.inbound.damaged = lambda _: damaged  # type: ignore[method-assign, assignment]
         async with comparing(plant, idmz) as (comparer, _):
@@ -564,7 +543,7 @@ class Inventor:
 
     async def ask(self, request: Request, _timeout_s: float) -> Reply:
         self.asked.append(request)
-        own: dict[str, Any] = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM}
+        own: dict[str, Any] = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM}
         if isinstance(request, FetchSequences):
             return Reply(SequencesAnswer(**own, origin=request.origin, **self.pages(request.first_sequence)), [])
         assert isinstance(request, GetDigests)
@@ -585,12 +564,12 @@ class Inventor:
 
 
 def invented(count: int, zone: str = "plant-a") -> list[tuple[str, int, int, str, str]]:
-    """Ranges of so many epochs of a zone."""
+    """Ranges of so many lives of a zone."""
     return [(f"{zone}/{number:032x}", 1, 9, "0" * 32, "a" * 32) for number in range(count)]
 
 
 async def test_the_ranges_kept_of_a_peer_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that invents epochs is refused before more ranges are kept than honest zones have. Ranges of zones that it
+    """A peer that invents lives is refused before more ranges are kept than honest zones have. Ranges of zones that it
     may not relay are not kept, and read up to another limit, or the comparison would never end."""
     async with played(tmp_path) as (_, idmz):
         peer = Inventor(invented(RANGES_KEPT_MAX + 1), lambda _: {})

@@ -112,14 +112,13 @@ async def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto
         [("tag:001", "plant-a", None), ("tag:002", "plant-a", None)],
         [],
     ]
-    assert kept[0].epoch == idmz.store.epoch.hex()
     for node in (idmz, enterprise):
         node.store.close()
 
 
 def values_of(peer: str, values: list[LatestEntry]) -> PeerLatest:
     """The values that a peer sent."""
-    return PeerLatest(peer, "0" * 32, STREAM, 1_700_000_000_000, values)
+    return PeerLatest(peer, STREAM, 1_700_000_000_000, values)
 
 
 def test_a_saved_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -156,7 +155,7 @@ def test_a_value_that_is_no_json_is_refused_and_the_others_stay(
     """Among good values, a peer sends one that no parser reads. It is dropped on arrival, with a log line that names
     the peer and the tag; the others are kept. (A node that kept it ended at the next request for latest values.)"""
     sent = [value(1), odd(2, value=msgspec.Raw(raw)), value(3)]
-    own = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM}
+    own = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM}
     answer = LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=sent)
 
     async def ask(_request: GetLatest, _timeout_s: float) -> Reply:
@@ -181,7 +180,7 @@ async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.Monk
     """Not before the peer has registered the consumer; then ever more rarely, while the peer refuses or the disk is
     full. They count as of the moment before they were asked for, and values of other zones are left out."""
     failures, asked, kept, now_s = list[int](), list[float](), list[PeerLatest](), 10.0
-    own = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM, "end_offset": 3}
+    own = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM, "end_offset": 3}
     sent = [value(1), odd(2, zone="mill")]
     answer = LatestAnswer(**own, queue_depth=0, depth_facts=1, values=sent)  # type: ignore[arg-type]
 
@@ -220,7 +219,7 @@ async def test_values_are_asked_for_until_they_are_kept(monkeypatch: pytest.Monk
 async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:
     """A peer sends few values in answers of the largest size, and says `more` endlessly: refused, before they fill the
     memory."""
-    own = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM}
+    own = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM}
     answers = list[LatestAnswer]()
 
     async def ask(_request: GetLatest, _timeout_s: float) -> Reply:
@@ -238,7 +237,7 @@ async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:
 async def test_values_of_zones_that_a_peer_may_not_send_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not kept, but a peer that sends small answers with them without end is refused."""
     monkeypatch.setattr(latest_seed, "VALUES_KEPT_MAX", 10)
-    own = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM}
+    own = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM}
     asked = list[GetLatest]()
 
     async def ask(request: GetLatest, _timeout_s: float) -> Reply:

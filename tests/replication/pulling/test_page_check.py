@@ -44,13 +44,12 @@ def answer(data: bytes, last: int = 10, **fields: object) -> FetchAnswer:
     """A page of one batch."""
     good = {
         "store_zone": "plant-a",
-        "epoch": EPOCH.hex(),
+        "life": EPOCH.hex(),
         "stream": STREAM,
         "frontier": 0,
         "end_offset": 99,
         "batches": [(1, last, len(data))],
         "more": True,
-        "life": EPOCH.hex(),
         "lives": [LogPosition(offset=last, life=EPOCH.hex())],
     }
     return FetchAnswer(**{**good, **fields})
@@ -137,7 +136,7 @@ def test_a_sequence_that_no_answer_can_name_is_marked(first: int, *, is_taken: b
 def test_answer_to_another_question() -> None:
     """A cursor in place of the requested page."""
     cursor = CursorAnswer(
-        store_zone="plant-a", epoch=EPOCH.hex(), consumer_name="x", stream=STREAM, frontier=0, end_offset=0
+        store_zone="plant-a", life=EPOCH.hex(), consumer_name="x", stream=STREAM, frontier=0, end_offset=0
     )
     with pytest.raises(PageRefused, match="another operation"):
         check_page(cursor, [], "plant-a", STREAM, kept)
@@ -175,7 +174,7 @@ RANGE = (ENDS.origin, 1, 5, "0" * 32, "a" * 32)
 )
 def test_digests_are_those_that_were_asked_for(request_: GetDigests, fields: dict[str, object], said: str) -> None:
     """No more digests than requested, only of the requested range, and nothing else."""
-    good = {"store_zone": "plant-a", "epoch": EPOCH.hex(), "stream": STREAM, "end_offset": 99}
+    good = {"store_zone": "plant-a", "life": EPOCH.hex(), "stream": STREAM, "end_offset": 99}
     sent = DigestsAnswer(**{**good, **fields})
     if not said:
         assert check_digests(sent, "plant-a", request_) is sent
@@ -188,7 +187,7 @@ def of_sequences(batch: Batch, first: int = 1, **fields: object) -> SequencesAns
     """A page of sequences with one batch."""
     good = {
         "store_zone": "plant-a",
-        "epoch": EPOCH.hex(),
+        "life": EPOCH.hex(),
         "stream": STREAM,
         "origin": str(batch.header.origin),
         "batches": [(first, first + 9, len(batch.sealed))],

@@ -147,7 +147,7 @@ def test_our_own_facts_come_back_with_our_own_signature(store: FactStore) -> Non
     policy = TrustPolicy(SignerTrust(), {}, "enterprise", (own.der,))
     judge = PageJudge(store, policy, clock_ms=lambda: NOW_MS)
     for key, count in ((None, 0), (KEY, 0), (signing_key(own), 2)):
-        run = chain(2, "enterprise", key, epoch=b"f" * 16)
+        run = chain(2, "enterprise", key, life=b"f" * 16)
         assert len(judge.judge("idmz", STREAM, page(run), []).batches) == count
 
 
@@ -158,7 +158,7 @@ def test_facts_signed_before_a_renewal_are_still_our_own(store: FactStore) -> No
     judge = PageJudge(store, TrustPolicy(SignerTrust(), {}, "enterprise", (first.der,)), clock_ms=lambda: NOW_MS)
     judge.sign_as(second.der)
     for number, (made, is_own) in enumerate(((first, True), (second, True), (other, False))):
-        run = chain(2, "enterprise", signing_key(made), epoch=bytes([number]) * 16)
+        run = chain(2, "enterprise", signing_key(made), life=bytes([number]) * 16)
         found = judge.judge("idmz", STREAM, page(run), [made.der])
         assert bool(found.batches) is is_own
 
@@ -209,8 +209,8 @@ def test_a_zone_that_has_signed_is_held_to_it_at_once(store: FactStore) -> None:
 
 
 def test_a_page_of_many_declined_ranges_names_a_few(store: FactStore) -> None:
-    """A hostile page with an epoch for each batch does not become an incident for each."""
-    forged = [chain(1, epoch=bytes([number]) * 16, text="forged")[0] for number in range(40)]
+    """A hostile page with an life for each batch does not become an incident for each."""
+    forged = [chain(1, life=bytes([number]) * 16, text="forged")[0] for number in range(40)]
     judged = judge_of(store).judge("idmz", STREAM, page(forged), [])
     assert len(judged.declined) == DECLINED_MAX
     assert "other facts of the same page" in judged.declined[-1].reason
@@ -385,7 +385,7 @@ def test_a_key_whose_certificate_is_renewed_each_year(store: FactStore) -> None:
         return PageJudge(store, TrustPolicy(trust, RULES, "enterprise"), clock_ms=lambda: now_ms)
 
     def declined(judge: PageJudge, at_ms: int, certificates: Sequence[bytes] = ()) -> bool:
-        (one,) = chain(1, key=KEY, signed_at_ms=at_ms, epoch=at_ms.to_bytes(16, "big"))
+        (one,) = chain(1, key=KEY, signed_at_ms=at_ms, life=at_ms.to_bytes(16, "big"))
         judged = judge.judge("idmz", STREAM, page([one]), certificates)
         put(store, judged, 1)
         return bool(judged.declined)
@@ -413,7 +413,7 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
     relay = PageJudge(store, clock_ms=lambda: NOW_MS)
 
     def bring(peer: str, certificate: bytes, judge: PageJudge = relay) -> None:
-        (one,) = chain(1, key=KEY, epoch=hashlib.blake2b(certificate + peer.encode(), digest_size=16).digest())
+        (one,) = chain(1, key=KEY, life=hashlib.blake2b(certificate + peer.encode(), digest_size=16).digest())
         judged = judge.judge(peer, STREAM, page([one]), [certificate])
         signers = judged.signers
         put_page(
@@ -454,7 +454,7 @@ def test_certificates_of_ever_new_keys_have_a_limit_for_each_zone(
     put(store, relay.judge("idmz", STREAM, page(chain(1, key=KEY)), [PLANT.der]), 1)
     keys = [make("evil") for _ in range(10)]
     for number, one in enumerate(keys, 2):
-        batches = chain(1, "evil", signing_key(one), epoch=bytes([number]) * 16)
+        batches = chain(1, "evil", signing_key(one), life=bytes([number]) * 16)
         put(store, relay.judge("idmz", STREAM, page(batches), [one.der]), number)
     with closing(sqlite3.connect(tmp_path / "facts.db")) as file:
         kept = {der for (der,) in file.execute("SELECT certificate FROM signer WHERE peer != ''")}
@@ -469,7 +469,7 @@ def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> Non
     folder = tmp_path / "declined"
     judge = judge_of(store, evidence=EvidenceFolder(folder))
     for number in range(EVIDENCE_FILES_MAX + 5):
-        one = spoiled(chain(1, key=KEY, epoch=bytes([number]) * 16)[0])
+        one = spoiled(chain(1, key=KEY, life=bytes([number]) * 16)[0])
         judge.judge("../idmz", STREAM, [Offered(one, 1, 1)], [PLANT.der])
     files = sorted(folder.iterdir())
     assert len(files) == EVIDENCE_FILES_MAX
@@ -477,7 +477,7 @@ def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> Non
     assert {one.stat().st_mode & 0o777 for one in files} == {0o600}
     assert one.sealed in {each.read_bytes() for each in files}
     several = EvidenceFolder(tmp_path / "several")
-    bad = page([spoiled(chain(1, key=KEY, epoch=bytes([number]) * 16)[0]) for number in range(1, 9)])
+    bad = page([spoiled(chain(1, key=KEY, life=bytes([number]) * 16)[0]) for number in range(1, 9)])
     judge_of(store, evidence=several).judge("idmz", STREAM, bad, [PLANT.der])
     assert len(list((tmp_path / "several").iterdir())) == EVIDENCE_PER_PAGE_MAX
     evidence = EvidenceFolder(tmp_path / "large")
@@ -507,7 +507,7 @@ def test_whatever_a_peer_sends_is_judged(
     """Batches with random records, and certificates of random bytes or with one byte changed: every batch
     is accepted or declined, nothing is raised, and nothing is verified."""
     batches = [
-        with_record(chain(1, zone, KEY, epoch=bytes([at]) * 16)[0], record) if record else chain(1, zone)[0]
+        with_record(chain(1, zone, KEY, life=bytes([at]) * 16)[0], record) if record else chain(1, zone)[0]
         for at, (zone, record) in enumerate(sent)
     ]
     offered = page(batches)

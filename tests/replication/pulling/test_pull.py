@@ -239,7 +239,7 @@ def test_two_machines_that_serve_under_one_name(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A gateway and a copy of it with a store of its own both answer every request: the receiver keeps running, logs
-    both epochs in a line or two instead of two thousand, and continues with the one that remains; nothing is stored
+    both lives in a line or two instead of two thousand, and continues with the one that remains; nothing is stored
     twice."""
     often = replace(IMPATIENT, blocked_ms=300, twins_ms=3_000)
 

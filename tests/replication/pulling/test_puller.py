@@ -20,26 +20,23 @@ import pytest
 
 from agent import batch
 from agent.batch import Batch, Origin
-from agent.fact_store.log.errors import DefinitionsMissing, ForkError, StoreError, StoreFull
+from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, StoreError, StoreFull
 from agent.local_socket.serving.store_errors import STORE_ERRORS
 from agent.pages import (
     ArtifactProgress,
     ArtifactReference,
-    BatchEnd,
     DefinitionChain,
     HeldRange,
     LackingDefinitions,
     OriginRange,
     PutResult,
-    SignedBatch,
 )
-from agent.positions import NOTHING_READ, Position, Trail
+from agent.positions import Position, Trail
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.arrived_answer import ArrivedAnswer, accept_every_message
 from agent.replication.protocol.codec import encode_error
 from agent.replication.protocol.errors import ERRORS, ConnectionLost, NotAuthorized
 from agent.replication.protocol.messages import (
-    FORMER_EPOCHS_MAX,
     Confirm,
     DefinitionRun,
     DefinitionsAnswer,
@@ -47,7 +44,6 @@ from agent.replication.protocol.messages import (
     FetchFacts,
     GetDefinitions,
     LogPosition,
-    OriginHead,
 )
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import Puller, PullSettings, message_judge, pull_runner, puller
@@ -82,28 +78,17 @@ class Put:
 
     @property
     def end(self) -> tuple[str, int]:
-        """Epoch of the page, and offset of the position."""
-        return str(self.how["epoch"].hex()), self.position.offset
+        """Life and offset of the position."""
+        return self.position.life.hex(), self.position.offset
 
 
 SIGNED = chain(35, key=SigningKey.generate())
 
 
-def claim_of(batch: Batch) -> OriginHead:
-    """The claim of a signed batch, with what proves it."""
-    return OriginHead(
-        last_sequence=batch.header.last_sequence,
-        digest=batch.digest.hex(),
-        record=batch.record,
-        signed_digest=batch.signed_digest.hex(),
-    )
-
-
 class HandStore:
     """A store that does nothing by itself."""
 
-    zone, epoch = "idmz", bytes(16)
-    former_epochs: tuple[bytes, ...] = ()
+    zone = "idmz"
 
     def __init__(self, position: Position | None = None) -> None:
         self.position = position
@@ -123,10 +108,6 @@ class HandStore:
         assert (peer, stream) == ("plant", TELEMETRY)
         return (self.position,) if self.position else ()
 
-    def peer_epoch(self, peer: str, stream: str) -> bytes | None:
-        assert (peer, stream) == ("plant", TELEMETRY)
-        return self.position.life if self.position else None
-
     def put_definitions(self, peer: str, chains: Sequence[DefinitionChain]) -> Future[int]:
         assert peer == "plant"
         self.defined += chains
@@ -140,14 +121,6 @@ class HandStore:
 
     def held_of(self, stream: str, origin: Origin) -> Sequence[HeldRange]:
         return self.held(stream).get(origin, ())
-
-    def signed_batch(self, _stream: str, _origin: Origin, sequence: int) -> SignedBatch | None:
-        """The first of the batches, of one fact each, that are held here at or after a sequence."""
-        for one in self.rows:
-            if one.header.first_sequence >= sequence:
-                ends = one.header.last_sequence, one.digest, one.record, one.signed_digest
-                return SignedBatch(*ends) if one.record else None
-        return None
 
     def signed_zones(self) -> frozenset[str]:
         return frozenset()
@@ -258,7 +231,7 @@ async def pulling(store: HandStore | None = None, bandwidth: TokenBucket | None 
 class Peer(Elsewhere):
     """A plant that makes pages of its facts."""
 
-    def page(self, first: int, count: int, *, epoch: str = ONE, more: bool = True, **fields: Any) -> bytes:
+    def page(self, first: int, count: int, *, life: str = ONE, more: bool = True, **fields: Any) -> bytes:
         """An answer with one batch at an offset."""
         sealed = fields.pop("sealed", None) or self.seal(count)
         last = first + count - 1
@@ -267,14 +240,13 @@ class Peer(Elsewhere):
         after, end = (LogPosition(offset=one, life=ONE if one else "") for one in ends)
         answer = {
             "store_zone": "plant",
-            "epoch": epoch,
             "stream": TELEMETRY,
             "frontier": 0,
             "end_offset": 1_000,
             "batches": [(first, last, len(sealed))],
             "more": more,
             "lease": 1,
-            "life": ONE,
+            "life": life,
             "after": after,
             "lives": [end],
         }
@@ -284,12 +256,11 @@ class Peer(Elsewhere):
         """An answer without batches."""
         answer = {
             "store_zone": "plant",
-            "epoch": ONE,
+            "life": ONE,
             "stream": TELEMETRY,
             "frontier": 0,
             "end_offset": 1_000,
             "lease": 1,
-            "life": ONE,
         }
         return encode_answer(FetchAnswer(**answer, **fields), [])
 
@@ -323,12 +294,10 @@ async def test_the_first_request_reports_what_is_durable() -> None:
             stream=TELEMETRY,
             limit=262_144,
             bytes_max=scene.peer.requests[0].bytes_max,
-            epoch=ONE,
             trail=[at(40, (b"d" * 16).hex())],
             confirm=Confirm(last_offset=40, life=ONE, digest=(b"d" * 16).hex()),
             lease=0,
             lease_after=0,
-            origin_head=claim_of(SIGNED[34]),
             signers_known=[],
         )
         assert scene.peer.requests == [expected]
@@ -336,15 +305,13 @@ async def test_the_first_request_reports_what_is_durable() -> None:
 
 
 async def test_first_request_has_no_position() -> None:
-    """With nothing stored there is no epoch, offset, confirmation or claim."""
+    """With nothing stored there is no offset and no confirmation."""
     async with pulling() as scene:
         (request,) = scene.peer.requests
         assert (
-            request.epoch,
             request.confirm,
-            request.origin_head,
             request.after,
-        ) == (None,) * 4
+        ) == (None, None)
         assert (request.trail, request.start) == ([], "oldest")
 
 
@@ -400,8 +367,6 @@ async def test_page_goes_to_the_store_as_it_came() -> None:
             "signers": (),
             "declined": (),
             "passed": (Position(bytes.fromhex(TWO), 3),),
-            "after": NOTHING_READ,
-            "epoch": bytes.fromhex(ONE),
         }
         put.future.set_result(PutResult(9, 1, 10))
         await settle()
@@ -422,7 +387,7 @@ async def test_definitions_that_the_store_lacks_are_fetched_before_the_page() ->
             asked.append(request)
             (wanted,) = request.wanted
             run = DefinitionRun(zone="plant", digest=wanted.digest, lengths=[len(one) for one in plant.bodies])
-            return Reply(DefinitionsAnswer(store_zone="plant", epoch=ONE, runs=[run]), list(plant.bodies))
+            return Reply(DefinitionsAnswer(store_zone="plant", life=ONE, runs=[run]), list(plant.bodies))
 
         scene.puller._definitions._requester.ask = ask  # type: ignore[method-assign,assignment]
         await scene.answer(plant.page(1, 10))
@@ -443,7 +408,7 @@ async def test_a_page_waits_while_its_definitions_cannot_be_fetched() -> None:
     async with pulling() as scene:
         outcomes: list[Exception | Reply] = [
             ConnectionLost("broker", "cut"),
-            Reply(DefinitionsAnswer(store_zone="plant", epoch=ONE), []),
+            Reply(DefinitionsAnswer(store_zone="plant", life=ONE), []),
         ]
 
         async def ask(*_: object) -> Reply:
@@ -471,69 +436,14 @@ async def test_nothing_behind_a_refused_page_is_stored() -> None:
         await scene.requested(2)
         await scene.answer(plant.page(11, 10))
         (refused,) = scene.store.put
-        refused.future.set_exception(ForkError("another history"))
+        refused.future.set_exception(FactsRefused("another history"))
         await settle()
         found = scene.puller.statistics()
         assert scene.store.put == [refused]
         assert (found.asking, found.offset) == (Asking.BLOCKED, 0)
         assert scene.store.notes == [("pull_stands", found.lost_reason)]
-        assert "ForkError: another history" in str(found.lost_reason)
+        assert "FactsRefused: another history" in str(found.lost_reason)
         assert [one.confirm for one in scene.peer.requests] == [None] * len(scene.peer.requests)
-
-
-async def test_a_peer_is_shown_the_batch_that_its_page_contradicts() -> None:
-    """The next request claims it instead of the last batch held, which both may share: a peer that was restored learns
-    that its history is another, and begins a new epoch."""
-    plant, store = Peer(), HandStore(Position(bytes.fromhex(ONE), 40))
-    store.ranges = {Origin("plant", bytes.fromhex(ONE)): [HeldRange(1, 20, b"a" * 16, b"b" * 16)]}
-    async with pulling(store) as scene:
-        await scene.answer(plant.page(41, 10))
-        store.put[0].future.set_exception(ForkError("another history", BatchEnd(10, b"c" * 16)))
-        await settle()
-        claims = [request.origin_head for request in scene.peer.requests]
-        assert [claim and claim.last_sequence for claim in claims] == [20, None, 10]
-
-
-async def test_the_request_after_a_page_claims_its_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a look into the store: with a thousand plants that would be a thousand a second. Not if the store kept
-    only a part of the page."""
-    store = HandStore()
-    async with pulling(store) as scene:
-        monkeypatch.setattr(scene.puller._runner.core, "_settings", replace(PATIENCE, history_claim_after_ms=0))
-        looked, held_of = list[Origin](), store.held_of
-        monkeypatch.setattr(store, "held_of", lambda *at: (looked.append(at[1]), held_of(*at))[1])
-        plant, left_out = Peer(epoch=bytes.fromhex(ONE)), OriginRange("plant", bytes.fromhex(ONE), 2, 2)
-        for first, left in ((1, ()), (2, (left_out,))):
-            await scene.answer(plant.page(first, 1, more=False))
-            store.put[-1].future.set_result(replace(result(1), left_out=left))
-            await settle()
-        (batch,) = store.put[0].batches
-        claim = OriginHead(last_sequence=1, digest=batch.digest.hex())
-        assert [request.origin_head for request in scene.peer.requests[1:]] == [claim, None]
-        assert looked == [batch.header.origin]
-
-
-@pytest.mark.parametrize(
-    "contradicted, claimed",
-    [
-        pytest.param(20, 21, id="the last one before a held range, whose first batch names its digest"),
-        pytest.param(30, 30, id="one within it"),
-        pytest.param(19, None, id="one that nothing held here is linked to"),
-        pytest.param(31, None, id="one without a record"),
-    ],
-)
-async def test_a_claim_has_the_record_of_a_held_batch(contradicted: int, claimed: int | None) -> None:
-    """Of the batch that the peer's page contradicts, or of the one after it, which is linked to it. Without a record
-    the peer does not believe the claim."""
-    plant, store = Peer(), HandStore(Position(bytes.fromhex(ONE), 60))
-    store.ranges = {Origin("plant", bytes.fromhex(ONE)): [HeldRange(21, 50, b"a" * 16, b"e" * 16)]}
-    store.rows = [*SIGNED[20:30], *chain(20, link=SIGNED[29].link)]
-    async with pulling(store) as scene:
-        await scene.answer(plant.page(61, 10))
-        store.put[0].future.set_exception(ForkError("another history", BatchEnd(contradicted, b"c" * 16)))
-        await settle()
-        expected = OriginHead(last_sequence=contradicted, digest=(b"c" * 16).hex())
-        assert scene.peer.requests[-1].origin_head == (expected if claimed is None else claim_of(SIGNED[claimed - 1]))
 
 
 @pytest.mark.parametrize("is_at_once", [False, True])
@@ -563,7 +473,7 @@ async def test_an_immediate_final_refusal_is_final() -> None:
     """A page that the store refuses at the call is not offered again either."""
     plant = Peer()
     async with pulling() as scene:
-        scene.store.refuses = ForkError("another history")
+        scene.store.refuses = FactsRefused("another history")
         await scene.answer(plant.page(1, 10))
         found = scene.puller.statistics()
         assert (found.asking, found.page_waits) == (Asking.BLOCKED, "")
@@ -578,11 +488,11 @@ async def test_unproven_answers_neither_fence_nor_skip_nor_restart() -> None:
         await scene.requested(2)
         forged = [
             encode_error("plant", ONE, "FetchFacts", "fenced", "forged"),
-            encode_error("plant", TWO, "FetchFacts", "epoch_changed", "forged"),
+            encode_error("plant", TWO, "FetchFacts", "busy", "forged"),
             plant.without_facts(holes=[(11, 910, "expired")]),
             plant.without_facts(omitted=[(11, 910)]),
             plant.without_facts(),
-            Peer().page(1, 5, epoch=TWO),
+            Peer().page(1, 5, life=TWO),
             (page := plant.page(11, 5, more=False)),
             b"no answer",
         ]
@@ -596,28 +506,6 @@ async def test_unproven_answers_neither_fence_nor_skip_nor_restart() -> None:
             await settle()
         assert [one.end for one in scene.store.put] == [(ONE, 10), (ONE, 15)]
         assert [one.holes for one in scene.store.put] == [[], []]
-
-
-async def test_page_of_the_old_epoch_is_stored_under_it() -> None:
-    """The peer begins another epoch while a page waits for the disk, which refuses it for now: it is offered again
-    under its own epoch, and the next page goes on after it."""
-    plant, other = Peer(), Peer(epoch=b"o" * 16)
-    async with pulling() as scene:
-        store = scene.store
-        await scene.answer(plant.page(1, 10))
-        await scene.requested(2)
-        await scene.answer(encode_error("plant", TWO, "FetchFacts", "epoch_changed", "a new store"))
-        request = await scene.requested(3)
-        assert (request.epoch, asked_after(request), request.confirm) == (TWO, 10, None)
-        store.put[0].future.set_exception(StoreFull("disk full"))
-        await wait_until_async(lambda: len(store.put) == 2, "the page to be offered again")
-        assert store.put[1].end == (ONE, 10)
-        await scene.answer(other.page(11, 5, epoch=TWO))
-        store.put[1].future.set_result(result())
-        await settle()
-        assert store.put[2].end == (TWO, 15)
-        assert [one.confirm for one in scene.peer.requests[2:]] == [None] * len(scene.peer.requests[2:])
-        assert scene.puller.statistics().offset == 10
 
 
 def flipped(sealed: bytes, at: int) -> bytes:
@@ -813,7 +701,6 @@ async def test_a_refused_position_is_followed_by_the_trail() -> None:
         await scene.answer(encode_error("plant", ONE, "FetchFacts", "life_unknown", "restored"))
         assert (await scene.requested(3)).trail == [at(40, (b"d" * 16).hex())]
         await scene.answer(Peer().page(31, 5))
-        assert scene.store.put[0].how["after"] == Position(bytes.fromhex(ONE), 30)
 
 
 async def test_only_a_page_begins_a_pull() -> None:
@@ -904,15 +791,6 @@ async def test_a_check_in_the_event_loop_fails_as_one_in_a_thread() -> None:
             await checking
 
 
-async def test_the_newest_former_epochs_are_named() -> None:
-    """A store that was restored often names as many as a request may have, the last ones: their facts are the most
-    likely to be missing here."""
-    store, epochs = HandStore(), [number.to_bytes(16) for number in range(FORMER_EPOCHS_MAX + 1)]
-    store.former_epochs = tuple(epochs)
-    async with pulling(store) as scene:
-        assert scene.peer.requests[0].former_epochs == [epoch.hex() for epoch in epochs[1:]]
-
-
 async def test_lost_connection_ends_the_open_request() -> None:
     """Nothing is requested until the connection is back; a page from before is then ignored."""
     plant = Peer()
@@ -942,16 +820,16 @@ async def test_far_behind_the_page_is_backlog() -> None:
 
 
 def test_skipped_facts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Refused facts are logged each time, and facts that could not be compared once, although each page of an old epoch
+    """Refused facts are logged each time, and facts that could not be compared once, although each page of an old life
     names them."""
-    plant, expected = Peer(), ["facts_refused", "facts_uncompared", "facts_refused"]
+    plant, expected = Peer(), ["facts_refused", "facts_refused"]
     one = OriginRange("plant", bytes(16), 1, 5)
 
     async def scenario() -> None:
         async with pulling() as scene:
             for number in range(2):
                 await scene.answer(plant.page(1 + 10 * number, 10))
-                scene.store.put[number].future.set_result(PutResult(10, 0, 10, refused=(one,), uncompared=(one,)))
+                scene.store.put[number].future.set_result(PutResult(10, 0, 10, refused=(one,)))
                 await settle()
 
     asyncio.run(scenario())
@@ -1003,21 +881,6 @@ async def test_pages_that_wait_for_their_check_are_bounded(monkeypatch: pytest.M
         await wait_until_async(lambda: scene.puller._checks_open == 0, "the checks")
         await scene.answer(plant.page(11, 10))
         assert len(begun) == puller.CHECKS_MAX + 1
-
-
-async def test_the_ranges_remembered_as_logged_are_bounded() -> None:
-    """A peer names other facts of old epochs in each page, endlessly: the newest are remembered, and a forgotten one
-    counts as new."""
-    plant, kept = Peer(), OriginRange("plant", bytes(16), 1, 5)
-    async with pulling() as scene:
-        for number in range(5):
-            epochs = range(number * 300 + 1, number * 300 + 301)
-            named = (kept, *(OriginRange("plant", one.to_bytes(16), 1, 5) for one in epochs))
-            await scene.answer(plant.page(1 + 10 * number, 10))
-            scene.store.put[number].future.set_result(PutResult(10, 0, 10, uncompared=named))
-            await settle()
-        assert len(scene.puller._uncompared) == puller.UNCOMPARED_MAX
-        assert kept in scene.puller._uncompared
 
 
 async def test_every_answer_spends_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:

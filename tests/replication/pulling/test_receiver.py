@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.pages import BatchEnd
 from agent.positions import NOTHING_READ, Position, last_of
 from agent.replication.protocol.pacing import HEARTBEAT_MS, backoff_ms
 from agent.replication.pulling.pull_events import (
@@ -40,12 +39,12 @@ def at(offset: int, life: str = ONE) -> Position:
 
 
 def page(
-    first: int, last: int, *, more: bool = False, epoch: str = ONE, frontier: int = 0, life: str = ONE, **fields: object
+    first: int, last: int, *, more: bool = False, frontier: int = 0, life: str = ONE, **fields: object
 ) -> ArrivedPage:
     """A page of one run of offsets, that a process serves which has stored them, or an empty one after the frontier."""
     of_log = {"after": at(first - 1 if first else frontier, life), "lives": (at(last, life),) if last else ()}
     run = {"first_offset": first, "last_offset": last, "more": more}
-    return ArrivedPage(epoch=epoch, frontier=frontier, **run, content=None, life=life, **(of_log | fields))
+    return ArrivedPage(frontier=frontier, **run, content=None, life=life, **(of_log | fields))
 
 
 def after(fetch: Fetch) -> int | None:
@@ -63,8 +62,8 @@ def confirmed(fetch: Fetch) -> int | None:
 class Driver:
     """A receiver with a clock; records its requests."""
 
-    def __init__(self, epoch: str | None = None, offset: int = 0, settings: ReceiverSettings = PATIENCE) -> None:
-        self.core = Receiver(settings, epoch, (at(offset),) if offset else ())
+    def __init__(self, offset: int = 0, settings: ReceiverSettings = PATIENCE) -> None:
+        self.core = Receiver(settings, (at(offset),) if offset else ())
         self.now_ms = 0
         self.fetches: list[Fetch] = []
 
@@ -85,15 +84,15 @@ def kinds(effects: list[Effect]) -> list[object]:
 
 
 def test_first_fetch_begins_at_the_oldest() -> None:
-    """With nothing stored it requests from offset 0, in no epoch, without a confirmation."""
+    """With nothing stored it requests from offset 0, in no life, without a confirmation."""
     asked = Driver()(LinkUp())
-    assert asked == [Fetch(1, None, None, (), None, 0, 262_144, lease_after=0)]
+    assert asked == [Fetch(1, None, (), None, 0, 262_144, lease_after=0)]
 
 
 def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
     """After a start and after each loss the first fetch does not wait at the peer, so that an available peer is soon
     known; the following fetches wait."""
-    driver = Driver(ONE, 10)
+    driver = Driver(10)
     driver(LinkUp())
     assert driver.fetches[-1].wait_ms == 0
     assert kinds(driver.answer(page(0, 0, frontier=10))) == [Fetch]
@@ -106,7 +105,7 @@ def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
 def test_a_long_wait_lasts_as_long_as_heartbeats_name_it() -> None:
     """The first is due with the server's interval, each moves the deadline, and none beyond the wait. Of another fetch
     it moves nothing."""
-    driver = Driver(ONE, 10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
+    driver = Driver(10, ReceiverSettings(wait_ms=30_000, answer_timeout_ms=3_000))
     driver(LinkUp())
     driver.answer(page(0, 0, frontier=10))
     sent_ms, fetch_id = driver.now_ms, driver.fetches[-1].fetch_id
@@ -154,7 +153,7 @@ def test_a_long_wait_counts_from_when_the_broker_has_the_request() -> None:
 def test_an_unproven_answer_counts_as_none() -> None:
     """It is counted, the request stays open, and a page that follows is accepted. If none follows, the time-out ends
     the request with the reason, retryably. The next request starts without it."""
-    driver = Driver(ONE, 0)
+    driver = Driver()
     driver(LinkUp())
 
     def unproven() -> list[Effect]:
@@ -188,12 +187,12 @@ def test_start_at_the_end_takes_the_peers_frontier() -> None:
     driver.now_ms += 1_000
     driver.answer(page(0, 0, frontier=40))
     newest = driver.fetches[-1]
-    assert (after(newest), confirmed(newest), newest.epoch) == (40, None, ONE)
+    assert (after(newest), confirmed(newest)) == (40, None)
 
 
 def test_reads_two_pages_ahead_and_confirms_on_the_way() -> None:
     """While a page is stored two more are requested; a fourth only when the first is stored, with its confirmation."""
-    driver = Driver(ONE, 0)
+    driver = Driver()
     driver(LinkUp())
     assert kinds(driver.answer(page(1, 10, more=True))) == [Fetch, Append]
     assert after(driver.fetches[-1]) == 10
@@ -207,7 +206,7 @@ def test_reads_two_pages_ahead_and_confirms_on_the_way() -> None:
 
 def test_at_the_end_the_confirming_request_waits() -> None:
     """The last page is stored before the next request, so that the request that waits also confirms."""
-    driver = Driver(ONE, 0)
+    driver = Driver()
     driver(LinkUp())
     assert kinds(driver.answer(page(1, 10))) == [Append]
     assert kinds(driver(Appended())) == [Fetch]
@@ -216,7 +215,7 @@ def test_at_the_end_the_confirming_request_waits() -> None:
 
 def test_a_late_answer_at_the_position_is_taken() -> None:
     """The answer to a timed-out request is accepted if it starts at the position; the second answer is then dropped."""
-    driver = Driver(ONE, 10)
+    driver = Driver(10)
     driver(LinkUp())
     assert kinds(driver(Tick(), 1_500)) == [NoteKind.PEER_LOST]
     assert kinds(driver(Tick(), 200)) == [Fetch]
@@ -228,7 +227,7 @@ def test_a_late_answer_at_the_position_is_taken() -> None:
 def test_a_slow_answer_is_awaited_longer_each_time() -> None:
     """A line on which an answer takes longer than the time-out must not be requested from for ever in vain: each
     failure doubles the wait, up to eight times, so that a peer that never answers is still noticed."""
-    driver = Driver(ONE, 10)
+    driver = Driver(10)
     driver(LinkUp())
     waits = list[int]()
     for _ in range(6):
@@ -245,7 +244,7 @@ def test_a_slow_answer_is_awaited_longer_each_time() -> None:
 def test_each_time_out_asks_for_a_smaller_page_and_each_quick_one_for_a_larger() -> None:
     """A page that is too large for the line would never arrive. The sizes of two time-outs and of two quick pages, and
     of a time-out after these."""
-    driver = Driver(ONE, 0)
+    driver = Driver()
     driver(LinkUp())
     for _ in range(2):
         driver(Tick(), 5_000)
@@ -261,7 +260,7 @@ def test_each_time_out_asks_for_a_smaller_page_and_each_quick_one_for_a_larger()
 @pytest.mark.parametrize("first", [1, 10, 12, 30])
 def test_a_page_at_another_position_is_a_failure(first: int) -> None:
     """A page that does not start at the position is not stored; if it answers the newest request, that is a failure."""
-    driver = Driver(ONE, 10)
+    driver = Driver(10)
     driver(LinkUp())
     driver.answer(page(0, 0, frontier=10))
     assert kinds(driver.answer(page(first, first + 9))) == [NoteKind.PEER_LOST]
@@ -275,13 +274,13 @@ def test_a_log_begins_late_only_with_a_hole() -> None:
     driver(LinkUp())
     assert kinds(driver.answer(page(1_001, 1_010))) == [NoteKind.PEER_LOST]
     effects = [*driver(Tick(), 1_000), *driver.answer(page(1, 1_010))]
-    assert [(effect.page.epoch, effect.page.last_offset) for effect in effects if isinstance(effect, Append)] == [
+    assert [(effect.page.life, effect.page.last_offset) for effect in effects if isinstance(effect, Append)] == [
         (ONE, 1_010)
     ]
     driver = Driver(settings=ReceiverSettings(start="end"))
     driver(LinkUp())
     effects = driver.answer(page(1_001, 1_010))
-    assert [(effect.page.epoch, effect.page.last_offset) for effect in effects if isinstance(effect, Append)] == [
+    assert [(effect.page.life, effect.page.last_offset) for effect in effects if isinstance(effect, Append)] == [
         (ONE, 1_010)
     ]
 
@@ -291,7 +290,7 @@ def test_the_trail_is_named_until_a_page_has_come() -> None:
     not stored yet; in between only the position."""
     old = at(7, TWO)
     driver = Driver()
-    driver.core = Receiver(PATIENCE, ONE, (old, at(10)))
+    driver.core = Receiver(PATIENCE, (old, at(10)))
     driver(LinkUp())
     assert driver.fetches[-1].trail == (old, at(10))
     driver.answer(page(11, 20, more=True))
@@ -306,13 +305,12 @@ def test_the_trail_is_named_until_a_page_has_come() -> None:
     refused = FetchFailed(driver.core.open_fetch_id or 0, "life_unknown", "it was restored", is_retryable=True)
     assert kinds(driver(refused)) == [Fetch]
     assert driver.fetches[-1].trail == (old, at(30))
-    assert driver.fetches[-1].must_claim_history, "an old copy must know it before it sends other facts than are held"
 
 
 def test_a_log_that_was_put_back_is_read_on_from_where_it_is_the_same() -> None:
     """The page is stored behind those that are under way, and the position is in the log that the peer has now. What
     was read beyond is in the trail: if that log returns, it is read on there."""
-    driver = Driver(ONE, 80)
+    driver = Driver(80)
     driver(LinkUp())
     driver.answer(page(81, 100, more=True))  # on its way to disk
     driver(FetchFailed(driver.core.open_fetch_id or 0, "life_unknown", "it was restored", is_retryable=True))
@@ -327,7 +325,7 @@ def test_a_log_that_was_put_back_is_read_on_from_where_it_is_the_same() -> None:
 def test_a_log_that_ends_before_the_position_is_asked_for_with_the_trail() -> None:
     """A peer that was put back and has no new facts has nothing to send. What it has is confirmed, so that it can
     release it; the next facts come when it has some."""
-    driver = Driver(ONE, 100)
+    driver = Driver(100)
     driver(LinkUp())
     driver.answer(page(0, 0, frontier=69, life=TWO, after=at(80)))
     assert (driver.fetches[-1].trail, driver.fetches[-1].confirm) == ((at(100),), at(80))
@@ -341,7 +339,7 @@ def test_a_log_that_ends_before_the_position_is_asked_for_with_the_trail() -> No
 def test_a_page_after_what_was_never_read_is_refused(known: Position, after: Position) -> None:
     """A peer cannot lead the position past facts, also not with a life that it invents."""
     driver = Driver()
-    driver.core = Receiver(PATIENCE, ONE, (known,))
+    driver.core = Receiver(PATIENCE, (known,))
     driver(LinkUp())
     first = after.offset + 1
     assert kinds(driver.answer(page(first, first, after=after))) == [NoteKind.PEER_LOST]
@@ -349,7 +347,7 @@ def test_a_page_after_what_was_never_read_is_refused(known: Position, after: Pos
 
 def test_a_page_of_an_older_answer_begins_at_the_position() -> None:
     """An answer to an older request is stored where it continues what was read, and never moves the position back."""
-    driver = Driver(ONE, 10)
+    driver = Driver(10)
     driver(LinkUp())
     driver(Tick(), 500)
     driver(Tick(), 400)
@@ -360,7 +358,7 @@ def test_a_page_of_an_older_answer_begins_at_the_position() -> None:
 def test_two_machines_that_answer_in_turn_are_asked_rarely() -> None:
     """A life that returns is another machine under the same name, or a memory that was put back. Both are named once,
     their pages are stored, and requests are rare until only one has answered for ten minutes."""
-    driver = Driver(ONE, 10)
+    driver = Driver(10)
     driver(LinkUp())
     driver.answer(page(0, 0, frontier=10, life=ONE))
     driver.answer(page(0, 0, frontier=10, life=TWO))
@@ -380,35 +378,24 @@ def test_two_machines_that_answer_in_turn_are_asked_rarely() -> None:
 
 def test_two_machines_that_refuse_in_turn_are_named() -> None:
     """Each refuses what the other has been asked: the peer is asked again after a pause, not at once for ever."""
-    driver = Driver(ONE, 10)
+    driver = Driver(10)
     driver(LinkUp())
     noted = []
-    for epoch in (TWO, ONE, TWO, ONE):
+    for life in (TWO, ONE, TWO, ONE):
         if driver.core.asking is Asking.BLOCKED:
             break
         driver(Tick(), PATIENCE.restart_ms)
         newest = driver.core.open_fetch_id or 0
-        noted = driver(FetchFailed(newest, "epoch_changed", "another", is_retryable=True, epoch=epoch, life=epoch))
+        noted = driver(FetchFailed(newest, "busy", "another", is_retryable=True, life=life))
     assert driver.core.asking is Asking.BLOCKED
     assert [
         (ONE in one.reason, TWO in one.reason) for one in noted if getattr(one, "kind", "") is NoteKind.PEER_REFUSES
     ] == [(True, True)]
 
 
-def test_another_epoch_is_named_from_then_on() -> None:
-    """The peer has begun another epoch: its log goes on, and so does the pull. Facts of the peer are claimed."""
-    driver = Driver(ONE, 10)
-    driver(LinkUp())
-    failed = FetchFailed(1, "epoch_changed", "it is over", is_retryable=True, epoch=TWO)
-    assert kinds(driver(failed)) == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
-    asked = driver.fetches[-1]
-    assert (asked.epoch, asked.trail, asked.must_claim_history) == (TWO, (at(10),), True)
-    assert Append in kinds(driver.answer(page(11, 20, epoch=TWO)))
-
-
 def test_store_that_is_full_gets_the_same_page_again() -> None:
     """The pause doubles; its begin and end are logged once; the page stays the same."""
-    driver = Driver(ONE, 0)
+    driver = Driver()
     driver(LinkUp())
     (offered,) = driver.answer(page(1, 10))
     assert kinds(driver(AppendFailed("full", is_retryable=True))) == [NoteKind.STORE_REFUSES]
@@ -424,7 +411,7 @@ def test_store_that_is_full_gets_the_same_page_again() -> None:
 
 def test_a_page_that_is_refused_after_a_wait_waits_no_more() -> None:
     """The status says that the page was refused, and no longer that it waits for room in the store."""
-    driver = Driver(ONE, 0)
+    driver = Driver()
     driver(LinkUp())
     driver.answer(page(1, 10))
     driver(AppendFailed("full", is_retryable=True))
@@ -437,7 +424,7 @@ def test_a_page_that_is_refused_after_a_wait_waits_no_more() -> None:
 def test_a_refused_page_blocks_and_is_logged_once() -> None:
     """A page that was refused for good is requested again rarely; the peer counts as lost until a page has been
     stored."""
-    driver = Driver(ONE, 10)
+    driver = Driver(10)
     driver(LinkUp())
     driver.answer(page(11, 20, more=True))
     assert kinds(driver(AppendFailed("forked", is_retryable=False))) == [NoteKind.PAGE_REFUSED]
@@ -452,33 +439,9 @@ def test_a_refused_page_blocks_and_is_logged_once() -> None:
     assert kinds(driver(Appended())) == [NoteKind.PEER_RETURNED, Fetch]
 
 
-def test_the_batch_that_a_page_contradicts_is_shown_at_once() -> None:
-    """A peer whose page contradicts a held batch gets that batch with the next request, and rarely after the same page
-    has come again; after a stored page, or in another epoch, it no longer gets it."""
-    driver, held = Driver(ONE, 10), BatchEnd(17, b"ours")
-    driver(LinkUp())
-    driver.answer(page(11, 20, more=True))
-    forked = AppendFailed("forked", is_retryable=False, contradicted=held)
-    assert kinds(driver(forked)) == [NoteKind.PAGE_REFUSED, Fetch]
-    asked = driver.fetches[-1]
-    assert (after(asked), asked.must_claim_history, asked.contradicted) == (10, True, held)
-    driver.answer(page(11, 20, more=True))
-    driver(forked)
-    assert driver.core.asking is Asking.BLOCKED
-    driver(Tick(), 60_000)
-    assert driver.fetches[-1].contradicted == held
-    driver.answer(page(11, 20))
-    driver(Appended())
-    assert driver.fetches[-1].contradicted is None
-    driver.answer(page(21, 30))
-    driver(forked)
-    driver(FetchFailed(driver.core.open_fetch_id or 0, "epoch_changed", "restored", is_retryable=False, epoch=TWO))
-    assert driver.fetches[-1].contradicted is None
-
-
 def test_final_and_passing_refusals_differ() -> None:
     """Busy: retry soon. Not exported: retry rarely, and log it even if the peer was lost already."""
-    driver = Driver(ONE, 0)
+    driver = Driver()
     driver(LinkUp())
     assert kinds(driver(FetchFailed(1, "busy", "busy", is_retryable=True))) == [NoteKind.PEER_LOST]
     driver(Tick(), 100)
@@ -489,7 +452,7 @@ def test_final_and_passing_refusals_differ() -> None:
 
 def test_early_empty_answers_are_not_asked_again_at_once() -> None:
     """A peer that does not wait although it should is asked at most five times a second."""
-    driver = Driver(ONE, 5)
+    driver = Driver(5)
     driver(LinkUp())
     assert kinds(driver.answer(page(0, 0))) == [Fetch]
     assert driver.answer(page(0, 0)) == []
@@ -499,7 +462,7 @@ def test_early_empty_answers_are_not_asked_again_at_once() -> None:
 
 def test_link_down_and_up() -> None:
     """One log line each; a page being stored is not affected."""
-    driver = Driver(ONE, 0)
+    driver = Driver()
     driver(LinkUp())
     driver.answer(page(1, 10, more=True))
     assert kinds(driver(LinkDown("gone"))) == [NoteKind.PEER_LOST]
@@ -513,7 +476,7 @@ def test_a_connection_that_returns_is_used_soon_and_forgets_what_failed_before()
     """After many failures and a loss, it requests within the random spread, and at least once a second while the peer
     may be reconnecting; then as rarely as before. The first connection is used at once."""
     patience = ReceiverSettings(backoff_ms_max=60_000, returning_ms=10_000, backoff_ms_returning=1_000)
-    driver = Driver(ONE, 0, patience)
+    driver = Driver(0, patience)
     assert kinds(driver(LinkUp())) == [Fetch]
 
     def fail() -> int:
@@ -544,7 +507,7 @@ def test_pulls_of_one_connection_do_not_ask_at_once_when_it_returns() -> None:
     """Each waits a random time within the spread, at the earliest no time."""
     asked_ms = set()
     for step in range(11):
-        core = Receiver(PATIENCE, ONE)
+        core = Receiver(PATIENCE)
         for event in (LinkUp(), LinkDown("gone"), LinkUp()):
             core.handle(event, 5_000, step / 10)
         asked_ms.add(5_000 if core.asking is Asking.WAITING else core.deadline_ms)
@@ -560,7 +523,6 @@ def test_the_back_off_is_between_half_and_all_of_what_is_due(tries: int, chance:
 offsets = st.integers(0, 40)
 hostile_pages = st.builds(
     ArrivedPage,
-    epoch=st.sampled_from([ONE, TWO]),
     frontier=offsets,
     first_offset=offsets,
     last_offset=offsets,
@@ -574,15 +536,15 @@ hostile_events = st.one_of(
     st.builds(
         FetchFailed,
         fetch_id=st.integers(0, 30),
-        code=st.sampled_from(["epoch_changed", "life_unknown", "busy", "history_differs"]),
+        code=st.sampled_from(["life_unknown", "busy"]),
         reason=st.just("x"),
         is_retryable=st.booleans(),
-        epoch=st.sampled_from([None, ONE, TWO]),
+        life=st.sampled_from(["", ONE, TWO]),
     ),
 )
 own_events = st.sampled_from(["up", "down", "appended", "appended", "full", "refused", "tick"])
 apt_events = st.tuples(
-    st.sampled_from(["page", "pages", "empty", "epoch_changed", "life_unknown", "history_differs"]),
+    st.sampled_from(["page", "pages", "empty", "life_unknown"]),
     st.sampled_from([ONE, TWO]),
 )
 
@@ -592,12 +554,11 @@ apt_events = st.tuples(
     st.lists(
         st.tuples(apt_events | own_events | hostile_events, st.sampled_from([0, 500, 60_000])), min_size=20, max_size=60
     ),
-    st.sampled_from([None, ONE]),
 )
-def test_no_answer_of_a_peer_fails_an_assertion(events: list[tuple[object, int]], epoch: str | None) -> None:
-    """Whatever a peer answers, to any request, also right at our position and alternating between epochs, no assertion
+def test_no_answer_of_a_peer_fails_an_assertion(events: list[tuple[object, int]]) -> None:
+    """Whatever a peer answers, to any request, also right at our position and alternating between lives, no assertion
     fails, and nothing is confirmed that is not stored."""
-    core = Receiver(PATIENCE, epoch)
+    core = Receiver(PATIENCE)
     now_ms, stored = 0, set[Position]()
     core.handle(LinkUp(), 0, 0.5)
     for event, after_ms in events:
@@ -614,15 +575,15 @@ def test_no_answer_of_a_peer_fails_an_assertion(events: list[tuple[object, int]]
                 assert effect.confirm in stored
 
 
-def apt(core: Receiver, word: str, epoch: str) -> Event | None:
-    """An answer to the newest request by a store of `epoch`, at the place with the largest effect: right at our
+def apt(core: Receiver, word: str, life: str) -> Event | None:
+    """An answer to the newest request by a store of `life`, at the place with the largest effect: right at our
     position."""
     if core.open_fetch_id is None:
         return None
-    if word in {"epoch_changed", "life_unknown", "history_differs"}:
-        return FetchFailed(core.open_fetch_id, word, f"{word}: x", is_retryable=True, epoch=epoch)
+    if word == "life_unknown":
+        return FetchFailed(core.open_fetch_id, word, f"{word}: x", is_retryable=True)
     read = last_of(core._accepted)
-    first, how = read.offset + 1, {"epoch": epoch, "life": epoch, "after": read}
+    first, how = read.offset + 1, {"life": life, "after": read}
     answered = page(0, 0, **how) if word == "empty" else page(first, first + 4, more=word == "pages", **how)
     return PageArrived(core.open_fetch_id, answered)
 
@@ -641,8 +602,8 @@ def possible(core: Receiver, event: object) -> Event | None:
             return failed if core.storing is Storing.APPENDING else None
         case "tick":
             return Tick()
-        case (str(word), str(epoch)):
-            return apt(core, word, epoch)
+        case (str(word), str(life)):
+            return apt(core, word, life)
         case _:
             assert isinstance(event, PageArrived | FetchFailed)
             return event
@@ -651,7 +612,7 @@ def possible(core: Receiver, event: object) -> Event | None:
 def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
     """Fetches request a lease (0) until an answer grants one; answers with an older one are ignored. The lease outlives
     the connection and the peer's store: otherwise a new one would fence a twin at each lost connection."""
-    driver = Driver(ONE, 10)
+    driver = Driver(10)
     driver(LinkUp())
     driver.answer(page(0, 0, frontier=10))
     assert [each.lease for each in driver.fetches] == [0, 0]
@@ -662,7 +623,7 @@ def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
     driver(LinkDown("gone"))
     driver(LinkUp())
     driver(Tick(), PATIENCE.spread_ms)
-    driver.answer(page(0, 0, epoch=TWO))
+    driver.answer(page(0, 0, life=TWO))
     assert [each.lease for each in driver.fetches[2:]] == [7, 7, 7, 7]
 
 
@@ -670,11 +631,11 @@ def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
     """The first request assumes that no lease is in force. After an answer that names one, the next request claims the
     one after it at once, without waiting at the peer; once the receiver holds a lease, it claims none. If another
     instance was faster, it first waits a moment, so that a peer that always answers so is not asked in a loop."""
-    driver = Driver(ONE, 10)
+    driver = Driver(10)
     driver(LinkUp())
     assert kinds(driver.answer(page(0, 0, frontier=10, more=True, lease_in_force=4))) == [Fetch]
     asked = driver.fetches[-1]
-    assert (asked.lease, asked.lease_after, asked.wait_ms, asked.must_claim_history) == (0, 4, 0, True)
+    assert (asked.lease, asked.lease_after, asked.wait_ms) == (0, 4, 0)
     assert Fetch not in kinds(driver.answer(page(0, 0, frontier=10, more=True, lease_in_force=5)))
     assert driver.core.asking is Asking.BACKOFF
     assert kinds(driver(Tick(), PATIENCE.backoff_ms_max)) == [Fetch]
@@ -687,7 +648,7 @@ def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
 def test_a_lease_that_the_peer_does_not_know_is_asked_for_anew() -> None:
     """The peer's store is new or an old copy: the receiver drops its lease, and the one in force that it was told
     before, and requests a first one, as after a start. Otherwise it would show the lost one for ever."""
-    driver = Driver(ONE, 10)
+    driver = Driver(10)
     driver(LinkUp())
     driver.answer(page(0, 0, frontier=10, lease_in_force=4))
     driver.answer(page(0, 0, frontier=10, lease=5))
@@ -699,7 +660,7 @@ def test_a_lease_that_the_peer_does_not_know_is_asked_for_anew() -> None:
 
 def test_a_late_lease_in_force_is_ignored() -> None:
     """The answer belongs to a timed-out request; the request after it is answered separately."""
-    driver = Driver(ONE, 10)
+    driver = Driver(10)
     driver(LinkUp())
     driver(Tick(), PATIENCE.answer_timeout_ms)
     driver(Tick(), PATIENCE.backoff_ms_max)
@@ -710,7 +671,7 @@ def test_a_late_lease_in_force_is_ignored() -> None:
 def test_a_fenced_receiver_stops_for_good() -> None:
     """It logs this once and stores the accepted pages. Neither time, nor a new connection, nor a late page, nor a
     refusal of its own store makes it request again or forget why it stopped."""
-    driver = Driver(ONE, 0)
+    driver = Driver()
     driver(LinkUp())
     driver.answer(page(1, 10, more=True, lease=1))
     driver.answer(page(11, 20, more=True))
@@ -726,65 +687,10 @@ def test_a_fenced_receiver_stops_for_good() -> None:
     assert (driver.core.stored_offset, driver.core.lost_reason) == (10, "lease 2 is in force")
 
 
-def test_the_origin_head_is_sent_after_a_silence() -> None:
-    """The head of the peer's own facts is sent with the first fetch, after each loss and after a second without an
-    answer, but not from page to page."""
-    driver = Driver(ONE, 10)
-    driver(LinkUp())
-    assert driver.fetches[-1].must_claim_history
-    driver.answer(page(11, 20, more=True))
-    assert not driver.fetches[-1].must_claim_history
-    driver(LinkDown("gone"))
-    driver(LinkUp())
-    driver(Tick(), PATIENCE.spread_ms)
-    assert driver.fetches[-1].must_claim_history
-    driver(Appended())
-    driver.answer(page(0, 0, frontier=10), fetch=-1)
-    assert not driver.fetches[-1].must_claim_history
-    driver.now_ms += 1_000
-    driver.answer(page(0, 0, frontier=20), fetch=-1)
-    assert driver.fetches[-1].must_claim_history
-
-
-def test_an_old_copy_that_stays_one_blocks_the_pull() -> None:
-    """A peer that detects that it is an old copy is asked again soon, because it continues in a moment; one that stays
-    an old copy is reported to the operator, and asked rarely."""
-    driver = Driver(ONE, 10)
-    driver(LinkUp())
-    noted = list[object]()
-    while driver.core.asking is not Asking.BLOCKED:
-        failed = FetchFailed(driver.fetches[-1].fetch_id, "history_differs", "another batch", is_retryable=True)
-        noted += kinds(driver(failed))
-        assert driver.now_ms < 10_000
-        driver(Tick(), 400)
-    assert noted == [NoteKind.PEER_LOST, NoteKind.PEER_REFUSES]
-    assert len(driver.fetches) == 9
-    driver(Tick(), PATIENCE.blocked_ms)
-    assert len(driver.fetches) == 10
-
-
-def test_a_copy_that_agrees_does_not_hide_that_the_peer_differs() -> None:
-    """Two machines with one image answer under one name, and one of them has diverged: this is reported permanently,
-    although the other's answers in between are good. (Both alternated in the log every two seconds, and the status
-    showed either of them by chance.)"""
-    driver, noted = Driver(ONE, 10), list[object]()
-    driver(LinkUp())
-    for _ in range(12):
-        noted += kinds(driver.answer(page(0, 0, frontier=10)))
-        reason = "history_differs: another batch"
-        noted += kinds(driver(FetchFailed(driver.fetches[-1].fetch_id, "history_differs", reason, is_retryable=True)))
-        if driver.core.asking is Asking.BLOCKED:
-            break
-        assert driver.core.lost_reason == reason  # its code once
-        noted += kinds(driver(Tick(), 400))
-    assert driver.core.asking is Asking.BLOCKED
-    assert (noted.count(NoteKind.PEER_LOST), noted.count(NoteKind.PEER_REFUSES)) == (8, 1)
-
-
 def test_a_refused_page_drops_the_pages_read_ahead() -> None:
     """A page refused for good is not skipped: pages read after it are not stored, and all of them are requested
     again."""
-    driver = Driver(ONE, 10)
+    driver = Driver(10)
     driver(LinkUp())
     driver.answer(page(11, 20, more=True))
     driver(Appended())
@@ -796,21 +702,3 @@ def test_a_refused_page_drops_the_pages_read_ahead() -> None:
     assert kinds(driver(Tick(), 60_000)) == [Fetch]
     asked = driver.fetches[-1]
     assert (after(asked), confirmed(asked)) == (20, 20)
-
-
-def test_a_peer_with_a_new_epoch_in_each_answer_is_asked_once_a_second() -> None:
-    """A new epoch is read from its beginning at once. If the next answer names another one, and so on, the node
-    requests at a steady pace and not as fast as it is answered."""
-    driver = Driver(ONE, 10)
-    driver(LinkUp())
-    for number in range(50):
-        event = FetchFailed(driver.fetches[-1].fetch_id, "epoch_changed", "it is new", True, f"{number:032x}")
-        notes = kinds(driver(event, 1))
-        assert NoteKind.PEER_EPOCH_CHANGED in notes
-        if number:
-            assert driver.core.asking is Asking.BACKOFF
-            driver(Tick(), driver.core.deadline_ms - driver.now_ms)  # type: ignore[operator]
-        else:
-            assert driver.core.asking is Asking.WAITING, "the first one is read at once"
-    assert driver.now_ms >= 48_000
-    assert len(driver.fetches) == 51

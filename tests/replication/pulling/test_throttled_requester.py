@@ -40,7 +40,7 @@ class Peer:
         self.asked_ms.append(self.clock.now_ms)
         if self.fails:
             raise TransportError("plant", "no answer")
-        return Reply(StreamsAnswer(store_zone="plant", epoch="0" * 32, streams=[]), [], ANSWER_BYTES)
+        return Reply(StreamsAnswer(store_zone="plant", life="0" * 32, streams=[]), [], ANSWER_BYTES)
 
 
 class Clock:

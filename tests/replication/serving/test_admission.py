@@ -188,14 +188,6 @@ def test_batch_larger_than_a_packet() -> None:
     assert refused.code == "batch_exceeds_packet"
 
 
-def test_own_facts_of_a_former_epoch_are_sent_if_asked_for() -> None:
-    """A zone gets back its own facts of the former epochs that it names, and no others."""
-    rows = [batch(1, 10, zone="idmz"), stored(11, 20, origin=Origin("idmz", b"\1" * 16))]
-    chosen = select_page(ReadPlan(STREAM, 0, 100, 10_000), Page(rows, 20), "idmz", PACKET, former_epochs={b"\1" * 16})
-    assert isinstance(chosen, Selection)
-    assert (chosen.omitted, pieces_of(chosen)) == (((1, 10),), [(11, 11, 20, True)])
-
-
 def test_own_facts_are_omitted() -> None:
     """No zone is sent its own facts; their offsets are listed, neighbours joined."""
     rows = [batch(1, 10, zone="idmz"), batch(11, 20, zone="idmz"), batch(21, 30), batch(31, 40, zone="idmz")]

@@ -17,7 +17,6 @@ from agent.replication.protocol.messages import (
     FetchFacts,
     GetCursor,
     LogPosition,
-    OriginHead,
     UnregisterConsumer,
 )
 from agent.replication.serving.admission import Caller
@@ -25,20 +24,16 @@ from agent.replication.serving.consumer_core import ConsumerCore
 from agent.replication.serving.consumer_effects import (
     AnnounceLease,
     AwaitConfirm,
-    BeginEpoch,
     CheckConfirm,
-    CompareHistory,
     Effect,
     FindConsumer,
     GetStreamState,
     HoldLease,
-    IsProven,
     NoteServed,
     Park,
     Parked,
     ReadPage,
     RegisterConsumer,
-    ReportPeerAhead,
     ReportRestored,
     Resolve,
     StartConfirm,
@@ -50,8 +45,8 @@ from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageRead
 from tests.replication.consumers import Registered
 
-STREAM, NAME, EPOCH, LIFE, OTHER = "facts.telemetry", "idmz.facts.telemetry", "0f" * 16, "a1" * 16, "b2" * 16
-CORE = ConsumerCore(Caller("idmz", "one", b"12345678"), frozenset({STREAM}), "plant-a", EPOCH, LIFE)
+STREAM, NAME, LIFE, OTHER = "facts.telemetry", "idmz.facts.telemetry", "a1" * 16, "b2" * 16
+CORE = ConsumerCore(Caller("idmz", "one", b"12345678"), frozenset({STREAM}), "plant-a", LIFE)
 PAGE = PageRead([(11, 20, 4)], [b"body" * 8], [], [], 20, 30)
 EMPTY = PageRead([], [], [], [], 30, 30)
 CONFIRMING: Any = object()
@@ -67,7 +62,6 @@ class Shell:
     consumer: Registered | None = field(default_factory=lambda: Registered("idmz", STREAM, 10, Lease(3, "one")))
     end_offset: int = 30
     now_ms: int = 0
-    epoch: str = EPOCH
     page: PageRead | Refuse = field(default_factory=lambda: PAGE)
     answers: dict[type[Effect[Any]], Callable[[Any], object]] = field(default_factory=dict)
     effects: list[Effect[Any]] = field(default_factory=list)
@@ -95,12 +89,10 @@ class Shell:
             case FindConsumer():
                 return self.consumer
             case GetStreamState():
-                return StreamState(self.epoch, self.log, 0, self.now_ms)
+                return StreamState(self.log, 0, self.now_ms)
             case RegisterConsumer():
                 self.consumer = Registered(effect.zone, effect.stream, 0)
                 return self.consumer
-            case IsProven():
-                return False
             case Resolve():
                 return tuple((one, self.log.resolve(one, lambda *_: False)) for one in effect.positions)
             case StartConfirm():
@@ -124,7 +116,7 @@ class Shell:
 
 def fetch(**fields: object) -> FetchFacts:
     """A fetch of idmz."""
-    return FetchFacts(**{"consumer_name": NAME, "limit": 100, "lease": 3, "epoch": EPOCH, **fields})
+    return FetchFacts(**{"consumer_name": NAME, "limit": 100, "lease": 3, **fields})
 
 
 def answer_of(outcome: Outcome) -> FetchAnswer:
@@ -139,7 +131,6 @@ def at(offset: int, life: str = LIFE) -> LogPosition:
     return LogPosition(offset=offset, life=life)
 
 
-HELD = OriginHead(last_sequence=7, digest="bb" * 16)
 CONFIRM = Confirm(last_offset=10, life=LIFE, first_offset=4)
 
 
@@ -179,7 +170,7 @@ def test_only_a_page_with_facts_goes_out_before_the_confirmation(page: PageRead 
 def test_an_unknown_consumer_is_registered_and_leased_before_it_is_served() -> None:
     """Registration, then the requested lease, then the page; the answer names the lease."""
     shell = Shell(None, answers={HoldLease: lambda effect: Lease(1, effect.claim.holder)})
-    answer = answer_of(shell.run(CORE.fetch(fetch(stream=STREAM, lease=0, epoch=None), 0)))
+    answer = answer_of(shell.run(CORE.fetch(fetch(stream=STREAM, lease=0), 0)))
     lease = Lease(1, "one")
     assert shell.acts[:4] == [
         RegisterConsumer(NAME, "idmz", STREAM, "oldest"),
@@ -287,40 +278,6 @@ def test_a_trail_is_served_from_where_it_is_valid(
     assert (ReportRestored in shell.kinds) == is_reported
 
 
-def test_another_epoch_is_refused() -> None:
-    """Before anything is done; the answer names the present one."""
-    shell = Shell()
-    assert shell.run(CORE.fetch(fetch(epoch="11" * 16, confirm=CONFIRM), 0)).code == "epoch_changed"  # type: ignore[union-attr]
-    assert shell.kinds == []
-
-
-def test_a_proof_begins_a_new_epoch() -> None:
-    """With a proof of the same claim, the store begins a new epoch, the answer says so, and there is no incident."""
-    shell = Shell(answers={IsProven: lambda _: True, CompareHistory: lambda _: "it differs"})
-    request = fetch(origin_head=HELD)
-    outcome = shell.run(CORE.fetch(request, 0))
-    assert isinstance(outcome, Refuse)
-    assert outcome.code == "epoch_changed"
-    assert shell.kinds == [CompareHistory, IsProven, BeginEpoch]
-    assert shell.acts[1] == IsProven("idmz", request)
-    assert isinstance(begun := shell.acts[2], BeginEpoch)
-    assert begun.instead_of == CORE.epoch
-
-
-def test_a_fetch_that_waits_when_an_epoch_begins_gets_no_facts() -> None:
-    """A fetch that waited under the old epoch gets no facts, because its offsets belong to the old epoch."""
-
-    def begun(_: Park) -> Parked:
-        shell.epoch, shell.end_offset = "11" * 16, 31
-        return Parked(is_superseded=False, waited_ns=1)
-
-    shell = Shell(answers={Park: begun})
-    outcome = shell.run(CORE.fetch(fetch(after=at(30), wait_ms=500), 0))
-    assert isinstance(outcome, Refuse)
-    assert outcome.code == "epoch_changed"
-    assert ReadPage not in shell.kinds
-
-
 @pytest.mark.parametrize("name", ["enterprise.facts", "local.mes", "idmz", "idmz-2.facts", "plant-a.own"])
 def test_a_zone_uses_only_names_that_begin_with_it(name: str) -> None:
     """The answer does not depend on whether a consumer of that name exists, in any operation."""
@@ -335,14 +292,6 @@ def test_a_zone_uses_only_names_that_begin_with_it(name: str) -> None:
             outcome = shell.run(steps)
             assert isinstance(outcome, Refuse)
             assert (outcome.code, shell.kinds) == ("consumer_not_yours", [])
-
-
-def test_history_is_compared_before_anything_is_written() -> None:
-    """A contradiction is reported and refused: nothing is registered, leased, confirmed or read."""
-    shell = Shell(None, answers={CompareHistory: lambda _: "it differs"})
-    request = fetch(stream=STREAM, confirm=CONFIRM, origin_head=HELD, after=at(10))
-    assert shell.run(CORE.fetch(request, 0)) == Refuse("history_differs", "it differs")
-    assert shell.kinds == [CompareHistory, IsProven, ReportPeerAhead]
 
 
 def test_a_page_at_the_end_of_the_log_says_so() -> None:
@@ -362,7 +311,7 @@ def test_a_confirmation_answers_with_a_durable_frontier() -> None:
         AwaitConfirm(CONFIRMING, "idmz"),
     ]
     assert isinstance(outcome, Reply)
-    assert outcome.answer == ConfirmAnswer(store_zone="plant-a", epoch=EPOCH, cursor_advanced_to=20, lease=3)
+    assert outcome.answer == ConfirmAnswer(store_zone="plant-a", life=LIFE, cursor_advanced_to=20, lease=3)
 
 
 def test_a_confirmation_asks_the_store_about_its_lease_first() -> None:
@@ -398,7 +347,7 @@ def test_a_cursor_is_returned_only_to_its_own_zone() -> None:
     outcome = shell.run(CORE.get_cursor(GetCursor(consumer_name=NAME)))
     assert isinstance(outcome, Reply)
     assert outcome.answer == CursorAnswer(
-        store_zone="plant-a", epoch=EPOCH, consumer_name=NAME, stream=STREAM, frontier=10, end_offset=30
+        store_zone="plant-a", life=LIFE, consumer_name=NAME, stream=STREAM, frontier=10, end_offset=30
     )
     assert shell.kinds == []
     refused = Shell(Registered("enterprise", STREAM, 10)).run(CORE.get_cursor(GetCursor(consumer_name=NAME)))

@@ -26,7 +26,6 @@ from agent.replication.protocol.messages import (
     FetchAnswer,
     FetchFacts,
     LogPosition,
-    OriginHead,
     UnregisterConsumer,
 )
 from agent.replication.protocol.pacing import HEARTBEAT_MS
@@ -55,7 +54,7 @@ class FencedError(Exception):
 class Store:
     """Records its calls in order; the test resolves every future."""
 
-    zone, epoch, life, signer = "plant-a", b"\x0f" * 16, bytes.fromhex(LIFE), None
+    zone, life, signer = "plant-a", bytes.fromhex(LIFE), None
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -109,9 +108,6 @@ class Store:
     def hasten(self) -> None:
         self.asked.append(("hasten",))
 
-    def peer_names_epoch(self, zone: str, epoch: str) -> None:
-        self.asked.append(("peer_names_epoch", zone, epoch))
-
     def peer_is_ahead(self, zone: str, why: str) -> None:
         self.asked.append(("peer_is_ahead", zone, why))
 
@@ -148,7 +144,7 @@ def at(offset: int, life: str = LIFE) -> LogPosition:
 
 def fetch(**fields: object) -> FetchFacts:
     """A fetch of idmz at its position 10."""
-    given = {"consumer_name": NAME, "limit": 100, "lease": 3, "epoch": Store.epoch.hex(), "after": at(10), **fields}
+    given = {"consumer_name": NAME, "limit": 100, "lease": 3, "after": at(10), **fields}
     return FetchFacts(**given)
 
 
@@ -227,7 +223,7 @@ async def test_a_new_consumer_is_registered_and_leased_before_anything_is_read()
     """Each step waits for the one before to be durable: registration, lease, begin of serving, page."""
     async with play() as (store, consumers):
         store.held = None
-        asks = fetch(stream=STREAM, lease=0, epoch=None, after=None)
+        asks = fetch(stream=STREAM, lease=0, after=None)
         task = asyncio.create_task(consumers.fetch(ONE, asks))
         assert await stands(task)
         assert store.asked == [("register", NAME, "idmz", STREAM, "oldest")]
@@ -260,43 +256,6 @@ async def test_a_removed_consumer_leaves_no_fetch_parked() -> None:
         assert isinstance(await removing, Reply)
         assert await parked == Drop(DropReason.SUPERSEDED)
         assert consumers.parked() == 0
-
-
-async def test_another_epoch_is_reported_to_the_store() -> None:
-    """A peer that has read another epoch of this zone is refused, and the store gets that epoch: it may have lost its
-    state folder."""
-    async with play() as (store, consumers):
-        outcome = await consumers.fetch(ONE, fetch(epoch="11" * 16))
-        assert isinstance(outcome, Refuse)
-        assert outcome.code == "epoch_changed"
-        assert store.asked == [("peer_names_epoch", "idmz", "11" * 16)]
-
-
-async def test_a_contradiction_ends_a_fetch_before_anything_is_written_or_read() -> None:
-    """The head that the peer presents is compared first; the store records that a peer is ahead of it."""
-    async with play() as (store, consumers):
-        store.contradicts = "offset 9 holds another batch"
-        held = OriginHead(last_sequence=7, digest="bb" * 16)
-        outcome = await consumers.fetch(ONE, fetch(confirm=CONFIRM, origin_head=held))
-        assert outcome == Refuse("history_differs", store.contradicts)
-        (compared, (kind, zone, why)) = store.asked
-        assert (compared, kind, zone) == (("contradiction", STREAM, (7, b"\xbb" * 16)), "peer_is_ahead", "idmz")
-        assert why.startswith(f"consumer {NAME} of idmz: {store.contradicts}; if this store was restored")
-        await consumers.fetch(ONE, fetch(origin_head=held))
-        assert store.names().count("peer_is_ahead") == 1, (
-            "each report is a commit, and the claim comes with each request"
-        )
-
-
-async def test_the_proof_of_a_claim_is_judged_in_a_thread() -> None:
-    """Each claim parses certificates and reads the disk, and a zone may make a thousand a second."""
-    async with play() as (store, consumers):
-        judged = list[threading.Thread]()
-        consumers._context.is_proven = lambda *_: bool(judged.append(threading.current_thread()))
-        store.contradicts = "offset 9 holds another batch"
-        await consumers.fetch(ONE, fetch(origin_head=OriginHead(last_sequence=7, digest="bb" * 16)))
-        assert judged
-        assert threading.current_thread() not in judged
 
 
 async def test_a_position_of_another_log_ends_a_fetch() -> None:

@@ -79,12 +79,12 @@ def with_value(operation: str, place: Place, value: object) -> bytes:
 @pytest.mark.parametrize("kind", REQUESTS, ids=operation_of)
 async def test_an_integer_out_of_range_is_answered_by_name(kind: type[Request], tmp_path: Path) -> None:
     """The answer is bad_request or limit_out_of_range and has the name of the field; extreme values in range are
-    answered too; the server, the store and its epoch are as before."""
+    answered too; the server, the store and its life are as before."""
     operation = operation_of(kind)
     streams = [StreamSettings(ORDERS, acks="all", write_class="strong", acks_timeout_ms=1)]
     async with serving(tmp_path, {"idmz": frozenset({ORDERS})}, streams) as (server, peer):
         store = await filled(server, 20)
-        epoch = store.epoch
+        life = store.life
         for place in dict.fromkeys(place for place, _ in integers(msgspec.inspect.type_info(kind))):
             for value in OUTSIDE:
                 if place[-1] in MAY_BE_TEXT and isinstance(value, str):
@@ -95,7 +95,7 @@ async def test_an_integer_out_of_range_is_answered_by_name(kind: type[Request], 
             for value in EXTREME:
                 await peer.ask(with_value(operation, place, value))
         assert not server.statistics().drops
-        assert (store.epoch, store.failure) == (epoch, None)
+        assert (store.life, store.failure) == (life, None)
 
 
 def test_every_request_is_here() -> None:

@@ -131,7 +131,7 @@ async def test_later_pages_are_of_the_search_that_answered_the_first(tmp_path: P
 def empty_context(packet_bytes_max: int = 1_000_000) -> Context:
     """The context of a server with an empty store, without a connection."""
     link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=packet_bytes_max))
-    store: Any = SimpleNamespace(zone="plant-a", epoch=bytes(16), signer=None, end_offset=lambda _: 0)
+    store: Any = SimpleNamespace(zone="plant-a", life=bytes(16), signer=None, end_offset=lambda _: 0)
     return Context(link, store, {"idmz": frozenset({STREAM})})
 
 
@@ -338,7 +338,7 @@ def test_searches_of_one_zone_displace_none_of_another() -> None:
 
 def test_a_peer_cannot_cause_an_endless_loop() -> None:
     """A page that is not after the one before, or says that there is more after no value, is malformed."""
-    own: dict[str, Any] = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM, "end_offset": 1}
+    own: dict[str, Any] = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM, "end_offset": 1}
     page = LatestAnswer(**own, queue_depth=0, depth_facts=0, values=[value(1)], more=True)
     assert page.last_after(None) == TagKey(zone="plant-a", subject="tag:001", predicate="value_sampled")
     for before, again in ((value(1).key, page), (None, msgspec.structs.replace(page, values=[]))):
@@ -361,7 +361,7 @@ def test_what_peers_claim_fits_into_our_answer() -> None:
     pulls: list[Any] = [
         SimpleNamespace(stream=STREAM, peer_end_offset=CLAIM_MAX, offset=at) for at in (0, 5, CLAIM_MAX)
     ]
-    own: dict[str, Any] = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM, "end_offset": 1}
+    own: dict[str, Any] = {"store_zone": "plant-a", "life": "0" * 32, "stream": STREAM, "end_offset": 1}
     for claims, total in ((pulls, CLAIM_MAX), (pulls[1:], CLAIM_MAX - 5), (pulls[2:], 0)):
         answer = LatestAnswer(**own, queue_depth=facts_at_peers(claims, STREAM), depth_facts=0)
         assert decode_answer(encode_answer(answer, [])) == (answer, [])

@@ -105,15 +105,6 @@ class Repaired:
         return self.read()
 
 
-def test_own_facts_of_a_former_epoch_come() -> None:
-    """A zone takes back facts of one of its former epochs; others of its own are left out."""
-    for former, count in ((frozenset({ORIGIN.epoch}), 2), (frozenset({b"1" * 16}), 0)):
-        query = PageQuery(ReadPlan("facts", 0, 20, 10_000), "plant-a", 1_000_000, former_epochs=former)
-        page = read_page(Repaired(), query)  # type: ignore[arg-type]
-        assert isinstance(page, PageRead)
-        assert len(page.batches) == count
-
-
 class Defined:
     """A store with chains of definitions, and the requests that it got."""
 
@@ -139,7 +130,7 @@ def fetched(store: Defined, bytes_max: int, *wanted: LackingDefinitions) -> tupl
     fetch, complete, count = DefinitionFetch(wanted), list[DefinitionChain](), 0
     while (request := fetch.request()) is not None:
         runs, bodies = read_definitions(store, request.wanted, bytes_max)  # type: ignore[arg-type]
-        sent = encode_answer(DefinitionsAnswer(store_zone="idmz", epoch="0" * 32, runs=runs), bodies)
+        sent = encode_answer(DefinitionsAnswer(store_zone="idmz", life="0" * 32, runs=runs), bodies)
         answer, attachment = decode_answer(sent)
         complete += fetch.take(answer, attachment)
         count += 1
@@ -183,12 +174,12 @@ def test_a_relay_that_lacks_definitions_or_sends_others_is_refused() -> None:
         fetch = DefinitionFetch([lacking("plant", BODIES[:2])])
         run = DefinitionRun(zone="plant", digest=digest, lengths=[len(one) for one in bodies])
         with pytest.raises(DefinitionsUnavailable):
-            fetch.take(DefinitionsAnswer(store_zone="idmz", epoch="0" * 32, runs=[run]), bodies)
+            fetch.take(DefinitionsAnswer(store_zone="idmz", life="0" * 32, runs=[run]), bodies)
     for fields in ({"zone": "mill"}, {"digest": "0" * 32}, {"after": "1" * 16}):
         fetch = DefinitionFetch([lacking("plant", BODIES[:2])])
         named: dict[str, Any] = {"zone": "plant", "digest": digest, "lengths": [3], **fields}
         with pytest.raises(DefinitionsUnavailable):
-            fetch.take(DefinitionsAnswer(store_zone="idmz", epoch="0" * 32, runs=[DefinitionRun(**named)]), [BODIES[0]])
+            fetch.take(DefinitionsAnswer(store_zone="idmz", life="0" * 32, runs=[DefinitionRun(**named)]), [BODIES[0]])
 
 
 @pytest.mark.parametrize("is_by_sequence", [False, True])

@@ -179,7 +179,7 @@ async def test_what_takes_time_takes_its_turn(tmp_path: Path, request_of: Callab
     counted."""
     async with serving(tmp_path) as (server, peer):
         store, context = await filled(server, 5), server._context
-        request = request_of(Origin("plant-a", store.epoch), store.life.hex())
+        request = request_of(Origin("plant-a", store.life), store.life.hex())
         count = len(peer.answers)
         ended = list[str]()
         end = context.turns.end
@@ -214,7 +214,7 @@ async def test_a_zone_that_changes_without_end_is_slowed_down(tmp_path: Path, *,
         for number in range(count):
             if is_consumer:
                 name = f"idmz.{number % 3}"
-                fetch = FetchFacts(consumer_name=name, limit=1, stream=STREAM, lease=0, epoch=None)
+                fetch = FetchFacts(consumer_name=name, limit=1, stream=STREAM, lease=0)
                 lease = (await ask_in_time(fetch)).lease
                 await ask_in_time(UnregisterConsumer(consumer_name=name, lease=lease))
             else:
@@ -240,7 +240,7 @@ async def test_a_stream_that_another_zone_may_use_is_refused_by_each_operation(t
     rights = {"idmz": frozenset({STREAM}), "enterprise": frozenset({ORDERS})}
     async with serving(tmp_path, rights) as (server, peer):
         store = await filled(server, 5)
-        origin = str(Origin("plant-a", store.epoch))
+        origin = str(Origin("plant-a", store.life))
         sequences = {"origin": origin, "first_sequence": 1, "last_sequence": 5}
 
         def requests(stream: str) -> list[Request]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.replication.simulation.network import World
 
 REMEMBERED = 30
-CODES = ("fenced", "stream_not_exported", "epoch_changed", "lease_unknown", "history_differs")
+CODES = ("fenced", "stream_not_exported", "life_unknown", "lease_unknown", "busy")
 
 
 class TakenOverBroker:
@@ -53,8 +53,8 @@ class TakenOverBroker:
             hidden = msgspec.structs.replace(answer, batches=[], omitted=[], holes=[(first, last, "expired")])
             forged = encode_answer(hidden, [])
         else:
-            epoch, code = chance.choice((answer.epoch, "ab" * 16)), chance.choice(CODES)
+            life, code = chance.choice((answer.life, "ab" * 16)), chance.choice(CODES)
             operation = answer.operation if isinstance(answer, ErrorAnswer) else operation_of(answer)
-            forged = encode_error(place.serving_zone, epoch, operation, code, "forged")
+            forged = encode_error(place.serving_zone, life, operation, code, "forged")
         world.injected["taken_over_broker"] += 1
         return forged if chance.random() < 0.5 else sign_answer(signer_of(place.asking_zone), place, forged)

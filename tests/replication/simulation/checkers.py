@@ -2,28 +2,22 @@
 
     once          no batch is stored twice in a stream, and no fact under two names
     dense         offsets have no gaps; a store that was reopened holds what it held
-    order         batches of one origin arrive in the order in which they were sealed, except those reported as gone
-                  that arrive later by another path
-    chain         each batch names its predecessor of the same origin, and has the same bytes in every store
+    order         batches of one life arrive in the order in which they were sealed, except those that were skipped
+    chain         each batch names one that its zone sealed before it, and has the same bytes in every store
     frontier      never moves back, never passes the end of the log, and a confirmation never names more than the
                   requester holds durably
-    position      a page begins where the receiver has read the peer's log, or before
     skipped       a node has what the log of the machine that it reads has up to its position, or has reported it
     holes         what a peer reports as gone is gone: released by retention, or damaged by the disk
     lost          at the end every batch that a peer ever held has arrived, except what was reported as gone
     acknowledged  at the end every acknowledged fact is at every sink, and in its own store at the acknowledged offset
-    resealed      a store reseals only batches that no other store has
     version       nothing is accepted from a peer of another major version
-    refused       what a node refuses as a fork contradicts what it holds
-    uncompared    what a node reports as uncompared was released or damaged there, or its origin was restored
-    echo          no node is sent facts of its own zone, except of a former epoch for which it asks
-    home          at the end a node has all facts of its former epochs that its peers hold intact and that contradict
-                  none of its own
+    refused       what a node refuses overlaps other facts that it holds of the same life, and that life ran twice
+    echo          no page has facts of the zone that asks
+    home          at the end a node has all facts of its own zone that its peers hold intact
     equal         with anti-entropy, at the end every batch that a peer holds intact is intact here
     proven        no receiver takes an answer that its broker forged
     fenced        no instance confirms for a consumer once another instance has its lease
     forged        no store holds facts that an attacker made, except the attacker's own
-    store         no store begins a new epoch on a peer's claim unless it is a copy or has a twin (checked by the nodes)
 
 The network itself checks that everything converges within a bound. A checker that finds a violation raises Violation.
 """
@@ -34,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.batch import NO_DIGEST, Kind, Origin, open_samples, parse
@@ -50,16 +44,16 @@ if TYPE_CHECKING:
 
 STREAM = "facts.telemetry"
 EVERYTHING = 2**40
-_RECORD = """CREATE TEMP TABLE {table} AS
-SELECT stream, first_offset, last_offset, origin, first_sequence, count, digest, previous_digest FROM batch LIMIT 0;
-CREATE TEMP TRIGGER record_{table} AFTER {change} ON main.batch BEGIN
-    INSERT INTO {table} VALUES (NEW.stream, NEW.first_offset, NEW.last_offset, NEW.origin, NEW.first_sequence,
+_RECORD = (
+    """CREATE TEMP TABLE inserted AS
+SELECT stream, first_offset, last_offset, origin, first_sequence, count, digest, previous_digest FROM batch LIMIT 0""",
+    """CREATE TEMP TRIGGER record_inserted AFTER INSERT ON main.batch BEGIN
+    INSERT INTO inserted VALUES (NEW.stream, NEW.first_offset, NEW.last_offset, NEW.origin, NEW.first_sequence,
         NEW.count, NEW.digest, NEW.previous_digest);
-END"""
-_RECORDED = {"inserted": "INSERT", "resealed": "UPDATE OF origin"}
-"""Temporary tables of every batch inserted, and of every batch resealed: one that arrived or was resealed may be
-released within the same commit."""
-_ROWS = """SELECT b.first_offset, b.last_offset, o.zone, o.epoch, b.first_sequence, b.count, b.digest, b.previous_digest
+END""",
+)
+"""A temporary table of every batch inserted: one may be released within the commit in which it arrived."""
+_ROWS = """SELECT b.first_offset, b.last_offset, o.zone, o.life, b.first_sequence, b.count, b.digest, b.previous_digest
 FROM {} b JOIN named_origin o ON o.id = b.origin JOIN stream s ON s.id = b.stream
 WHERE s.name = ? AND b.first_offset > ? ORDER BY b.first_offset"""
 
@@ -114,25 +108,15 @@ class Log:
         self.ends[row.key.origin, row.last_sequence] = row.key.digest
         self.highest[row.key.origin] = max(row.last_sequence, self.highest.get(row.key.origin, 0))
 
-    def contradicts(self, row: Row) -> bool:
-        """Whether a batch belongs to another history than this log: other batches hold its sequences, its predecessor
-        here is another one, or its successor here has another predecessor."""
+    def overlaps(self, row: Row) -> bool:
+        """Whether other facts of the same life are held under sequences of a batch."""
         origin, first = row.key.origin, row.key.first_sequence
-        follows = self.ends.get((origin, first - 1))
-        if first > self.highest.get(origin, 0):  # as nearly all: nothing here holds its sequences or comes after it
-            return follows is not None and follows != row.previous_digest
-        if any(
+        if first > self.highest.get(origin, 0):  # as nearly all
+            return False
+        return any(
             one.key.origin == origin and one.key.first_sequence <= row.last_sequence and first <= one.last_sequence
             for one in self.rows
-        ):
-            return row.key not in self.keys
-        next_at = origin, row.last_sequence + 1
-        if any(
-            (one.key.origin, one.key.first_sequence) == next_at and one.previous_digest != row.key.digest
-            for one in self.rows
-        ):
-            return True
-        return follows is not None and follows != row.previous_digest
+        )
 
     def between(self, first_offset: int, last_offset: int) -> list[Row]:
         """Batches that touch a range of offsets."""
@@ -140,12 +124,11 @@ class Log:
 
 
 class Offered(NamedTuple):
-    """A page handed to a store: its batches and holes, which machine served it in which life, and where it begins."""
+    """A page handed to a store: its batches and holes, and which machine served it in which life."""
 
     sealed: Sequence[bytes]
     holes: Sequence[tuple[int, int, str]]
     served: tuple[str, int]
-    after: Position
 
 
 class Checkers:
@@ -165,11 +148,9 @@ class Checkers:
         self.is_hostile = False
         """Whether there was one: pages of an attacker promise no order, and no truth about holes."""
         self.forks: set[Origin] = set()
-        """Origins with two histories, because the store was restored or cloned."""
+        """Lives that may run twice, because their memory was put back."""
         self.refused: dict[str, set[Key]] = {}
-        """By node, the batches that it refused and reported because it holds another history."""
-        self.uncompared: dict[str, set[OriginRange]] = {}
-        """By node, the ranges that it reported as uncompared, because what it held of them was released."""
+        """By node, the batches that it refused and reported because it holds others of that life."""
         self._offered: dict[str, dict[tuple[Pull, Position], Offered]] = {}
         self._announced_holes: dict[tuple[str, int, int, int], list[Row]] = {}
         self._gone_sequences: dict[Origin, set[int]] = {}
@@ -177,18 +158,14 @@ class Checkers:
         """By node, what it declined because no signature covered it."""
         self._gap_sequences: dict[tuple[str, Origin], set[int]] = {}
         """By node, the sequences before a batch that came without them."""
-        self._refused_sequences: dict[tuple[str, Origin], set[int]] = {}
         self.durable: dict[tuple[str, str, bytes], int] = {}
         """How far a peer's log was ever durable at its receiver: by (receiving zone, peer, life)."""
         self._uncertain: dict[str, list[Row]] = {}
         self._acknowledged_ranges: dict[str, list[tuple[int, int]]] = {}
         self._values: dict[str, dict[int, object]] = {}
-        self._origins: dict[str, Origin] = {}
-        """By node, under which epoch it was last seen."""
-        self.resealed = 0
-        """Batches that a store resealed under a new epoch."""
         self._sealed: set[Key] = set()
-        self._ends: dict[tuple[Origin, int], set[bytes]] = {}
+        self._ends: dict[tuple[str, int], dict[bytes, set[bytes]]] = {}
+        """By zone and last sequence of a batch, its digest, by life."""
 
     def failed(self, text: str) -> Violation:
         """A violation to raise. It is also kept, because what a future's callback raises is lost."""
@@ -201,15 +178,9 @@ class Checkers:
         """A store has committed."""
         log = self.logs.setdefault(node.name, Log())
         store = node.running
-        renamed = dict[int, Row]()
-        if self._origins.setdefault(node.name, store.origin) != store.origin:
-            self._origins[node.name] = store.origin
-            renamed = {row.first_offset: row for table in ("resealed", "batch") for row in _rows(store, table, 0)}
-            self._check_resealed(node, renamed)
-            log = self.logs[node.name]
         if store.end_offset(STREAM) > log.end_offset:
             for row in _rows(store, "inserted", log.end_offset):
-                self._check_row(node, log, renamed.get(row.first_offset, row))
+                self._check_row(node, log, row)
         self._resolve(node, log)
         for consumer in store.consumers.all():
             before = log.frontiers.get(consumer.name, 0)
@@ -229,7 +200,7 @@ class Checkers:
                 raise self.failed(f"forged: {where} holds {row.key}, which {origin.zone} never recorded")
             log.add(row)
             return
-        if row.key in log.keys or log.contradicts(row):
+        if row.key in log.keys or log.overlaps(row):
             raise self.failed(f"once: {where} holds {row.key} again")
         highest = log.highest.get(origin, 0)
         if row.key.first_sequence > highest + 1:  # a gap; one before the first batch is where a zone before declined
@@ -242,32 +213,22 @@ class Checkers:
         log.add(row)
 
     def _is_reported(self, node: Node, key: Key) -> bool:
-        """Whether a batch was reported as gone, or declined; where its origin has two histories, also whether the other
-        batch under its sequences was, or the node refused that, or it had reported them as a gap: peers have parts of
-        both. Where a zone before declined facts, they come late as well."""
-        if key.first_sequence in self._declined_sequences.get((node.name, key.origin), ()):
-            return True
-        has_parts = key.origin in self.forks or any(origin == key.origin for _, origin in self._declined_sequences)
-        if key in self.gone or not has_parts:
-            return key in self.gone
-        reported = (
-            self._gone_sequences.get(key.origin, set()),
-            self._refused_sequences.get((node.name, key.origin), set()),
-            self._gap_sequences.get((node.name, key.origin), set()),
-        )
-        return any(key.first_sequence in one for one in reported)
+        """Whether a batch was reported as gone or declined, or was skipped when a later one of its life arrived."""
+        late = (self._declined_sequences, self._gap_sequences)
+        return key in self.gone or any(key.first_sequence in one.get((node.name, key.origin), ()) for one in late)
 
     def _check_chain(self, where: str, row: Row) -> None:
+        zone, life = row.key.origin.zone, row.key.origin.life
         if (row.key.first_sequence == 1) != (row.previous_digest == NO_DIGEST):
             raise self.failed(f"chain: {where} begins at {row.key.first_sequence} after {row.previous_digest.hex()}")
         if row.key in self._sealed:
             return
-        before = self._ends.get((row.key.origin, row.key.first_sequence - 1))
-        if before is not None and row.previous_digest not in before:
-            raise self.failed(f"chain: {where}: {row.key} does not follow the batch before it")
-        ends = self._ends.setdefault((row.key.origin, row.last_sequence), set())
+        before = self._ends.get((zone, row.key.first_sequence - 1))
+        if before is not None and row.previous_digest not in set().union(*before.values()):
+            raise self.failed(f"chain: {where}: {row.key} does not follow a batch before it")
+        ends = self._ends.setdefault((zone, row.last_sequence), {}).setdefault(life, set())
         if ends and row.key.origin not in self.forks:
-            raise self.failed(f"chain: {where}: {row.key} is not the batch that its origin sealed")
+            raise self.failed(f"chain: {where}: {row.key} is not the batch that its life sealed")
         self._sealed.add(row.key)
         ends.add(row.key.digest)
 
@@ -296,7 +257,7 @@ class Checkers:
     def lease_held(self, node: Node, consumer: str, lease: Lease) -> None:
         """The store granted a lease or found the shown one in force; called in the order of its decisions."""
         leases = self.logs[node.name].leases
-        leases[consumer] = max(lease, leases.get(consumer, NO_LEASE), key=lambda one: one.epoch)
+        leases[consumer] = max(lease, leases.get(consumer, NO_LEASE), key=lambda one: one.life)
 
     def confirmation_durable(self, node: Node, consumer: str, instance: str, lease: int | None) -> None:
         """A confirmation of an instance is durable at a peer. It was sent under this lease; 0 requests one. The holder
@@ -325,9 +286,6 @@ class Checkers:
 
     def page_offered(self, pull: Pull, position: Position, page: Offered) -> None:
         """A page is handed to a store. If the node dies between commit and answer, `reopened` checks the page."""
-        read = self.durable.get((pull.node.zone, pull.peer.zone, page.after.life), 0)
-        if page.after.offset > read:
-            raise self.failed(f"position: {pull.node.name} takes a page after {page.after}, {read} is read")
         self._offered.setdefault(pull.node.name, {})[pull, position] = page
 
     def _check_pages_durable_at_death(self, node: Node) -> None:
@@ -338,7 +296,6 @@ class Checkers:
                 continue
             self._add_gone(page)
             self.facts_refused(node, page.sealed, _reported(node, "refused"))
-            self.facts_uncompared(node, _reported(node, "uncompared"))
 
     def _add_gone(self, page: Offered) -> None:
         for first, last, _ in page.holes:
@@ -367,8 +324,7 @@ class Checkers:
 
     def check_skipped(self, node: Node, machines: Sequence[Node], offset: int, page: Offered) -> None:
         """A page is durable, and what it reports is noted: the log of the machine that served it has nothing before
-        this offset that the node does not have, and has not reported. A batch under sequences whose facts the node has
-        released cannot be compared: it is reported with the first sign of a second history, and demanded at the end."""
+        this offset that the node does not have, and has not reported."""
         if self.is_hostile or page.served not in {(one.name, one.life) for one in machines}:
             return  # the machine is gone, and its log
         log, held = self.logs[page.served[0]], self.logs[node.name].keys | self.gone
@@ -378,29 +334,23 @@ class Checkers:
             key = row.key
             if key in held or key.origin.zone == node.zone or self._has_reported(node.name, key):
                 continue
-            if any(row.last_offset <= node.released_offset for row in self._at_sequence(node.name, key)):
-                continue
-            machine = next(one for one in machines if one.name == page.served[0])
-            if key.first_sequence not in self._declined_sequences.get(
-                (node.name, key.origin), ()
-            ) and not _is_held_otherwise(node, machine, key):
+            if key.first_sequence not in self._declined_sequences.get((node.name, key.origin), ()):
                 raise self.failed(f"skipped: {node.name} is at {offset} of {page.served[0]} and has no {key}")
 
     def facts_refused(self, node: Node, sealed: Sequence[bytes], ranges: Sequence[OriginRange]) -> None:
         """A node has refused facts of a page and reported their ranges."""
         if node.attacker is not None:
             return  # it refuses what contradicts the facts it has forged
-        reported = {(Origin(one.zone, one.epoch), n) for one in ranges for n in range(one[2], one[3] + 1)}
+        reported = {(Origin(one.zone, one.life), n) for one in ranges for n in range(one[2], one[3] + 1)}
         for batch in map(parse, sealed if reported else ()):
             header = batch.header
             key = Key(header.origin, header.first_sequence, batch.digest)
             if (header.origin, header.first_sequence) not in reported:
                 continue
-            if not self.logs[node.name].contradicts(Row(0, 0, key, header.last_sequence, header.previous_digest)):
-                raise self.failed(f"refused: {node.name} refuses {key}, which it could hold")
+            overlaps = self.logs[node.name].overlaps(Row(0, 0, key, header.last_sequence, header.previous_digest))
+            if not overlaps or header.origin not in self.forks:
+                raise self.failed(f"refused: {node.name} refuses {key}")
             self.refused.setdefault(node.name, set()).add(key)
-            sequences = self._refused_sequences.setdefault((node.name, header.origin), set())
-            sequences.update(range(header.first_sequence, header.last_sequence + 1))
 
     def facts_declined(self, node: Node, declined: Sequence[Declined]) -> None:
         """A node has left out facts that their origin did not prove, and reported them; they may come later."""
@@ -408,29 +358,17 @@ class Checkers:
             self._note_declined(node, one)
 
     def _note_declined(self, node: Node, one: OriginRange) -> None:
-        sequences = self._declined_sequences.setdefault((node.name, Origin(one.zone, one.epoch)), set())
+        sequences = self._declined_sequences.setdefault((node.name, Origin(one.zone, one.life)), set())
         sequences.update(range(one.first_sequence, one.last_sequence + 1))
 
-    def facts_uncompared(self, node: Node, ranges: Sequence[OriginRange]) -> None:
-        """A node has reported ranges that it could not compare with what it held."""
-        for one in ranges:
-            found = [row for row in self.logs[node.name].rows if _touches(one, row.key, row.last_sequence)]
-            is_gone = any(row.last_offset <= node.released_offset or row.key in node.damaged for row in found)
-            if not is_gone and Origin(one.zone, one.epoch) not in self.forks:
-                raise self.failed(f"uncompared: {node.name} reports {one}, of which it has released nothing")
-            self.uncompared.setdefault(node.name, set()).add(one)
-
     def _has_reported(self, node: str, key: Key) -> bool:
-        """Whether a node reported a batch as refused, or as uncompared with what it held under the same sequences."""
+        """Whether a node reported a batch as refused or unproven, or holds others of a life that ran twice."""
         if key in self.refused.get(node, ()) or self._is_unproven(node, key):
             return True
-        uncompared = any(_touches(one, key, key.first_sequence) for one in self.uncompared.get(node, ()))
-        return uncompared and bool(self._at_sequence(node, key))
-
-    def _at_sequence(self, node: str, key: Key) -> list[Row]:
-        """What a node holds or has released under the first sequence of a batch."""
-        rows = [row for row in self.logs[node].rows if row.key.origin == key.origin]
-        return [row for row in rows if row.key.first_sequence <= key.first_sequence <= row.last_sequence]
+        return key.origin in self.forks and any(
+            row.key.origin == key.origin and row.key.first_sequence <= key.first_sequence <= row.last_sequence
+            for row in self.logs[node].rows
+        )
 
     def _is_unproven(self, node: str, key: Key) -> bool:
         """Whether a node declined a batch of an origin of which batches are damaged."""
@@ -445,17 +383,12 @@ class Checkers:
         """A store was reopened: it must hold what it held, except what retention has deleted. `is_old`: from restored
         files, so without what it held since."""
         store, released = node.running, node.released_offset
-        self._origins[node.name] = store.origin
-        if is_old and node.is_whole_image:  # its present epoch, and others that it may repeat, go on twice
-            self.forks |= {Origin(node.zone, epoch) for epoch in (store.epoch, *store.former_epochs)}
         stepped.writer_of(store).execute("PRAGMA temp_store = MEMORY")
-        for table, change in _RECORDED.items():
-            for statement in _RECORD.format(table=table, change=change).split(";\n", 1):
-                stepped.writer_of(store).execute(statement)
+        for statement in _RECORD:
+            stepped.writer_of(store).execute(statement)
         found = {row.first_offset: row for row in _rows(store, "batch", 0)}
         if is_old:
             self._restored(node, [*found.values()])
-        self._check_resealed(node, found)
         log = self.logs.setdefault(node.name, Log())
         for row in log.rows:
             if row.last_offset > released and found.get(row.first_offset) != row:
@@ -471,33 +404,8 @@ class Checkers:
         for pull in node.pulls:
             self._note_durable(pull, store.inbound.trail(pull.peer.zone, STREAM))
 
-    def _check_resealed(self, node: Node, found: dict[int, Row]) -> None:
-        """Batches resealed in place as the first of a new epoch: no other store may have them under their old identity.
-        That their facts are unchanged is checked by the values acknowledged at these offsets."""
-        before, now = self.logs.get(node.name), node.running.origin
-        if before is None or now in before.highest:
-            return
-        names = dict[Key, Key]()
-        for row in before.rows:
-            one = found.get(row.first_offset)
-            if one is not None and one.key.origin == now and one.last_offset == row.last_offset:
-                names[row.key] = one.key
-        others = {
-            key: name for name, log in self.logs.items() for key in log.keys if name != node.name and key in names
-        }
-        if others:
-            raise self.failed(f"resealed: {node.name} reseals what other stores have: {others}")
-        log = self.logs[node.name] = replace(before, rows=[], keys=set(), ends={}, highest={})
-        for row in before.rows:
-            log.add(found[row.first_offset] if row.key in names else row)
-            if row.key in names:
-                self._check_chain(node.name, found[row.first_offset])
-        self.acknowledged = {names.get(key, key) for key in self.acknowledged}
-        self.resealed += len(names)
-
     def cloned(self, node: Node, twin: Node) -> None:
-        """A second machine starts from a copy of a node's files; from now on its origin may have two histories."""
-        self.forks.add(node.running.origin)
+        """A second machine starts from a copy of a node's files."""
         self.logs[twin.name] = deepcopy(self.logs[node.name])
         self._values[twin.name] = dict(self._values.get(node.name, {}))
 
@@ -535,8 +443,7 @@ class Checkers:
                     continue  # its log ends where it was fenced
                 wanted = {key for key in self.logs[pull.peer.name].keys if key.origin.zone != node.zone}
                 missing = wanted - self.logs[node.name].keys - self.gone
-                missing = {key for key in missing if not self._has_reported(node.name, key)}
-                if missing := {key for key in missing if not _is_held_otherwise(node, pull.peer, key)}:
+                if missing := {key for key in missing if not self._has_reported(node.name, key)}:
                     raise self.failed(
                         f"lost: {len(missing)} batches of {pull.peer.name} never came to {node.name}: {min(missing, key=str)}"
                     )
@@ -544,8 +451,7 @@ class Checkers:
             if node.is_sink and not any(pull.is_fenced for pull in node.pulls):
                 missing = {key for key in self.acknowledged if key.origin.zone != node.zone} - self.gone
                 missing -= self.logs[node.name].keys
-                missing = {key for key in missing if not any(self._has_reported(one, key) for one in self.logs)}
-                if missing := {key for key in missing if not any(_is_held_otherwise(node, one, key) for one in nodes)}:
+                if missing := {key for key in missing if not any(self._has_reported(one, key) for one in self.logs)}:
                     raise self.failed(
                         f"acknowledged: {len(missing)} batches are not at {node.name}: {min(missing, key=str)}"
                     )
@@ -565,17 +471,13 @@ class Checkers:
                     yield f"equal: {node.name} lacks {len(lacks)} batches of {pull.peer.name}: {min(lacks, key=str)}"
 
     def lost_at_home(self, nodes: list[Node]) -> Iterator[str]:
-        """A node's own batches, of another epoch than its present one, that a peer holds intact and the node does
-        not."""
-        for node in nodes:
-            log, present = self.logs[node.name], node.running.origin
+        """A node's own batches that a peer holds intact and the node does not, unless it has no room for them."""
+        for node in [one for one in nodes if not one.running.is_nearly_full(STREAM)]:
+            keys = self.logs[node.name].keys
             for pull in [pull for pull in node.pulls if not pull.is_fenced]:
-                theirs, intact = self.logs[pull.peer.name], _intact(pull.peer.running)
-                own = [one for one in theirs.rows if one.key.origin.zone == node.zone and one.key.origin != present]
-                forked = {one.key.origin for one in own if log.contradicts(one)}
-                lost = {one.key for one in own if one.key.origin not in forked} & intact - log.keys - self.gone
-                lost = {key for key in lost if not self._has_reported(node.name, key)}
-                if lost := {key for key in lost if not _is_held_otherwise(node, pull.peer, key)}:
+                theirs = self.logs[pull.peer.name].keys
+                own = {key for key in theirs - keys if key.origin.zone == node.zone} & _intact(pull.peer.running)
+                if lost := {key for key in own if not self._has_reported(node.name, key)}:
                     name = pull.peer.name
                     yield f"home: {node.name} lacks {len(lost)} batches of its own at {name}: {min(lost, key=str)}"
 
@@ -600,24 +502,6 @@ class Checkers:
             raise self.failed(f"once: {node.name} holds facts twice: {twice}")
 
 
-def _is_held_otherwise(node: Node, peer: Node, key: Key) -> bool:
-    """Whether the facts of a batch at a peer are held under another epoch of their zone: the same content, byte for
-    byte."""
-    if not (node.is_up and peer.is_up):
-        return False
-    offered = peer.running.reader.read_sequences(
-        STREAM, key.origin, key.first_sequence, key.first_sequence, EVERYTHING, EVERYTHING
-    )
-    wanted = {_content(one.sealed) for one in offered.batches if parse(one.sealed).digest == key.digest}
-    page = node.running.reader.read(STREAM, 0, EVERYTHING, EVERYTHING)
-    return bool(wanted) and wanted <= {_content(one.sealed) for one in page.batches}
-
-
-def _content(sealed: bytes) -> tuple[str, bytes]:
-    batch = parse(sealed)
-    return batch.header.origin.zone, bytes(batch.body)
-
-
 def _intact(store: FactStore) -> set[Key]:
     """The batches that are as they were sealed, in their rows or as repaired copies."""
     found, stream = set[Key](), (STREAM,)
@@ -634,14 +518,9 @@ def _reported(node: Node, kind: str) -> list[OriginRange]:
     for one in node.running.incidents():
         if one.kind == kind:
             _, _, origin, first, _, last = one.subject.replace(",", "").split(" ")
-            zone, epoch = origin.split("/")
-            found.append(OriginRange(zone, bytes.fromhex(epoch), int(first), int(last)))
+            zone, life = origin.split("/")
+            found.append(OriginRange(zone, bytes.fromhex(life), int(first), int(last)))
     return found
-
-
-def _touches(one: OriginRange, key: Key, last_sequence: int) -> bool:
-    is_origin = (key.origin.zone, key.origin.epoch) == (one.zone, one.epoch)
-    return is_origin and key.first_sequence <= one.last_sequence and one.first_sequence <= last_sequence
 
 
 def _rows(store: FactStore, table: str, after_offset: int) -> list[Row]:
@@ -649,7 +528,7 @@ def _rows(store: FactStore, table: str, after_offset: int) -> list[Row]:
     origins: dict[tuple[str, bytes], Origin] = {}
     rows = []
     found = stepped.writer_of(store).execute(_ROWS.format(table), (STREAM, after_offset)).fetchall()
-    for first, last, zone, epoch, sequence, count, digest, previous in found:
-        origin = origins.setdefault((zone, epoch), Origin(zone, epoch))
+    for first, last, zone, life, sequence, count, digest, previous in found:
+        origin = origins.setdefault((zone, life), Origin(zone, life))
         rows.append(Row(first, last, Key(origin, sequence, digest), sequence + count - 1, previous))
     return rows

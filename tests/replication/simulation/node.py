@@ -48,13 +48,10 @@ class Node:
         self.wall_jump_ms = 0
         self.is_writing = False
         self.was_restored = False
-        self.is_whole_image = False
-        """Whether the last image put back had its own witness."""
         self._images: list[stepped.Image] = []
         self.is_retired = False
         self.is_copied = False
-        """Whether it was restored or has a twin. Only such a store may begin a new epoch on a peer's claim."""
-        self._epoch = b""
+        """Whether it was restored or has a twin."""
         self.attacker: TakenOver | None = None
         self._grows_past = 0
         self._store: FactStore | None = None
@@ -88,8 +85,9 @@ class Node:
         """The empty store, for the first start."""
         stepped.write_image(self._folder, stepped.image_of_new(self.zone, self.name))
 
-    def start(self, *, is_old: bool = False, held: Values | None = None) -> None:
-        """Open the store and begin; `is_old` with a restored image, in which the value judge knows these values."""
+    def start(self, *, is_old: bool = False, held: Values | None = None, life: bytes = b"") -> None:
+        """Open the store and begin; `is_old` with a restored image, in which the value judge knows these values, and
+        with the life of a memory that was put back."""
         if self.is_retired:
             return
         size = self.world.faults.retention_bytes
@@ -98,7 +96,8 @@ class Node:
         )
         self._set_wall()
         self._store = stepped.open_store(self._folder, self.zone, policy)
-        self._epoch = self._store.epoch
+        if life:
+            stepped.resume(self._store, life, is_noticed=self.world.chance.random() < 0.5)
         self.judge = judge_of(self._store, self.world.zones)
         self.world.check.reopened(self, is_old=is_old)
         if self.world.values is not None:
@@ -162,9 +161,6 @@ class Node:
         stepped.writer_of(store).step()
         if store.failure is not None:
             raise Violation(f"store: {self.name} ended: {store.failure}")
-        if store.epoch != self._epoch and not self.is_copied:
-            raise Violation(f"store: {self.name} began an epoch: {store.incidents()}")
-        self._epoch = store.epoch
         if self.world.values is not None:
             self.world.values.committed(self)
         check.committed(self)
@@ -253,8 +249,9 @@ class Node:
         process goes on with what it knew; all that the others have learned from it since stays with them."""
         if self._store is None:
             return False
-        image = self._copy()
-        self.world.at(self.world.chance.randint(500, 3_000), lambda: self._put_back(image, is_whole=True))
+        image, life = self._copy(), self._store.life
+        self.world.check.forks.add(self._store.origin)
+        self.world.at(self.world.chance.randint(500, 3_000), lambda: self._put_back(image, is_whole=True, life=life))
         return True
 
     def wipe(self) -> bool:
@@ -263,7 +260,6 @@ class Node:
             return False
         self._commit()
         if self._store is not None:
-            self._lose()
             self._again_with(stepped.image_of_new(self.zone, f"{self.name}-wiped"), is_old=True, held={})
         return True
 
@@ -272,34 +268,24 @@ class Node:
         if self._store is None:
             return False
         held = self._copy()[1]
-        self._lose()
         image = stepped.image_of(self._folder)
         left = {name: content for name, content in image.items() if not name.endswith("-wal")}
         self._again_with(left, is_old=True, held=held)
         return True
-
-    def _lose(self) -> None:
-        """The checkers must expect a second history."""
-        self.is_whole_image = True
-        self.world.check.forks.add(self.running.origin)
 
     def _copy(self) -> Copy:
         """The machine's files now, and the values in them if there is a value judge."""
         values = self.world.values
         return stepped.image_of(self._folder), values.image_of(self) if values is not None else None
 
-    def _put_back(self, copy: Copy, *, is_unseen: bool = False, is_whole: bool = False) -> None:
+    def _put_back(self, copy: Copy, *, is_unseen: bool = False, is_whole: bool = False, life: bytes = b"") -> None:
         if self._store is None:
-            self.world.at(500, lambda: self._put_back(copy, is_unseen=is_unseen, is_whole=is_whole))
+            self.world.at(500, lambda: self._put_back(copy, is_unseen=is_unseen, is_whole=is_whole, life=life))
             return
         self._commit()
         if not self.is_up:
             return
-        chance, check = self.world.chance, self.world.check
-        is_whole = is_whole or is_unseen
-        self.is_whole_image = self.is_whole_image or is_whole
-        if is_whole:
-            check.forks.add(self._store.origin)
+        chance, is_whole = self.world.chance, is_whole or is_unseen
         if is_unseen:
             self._grows_past = self._store.end_offset(STREAM) + chance.randint(-5, 40)
             self.world.hide(self, self.world.now_ms + chance.randint(1_000, 8_000))
@@ -308,9 +294,11 @@ class Node:
         witness = f"{stepped.FILE}.witness"
         kept = {} if is_whole else {witness: stepped.image_of(self._folder)[witness]}
         image, held = copy
-        self._again_with({**image, **kept}, is_old=True, held=held)
+        self._again_with({**image, **kept}, is_old=True, held=held, life=life)
 
-    def _again_with(self, image: stepped.Image, *, is_old: bool = False, held: Values | None = None) -> None:
+    def _again_with(
+        self, image: stepped.Image, *, is_old: bool = False, held: Values | None = None, life: bytes = b""
+    ) -> None:
         """Die, and start with these files after a while."""
         self.abandon()
         self.life += 1
@@ -319,7 +307,7 @@ class Node:
         shutil.rmtree(self._folder)
         self._folder = self.world.folder / f"{self.name}-{self.life}"
         stepped.write_image(self._folder, image)
-        self.world.at(self.world.chance.randint(1, 3_000), lambda: self.start(is_old=is_old, held=held))
+        self.world.at(self.world.chance.randint(1, 3_000), lambda: self.start(is_old=is_old, held=held, life=life))
 
     def abandon(self) -> None:
         """Drop the store without closing it, if it is open."""

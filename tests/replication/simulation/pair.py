@@ -4,7 +4,7 @@ The serving side is the product's consumer core, the receiving side its receiver
 store are models kept as simple as possible, so that they do not hide an error of a core: the receiver's store appends
 what it is given, without looking for duplicates. The checkers see only the two stores, after every change:
 
-    order      of each epoch of the sender the receiver holds exactly offsets 1 to n, counting reported holes
+    order      of each life of the sender the receiver holds exactly offsets 1 to n, counting reported holes
     holes      what was reported as gone is gone: released by retention or damaged by the disk
     frontier   never moves back, and never passes what the receiver holds durably
     converges  once the faults stop, everything is stored and confirmed within a bound
@@ -92,7 +92,7 @@ class Faults:
 class Log:
     """One life of the sender's store."""
 
-    epoch: str
+    life: str
     ends: list[int] = field(default_factory=list)  # last offset of each batch
     frontier: int | None = None  # of the one consumer, None while it is not registered
     lease: Lease = NO_LEASE
@@ -102,7 +102,7 @@ class Log:
     @property
     def lives(self) -> LogLives:
         """A log of this pair has one life."""
-        life = bytes.fromhex(self.epoch)
+        life = bytes.fromhex(self.life)
         return LogLives(LifeList([(life, 1)] if self.ends else []), self.end_offset, life)
 
     def resolve(self, position: Position) -> Resolved:
@@ -125,7 +125,7 @@ class Log:
         """Read batches, and the holes before, between and after them, as a store does."""
         batches: list[StoredBatch] = []
         holes: list[Hole] = []
-        origin = Origin("plant-a", bytes.fromhex(self.epoch))
+        origin = Origin("plant-a", bytes.fromhex(self.life))
         for first, last in self.batches():
             if last <= after_offset:
                 continue
@@ -181,13 +181,13 @@ class World:
         self._sequence = 0
         self.events = 0
         # the sender: durable log, volatile parked fetches
-        self.logs = [Log(self._epoch(0))]
+        self.logs = [Log(self._life(0))]
         self.sender_life = 0
         self.parked: Serving | None = None
         # the receiver: durable facts and position, volatile core
         self.held: dict[str, list[tuple[int, int]]] = {}  # facts and holes, in order
         self.holes: dict[str, list[tuple[int, int]]] = {}
-        self.position: tuple[str, Trail] | None = None
+        self.position: Trail = ()
         self.receiver_life = 0
         self.link_is_up = False
         self.notes: list[Note] = []
@@ -233,7 +233,7 @@ class World:
         return self._held_end() == self.log.end_offset == (self.log.frontier or 0)
 
     def _held_end(self) -> int:
-        runs = self.held.get(self.log.epoch, [])
+        runs = self.held.get(self.log.life, [])
         return runs[-1][1] if runs else 0
 
     # --- faults
@@ -289,7 +289,7 @@ class World:
 
     def _replace_sender(self) -> None:
         self._crash_sender()
-        self.logs.append(Log(self._epoch(len(self.logs))))
+        self.logs.append(Log(self._life(len(self.logs))))
 
     def _release(self) -> None:
         """The sender's store is full: it drops its oldest facts, confirmed or not."""
@@ -305,7 +305,7 @@ class World:
             self.log.damaged.add(self.chance.choice(unconfirmed or ends))
 
     @staticmethod
-    def _epoch(number: int) -> str:
+    def _life(number: int) -> str:
         return f"{number:032x}"
 
     # --- the sender, as its shell would drive the core
@@ -323,7 +323,7 @@ class World:
 
     def request_arrives(self, request: FetchFacts, fetch_id: int, life: int) -> None:
         core = self.make_core(
-            Caller("idmz", f"life-{life}", b"12345678"), frozenset({STREAM}), "plant-a", self.log.epoch, self.log.epoch
+            Caller("idmz", f"life-{life}", b"12345678"), frozenset({STREAM}), "plant-a", self.log.life
         )
         self._serve(Serving(core.fetch(request, self.now_ms), fetch_id, life))
 
@@ -356,10 +356,8 @@ class World:
             case effects.RegisterConsumer():
                 log.frontier = log.released_offset
                 return Registered("idmz", STREAM, log.frontier, log.lease)
-            case effects.IsProven():
-                return False
             case effects.GetStreamState():
-                return effects.StreamState(log.epoch, log.lives, int(self.parked is not None), self.now_ms)
+                return effects.StreamState(log.lives, int(self.parked is not None), self.now_ms)
             case effects.Resolve(_, _, positions):
                 return tuple((one, log.resolve(one)) for one in positions)
             case effects.HoldLease(_, _, shown):
@@ -405,10 +403,10 @@ class World:
             self._serve(one, effects.Parked(is_superseded=True, waited_ns=0))
 
     def _end(self, outcome: Outcome, one: "Serving") -> None:
-        epoch = self.log.epoch
+        answering = self.log.life
         match outcome:
             case Refuse():
-                self._carry(lambda: self._answer_refused(outcome, one.fetch_id, epoch, one.life))
+                self._carry(lambda: self._answer_refused(outcome, one.fetch_id, answering, one.life))
             case (answer, attachment, *_):
                 page = self._packed(answer, attachment)
                 self._carry(lambda: self._answer_page(page, one.fetch_id, one.life))
@@ -442,16 +440,15 @@ class World:
         if life == self.receiver_life and self.link_is_up:
             self._handle(PageArrived(fetch_id, page))
 
-    def _answer_refused(self, refusal: Refuse, fetch_id: int, epoch: str, life: int) -> None:
+    def _answer_refused(self, refusal: Refuse, fetch_id: int, answering: str, life: int) -> None:
         if life == self.receiver_life and self.link_is_up:
             is_retryable = ERRORS[refusal.code].retryable
-            self._handle(FetchFailed(fetch_id, refusal.code, refusal.message, is_retryable, epoch))
+            self._handle(FetchFailed(fetch_id, refusal.code, refusal.message, is_retryable, answering))
 
     # --- the receiver, as its shell would drive the core
 
     def _new_core(self) -> Receiver:
-        epoch, trail = self.position or (None, ())
-        return self.make_receiver(self.settings, epoch, trail)
+        return self.make_receiver(self.settings, self.position)
 
     def _link_up(self) -> None:
         if not self.link_is_up:
@@ -477,7 +474,7 @@ class World:
         life = self.receiver_life
         match effect:
             case Fetch():
-                request = fetch_request(effect, PULL, origin_head=None)
+                request = fetch_request(effect, PULL)
                 sender_life = self.sender_life
 
                 def arrive() -> None:
@@ -506,24 +503,25 @@ class World:
             self._handle(Appended())
 
     def _store(self, effect: Append) -> None:
-        runs = self.held.setdefault(effect.page.epoch, [])
+        life = effect.page.lives[-1].life.hex()
+        runs = self.held.setdefault(life, [])
         found, holes = effect.page.content
         for first, last in found:
             expected = runs[-1][1] + 1 if runs else 1
             if first != expected:
                 raise Violation(f"order: offsets {first} to {last} stored where {expected} is next")
             runs.append((first, last))
-        self._check_holes(effect.page.epoch, holes)
-        self.position = (effect.page.epoch, extended(self.position[1] if self.position else (), self.read_by(effect)))
+        self._check_holes(life, holes)
+        self.position = extended(self.position, self.read_by(effect))
 
     def read_by(self, effect: Append) -> tuple[Position, ...]:
         """The positions that the receiver's store keeps with the page."""
         return effect.page.lives
 
-    def _check_holes(self, epoch: str, holes: list[tuple[int, int, str]]) -> None:
+    def _check_holes(self, life: str, holes: list[tuple[int, int, str]]) -> None:
         """A reported hole is really gone."""
-        (log,) = [one for one in self.logs if one.epoch == epoch]
+        (log,) = [one for one in self.logs if one.life == life]
         for first, last, _ in holes:
             if not log.lacks(first, last):
                 raise Violation(f"holes: offsets {first} to {last} were reported as gone, and are not")
-            self.holes.setdefault(epoch, []).append((first, last))
+            self.holes.setdefault(life, []).append((first, last))

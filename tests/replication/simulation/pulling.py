@@ -216,11 +216,7 @@ class Pull:
         batches = _Batches(judged.batches)
         judged = replace(judged, batches=batches)
         batches.version, batches.served = self._answers
-        own, store = (
-            [one.header.origin for one in batches if one.header.origin.zone == self.node.zone],
-            self.node.running,
-        )
-        if any(origin.epoch not in store.former_epochs for origin in own):
+        if any(one.header.origin.zone == self.node.zone for one in batches):
             raise Violation(f"echo: {self.peer.name} sends {self.node.name} facts of its own")
         if world.faults.slow_consumer_ms_max and world.faults_are_on:
             world.injected["slow_consumer"] += 1
@@ -289,7 +285,7 @@ class _WatchedInbound:
         if batches.version == "major":
             raise Violation(f"version: {pull.node.name} takes a page of another major version")
         putting = self._inbound.put_batches(peer, stream, batches, position, holes=holes, **how)
-        offered = Offered([one.sealed for one in batches], holes, batches.served, how["after"])
+        offered = Offered([one.sealed for one in batches], holes, batches.served)
         check.page_offered(pull, position, offered)
         pull.node.world.check.facts_declined(pull.node, how.get("declined", ()))
         putting.add_done_callback(partial(self._put, (*how["passed"], position), offered))
@@ -309,7 +305,6 @@ class _WatchedInbound:
         def committed() -> None:
             """One commit may hold several pages: a page may be contradicted by the page before it."""
             check.facts_refused(pull.node, offered.sealed, result.refused)
-            check.facts_uncompared(pull.node, result.uncompared)
             check.check_skipped(pull.node, machines, lives[-1].offset, offered)
 
         pull.node.soon(committed)  # the checkers look at the node's own file after the commit

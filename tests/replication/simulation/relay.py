@@ -3,13 +3,13 @@
 For a while it does at random what the relay's machine can do:
 
     forge      writes facts that their zone never recorded into its log, behind the real ones, with a sound chain
-    invent     the same under an epoch that their zone never began
+    invent     the same under an life that their zone never began
     change     changes facts in a page that it serves, and chains those behind them again
     spoil      changes the record of a batch, and makes the digest fit
     drop       names facts that it holds as expired
     withhold   ends a page early, and names its end as the end of its log
     reorder    serves the batches of a page in another order
-    replay     answers with a page that it sent before, to any reader, under the epoch of that time
+    replay     answers with a page that it sent before, to any reader, under the life of that time
 
 It may show a change to some of its readers and not to the others (split views). Then its machine is installed again,
 with an empty store. It cannot break digests or signatures, and it requests nothing in the name of others.

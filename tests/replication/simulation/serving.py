@@ -18,7 +18,6 @@ import pytest
 
 from agent.lease import Lease, LeaseClaim
 from agent.local_socket.serving.store_errors import REFUSAL_CODES, STORE_ERRORS
-from agent.node.trust import RestoreProof
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.protocol.codec import decode_answer, decode_heartbeat, decode_request
 from agent.replication.protocol.errors import MalformedMessage
@@ -116,7 +115,6 @@ class Serving:
         store: Any = WatchedStore(self)
         self.server = server.Server(
             *(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES),
-            is_proven=RestoreProof(node.running, node.judge),
         )
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ import pytest
 from agent.fact_store import FactStore, appends, consumer_registry
 from agent.fact_store import store as store_module
 from agent.fact_store.retention import housekeeping
-from agent.fact_store.sqlite import recovery
+from agent.fact_store.sqlite import transaction
 from agent.fact_store.writer import writer
 from agent.fact_store.writer.writer import Writer
 from agent.message import TagDefinition
@@ -54,6 +54,11 @@ class Clock:
 
     def monotonic(self) -> float:
         return self.now_ms / 1000
+
+    CLOCK_BOOTTIME = 0
+
+    def clock_gettime_ns(self, _: int) -> int:
+        return self.monotonic_ns()
 
     def time_ns(self) -> int:
         return (WALL_START_MS + self.now_ms + self.wall_jump_ms) * 1_000_000
@@ -160,13 +165,14 @@ class Disks:
 def stepped(clock: Clock, chance: random.Random, disks: Disks) -> Iterator[pytest.MonkeyPatch]:
     """Stores opened here are stepped, see this clock, these disks, and no chance but this."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (store_module, appends, consumer_registry, writer):
+        for module in (store_module, appends, consumer_registry, writer, transaction):
             patch.setattr(module, "time", clock)
         patch.setattr(store_module, "Writer", SteppedWriter)
         patch.setattr(store_module, "Scrubber", Scrubber)
         for module in (store_module, housekeeping):
             patch.setattr(module, "disk_free", disks.free)
-        patch.setattr(recovery.os, "urandom", chance.randbytes)  # the module `os`, which all share
+        patch.setattr(transaction.os, "urandom", chance.randbytes)  # the module `os`, which all share
+        patch.setattr(transaction.os, "getpid", lambda: 1)
         yield patch
 
 
@@ -176,7 +182,7 @@ _templates: dict[tuple[str, str], Image] = {}
 def image_of_new(zone: str, name: str) -> Image:
     """The files of an empty store that knows one tag; `name` tells stores of one zone apart."""
     if (zone, name) not in _templates:
-        with stepped(Clock(), random.Random(name), Disks()), memory_folder() as folder:  # the same epoch in every run
+        with stepped(Clock(), random.Random(name), Disks()), memory_folder() as folder:  # the same in every run
             store = FactStore.open(folder / FILE, zone, settings=SETTINGS, unattended=True)
             store.appends.define([TagDefinition("tag:line1/t1")])
             store.close()
@@ -188,6 +194,14 @@ def open_store(folder: Path, zone: str, policy: StreamSettings) -> FactStore:
     """As a node opens it that signs its facts."""
     signer = signer_of(zone)
     return FactStore.open(folder / FILE, zone, settings=SETTINGS, streams=[policy], signer=signer, unattended=True)
+
+
+def resume(store: FactStore, life: bytes, *, is_noticed: bool) -> None:
+    """The process of this store is one whose memory was put back; its clock has jumped if it is noticed."""
+    found = writer_of(store)
+    found.catalog.life = life
+    if is_noticed:
+        found._clock.has_jumped(0, 0)
 
 
 def writer_of(store: FactStore) -> SteppedWriter:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent.fact_store.divergence.high_water import ReadHighWater
 
 from agent.batch import Header
 from agent.fact_store import FactStore
 from agent.fact_store.append import receive, renamed
 from agent.fact_store.divergence import opening, reseal
-from agent.fact_store.divergence.high_water import ReadHighWater
 from agent.fact_store.integrity.damage_registry import DamageRegistry
 from agent.fact_store.log.errors import ForkError
 from agent.fact_store.log.held_ranges import Insert

@@ -29,7 +29,7 @@ FOUND = [
         "diamond",
         "serving_twin",
         20002098,
-    ),  # a zone pulled directly contradicts what a relay brought of its present epoch
+    ),  # a zone pulled directly contradicts what a relay brought of its present life
     (
         "two_readers",
         "restored_grown_full",

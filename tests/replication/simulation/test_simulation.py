@@ -221,7 +221,7 @@ def test_a_page_that_holds_only_a_hole_moves_the_receiver_on() -> None:
     for seed in range(SEEDS):
         world = RottenTailWorld(seed, Faults(receiver_crash_ms=10_000, link_cut_ms=10_000))
         world.run()
-        assert world.holes[world.log.epoch][-1][1] == world.log.end_offset
+        assert world.holes[world.log.life][-1][1] == world.log.end_offset
 
 
 @pytest.mark.sim

@@ -56,12 +56,12 @@ class Machine:
         self.name = name
         self.life = 0
         self.line_free_ms = 0
-        self.core = Receiver(PATIENCE, EPOCH, (READ,))
+        self.core = Receiver(PATIENCE, (READ,))
 
     def start(self) -> None:
         """A new process."""
         self.life += 1
-        self.core = Receiver(PATIENCE, EPOCH, (READ,))
+        self.core = Receiver(PATIENCE, (READ,))
         self.tell(LinkUp())
 
     def tell(self, event: Event) -> None:
@@ -146,8 +146,8 @@ class World:
 
     def request_arrives(self, machine: Machine, life: int, instance: str, fetch: Fetch) -> None:
         """The product's core serves it, up to its answer."""
-        core = ConsumerCore(Caller("idmz", instance, b"12345678"), frozenset({STREAM}), PULL.peer_zone, EPOCH, EPOCH)
-        steps = core.fetch(fetch_request(fetch, PULL, None), self.now_ms)
+        core = ConsumerCore(Caller("idmz", instance, b"12345678"), frozenset({STREAM}), PULL.peer_zone, EPOCH)
+        steps = core.fetch(fetch_request(fetch, PULL), self.now_ms)
         self._serve(Served(steps, machine, life, fetch.fetch_id), None)
 
     def _serve(self, one: "Served", result: Any) -> None:
@@ -162,7 +162,7 @@ class World:
                 case effects.FindConsumer():
                     result = Registered("idmz", STREAM, 10, self.lease)
                 case effects.GetStreamState():
-                    result = effects.StreamState(EPOCH, LOG, 0, self.now_ms)
+                    result = effects.StreamState(LOG, 0, self.now_ms)
                 case effects.HoldLease(_, _, shown):
                     self._writing.append((shown, partial(self._decided, one)))
                     self.at(self.chance.choice((1, 20, 200)), self.commit)

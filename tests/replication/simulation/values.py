@@ -7,7 +7,7 @@ the product gives to a batch can hide that a fact was lost, stored twice or rele
     unread      what is released because every consumer has confirmed it was durable at each of them, or reported to it
     refused     a value is missing because the node refused it as a contradiction of what it holds
 
-It knows no epoch, fork or reseal, and excuses nothing for them. Values that were only on a disk that is gone are gone.
+It knows no life and no fork, and excuses nothing for them. Values that were only on a disk that is gone are gone.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class ValueJudge:
                 missing = {value for value in intact[pull.peer.name] - self.told if not present[value]}
                 for value in sorted(missing):
                     kind = "home" if self.zone_of[value] == node.zone else "lost"
-                    if kind == "lost" and any(one.kind == "refused" for one in node.running.incidents()):
+                    if any(one.kind == "refused" for one in node.running.incidents()):
                         kind = "refused"
                     self._report(kind, f"{node.name} lacks value {value}, which {pull.peer.name} holds")
 

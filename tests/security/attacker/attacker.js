@@ -17,7 +17,7 @@ async function peerOf(zone) {
     const before = peers.get(zone);
     if (before && !before.closed) return before;
     const peer = await new Peer(options, zone).connect();
-    if (before) Object.assign(peer, { logs: before.logs, patches: before.patches, epoch: before.epoch, lost: before.closed });
+    if (before) Object.assign(peer, { logs: before.logs, patches: before.patches, life: before.life, lost: before.closed });
     peers.set(zone, peer);
     return peer;
 }
@@ -32,20 +32,20 @@ const COMMANDS = {
         const text = raw === undefined ? JSON.stringify({ ...COMMON, operation, ...fields }) : raw;
         return told(await peer.ask(serving, text, limitMs || 10000, properties));
     },
-    async serve({ zone, asking, epoch }) {
+    async serve({ zone, asking, life }) {
         const peer = await peerOf(zone);
-        if (epoch) peer.epoch = epoch;
+        if (life) peer.life = life;
         await peer.serve(asking);
-        return peer.epoch;
+        return peer.life;
     },
-    // Forget what was served, and serve under a new epoch.
+    // Forget what was served, and serve under a new life.
     async begin({ zone }) {
         (await peerOf(zone)).begin();
         return null;
     },
     async append({ zone, stream, batch }) {
         const peer = await peerOf(zone);
-        return peer.log(stream).append(stream, { zone, epoch: peer.epoch, ...batch });
+        return peer.log(stream).append(stream, { zone, life: peer.life, ...batch });
     },
     // Take a page that another zone serves at another port, and serve it as it is; its last offset there. `spoil` changes
     // the record of that many batches first. `replay` serves again what was taken so before.
@@ -54,7 +54,7 @@ const COMMANDS = {
         await source.listen(from);
         const ask = (fields) => source.ask(from, JSON.stringify({ ...COMMON, stream, ...fields }), 10000);
         const held = (await ask({ operation: 'GetBounds' })).header;
-        const last = { last_offset: held.end_offset, life: held.life };
+        const last = { last_offset: held.end_offset, life: held.end_life };
         const range = { first_offset: (after || 0) + 1, ...last, limit: 1000000, signers_known: [] };
         const page = await ask({ operation: 'FetchRange', ...range });
         source.end();

@@ -86,7 +86,7 @@ function seal({ kind, link, count, times, definitions, content }) {
     const stream = Buffer.from(link.stream, 'ascii');
     const sorted = [...times].sort((a, b) => (a < b ? -1 : Number(a > b)));
     const header = Buffer.concat([
-        Buffer.from('BSFB'), Buffer.from([1, kind, 0, 0]), Buffer.from(link.epoch, 'hex'), uint(8, link.sequence),
+        Buffer.from('BSFB'), Buffer.from([1, kind, 0, 0]), Buffer.from(link.life, 'hex'), uint(8, link.sequence),
         uint(4, count), uint(8, sorted[0]), uint(8, sorted[sorted.length - 1]), link.digest,
         uint(4, definitions.count), definitions.digest, uint(4, content.length), uint(4, content.length),
         Buffer.from([zone.length, stream.length]),

@@ -39,10 +39,10 @@ class Log {
     }
 
     // A batch of messages or of one sample; `forged` replaces fields of the chain. Returns its offsets.
-    append(stream, { zone, epoch, messages, sample, definitions, forged }) {
-        const origin = `${zone}/${epoch}`;
+    append(stream, { zone, life, messages, sample, definitions, forged }) {
+        const origin = `${zone}/${life}`;
         const chain = this.chains.get(origin) || { sequence: 1, digest: ZEROS };
-        const link = { stream, zone, epoch, ...chain };
+        const link = { stream, zone, life, ...chain };
         if (forged && forged.sequence) link.sequence = forged.sequence;
         if (forged && forged.digest) link.digest = Buffer.from(forged.digest, 'hex');
         let sealed;
@@ -100,7 +100,7 @@ class Peer {
         this.askers = new Set();
         this.frontiers = new Map();
         this.closed = null;
-        this.epoch = crypto.randomBytes(16).toString('hex');
+        this.life = crypto.randomBytes(16).toString('hex');
     }
 
     async connect() {
@@ -174,7 +174,7 @@ class Peer {
 
     begin() {
         const before = [...this.logs.values()];
-        this.epoch = crypto.randomBytes(16).toString('hex');
+        this.life = crypto.randomBytes(16).toString('hex');
         this.logs.clear();
         this.frontiers.clear();
         this.patches = [];
@@ -216,7 +216,7 @@ class Peer {
     }
 
     async answer(request) {
-        const header = { ...COMMON, operation: request.operation, status: 'ok', store_zone: this.zone, epoch: this.epoch };
+        const header = { ...COMMON, operation: request.operation, status: 'ok', store_zone: this.zone, life: this.life };
         const nothing = Buffer.alloc(0);
         const log = this.log(request.stream || '');
         switch (request.operation) {
@@ -249,24 +249,20 @@ class Peer {
 
     async fetched(request, header) {
         const log = this.log(request.stream);
-        if (request.epoch && request.epoch !== this.epoch) return [refusal(header, 'epoch_changed', true), Buffer.alloc(0)];
         if (request.confirm) this.frontiers.set(request.consumer_name, request.confirm.last_offset);
         const frontier = this.frontiers.get(request.consumer_name) || 0;
-        const named = request.trail ? request.trail.find((one) => one.life === this.epoch) || { offset: 0 } : request.after;
-        if (named && named.offset && named.life !== this.epoch) return [refusal(header, 'life_unknown', true), Buffer.alloc(0)];
+        const named = request.trail ? request.trail.find((one) => one.life === this.life) || { offset: 0 } : request.after;
+        if (named && named.offset && named.life !== this.life) return [refusal(header, 'life_unknown', true), Buffer.alloc(0)];
         const after = named ? Math.min(named.offset || 0, request.trail ? log.end : Infinity) : frontier;
         if (log.end <= after && request.wait_ms) await log.grown(request.wait_ms);
-        if (header.epoch !== this.epoch) { // begun anew meanwhile
-            return [refusal({ ...header, epoch: this.epoch }, 'epoch_changed', true), Buffer.alloc(0)];
-        }
         const page = log.page(after, request.bytes_max || 262144);
         const last = page.length ? page[page.length - 1].last : after;
         return [{
             ...header, stream: request.stream, frontier, end_offset: log.end, more: last < log.end,
             batches: page.map((one) => [one.first, one.last, one.sealed.length]),
-            signers: log.signers, life: this.epoch,
-            after: after ? { offset: after, life: named ? named.life : this.epoch } : {},
-            lives: page.length ? [{ offset: last, life: this.epoch }] : [],
+            signers: log.signers,
+            after: after ? { offset: after, life: named ? named.life : this.life } : {},
+            lives: page.length ? [{ offset: last, life: this.life }] : [],
             ...(request.lease === undefined || request.lease === null ? {} : { lease: Math.max(1, request.lease) }),
         }, Buffer.concat(page.map((one) => one.sealed))];
     }

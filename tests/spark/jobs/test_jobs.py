@@ -189,10 +189,10 @@ def test_the_jobs_equal_plain_python(spark: SparkSession, tmp_path: Path, monkey
         assert fresh == kept, name
 
 
-def put_later(folder: Path, zone: str, epoch: str, samples: list[Sample]) -> None:
+def put_later(folder: Path, zone: str, life: str, samples: list[Sample]) -> None:
     """Facts of a plant that arrive after a run."""
     with FactStore.open(folder / "facts.db", "enterprise") as opened:
-        making.put(opened, making.foreign(Origin(zone, epoch.encode().ljust(16)), [samples]), 100 + len(samples))
+        making.put(opened, making.foreign(Origin(zone, life.encode().ljust(16)), [samples]), 100 + len(samples))
 
 
 def equal(folder: Path, spark: SparkSession) -> int:
@@ -269,7 +269,7 @@ def holed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     origin = making.store(folder / "facts.db", runs)
     gone = sum(map(len, runs)) - 2
-    about = {"zone": origin.zone, "epoch": origin.epoch.hex(), "first_sequence": gone, "last_sequence": gone}
+    about = {"zone": origin.zone, "life": origin.life.hex(), "first_sequence": gone, "last_sequence": gone}
     expired = operational_fact(
         origin, making.TELEMETRY, "facts_expired", {"reason": "ttl", "origins": [about]}, "1", NOON_NS // 1_000_000
     )

@@ -51,16 +51,16 @@ def run(spark: SparkSession, asked: Order) -> Totals:
 
 def identities(folder: Path) -> list[tuple[Any, ...]]:
     """Every fact in the table."""
-    columns = ("zone", "stream", "epoch", "sequence", "offset", "value")
+    columns = ("zone", "stream", "life", "sequence", "offset", "value")
     return landed_rows(paths(folder / "lake" / "facts"), columns)
 
 
 def recorded(folder: Path, facts: int = FACTS) -> list[tuple[Any, ...]]:
     """Every fact that the feeder has recorded."""
     with closing(StoreReader(folder / "facts.db")) as reader:
-        epoch = reader.origin.epoch.hex()
+        life = reader.origin.life.hex()
     numbers = range(1, facts + 1)
-    return [("enterprise", TELEMETRY, epoch, n, n, float(n) if n % 1000 else None) for n in numbers]
+    return [("enterprise", TELEMETRY, life, n, n, float(n) if n % 1000 else None) for n in numbers]
 
 
 def crashing(commit: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ DURABLE = PATH | {"consumer": "local.lake", "checkpointLocation": "/x/checkpoint
 
 
 def test_defaults_lose_nothing() -> None:
-    """Without options a query starts at the oldest fact, and ends rather than pass over a loss or a new epoch."""
+    """Without options a query starts at the oldest fact, and ends rather than pass over a loss or a new life."""
     found = StreamOptions.of(PATH)
     assert (found.start, found.is_loss_refused, found.on_restored) == ("earliest", True, "fail")
     assert found.read.paths == ("/x/facts.db",)

@@ -3,16 +3,13 @@
 -- Numbers: offsets and sequences start at 1 and have no holes; 0 means "nothing yet". Times are nanoseconds (_ns) or
 -- milliseconds (_unix_ms) since 1970, UTC. Digests are BLAKE2b-128.
 
--- The zone that owns this store, and the store's epoch. One row. new_epoch_because: set within the transaction that
--- begins a new epoch, and NULL outside of it. definition: the newest of the zone's own tag definitions. is_open: set, also in the database file itself, as long as there must be a
--- write-ahead log; an orderly close clears it (decision 0046).
+-- The zone that owns this store. One row. definition: the newest of the zone's own tag definitions. is_open: set, also in
+-- the database file itself, as long as there must be a write-ahead log; an orderly close clears it (decision 0046).
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     zone TEXT NOT NULL,
-    epoch BLOB NOT NULL CHECK (length(epoch) = 16),
     format INTEGER NOT NULL,
     created_unix_ms INTEGER NOT NULL,
-    new_epoch_because TEXT,
     definition INTEGER,
     is_open INTEGER NOT NULL DEFAULT 0 CHECK (is_open IN (0, 1))
 ) STRICT;
@@ -24,18 +21,18 @@ CREATE TABLE zone (
     is_proven INTEGER NOT NULL DEFAULT 0 CHECK (is_proven IN (0, 1))
 ) STRICT;
 
--- The stores that first recorded the facts held here. This store is the origin with its present epoch. A zone has
--- thousands in ten years, so a row is small and is read when it is needed. is_proven: as above, of this origin.
+-- The lives that first recorded the facts held here. A zone has thousands in ten years, so a row is small and is read
+-- when it is needed. is_proven: as above, of this origin.
 CREATE TABLE origin (
     id INTEGER PRIMARY KEY,
     zone INTEGER NOT NULL REFERENCES zone (id),
-    epoch BLOB NOT NULL CHECK (length(epoch) = 16),
+    life BLOB NOT NULL CHECK (length(life) = 16),
     is_proven INTEGER NOT NULL DEFAULT 0 CHECK (is_proven IN (0, 1)),
-    UNIQUE (zone, epoch)
+    UNIQUE (zone, life)
 ) STRICT;
 
 CREATE VIEW named_origin AS
-SELECT origin.id, zone.name AS zone, origin.epoch, origin.is_proven
+SELECT origin.id, zone.name AS zone, origin.life, origin.is_proven
 FROM origin JOIN zone ON zone.id = origin.zone;
 
 -- Certificates (DER) of the keys that signed batches held here; they are passed on with them. key_id is a hint.
@@ -95,12 +92,7 @@ CREATE TABLE batch (
 -- Identity: one batch starts at a sequence of an origin in a stream, whatever path it came by.
 CREATE UNIQUE INDEX batch_by_sequence ON batch (stream, origin, first_sequence);
 
--- Own batches that no reader has got are resealed while a new epoch begins (decision 0041).
-CREATE TRIGGER batch_update_refused BEFORE UPDATE OF
-    id, stream, first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec,
-    definition, bytes_total, digest, previous_digest, verified_unix_ms, body
-ON batch
-WHEN (SELECT new_epoch_because FROM store) IS NULL
+CREATE TRIGGER batch_update_refused BEFORE UPDATE ON batch
 BEGIN
     SELECT RAISE(ABORT, 'batch is append-only');
 END;
@@ -229,7 +221,7 @@ CREATE TABLE held (
     PRIMARY KEY (stream, origin, first_sequence)
 ) STRICT, WITHOUT ROWID;
 
--- What is held in a stream of all origins of a zone but the one with the highest epoch (newest): how many ranges and
+-- What is held in a stream of all origins of a zone but the one with the highest life (newest): how many ranges and
 -- facts, and the sum of a digest of each range. An append in the newest changes nothing here.
 CREATE TABLE held_before (
     stream INTEGER NOT NULL REFERENCES stream (id),
@@ -239,34 +231,6 @@ CREATE TABLE held_before (
     facts INTEGER NOT NULL,
     digest_sum BLOB NOT NULL CHECK (length(digest_sum) = 16),
     PRIMARY KEY (stream, zone)
-) STRICT, WITHOUT ROWID;
-
--- The last signed batch of each held range of an origin among the released batches: its record proves to a peer that was
--- restored that it had more. signed_digest is what the record signs.
-CREATE TABLE released_record (
-    stream INTEGER NOT NULL REFERENCES stream (id),
-    origin INTEGER NOT NULL REFERENCES origin (id),
-    last_sequence INTEGER NOT NULL CHECK (last_sequence > 0),
-    digest BLOB NOT NULL CHECK (length(digest) = 16),
-    record BLOB NOT NULL CHECK (length(record) = 82),
-    signed_digest BLOB NOT NULL CHECK (length(signed_digest) = 16),
-    PRIMARY KEY (stream, origin, last_sequence)
-) STRICT, WITHOUT ROWID;
-
--- Origins of which a peer has sent facts again that were released here and could not be compared. If their zone begins
--- a new epoch later, what was taken for a duplicate may have been another history.
-CREATE TABLE unproven (
-    stream INTEGER NOT NULL REFERENCES stream (id),
-    origin INTEGER NOT NULL REFERENCES origin (id),
-    PRIMARY KEY (stream, origin)
-) STRICT, WITHOUT ROWID;
-
--- Origins that have two histories, according to a notice of another zone that could compare them. What comes again of
--- them and was released here may be other facts.
-CREATE TABLE contradicted (
-    stream INTEGER NOT NULL REFERENCES stream (id),
-    origin INTEGER NOT NULL REFERENCES origin (id),
-    PRIMARY KEY (stream, origin)
 ) STRICT, WITHOUT ROWID;
 
 -- Messages that applications appended here: digest of the id, digest of the content, offset. Generations of 65536 ids,
@@ -346,34 +310,25 @@ CREATE TABLE trail (
     UNIQUE (peer, stream, life)
 ) STRICT;
 
--- The epoch of each peer whose stream is stored here. is_read_again: the peer has begun another epoch, or its log was
--- read again from before, since it was first read.
-CREATE TABLE peer_epoch (
-    peer TEXT NOT NULL,
-    stream INTEGER NOT NULL REFERENCES stream (id),
-    epoch BLOB NOT NULL CHECK (length(epoch) = 16),
-    is_read_again INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (peer, stream)
-) STRICT, WITHOUT ROWID;
-
--- Facts of a zone that are known under two of its epochs: sequences of the older one are higher by shift (append/renamed.py).
-CREATE TABLE renamed (
-    stream INTEGER NOT NULL REFERENCES stream (id),
-    origin INTEGER NOT NULL REFERENCES origin (id),
-    new_origin INTEGER NOT NULL REFERENCES origin (id),
-    shift INTEGER NOT NULL CHECK (shift >= 0),
-    PRIMARY KEY (stream, origin, new_origin)
-) STRICT, WITHOUT ROWID;
-
 -- The lives of a stream's log: each process that stored facts in it, and the first offset that it stored, written in
 -- the transaction that stores that fact and never released. A life ends where the next one begins, or at the end.
+-- is_forked: the life ran twice, or the clock jumped in it.
 CREATE TABLE life (
     stream INTEGER NOT NULL REFERENCES stream (id),
     first_offset INTEGER NOT NULL CHECK (first_offset > 0),
     life BLOB NOT NULL CHECK (length(life) = 16),
+    is_forked INTEGER NOT NULL DEFAULT 0 CHECK (is_forked IN (0, 1)),
     PRIMARY KEY (stream, first_offset),
     UNIQUE (stream, life)
 ) STRICT, WITHOUT ROWID;
+
+-- The end of the last batch that this store has sealed in a stream, while what is held of its newest own life does not
+-- end there, because a peer has brought own facts back. The next batch follows it.
+CREATE TABLE tip (
+    stream INTEGER PRIMARY KEY REFERENCES stream (id),
+    sequence INTEGER NOT NULL CHECK (sequence >= 0),
+    digest BLOB NOT NULL CHECK (length(digest) = 16)
+) STRICT;
 
 -- Up to when the facts of a source are complete on that source's clock: all of them are held, or a held fact declares
 -- them missing. part: empty for its values, `events`, or a tag that is complete up to an earlier time. ahead_ns: by how
@@ -406,13 +361,3 @@ CREATE TABLE artifact (
     PRIMARY KEY (digest, stream)
 ) STRICT, WITHOUT ROWID;
 
--- Own facts that were resealed under a new epoch: those from first_sequence on, whose first batch had this digest. The
--- witness beside the file has a copy, so that an older copy of the file reseals them in the same way.
-CREATE TABLE reseal (
-    id INTEGER PRIMARY KEY,
-    stream INTEGER NOT NULL REFERENCES stream (id),
-    origin INTEGER NOT NULL REFERENCES origin (id),
-    first_sequence INTEGER NOT NULL CHECK (first_sequence > 0),
-    digest BLOB NOT NULL CHECK (length(digest) = 16),
-    new_origin INTEGER NOT NULL REFERENCES origin (id)
-) STRICT;

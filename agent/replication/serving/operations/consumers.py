@@ -30,8 +30,7 @@ from agent.telemetry import Side, Span, Started, Telemetry
 _log = logging.getLogger(__name__)
 
 REPORTED_MS = 600_000
-"""Between two reports that a zone claims facts which this store lacks, or has read another log. Each is a commit, and a
-peer repeats its claim with each request."""
+"""Between two reports that a zone has read another log. Each is a commit, and a peer repeats it with each request."""
 
 Key = tuple[str, str]
 """Zone and consumer."""
@@ -44,7 +43,7 @@ class Consumers:
         self._context = context
         self._waiters = Waiters()
         self._bootstraps = BootstrapSpans(context.telemetry)
-        self._reported_ms: dict[tuple[str, str], int] = {}
+        self._reported_ms: dict[str, int] = {}
         self._are_heartbeats_due = False
         self._hastening = set[str]()  # zones that wait for their next commit
 
@@ -62,8 +61,6 @@ class Consumers:
         outcome = await self._run(self._core(caller).fetch(request, self._context.now_ms()))
         if isinstance(outcome, Refuse):
             self._bootstraps.refused(request.consumer_name, outcome.code)
-            if outcome.code == "epoch_changed" and request.epoch is not None:
-                self._context.store.peer_names_epoch(caller.zone, request.epoch)
         return outcome
 
     async def confirm(self, caller: Caller, request: ConfirmReceipt) -> Outcome:
@@ -81,9 +78,7 @@ class Consumers:
     # --------------------------------------------------------------------------------------------------------- internal
 
     def _core(self, caller: Caller) -> ConsumerCore:
-        return ConsumerCore(
-            caller, self._context.exports[caller.zone], **self._context.store_name, life=self._context.store.life.hex()
-        )
+        return ConsumerCore(caller, self._context.exports[caller.zone], **self._context.store_name)
 
     async def _run(self, steps: Steps) -> Outcome:
         """Carry out one effect after another until the core says how the request ends."""
@@ -103,9 +98,9 @@ class Consumers:
             case effects.FindConsumer(name):
                 return store.consumers.get(name)
             case effects.GetStreamState(stream, zone):
-                return StreamState(context.epoch, store.log(stream), self._waiters.count(zone), context.now_ms())
-            case effects.ReadPage(plan, zone, signers, former):
-                return await context.page(zone, PageQuery(plan, zone, context.packet_bytes_max, signers, former))
+                return StreamState(store.log(stream), self._waiters.count(zone), context.now_ms())
+            case effects.ReadPage(plan, zone, signers):
+                return await context.page(zone, PageQuery(plan, zone, context.packet_bytes_max, signers))
             case effects.NoteServed(name, is_at_end):
                 store.consumers.seen(name, is_at_end=is_at_end)
                 return self._bootstraps.reached_end(name) if is_at_end else None
@@ -121,23 +116,11 @@ class Consumers:
                 return confirming.result() if confirming.done() else None
             case effects.Resolve(stream, zone, positions):
                 return await context.resolve(zone, stream, positions)
-            case effects.ReportPeerAhead(zone, why):
-                if self._is_due(zone, "ahead"):
-                    _log.warning("peer_claims_more", extra={"peer": zone, "reason": why})
-                    store.peer_is_ahead(zone, why)
-                return None
             case effects.ReportRestored(zone, why):
-                if self._is_due(zone, "restored"):
+                if self._is_due(zone):
                     _log.warning("peer_read_more", extra={"peer": zone, "reason": why})
                     store.peer_reads_more(zone, why)
                 return None
-            case effects.IsProven(zone, request):
-                # In the zone's turn: checking a false claim costs as much, and a zone may make a thousand a second.
-                return await context.in_thread(zone, context.is_proven, zone, request)
-            case effects.BeginEpoch(why, epoch):
-                return await context.wrap(store.begin_epoch(why, instead_of=bytes.fromhex(epoch)))
-            case effects.CompareHistory(stream, zone, held):
-                return await context.in_thread(zone, store.contradiction, stream, held)
             case effects.RegisterConsumer():
                 return await self._register(effect)
             case effects.Unregister(name, zone, claim):
@@ -155,12 +138,12 @@ class Consumers:
                 return self._waiters.supersede((zone, name))  # the parked instance asks again and is fenced
         raise AssertionError(effect)
 
-    def _is_due(self, zone: str, kind: str) -> bool:
+    def _is_due(self, zone: str) -> bool:
         """Whether a report about a zone is due: the last one was made long enough ago."""
         now_ms = self._context.now_ms()
-        is_due = now_ms - self._reported_ms.get((zone, kind), -REPORTED_MS) >= REPORTED_MS
+        is_due = now_ms - self._reported_ms.get(zone, -REPORTED_MS) >= REPORTED_MS
         if is_due:
-            self._reported_ms[zone, kind] = now_ms
+            self._reported_ms[zone] = now_ms
         return is_due
 
     async def _register(self, effect: effects.RegisterConsumer) -> Consumer:

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 from agent.positions import Position, Resolved
 from agent.replication.protocol.errors import TransportError
-from agent.replication.protocol.messages import FetchFacts, LogPosition
+from agent.replication.protocol.messages import LogPosition
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.limits import (
@@ -47,15 +47,6 @@ OUTGOING_BYTES_ENOUGH = 256 * 1024
 SEND_AGAIN_S = 0.002
 
 Turns = ReadTurns[asyncio.Future[bool]]
-
-IsProven = Callable[[str, FetchFacts], bool]
-"""Whether a zone's request proves, by a signature of this store's own key, that this store has written facts of its
-present epoch that it does not hold. Must not wait."""
-
-
-def never_proven(_zone: str, _request: FetchFacts) -> bool:
-    """Without signatures nothing is proven: an operator begins the new epoch of a restored store."""
-    return False
 
 
 class Meter:
@@ -127,7 +118,6 @@ class Context:
     exports: Mapping[str, AbstractSet[str]]
     telemetry: Telemetry = field(default_factory=Telemetry)
     appends: Mapping[str, Container[str]] = field(default_factory=dict)
-    is_proven: IsProven = never_proven
     limits: Mapping[str, PeerLimits] = field(default_factory=dict)
     readers: Executor | None = None  # while the server runs
     inline_reads: InlineReads = field(default_factory=InlineReads)
@@ -147,14 +137,9 @@ class Context:
         return self.limits.get(zone, DEFAULT_LIMITS)
 
     @property
-    def epoch(self) -> str:
-        """The store's present epoch; it may change while the node runs."""
-        return self.store.epoch.hex()
-
-    @property
     def store_name(self) -> StoreName:
         """The first fields of every answer."""
-        return {"store_zone": self.store.zone, "epoch": self.epoch}
+        return {"store_zone": self.store.zone, "life": self.store.life.hex()}
 
     async def resolve(
         self, zone: str, stream: str, positions: Sequence[Position]

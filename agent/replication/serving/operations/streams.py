@@ -50,7 +50,7 @@ async def get_bounds(context: Context, caller: Caller, request: GetBounds) -> Ou
                 stream=entry.name,
                 first_offset=first,
                 end_offset=end,
-                life=context.store.log(entry.name).at(end).hex(),
+                end_life=context.store.log(entry.name).at(end).hex(),
                 resolved=resolved,
             )
             return Reply(answer, [])
@@ -83,7 +83,9 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
     found = await context.in_thread(caller.zone, context.store.batch_ends, stream, origin, targets)
     ends = [(one.last_sequence, one.digest.hex()) for one in found if one.last_sequence <= request.last_sequence]
     end = context.store.log(stream).end
-    named = DigestsAnswer(**context.store_name, stream=stream, end_offset=end.offset, life=end.life.hex(), ends=ends)
+    named = DigestsAnswer(
+        **context.store_name, stream=stream, end_offset=end.offset, end_life=end.life.hex(), ends=ends
+    )
     return Reply(named, [])
 
 
@@ -101,5 +103,5 @@ def _ranges(context: Context, stream: str, after_origin: str) -> DigestsAnswer:
     end = context.store.log(stream).end
     life, end_offset = end.life.hex(), end.offset
     return DigestsAnswer(
-        **context.store_name, stream=stream, end_offset=end_offset, life=life, ranges=ranges, more=more
+        **context.store_name, stream=stream, end_offset=end_offset, end_life=life, ranges=ranges, more=more
     )
